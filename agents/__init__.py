@@ -1,0 +1,1 @@
+"""The logging agents: PoWER, epsilon-greedy Monte-Carlo control, softmax-linear."""

@@ -1,0 +1,1 @@
+"""Gymnasium wrappers that record trajectories with the probabilities of their actions."""
