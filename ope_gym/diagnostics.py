@@ -1,0 +1,191 @@
+"""How far an estimate can be trusted: effective sample size, weight shares, and a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ope_gym.weights import FloatArray, IntArray
+
+GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
+_CALIBRATION = 4.0  # |Z| beyond which a policy's recorded propensities are called wrong
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostics:
+    """What the weights of an estimate look like; T is the longest episode, K the behaviours.
+
+    Args:
+        ess: smallest effective sample size over the steps.
+        ess_step: the step at which it is reached.
+        ess_curve: (T,) effective sample size at each step.
+        behaviour_shares: (K,) share of the last weights that each behaviour holds.
+        behaviour_ess: (K,) effective sample size of the last weights inside each behaviour.
+        max_share: largest share of one trajectory in the weights of any step.
+        mean_weight: mean of the last weights; 1 in expectation for plain weights.
+        pareto_k: tail index of the last weights; shown, but never the judge.
+        capped_share: share of the steps whose weight met the cap.
+        support_violations: visited steps at which the target may act as no usable behaviour could;
+            None if unknown.
+        calibration: (P,) Z score of each recorded policy's propensities, NaN where it cannot be
+            computed; None if unknown.
+    """
+
+    ess: float
+    ess_step: int
+    ess_curve: FloatArray
+    behaviour_shares: FloatArray
+    behaviour_ess: FloatArray
+    max_share: float
+    mean_weight: float
+    pareto_k: float
+    capped_share: float
+    support_violations: int | None = None
+    calibration: FloatArray | None = None
+
+    @property
+    def uncovered(self) -> float:
+        """1 - mean weight: the target's mass that the data do not reach, if clearly above 0."""
+        return 1.0 - self.mean_weight
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to trust an estimate.
+
+    Args:
+        colour: "green", "amber" or "red".
+        reasons: why, in words.
+        advice: what would help, in words; empty if nothing is needed.
+    """
+
+    colour: str
+    reasons: tuple[str, ...]
+    advice: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.colour}: " + "; ".join(self.reasons + self.advice)
+
+
+def weight_diagnostics(
+    sums: FloatArray,
+    ess_curve: FloatArray,
+    log_last: FloatArray,
+    behaviour_ids: IntArray,
+    behaviours: int,
+    capped_share: float,
+    support_violations: int | None,
+    calibration: FloatArray | None,
+) -> Diagnostics:
+    """Diagnostics from the sums of `ope_gym.estimators.Moments`."""
+    step = int(np.argmin(ess_curve))
+    top = log_last.max()
+    last = np.exp(log_last - (top if np.isfinite(top) else 0.0))
+    total = np.bincount(behaviour_ids, last, minlength=behaviours)
+    square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
+    weight = sums[0]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return Diagnostics(
+            ess=float(ess_curve[step]),
+            ess_step=step,
+            ess_curve=ess_curve,
+            behaviour_shares=total / total.sum() if total.sum() > 0 else total,
+            behaviour_ess=np.divide(total**2, square, out=np.zeros(behaviours), where=square > 0),
+            max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
+            mean_weight=float(np.exp(log_last).mean()),
+            pareto_k=pareto_k(last),
+            capped_share=capped_share,
+            support_violations=support_violations,
+            calibration=calibration,
+        )
+
+
+def pareto_k(weights: FloatArray) -> float:
+    """Shape of a generalised Pareto fit (Zhang and Stephens) to the largest weights; NaN if few.
+
+    The tail is the largest min(n / 5, 3 sqrt n) weights, as in Pareto-smoothed importance sampling.
+    """
+    n = weights.size
+    size = int(min(n / 5, 3 * np.sqrt(n)))
+    if size < 5:
+        return np.nan
+    ordered = np.sort(weights)
+    tail = ordered[-size:] - ordered[-size - 1]
+    if tail[0] <= 0 or tail[-1] <= tail[0]:
+        return np.nan
+    grid = 30 + int(np.sqrt(size))
+    quartile = tail[int(size / 4 + 0.5) - 1]
+    theta = 1 / tail[-1] + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quartile)
+    k = np.log1p(-theta[:, None] * tail).mean(axis=1)
+    profile = size * (np.log(-theta / k) - k - 1)
+    share = np.exp(profile - profile.max())
+    best = np.sum(theta * share) / share.sum()
+    return float((np.log1p(-best * tail).sum() + 5.0) / (size + 10.0))  # weak prior at k = 1/2
+
+
+def judge(
+    diagnostics: Diagnostics,
+    value: float,
+    error: float,
+    trajectories: int,
+    behaviour_counts: IntArray,
+    names: Sequence[str],
+    *,
+    notes: Sequence[str] = (),
+) -> Verdict:
+    """The verdict: green for ESS >= 40 and no share above 5 %, red below ESS 10.
+
+    Args:
+        diagnostics: of the estimate.
+        value: the estimate; NaN if the weights do not support one.
+        error: its standard error; NaN if undefined.
+        trajectories: n.
+        behaviour_counts: (K,) n_k.
+        names: (K,) names of the behaviours.
+        notes: further reasons that make the result red.
+    """
+    d = diagnostics
+    red: list[str] = list(notes)
+    amber: list[str] = []
+    if np.isnan(value):
+        step = int(np.argmin(d.ess_curve))
+        red.append(f"no recorded episode supports the target from step {step} on: all weights are 0")
+    elif np.isinf(value):
+        red.append("the weights overflow: take a normalised or capped estimator")
+    elif d.ess == 0:
+        red.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
+    elif d.ess < AMBER_ESS:
+        red.append(f"effective sample size {d.ess:.1f} at step {d.ess_step} is below {AMBER_ESS:g}")
+    elif d.ess < GREEN_ESS:
+        amber.append(f"effective sample size {d.ess:.0f} at step {d.ess_step}, below {GREEN_ESS:g}")
+    if trajectories == 1:
+        red.append("one trajectory only: its error cannot be known")
+    elif np.isnan(error) and np.isfinite(value):
+        red.append("one trajectory per behaviour: their spread cannot be known")
+    if d.max_share > GREEN_SHARE and trajectories > 1 and not red:
+        amber.append(f"one episode holds {d.max_share:.0%} of the weight")
+    if d.support_violations:
+        amber.append(
+            f"at {d.support_violations} visited steps the target may act as the data never could"
+        )
+    if d.calibration is not None:
+        for policy in np.flatnonzero(np.abs(np.nan_to_num(d.calibration)) > _CALIBRATION):
+            z = d.calibration[policy]
+            red.append(f"the propensities of policy {policy} look wrongly recorded (Z = {z:.1f})")
+    colour = "red" if red else "amber" if amber else "green"
+    reasons = tuple(red + amber) or (f"effective sample size {d.ess:.0f}",)
+    advice = () if d.ess >= GREEN_ESS else (_advice(d, behaviour_counts, names),)
+    return Verdict(colour, reasons, advice)
+
+
+def _advice(d: Diagnostics, counts: IntArray, names: Sequence[str]) -> str:
+    """Which episodes to collect to reach a green effective sample size."""
+    rate = d.behaviour_ess / np.maximum(counts, 1) * np.minimum(d.behaviour_shares, 1)
+    best = int(np.argmax(rate)) if rate.size else -1
+    missing = GREEN_ESS - d.ess
+    gain = float(d.behaviour_ess[best] / counts[best]) if best >= 0 and counts[best] else 0.0
+    if counts.sum() < 2 or gain < 0.05:
+        return f"collect about {int(np.ceil(missing))} episodes of the target itself"
+    return f"collect about {int(np.ceil(missing / gain))} more episodes of {names[best]}"

@@ -1,0 +1,375 @@
+"""The two doors: evaluate a policy from trajectories, or from arrays of log-probabilities."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ope_gym import intervals
+from ope_gym.diagnostics import judge, weight_diagnostics
+from ope_gym.estimators import ESTIMATORS, Composition, moments, standard_error
+from ope_gym.results import Estimate, Evaluation, Sample
+from ope_gym.validation import (
+    Options,
+    check_column,
+    check_executed,
+    check_finite,
+    check_log_probs,
+    check_offsets,
+    check_options,
+    place,
+)
+from ope_gym.weights import FloatArray, IntArray, log_weights
+
+if TYPE_CHECKING:
+    from ope_gym.buffer import TrajectoryBuffer
+    from ope_gym.policies import Policy
+    from ope_gym.trajectories import Trajectories
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """What every estimator needs beside its weights; support counts are by scheme."""
+
+    rewards: FloatArray
+    offsets: IntArray
+    behaviour_ids: IntArray
+    sample: Sample
+    support: dict[str, int]
+    calibration: FloatArray | None = None
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(
+    trajectories: Trajectories | TrajectoryBuffer,
+    target: Policy,
+    *,
+    estimators: str | Iterable[str] | None = None,
+    gamma: float = 1.0,
+    cap: float = 10.0,
+    interval: str = "ess-t",
+    level: float = 0.95,
+    rng: int | np.random.Generator | None = None,
+    resamples: int = 1000,
+    reward_range: tuple[float, float] | None = None,
+    horizon: int | None = None,
+    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+) -> Evaluation:
+    """The value of `target`, from trajectories that other policies recorded.
+
+    Args:
+        trajectories: recorded episodes with the policies that acted.
+        target: the policy to evaluate.
+        estimators: names from `ope_gym.ESTIMATORS`, or "EA" for one-step data; all by default.
+        gamma: discount within [0, 1].
+        cap: upper bound of the weights of capped estimators.
+        interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards).
+        level: confidence level of the intervals.
+        rng: seed or generator of the bootstrap draws; a fixed seed by default, so that two
+            evaluations of the same trajectories share their draws.
+        resamples: bootstrap replicates.
+        reward_range: lowest and highest possible reward; needed by "betting".
+        horizon: longest possible episode, for "betting"; by default the recorded time limit, else
+            the longest recorded episode.
+        reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
+            learned from other episodes), or a pair of arrays (S,): mean and variance.
+
+    Returns:
+        A mapping from estimator name to `Estimate`; print it for a table.
+    """
+    from ope_gym.likelihood import (
+        behaviours_of,
+        check_propensities,
+        policy_log_probs,
+    )
+    from ope_gym.reward_model import cross_fitted_log_weights
+
+    data = trajectories.view()
+    offsets = check_offsets(data.offsets, data.n_steps)
+    behaviours = behaviours_of(data)
+    if estimators is None:
+        estimators = _default_estimators(data, target, behaviours.available)
+    options = check_options(
+        estimators, gamma, cap, interval, level, rng, resamples, reward_range,
+        data.horizon if horizon is None else horizon,
+    )  # fmt: skip
+    density = data.discrete is False
+    steps = data.n_steps
+    target_log_probs = policy_log_probs(target, "target", data)
+    check_log_probs(target_log_probs, "target_log_probs", offsets, density)
+    schemes = _schemes(options)
+    model = _check_reward_model(reward_model, steps, offsets)
+
+    log_w = {}
+    if "optimal" in schemes and model == "cross-fit" and not density:
+        log_w["optimal"] = cross_fitted_log_weights(data, target_log_probs)
+        schemes = [scheme for scheme in schemes if scheme != "optimal"]
+    rows = behaviours.rows(data, only_own=schemes in ([], ["basic"]))
+    if schemes:
+        log_w |= log_weights(
+            target_log_probs, rows, behaviours.ids, offsets, schemes,
+            counts=behaviours.counts, density=density,
+            reward_model=model if isinstance(model, tuple) else None,
+        )  # fmt: skip
+    report = check_propensities(data, target, behaviours)
+    sample = Sample(
+        len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, gamma,
+        "held-out" if data.held_out.all() else "not held out",
+        _fingerprint(data.rewards, offsets, behaviours.ids),
+    )  # fmt: skip
+    notes = (rows.mismatch,) if rows.mismatch else ()
+    bundle = _Data(
+        data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes
+    )
+    estimates = _estimate(log_w, bundle, options)
+    if "EA" in options.estimators:
+        from ope_gym.empirical import empirical_average
+
+        estimates["EA"] = empirical_average(data, target, sample, behaviours.ids, options)
+    return Evaluation({name: estimates[name] for name in options.estimators})
+
+
+def evaluate_log_probs(
+    target_log_probs: ArrayLike,
+    behaviour_log_probs: ArrayLike,
+    behaviour_ids: ArrayLike,
+    rewards: ArrayLike,
+    offsets: ArrayLike,
+    *,
+    estimators: str | Iterable[str] | None = None,
+    gamma: float = 1.0,
+    cap: float = 10.0,
+    interval: str = "ess-t",
+    level: float = 0.95,
+    rng: int | np.random.Generator | None = None,
+    resamples: int = 1000,
+    reward_range: tuple[float, float] | None = None,
+    horizon: int | None = None,
+    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    density: bool = False,
+) -> Evaluation:
+    """The value of a target policy, from arrays; S steps, n trajectories, K behaviours.
+
+    Args:
+        target_log_probs: (S,) log-probability of each taken action under the target.
+        behaviour_log_probs: (K, S) the same under each behaviour. Where the policy changed during
+            an episode, row k holds the sequence of policies that behaviour k would have followed.
+        behaviour_ids: (n,) which behaviour each trajectory came from.
+        rewards: (S,).
+        offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
+        estimators: as in `evaluate`, but for EA, which needs all action probabilities.
+        gamma: as in `evaluate`, and so are the other options.
+        cap: upper bound of the weights of capped estimators.
+        interval: "ess-t", "percentile", "bca" or "betting".
+        level: confidence level.
+        rng: seed or generator of the bootstrap draws.
+        resamples: bootstrap replicates.
+        reward_range: lowest and highest possible reward, for "betting".
+        horizon: longest possible episode, for "betting"; by default the longest recorded one.
+        reward_model: "deterministic", or mean (S,) and variance (S,) of the rewards, for OUIS.
+        density: the numbers are log densities of continuous actions.
+
+    Returns:
+        A mapping from estimator name to `Estimate`; print it for a table.
+
+    >>> half = np.log(0.5)
+    >>> evaluation = evaluate_log_probs(
+    ...     [half, half, half], [[half, half, half]], [0, 0], [1.0, 1.0, 4.0], [0, 2, 3]
+    ... )
+    >>> evaluation["NFIS"].value
+    3.0
+    """
+    rewards = check_column(rewards, "rewards")
+    steps = rewards.size
+    offsets = check_offsets(offsets, steps)
+    check_finite(rewards, "rewards", offsets)
+    target = check_column(target_log_probs, "target_log_probs", steps)
+    check_log_probs(target, "target_log_probs", offsets, density)
+    rows = np.asarray(behaviour_log_probs)
+    if rows.dtype != np.float64:
+        rows = rows.astype(np.float64)
+    if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
+        raise ValueError(
+            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}): one row a behaviour"
+        )
+    ids = _check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    options = check_options(
+        ESTIMATORS if estimators is None else estimators,
+        gamma, cap, interval, level, rng, resamples, reward_range, horizon,
+    )  # fmt: skip
+    if "EA" in options.estimators:
+        raise ValueError(
+            "estimators has 'EA', which needs the target's probability of every action: "
+            "use evaluate(trajectories, target)"
+        )
+    model = _check_reward_model(reward_model, steps, offsets)
+    if model == "cross-fit":
+        raise ValueError(
+            "reward_model='cross-fit' needs observations and actions: use evaluate(trajectories, "
+            "target), or pass the mean (S,) and the variance (S,)"
+        )
+    own = rows[np.repeat(ids, np.diff(offsets)), np.arange(steps)]
+    check_log_probs(own, "behaviour_log_probs", offsets, density)
+    check_executed(own, offsets, "behaviour_log_probs")
+    log_w = log_weights(
+        target, rows, ids, offsets, _schemes(options), density=density,
+        reward_model=model if isinstance(model, tuple) else None,
+    )  # fmt: skip
+    names = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
+    counts = np.bincount(ids, minlength=rows.shape[0])
+    sample = Sample(
+        offsets.size - 1, steps, ids, names, counts, gamma, "unstated",
+        _fingerprint(rewards, offsets, ids),
+    )  # fmt: skip
+    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options)
+    return Evaluation({name: estimates[name] for name in options.estimators})
+
+
+def _estimate(log_w: dict[str, FloatArray], data: _Data, options: Options) -> dict[str, Estimate]:
+    """Every estimator of the table that was asked for."""
+    resamples = intervals.Resamples(data.sample.strata, options.resamples, options.seed)
+    return {
+        name: _estimate_one(name, ESTIMATORS[name], log_w, data, options, resamples)
+        for name in options.estimators
+        if name in ESTIMATORS
+    }
+
+
+def _estimate_one(
+    name: str,
+    composition: Composition,
+    log_w: dict[str, FloatArray],
+    data: _Data,
+    options: Options,
+    resamples: intervals.Resamples,
+) -> Estimate:
+    weights = log_w[composition.scheme]
+    cap = options.cap if composition.capped else None
+    result = moments(
+        weights, data.rewards, data.offsets, options.gamma,
+        cap=cap, normalised=composition.normalised,
+    )  # fmt: skip
+    sample = data.sample
+    diagnostics = weight_diagnostics(
+        result.sums, result.ess, result.log_last, data.behaviour_ids, sample.counts.size,
+        result.capped_share, data.support.get(composition.scheme), data.calibration,
+    )  # fmt: skip
+    error = standard_error(result.influence, sample.strata)
+    replicates = None
+    notes = list(data.notes)
+    if options.interval == "betting":
+        interval = _betting(weights, cap, data, options)
+        if np.isnan(interval.low):
+            notes.append("no value agrees with the data: reward_range or a propensity is wrong")
+    elif options.interval == "ess-t" or not np.isfinite(error):
+        interval = intervals.ess_t(result.value, error, diagnostics.ess, options.level)
+    else:
+        if composition.normalised:
+            replicates = intervals.bootstrap_normalised(
+                weights, cap, data.rewards, data.offsets, options.gamma, result.peak, resamples
+            )
+        else:
+            replicates = intervals.bootstrap_plain(result.influence, resamples)
+        lost = int(np.count_nonzero(~np.isfinite(replicates)))
+        if lost:
+            notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
+        interval = (
+            intervals.bca(replicates, result.value, result.influence, sample.strata, options.level)
+            if options.interval == "bca"
+            else intervals.percentile(replicates, options.level)
+        )
+    verdict = judge(
+        diagnostics, result.value, error, sample.trajectories, sample.counts, sample.behaviours,
+        notes=notes,
+    )  # fmt: skip
+    return Estimate(
+        name, result.value, error, interval, diagnostics, verdict, result.influence, sample,
+        replicates, options.seed if replicates is not None else None,
+    )  # fmt: skip
+
+
+def _betting(
+    log_w: FloatArray, cap: float | None, data: _Data, options: Options
+) -> intervals.Interval:
+    assert options.reward_range is not None
+    low, high = options.reward_range
+    outside = np.flatnonzero((data.rewards < low) | (data.rewards > high))
+    if outside.size:
+        episode, step = place(int(outside[0]), data.offsets)
+        raise ValueError(
+            f"reward_range is {options.reward_range}, but the reward is "
+            f"{data.rewards[outside[0]]} at episode {episode}, step {step}: widen it"
+        )
+    longest = int(np.diff(data.offsets).max())
+    horizon = longest if options.horizon is None else options.horizon
+    if longest > horizon:
+        raise ValueError(f"horizon is {horizon}, but an episode of {longest} steps was recorded")
+    return intervals.betting(
+        log_w, cap, data.rewards, data.offsets, options.gamma, horizon, options.reward_range,
+        options.level,
+    )  # fmt: skip
+
+
+def _default_estimators(data: Trajectories, target: Policy, available: bool) -> list[str]:
+    """All that the data allow: without the policies only the basic weights can be had."""
+    names = [name for name, c in ESTIMATORS.items() if available or c.scheme == "basic"]
+    if data.lengths.max() == 1 and hasattr(target, "probs"):
+        names.append("EA")
+    return names
+
+
+def _schemes(options: Options) -> list[str]:
+    wanted = {ESTIMATORS[name].scheme for name in options.estimators if name in ESTIMATORS}
+    return sorted(wanted)
+
+
+def _check_reward_model(
+    model: str | tuple[ArrayLike, ArrayLike], steps: int, offsets: IntArray
+) -> str | tuple[FloatArray, FloatArray]:
+    if isinstance(model, str) and model in ("deterministic", "cross-fit"):
+        return model
+    if isinstance(model, str) or len(model) != 2:
+        raise ValueError(
+            f"reward_model is {model!r}; give 'deterministic', 'cross-fit' or (mean, variance)"
+        )
+    mean = check_column(model[0], "reward_model mean", steps)
+    variance = check_column(model[1], "reward_model variance", steps)
+    check_finite(mean, "reward_model mean", offsets)
+    check_finite(variance, "reward_model variance", offsets)
+    negative = np.flatnonzero(variance < 0)
+    if negative.size:
+        episode, step = place(int(negative[0]), offsets)
+        raise ValueError(
+            f"reward_model variance is {variance[negative[0]]} at episode {episode}, step {step}: "
+            "a variance is not negative"
+        )
+    return mean, variance
+
+
+def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
+    ids = np.asarray(behaviour_ids)
+    if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"behaviour_ids has shape {ids.shape} and type {ids.dtype}; expected ({n},) integers, "
+            "one an episode"
+        )
+    outside = np.flatnonzero((ids < 0) | (ids >= behaviours))
+    if outside.size:
+        episode = int(outside[0])
+        raise ValueError(
+            f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
+            f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
+        )
+    return ids.astype(np.int64)
+
+
+def _fingerprint(rewards: FloatArray, offsets: IntArray, ids: IntArray) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (offsets, ids, np.add.reduceat(rewards, offsets[:-1])):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

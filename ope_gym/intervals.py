@@ -1,0 +1,245 @@
+"""Confidence intervals: ess-t, stratified bootstrap (percentile, BCa), betting for bounded rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ope_gym.estimators import centre, join_single
+from ope_gym.weights import FloatArray, IntArray
+
+METHODS = ("ess-t", "percentile", "bca", "betting")
+_REPLICATES = 128  # bootstrap replicates handled at once
+_COLUMNS = 1 << 22  # elements of a dense block of (trajectories, steps)
+_KEEP = 1 << 24  # elements of draws that are kept for the next pass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval; undefined ends are NaN.
+
+    Args:
+        low: lower end.
+        high: upper end.
+        level: nominal coverage.
+        method: how it was made, one of `METHODS`.
+    """
+
+    low: float
+    high: float
+    level: float
+    method: str
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
+    """J ± t_{ESS-1} SE sqrt(ESS / (ESS - 1)): the degrees of freedom are those the weights leave."""
+    if not (np.isfinite(value) and np.isfinite(error) and ess > 1.0 + 1e-9):
+        return Interval(np.nan, np.nan, level, "ess-t")
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(ess - 1.0, 0.5 + level / 2)) * error * np.sqrt(ess / (ess - 1.0))
+    return Interval(value - half, value + half, level, "ess-t")
+
+
+class Resamples:
+    """Bootstrap draws: trajectories with replacement inside each stratum, the same on every pass.
+
+    Iterating gives counts (r, n), a block of replicates at a time: how often each trajectory is
+    drawn. Equal data and seed give equal draws, so that two estimators, or two targets, share them.
+
+    Args:
+        strata: (n,) stratum of each trajectory.
+        replicates: how many.
+        seed: of the draws.
+    """
+
+    def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:
+        self.strata = join_single(strata)
+        self.replicates = replicates
+        self.seed = seed
+        self._kept: list[FloatArray] | None = None
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        if self._kept is not None:
+            yield from self._kept
+        elif self.replicates * self.strata.size <= _KEEP:
+            self._kept = list(self._draw())
+            yield from self._kept
+        else:
+            yield from self._draw()
+
+    def _draw(self) -> Iterator[FloatArray]:
+        rng = np.random.default_rng(self.seed)
+        n = self.strata.size
+        order = np.argsort(self.strata, kind="stable")
+        sizes = np.bincount(self.strata)
+        begin = np.repeat(np.cumsum(sizes) - sizes, sizes)  # (n,) where a slot's stratum begins
+        size = np.repeat(sizes, sizes)
+        for done in range(0, self.replicates, _REPLICATES):
+            rows = min(_REPLICATES, self.replicates - done)
+            drawn = order[begin + (rng.random((rows, n)) * size).astype(np.int64)]
+            drawn += np.arange(rows)[:, None] * n
+            counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
+            yield counts.astype(np.float64)
+
+
+def bootstrap_plain(influence: FloatArray, resamples: Resamples) -> FloatArray:
+    """Replicates (R,) of the mean of psi: counts @ psi / n."""
+    return np.concatenate([counts @ influence for counts in resamples]) / influence.size
+
+
+def bootstrap_normalised(
+    log_w: FloatArray,
+    cap: float | None,
+    rewards: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    peak: FloatArray,
+    resamples: Resamples,
+) -> FloatArray:
+    """Replicates (R,) of the whole normalised estimator, its denominators drawn anew as well.
+
+    Per block of steps: (counts @ w r) / (counts @ w), two matrix products. A replicate in which
+    some step has no weight at all is NaN.
+    """
+    from ope_gym import kernels
+
+    n, horizon = offsets.size - 1, peak.size
+    width = max(1, min(horizon, _COLUMNS // n))
+    log_cap = np.inf if cap is None else float(np.log(cap))
+    discount = gamma ** np.arange(horizon)
+    result = np.zeros(resamples.replicates)
+    for t0 in range(0, horizon, width):
+        dense = np.empty((2, n, min(width, horizon - t0)))
+        kernels.dense_columns(log_w, log_cap, rewards, offsets, peak, t0, dense)
+        begin = 0
+        for counts in resamples:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                mean = (counts @ dense[1]) / (counts @ dense[0])
+            stop = begin + counts.shape[0]
+            result[begin:stop] += mean @ discount[t0 : t0 + mean.shape[1]]
+            begin = stop
+    return result
+
+
+def percentile(replicates: FloatArray, level: float) -> Interval:
+    """The middle `level` of the replicates."""
+    finite = replicates[np.isfinite(replicates)]
+    if finite.size < 2:
+        return Interval(np.nan, np.nan, level, "percentile")
+    low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2])
+    return Interval(float(low), float(high), level, "percentile")
+
+
+def bca(
+    replicates: FloatArray, value: float, influence: FloatArray, strata: IntArray, level: float
+) -> Interval:
+    """Bias-corrected and accelerated percentiles.
+
+    z0 from the share of replicates below the estimate, the acceleration from the influence values:
+    a = sum u^3 / (6 (sum u^2)^1.5), u centred inside strata.
+    """
+    from scipy.special import ndtr, ndtri
+
+    finite = replicates[np.isfinite(replicates)]
+    if finite.size < 2 or not np.isfinite(value) or np.ptp(finite) == 0:
+        return Interval(*_ends(percentile(replicates, level)), level, "bca")
+    below = np.mean(finite < value) + np.mean(finite == value) / 2
+    bias = ndtri(np.clip(below, 0.5 / finite.size, 1 - 0.5 / finite.size))
+    u = centre(influence, join_single(strata))
+    acceleration = np.sum(u**3) / (6 * np.sum(u**2) ** 1.5)
+    z = ndtri(np.array([0.5 - level / 2, 0.5 + level / 2]))
+    corrected = ndtr(bias + (bias + z) / (1 - acceleration * (bias + z)))
+    low, high = np.quantile(finite, corrected)
+    return Interval(float(low), float(high), level, "bca")
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    return interval.low, interval.high
+
+
+def betting_lower(x: FloatArray, alpha: float) -> float:
+    """A lower confidence bound, at level 1 - alpha for every n, on the mean of values x >= 0.
+
+    If the mean were m, prod_i (1 + s (x_i / m - 1)) for a fixed bet s in [0, 1] would have expected
+    value at most 1: it is 1 for independent values of mean m, and by Jensen at most 1 when the
+    values come from strata whose means only average to m (fused weights). The average over a grid
+    of bets keeps this, so by Markov it exceeds 1 / alpha with probability at most alpha; it falls
+    in m, and the bound is where it crosses 1 / alpha. No order of the data and no randomness enter.
+    """
+    total = float(x.mean())
+    if total <= 0.0 or not np.isfinite(total):
+        return 0.0
+    bets = np.sin(np.linspace(0.0, np.pi / 2, 66)[1:-1]) ** 2  # arcsine grid: the universal bet
+    threshold = np.log(1.0 / alpha) + np.log(bets.size)
+
+    def wealth(mean: float) -> float:
+        logs = np.zeros(bets.size)
+        for begin in range(0, x.size, 1 << 14):
+            ratio = x[begin : begin + (1 << 14)] / mean - 1.0
+            logs += np.log1p(np.outer(bets, ratio)).sum(axis=1)
+        top = logs.max()
+        return float(top + np.log(np.sum(np.exp(logs - top))))
+
+    return _crossing(wealth, threshold, total)
+
+
+def _crossing(falling: Callable[[float], float], threshold: float, high: float) -> float:
+    """Largest m (from below) in (0, high] with falling(m) >= threshold; 0 if there is none."""
+    low = high
+    for _ in range(200):
+        low /= 2
+        if falling(low) >= threshold:
+            break
+        high = low
+    else:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) >= threshold else (low, middle)
+    return low
+
+
+def betting(
+    log_w: FloatArray,
+    cap: float | None,
+    rewards: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    horizon: int,
+    reward_range: tuple[float, float],
+    level: float,
+) -> Interval:
+    """Finite-sample interval for rewards within reward_range and episodes of at most `horizon`.
+
+    Low end: a lower bound on E[sum_t gamma^t w (r - r_min)] plus sum_t gamma^t r_min. High end: sum_t
+    gamma^t r_max minus a lower bound on E[sum_t gamma^t w (r_max - r)]. Both sums run to the
+    horizon; after its end an episode pays 0 with its last weight. A cap only lowers such sums, so
+    both ends stay valid. NaN if they cross: such data cannot have come from these propensities.
+    """
+    r_min, r_max = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # 0 is paid after the end
+    lengths = np.diff(offsets)
+    log_cap = np.inf if cap is None else float(np.log(cap))
+    with np.errstate(over="ignore"):
+        weights = np.exp(np.minimum(log_w, log_cap))
+    steps = np.arange(log_w.size) - np.repeat(offsets[:-1], lengths)
+    discount = gamma ** np.arange(horizon + 1)
+    annuity = np.concatenate([[0.0], np.cumsum(discount[:horizon])])  # sum of gamma^t for t < m
+    after = weights[offsets[1:] - 1] * (annuity[horizon] - annuity[lengths])
+    bounds = []
+    for gain, idle in ((rewards - r_min, -r_min), (r_max - rewards, r_max)):
+        paid = np.add.reduceat(weights * gain * discount[steps], offsets[:-1])
+        with np.errstate(invalid="ignore"):
+            x = paid + (after * idle if idle else 0.0)
+        x = np.where(np.isfinite(x), x, np.finfo(np.float64).max / x.size)
+        bounds.append(betting_lower(x, (1 - level) / 2))
+    low = annuity[horizon] * r_min + bounds[0]
+    high = annuity[horizon] * r_max - bounds[1]
+    if low > high:  # no mean is left: the data contradict the propensities or the range
+        low = high = np.nan
+    return Interval(float(low), float(high), level, "betting")

@@ -1,0 +1,376 @@
+"""Compiled single passes over (behaviours, steps): prefix mixtures, column sums, influence values.
+
+Everything here works on logs and on plain arrays that were validated at the edge. The kernels are
+compiled by numba on first use and cached on disk; they release the GIL, allocate only tiles, and
+give the same bits however the trajectories are cut into calls.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+_CONTRACT = {"contract"}  # fused multiply-add; no reordering, which would break the range reduction
+_ADD = {"contract", "reassoc"}  # sums may be vectorised
+
+_TILE = 512  # steps of a row handled at once: a tile of four rows stays in the first-level cache
+_OVERFLOW = 1e280
+_NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
+
+_LOG2_E = 1.4426950408889634
+_LN_2 = 0.6931471805599453
+_ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
+# Chebyshev interpolant of exp on [-ln 2 / 2, ln 2 / 2], degree 10, within 3e-16
+_C = (
+    np.polynomial.chebyshev.Chebyshev.interpolate(np.exp, 10, domain=[-_LN_2 / 2, _LN_2 / 2])
+    .convert(kind=np.polynomial.Polynomial)
+    .coef
+)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10 = (float(c) for c in _C)
+
+
+@intrinsic
+def _bits(context: Any, x: Any) -> Any:
+    """The 64 bits of a float as an integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def _float(context: Any, x: Any) -> Any:
+    """The float with these 64 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+@njit(forceinline=True, fastmath=_CONTRACT)  # inlined with these flags, not the caller's
+def _exp(x: float) -> float:
+    """exp(x) as plain arithmetic that vectorises; x is held within [-708, 700].
+
+    exp(x) = 2**k exp(r), r = x - k ln 2. The error grows like 2e-17 |x| relative, that is, it is
+    below one unit in the last place of any sum whose largest term has x near 0.
+    """
+    y = min(max(x, -708.0), 700.0)
+    shifted = y * _LOG2_E + _ROUND
+    r = y - (shifted - _ROUND) * _LN_2
+    high = _C6 + r * (_C7 + r * (_C8 + r * (_C9 + r * _C10)))
+    p = _C0 + r * (_C1 + r * (_C2 + r * (_C3 + r * (_C4 + r * (_C5 + r * high)))))
+    return _float(_bits(p) + (_bits(shifted) << 52))
+
+
+@njit(fastmath=_CONTRACT, **_OPTIONS)
+def _sweep(
+    log_probs: Any,
+    j0: int,
+    width: int,
+    first: Any,
+    limit: float,
+    log_rho: Any,
+    carry: Any,
+    pivot: Any,
+    total: Any,
+) -> bool:
+    """total_j += sum_k exp(log rho_k + log P_k,j - pivot_j) over one tile; False if input is bad.
+
+    Four behaviours at a time, so that four running sums overlap in the processor.
+    """
+    behaviours = log_probs.shape[0]
+    rows = np.empty((4, _TILE))
+    good = True
+    for k in range(0, behaviours - 3, 4):
+        a, b, c, d = carry[k], carry[k + 1], carry[k + 2], carry[k + 3]
+        for j in range(width):
+            x, y = log_probs[k, j0 + j], log_probs[k + 1, j0 + j]
+            z, u = log_probs[k + 2, j0 + j], log_probs[k + 3, j0 + j]
+            if first[j]:
+                a, b, c, d = log_rho[k], log_rho[k + 1], log_rho[k + 2], log_rho[k + 3]
+            a += x
+            b += y
+            c += z
+            d += u
+            rows[0, j], rows[1, j], rows[2, j], rows[3, j] = a, b, c, d
+            good &= (x <= limit) & (y <= limit) & (z <= limit) & (u <= limit)  # false for NaN too
+        carry[k], carry[k + 1], carry[k + 2], carry[k + 3] = a, b, c, d
+        for j in range(width):
+            total[j] += (_exp(rows[0, j] - pivot[j]) + _exp(rows[1, j] - pivot[j])) + (
+                _exp(rows[2, j] - pivot[j]) + _exp(rows[3, j] - pivot[j])
+            )
+    for k in range(behaviours - behaviours % 4, behaviours):
+        a = carry[k]
+        for j in range(width):
+            x = log_probs[k, j0 + j]
+            if first[j]:
+                a = log_rho[k]
+            a += x
+            rows[0, j] = a
+            good &= x <= limit
+        carry[k] = a
+        for j in range(width):
+            total[j] += _exp(rows[0, j] - pivot[j])
+    return good
+
+
+@njit(**_OPTIONS)
+def _largest(
+    log_probs: Any, j0: int, width: int, first: Any, log_rho: Any, carry: Any, pivot: Any
+) -> None:
+    """pivot_j = max_k log rho_k + log P_k,j over one tile."""
+    for k in range(log_probs.shape[0]):
+        a = carry[k]
+        for j in range(width):
+            if first[j]:
+                a = log_rho[k]
+            a += log_probs[k, j0 + j]
+            pivot[j] = a if k == 0 or a > pivot[j] else pivot[j]
+
+
+@njit(fastmath=_CONTRACT, **_OPTIONS)
+def _optimal(
+    log_probs: Any, start: int, own: Any, log_rho: Any, a: Any, mixture: Any, out: Any
+) -> None:
+    """out = log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory.
+
+    sum_k rho f(P_k) = mixture + sum_k rho a P_k^2 / (1 - a P_k): only prefixes that are still
+    likely differ from the fused weights. Where a P_k is exactly 1 the behaviours with such a
+    prefix share all the weight: the limit of the formula.
+    """
+    length = own.size
+    extra, certain, prefix = np.zeros(length), np.zeros(length), np.empty(length)
+    for k in range(log_probs.shape[0]):
+        rho = math.exp(log_rho[k])
+        running, stop = 0.0, 0
+        for j in range(length):
+            running += log_probs[k, start + j]
+            if running < _NEGLIGIBLE:
+                break
+            stop = j + 1
+            prefix[j] = running
+            if running > -0.1:  # 1 - a p would cancel: take expm1, and leave nothing to do below
+                prefix[j] = -np.inf
+                rest = (1.0 - a[j]) - a[j] * math.expm1(running)
+                if rest <= 0.0:
+                    certain[j] += rho
+                else:
+                    extra[j] += rho * a[j] * math.exp(2.0 * running) / rest
+        for j in range(stop):
+            p = _exp(prefix[j])
+            extra[j] += rho * a[j] * p * p / (1.0 - a[j] * p)
+    for j in range(length):
+        rest = (1.0 - a[j]) - a[j] * math.expm1(own[j])
+        if certain[j] > 0.0:
+            out[j] = -math.log(certain[j]) if rest <= 0.0 else -np.inf
+        elif extra[j] > 0.0:
+            out[j] = -math.log(rest) - math.log(math.exp(mixture[j]) + extra[j])
+        else:
+            out[j] = -mixture[j]
+
+
+@njit(**_OPTIONS)
+def prefixes(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    ids: Any,
+    offsets: Any,
+    log_rho: Any,
+    limit: float,
+    a: Any,
+    own: Any,
+    mixture: Any,
+    optimal: Any,
+) -> bool:
+    """Prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
+
+    Args:
+        log_probs: (K, columns) log-probability of the taken action under each behaviour.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        ids: (n,) own behaviour of each trajectory.
+        offsets: (n + 1,) steps of each trajectory.
+        log_rho: (K,) log share of the trajectories of each behaviour.
+        limit: largest log-probability allowed.
+        a: (S,) the reward parameter of the optimal scheme; empty if that is skipped.
+        own: (S,) written: log P_b(i),t.
+        mixture: (S,) written: log sum_k rho_k P_k,t.
+        optimal: (S,) written: log f(P_b)/P_b - log sum_k rho_k f(P_k); skipped if empty.
+
+    Returns:
+        False if an entry is NaN or above the limit.
+    """
+    behaviours = log_probs.shape[0]
+    carry, saved = np.zeros(behaviours), np.zeros(behaviours)
+    first = np.empty(_TILE, np.bool_)
+    pivot, total = np.empty(_TILE), np.empty(_TILE)
+    i, running, good = begin - 1, 0.0, True
+    for row in range(offsets[begin], offsets[end], _TILE):
+        width, column = min(_TILE, offsets[end] - row), row - shift
+        for j in range(width):
+            first[j] = offsets[i + 1] == row + j
+            if first[j]:
+                i += 1
+                running = 0.0
+            running += log_probs[ids[i], column + j]
+            own[row + j] = running
+            pivot[j] = running
+            total[j] = 0.0
+        saved[:] = carry
+        good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
+        if total[:width].max() > _OVERFLOW:  # the own prefix is no good scale: take the largest
+            carry[:] = saved
+            _largest(log_probs, column, width, first, log_rho, saved, pivot)
+            total[:] = 0.0
+            good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
+        for j in range(width):
+            mixture[row + j] = pivot[j] + math.log(total[j])
+    if optimal.size and good:
+        for i in range(begin, end):
+            rows = slice(offsets[i], offsets[i + 1])
+            column = offsets[i] - shift
+            _optimal(log_probs, column, own[rows], log_rho, a[rows], mixture[rows], optimal[rows])
+    return good
+
+
+@njit(**_OPTIONS)
+def cumulate(log_probs: Any, offsets: Any, out: Any) -> None:
+    """out = running sum of log_probs (steps,) inside each trajectory."""
+    for i in range(offsets.size - 1):
+        running = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            running += log_probs[j]
+            out[j] = running
+
+
+@njit(fastmath=_CONTRACT, **_OPTIONS)
+def column_sums(
+    log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, sums: Any
+) -> None:
+    """Sums over all n trajectories at each step; an ended one keeps its last weight and pays 0.
+
+    Args:
+        log_w: (S,) log weights; log_cap: upper bound put on them (inf: none).
+        rewards: (S,) rewards; offsets: (n + 1,).
+        peak: (T,) written: M_t, the largest log weight at t (-inf if all weights are zero).
+        sums: (3, T) written: sum w, sum w^2 and sum w r at t, with w scaled by exp(-M_t).
+    """
+    n, horizon = offsets.size - 1, peak.size
+    gone = np.full(horizon + 1, -np.inf)  # largest last weight of the trajectories ended by t
+    peak[:] = -np.inf
+    for i in range(n):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        for t in range(length):
+            peak[t] = max(peak[t], min(log_w[start + t], log_cap))
+        gone[length] = max(gone[length], min(log_w[start + length - 1], log_cap))
+    for t in range(1, horizon + 1):
+        gone[t] = max(gone[t], gone[t - 1])
+    for t in range(horizon):
+        peak[t] = max(peak[t], gone[t])
+
+    sums[:] = 0.0
+    ended = np.zeros((2, horizon + 1))
+    scale = np.where(peak > -np.inf, peak, 0.0)
+    for i in range(n):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        for t in range(length):
+            v = min(log_w[start + t], log_cap) - scale[t]
+            w = _exp(v) if v > -708.0 else 0.0
+            sums[0, t] += w
+            sums[1, t] += w * w
+            sums[2, t] += w * rewards[start + t]
+        last = min(log_w[start + length - 1], log_cap)
+        if last > -np.inf:
+            w = math.exp(last - gone[length])
+            ended[0, length] += w
+            ended[1, length] += w * w
+    weight, square = 0.0, 0.0
+    for t in range(1, horizon):
+        if gone[t] == -np.inf:
+            continue
+        shrink = math.exp(gone[t - 1] - gone[t])
+        weight = weight * shrink + ended[0, t]
+        square = square * shrink * shrink + ended[1, t]
+        shrink = math.exp(gone[t] - scale[t])
+        sums[0, t] += weight * shrink
+        sums[1, t] += square * shrink * shrink
+
+
+@njit(fastmath=_ADD, **_OPTIONS)
+def plain_influence(
+    log_w: Any, log_cap: float, rewards: Any, offsets: Any, discount: Any, psi: Any
+) -> None:
+    """psi_i = sum_t gamma^t w_i,t r_i,t for log weights of at most 700."""
+    for i in range(offsets.size - 1):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        total = 0.0
+        for t in range(length):
+            v = min(log_w[start + t], log_cap)
+            w = _exp(v) if v > -708.0 else 0.0
+            total += discount[t] * w * rewards[start + t]
+        psi[i] = total
+
+
+@njit(fastmath=_ADD, **_OPTIONS)
+def normalised_influence(
+    log_w: Any,
+    log_cap: float,
+    rewards: Any,
+    offsets: Any,
+    discount: Any,
+    peak: Any,
+    sums: Any,
+    psi: Any,
+) -> None:
+    """psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t), over all steps, R_t = sum w r / W_t.
+
+    After its end a trajectory pays 0 against R_t: the tail is a suffix sum shared by all.
+    """
+    n, horizon = offsets.size - 1, peak.size
+    factor = discount * n / sums[0]
+    mean = sums[2] / sums[0]
+    floor = np.empty(horizon + 1)  # smallest peak from t on: keeps the suffix sums in range
+    tail = np.zeros(horizon + 1)
+    floor[horizon] = np.inf
+    for t in range(horizon - 1, -1, -1):
+        floor[t] = min(floor[t + 1], peak[t])
+        tail[t] = tail[t + 1] * math.exp(floor[t] - floor[t + 1])
+        tail[t] += factor[t] * mean[t] * math.exp(floor[t] - peak[t])
+    for i in range(n):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        total = 0.0
+        for t in range(length):
+            v = min(log_w[start + t], log_cap) - peak[t]
+            w = _exp(v) if v > -708.0 else 0.0
+            total += factor[t] * w * (rewards[start + t] - mean[t])
+        if length < horizon:
+            last = min(log_w[start + length - 1], log_cap)
+            total -= math.exp(last - floor[length]) * tail[length]
+        psi[i] = total
+
+
+@njit(**_OPTIONS)
+def dense_columns(
+    log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, t0: int, out: Any
+) -> None:
+    """out[0] = w and out[1] = w r at steps t0, t0 + 1, ... for all trajectories, (2, n, width)."""
+    for i in range(offsets.size - 1):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        last = min(log_w[start + length - 1], log_cap)
+        for j in range(out.shape[2]):
+            t = t0 + j
+            if t < length:
+                out[0, i, j] = math.exp(min(log_w[start + t], log_cap) - peak[t])
+                out[1, i, j] = out[0, i, j] * rewards[start + t]
+            else:
+                out[0, i, j] = math.exp(last - peak[t])
+                out[1, i, j] = 0.0

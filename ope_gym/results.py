@@ -1,0 +1,268 @@
+"""Results: an `Estimate` knows its error, its diagnostics and its verdict; an `Evaluation` holds several."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ope_gym.diagnostics import Diagnostics, Verdict
+from ope_gym.estimators import standard_error
+from ope_gym.intervals import Interval, ess_t, percentile
+from ope_gym.weights import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The trajectories that estimates rest on.
+
+    Args:
+        trajectories: how many.
+        steps: how many in all.
+        strata: (n,) the groups inside which trajectories are alike.
+        behaviours: (K,) names of the behaviours.
+        counts: (K,) trajectories of each.
+        gamma: discount.
+        regime: "held-out", "not held out" or "unstated": what the learner saw of these trajectories.
+        fingerprint: equal for equal data, so that differences are only taken between such.
+    """
+
+    trajectories: int
+    steps: int
+    strata: IntArray = field(repr=False)
+    behaviours: tuple[str, ...] = field(repr=False)
+    counts: IntArray = field(repr=False)
+    gamma: float
+    regime: str
+    fingerprint: str = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A paired difference of two estimates on the same trajectories: minuend - subtrahend."""
+
+    minuend: str
+    subtrahend: str
+    value: float
+    standard_error: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        low, high, level = self.interval.low, self.interval.high, self.interval.level
+        return (
+            f"{self.minuend} - {self.subtrahend}: {self.value:.6g} ± {self.standard_error:.3g}, "
+            f"{level:.0%} [{low:.6g}, {high:.6g}]"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """The value of a policy by one estimator.
+
+    Args:
+        name: of the estimator.
+        value: the estimate; NaN if the data do not support one.
+        standard_error: from the influence values, inside strata; NaN if undefined.
+        interval: confidence interval, with `low`, `high` and `level`.
+        diagnostics: of the weights.
+        verdict: whether to trust it, and why.
+        influence: (n,) influence value of each trajectory.
+        replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
+        sample: the data it rests on.
+        seed: of the bootstrap draws.
+    """
+
+    name: str
+    value: float
+    standard_error: float
+    interval: Interval
+    diagnostics: Diagnostics = field(repr=False)
+    verdict: Verdict
+    influence: FloatArray = field(repr=False)
+    sample: Sample = field(repr=False)
+    replicates: FloatArray | None = field(default=None, repr=False)
+    seed: int | None = field(default=None, repr=False)
+
+    def difference(self, other: Estimate) -> Difference:
+        """Paired difference self - other: two targets or two estimators on the same trajectories.
+
+        Shared bootstrap draws are used where both have them, the influence values otherwise.
+        """
+        if self.sample.fingerprint != other.sample.fingerprint:
+            raise ValueError(
+                f"other ({other.name}) rests on other trajectories than {self.name}: a paired "
+                "difference needs both estimates from the same data; evaluate both targets on one set"
+            )
+        value = self.value - other.value
+        error = standard_error(self.influence - other.influence, self.sample.strata)
+        level = self.interval.level
+        if self.replicates is None or other.replicates is None or self.seed != other.seed:
+            ess = min(self.diagnostics.ess, other.diagnostics.ess)
+            interval = ess_t(value, error, ess, level)
+        else:
+            interval = percentile(self.replicates - other.replicates, level)
+        return Difference(self.name, other.name, value, error, interval)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists; undefined numbers are None."""
+        d = self.diagnostics
+        return {
+            "estimator": self.name,
+            "value": _number(self.value),
+            "standard_error": _number(self.standard_error),
+            "interval": {
+                "low": _number(self.interval.low),
+                "high": _number(self.interval.high),
+                "level": self.interval.level,
+                "method": self.interval.method,
+            },
+            "verdict": {
+                "colour": self.verdict.colour,
+                "reasons": list(self.verdict.reasons),
+                "advice": list(self.verdict.advice),
+            },
+            "diagnostics": {
+                "ess": _number(d.ess),
+                "ess_step": d.ess_step,
+                "ess_curve": _numbers(d.ess_curve),
+                "behaviour_shares": _numbers(d.behaviour_shares),
+                "behaviour_ess": _numbers(d.behaviour_ess),
+                "max_share": _number(d.max_share),
+                "mean_weight": _number(d.mean_weight),
+                "uncovered": _number(d.uncovered),
+                "pareto_k": _number(d.pareto_k),
+                "capped_share": _number(d.capped_share),
+                "support_violations": d.support_violations,
+                "calibration": None if d.calibration is None else _numbers(d.calibration),
+            },
+        }
+
+
+class Evaluation(Mapping[str, Estimate]):
+    """Estimates of one policy's value by several estimators; prints as a table."""
+
+    def __init__(self, estimates: Mapping[str, Estimate]) -> None:
+        self._estimates = dict(estimates)
+
+    def __getitem__(self, name: str) -> Estimate:
+        if name not in self._estimates:
+            raise KeyError(f"{name!r} was not evaluated; there are {', '.join(self._estimates)}")
+        return self._estimates[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._estimates)
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    @property
+    def sample(self) -> Sample:
+        """The trajectories the estimates rest on."""
+        return next(iter(self.values())).sample
+
+    def difference(self, other: Evaluation) -> dict[str, Difference]:
+        """Paired differences self - other, estimator by estimator: which of two targets is better."""
+        shared = [name for name in self if name in other._estimates]
+        if not shared:
+            raise ValueError(
+                f"other has none of the estimators {', '.join(self)}; it has {', '.join(other)}"
+            )
+        return {name: self[name].difference(other[name]) for name in shared}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists; undefined numbers are None."""
+        sample = self.sample
+        return {
+            "trajectories": sample.trajectories,
+            "steps": sample.steps,
+            "behaviours": dict(zip(sample.behaviours, sample.counts.tolist(), strict=True)),
+            "gamma": sample.gamma,
+            "regime": sample.regime,
+            "estimates": {name: estimate.to_dict() for name, estimate in self.items()},
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """`to_dict` as JSON text, also written to `path` if given."""
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row an estimator; needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "to_frame needs pandas: pip install pandas, or use to_dict"
+            ) from error
+        rows = [
+            {
+                "estimator": name,
+                "value": estimate.value,
+                "standard_error": estimate.standard_error,
+                "low": estimate.interval.low,
+                "high": estimate.interval.high,
+                "ess": estimate.diagnostics.ess,
+                "max_share": estimate.diagnostics.max_share,
+                "mean_weight": estimate.diagnostics.mean_weight,
+                "verdict": estimate.verdict.colour,
+            }
+            for name, estimate in self.items()
+        ]
+        return pandas.DataFrame(rows).set_index("estimator")
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={estimate.value:.6g}" for name, estimate in self.items())
+        return f"Evaluation({values})"
+
+    def __str__(self) -> str:
+        sample, first = self.sample, next(iter(self.values()))
+        head = (
+            f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
+            f"{np.count_nonzero(sample.counts)} behaviours, gamma {sample.gamma:g}; "
+            f"data: {sample.regime}"
+        )
+        interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
+        rows = [("estimator", "value", "std.err", interval, "ESS", "verdict")]
+        for name, e in self.items():
+            ends = f"[{_text(e.interval.low)}, {_text(e.interval.high)}]"
+            ess = f"{e.diagnostics.ess:.1f}"
+            rows.append(
+                (name, _text(e.value), _text(e.standard_error), ends, ess, e.verdict.colour)
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column in (0, 5) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "-" * max(len(line) for line in lines))
+        return "\n".join([head, *lines, *self._reasons()])
+
+    def _reasons(self) -> list[str]:
+        """Why results are not green, estimators with the same reasons on one line."""
+        grouped: dict[str, list[str]] = {}
+        for name, estimate in self.items():
+            if estimate.verdict.colour != "green":
+                grouped.setdefault(str(estimate.verdict), []).append(name)
+        return [f"{', '.join(names)}: {reason}" for reason, names in grouped.items()]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _numbers(values: FloatArray) -> list[float | None]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _text(value: float) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.5g}"

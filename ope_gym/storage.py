@@ -1,0 +1,623 @@
+r"""The file format: blocks of named arrays, one after the other.
+
+A file is `b"OPEGYM\x00\x01"` and blocks. A block is a header (little-endian: u32 magic, u32 length
+of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of the header so far),
+JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
+the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
+arrays, each at a multiple of 64. There is no pickle: opening a file runs nobody's code.
+
+A `spaces` block opens a section; `policy`, `changes` and `episodes` blocks count policies and
+schedules from the start of their section. So a second run may append to the file of a first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import spaces, trees
+from ope_gym.policies import Policy, UnavailablePolicy, policy_from_arrays, policy_to_arrays
+from ope_gym.spaces import NUMERIC_DTYPES, Space
+from ope_gym.trees import Tree
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+MAGIC = b"OPEGYM\x00\x01"
+ALIGNMENT = 64
+_BLOCK_MAGIC = 0x4B4C424F
+_HEADER = struct.Struct("<IIQII")
+# What JSON of the wrong shape raises in code that takes it apart.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class DamagedFileError(ValueError):
+    """A file that is not what ope_gym wrote; `offset` is the byte where the damage begins."""
+
+    def __init__(self, path: PathLike, offset: int, reason: str, remedy: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}")
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: its kind, the other JSON fields, the arrays (read-only), where it begins."""
+
+    kind: str
+    meta: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    offset: int
+
+
+class _FileCut(Exception):
+    """The file ends inside the block that begins at `offset`."""
+
+    def __init__(self, offset: int, dropped: int) -> None:
+        self.offset, self.dropped = offset, dropped
+
+
+# Reading blocks ------------------------------------------------------------------------------
+
+
+def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
+    """The blocks of a file, each checked before it is handed out.
+
+    A file that ends inside its last block, as a crash leaves it, gives all blocks before it and a
+    warning.
+
+    Args:
+        path: The file.
+        recover: Whether damage ends the file with a warning, instead of a `DamagedFileError`.
+    """
+    with open(path, "rb") as file:
+        try:
+            yield from _scan(file, path)
+        except _FileCut as cut:
+            warnings.warn(
+                f"{os.fspath(path)} ends inside its last block: {cut.dropped} bytes from byte "
+                f"{cut.offset} on were dropped (a run was interrupted, or is still writing)",
+                UserWarning,
+                stacklevel=2,
+            )
+        except DamagedFileError as error:
+            if not recover:
+                raise
+            warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=2)
+
+
+def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
+    size = os.fstat(file.fileno()).st_size
+    magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        newer = magic[:-1] == MAGIC[:-1]
+        reason = f"format version {magic[-1]} is not known" if newer else "not an ope_gym file"
+        remedy = "update ope_gym" if newer else "check the path; nothing in it is readable"
+        raise DamagedFileError(path, 0, reason, remedy)
+    offset, kinds = len(MAGIC), list[str]()
+    while offset < size:
+        try:
+            block, end = _read_block(file, offset, size)
+        except _MALFORMED as error:
+            reason = str(error) if type(error) is ValueError else f"malformed block, {error!r}"
+            remedy = (
+                f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
+                "episodes): load with recover=True"
+            )
+            raise DamagedFileError(path, offset, reason, remedy) from error
+        yield block
+        kinds.append(block.kind)
+        offset = end
+
+
+def _read_block(file: BinaryIO, offset: int, size: int) -> tuple[Block, int]:
+    """The block at `offset` and where it ends; ValueError says what is wrong with it."""
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        raise _FileCut(offset, size - offset)
+    magic, json_length, payload_length, body_crc, head_crc = _HEADER.unpack(head)
+    if zlib.crc32(head[:-4]) != head_crc or magic != _BLOCK_MAGIC:
+        raise ValueError("the header of a block does not match its checksum")
+    start = offset + _HEADER.size + json_length
+    end = start + payload_length
+    if end > size:  # before anything of that length is allocated
+        raise _FileCut(offset, size - offset)
+    text, payload = file.read(json_length), file.read(payload_length)
+    if len(text) + len(payload) < json_length + payload_length:
+        raise _FileCut(offset, size - offset)
+    if zlib.crc32(payload, zlib.crc32(text)) != body_crc:
+        raise ValueError("the contents of a block do not match their checksum")
+    if start % ALIGNMENT:
+        raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
+    meta = json.loads(text)
+    kind, entries = meta.pop("kind"), meta.pop("arrays")
+    if not isinstance(kind, str) or not isinstance(entries, dict):
+        raise ValueError(f"a block is of kind {kind!r} and has arrays {entries!r}")
+    arrays = {name: _read_array(name, entry, payload) for name, entry in entries.items()}
+    return Block(kind, meta, arrays, offset), end
+
+
+def _read_array(name: str, entry: Mapping[str, Any], payload: bytes) -> NDArray[Any]:
+    dtype, shape, offset = entry["dtype"], entry["shape"], entry["offset"]
+    if dtype not in NUMERIC_DTYPES:
+        raise ValueError(f"array {name!r} has the unknown dtype {dtype!r}")
+    if not all(type(number) is int and number >= 0 for number in (*shape, offset)):
+        raise ValueError(f"array {name!r} has the impossible shape {shape} or offset {offset}")
+    count = math.prod(shape)
+    if offset % ALIGNMENT or offset + count * np.dtype(dtype).itemsize > len(payload):
+        raise ValueError(f"array {name!r} of shape {shape} does not fit into its block")
+    if count == 0:
+        return np.empty(shape, dtype=dtype)
+    stored = "|u1" if dtype == "|b1" else dtype
+    flat: NDArray[Any] = np.frombuffer(payload, dtype=stored, count=count, offset=offset)
+    if dtype == "|b1":
+        if flat.max() > 1:
+            raise ValueError(f"array {name!r} has truth values other than 0 and 1")
+        flat = flat.view(np.bool_)
+    return flat.reshape(shape).astype(flat.dtype.newbyteorder("="), copy=False)
+
+
+# Writing blocks ------------------------------------------------------------------------------
+
+
+class BlockWriter:
+    """Appends blocks to a file; each is in the hands of the operating system when `append` returns.
+
+    A new file is started, a good one continued, and the tail of a cut one truncated away first.
+    The file is locked against other writers for as long as it is open.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        # Unbuffered: after a failed write no bytes may be left behind for a later flush.
+        self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
+        try:
+            if not _lock(self._file):
+                raise RuntimeError(
+                    f"{self.path} is open in another writer; close that one or choose another file"
+                )
+            self._end = self._find_end()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _find_end(self) -> int:
+        head = self._file.read(len(MAGIC))
+        if len(head) < len(MAGIC) and MAGIC.startswith(head):
+            self._file.seek(0)
+            _write_all(self._file, MAGIC)
+            return len(MAGIC)
+        self._file.seek(0)
+        end = os.fstat(self._file.fileno()).st_size
+        # a buffer of its own: reading must not disturb the raw file
+        with open(self._file.fileno(), "rb", closefd=False) as reader:
+            try:
+                for _ in _scan(reader, self.path):
+                    pass
+            except _FileCut as cut:
+                warnings.warn(
+                    f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
+                    f"{cut.offset} on were removed",
+                    UserWarning,
+                    stacklevel=4,
+                )
+                end = cut.offset
+        self._file.truncate(end)
+        return end
+
+    def append(
+        self, kind: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write one block. After an error the file is as it was before.
+
+        Args:
+            kind: What the block is.
+            meta: Further JSON fields.
+            arrays: Named arrays of numbers or truth values.
+        """
+        if self._file.closed:
+            raise ValueError(f"the writer of {self.path} is closed")
+        entries, payload, length = _lay_out(arrays)
+        fields = {"kind": kind, **meta, "arrays": entries}
+        text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+        text += b" " * (-(self._end + _HEADER.size + len(text)) % ALIGNMENT)
+        crc = zlib.crc32(text)
+        for part in payload:
+            crc = zlib.crc32(part, crc)
+        head = struct.pack("<IIQI", _BLOCK_MAGIC, len(text), length, crc)
+        head += struct.pack("<I", zlib.crc32(head))
+        parts = [head, text, *payload]
+        if length < _JOIN_BELOW:
+            parts = [b"".join(parts)]
+        self._file.seek(self._end)
+        try:
+            for part in parts:
+                _write_all(self._file, part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+            raise
+        self._end += len(head) + len(text) + length
+
+    def close(self) -> None:
+        """Bring everything to the disk and release the file; may be called again."""
+        if not self._file.closed:
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> BlockWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _lay_out(
+    arrays: Mapping[str, NDArray[Any]],
+) -> tuple[dict[str, Any], list[bytes | memoryview], int]:
+    """JSON entries, the pieces of the payload, its length."""
+    entries: dict[str, Any] = {}
+    pieces: list[bytes | memoryview] = []
+    length = 0
+    for name, value in arrays.items():
+        array = np.asarray(value, order="C")
+        dtype = array.dtype.newbyteorder("<")
+        if dtype.str not in NUMERIC_DTYPES:
+            raise TypeError(f"array {name!r} has dtype {array.dtype}, which a file cannot hold")
+        padding = -length % ALIGNMENT
+        entries[name] = {
+            "dtype": dtype.str,
+            "shape": list(array.shape),
+            "offset": length + padding,
+        }
+        data = array.astype(dtype, copy=False).reshape(-1).view(np.uint8)
+        pieces += [bytes(padding), data.data]
+        length += padding + array.nbytes
+    return entries, pieces, length
+
+
+def _write_all(file: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):  # a raw write may take only a part
+        view = view[file.write(view) :]
+
+
+def _lock(file: Any) -> bool:
+    """Take the file's lock; False if another writer holds it, True also where locks are unknown."""
+    try:
+        if sys.platform == "win32":
+            file.seek(2**62)  # far behind all data: readers must not meet the lock
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            finally:
+                file.seek(0)
+        else:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass  # e.g. a network file system without locks
+    return True
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[BlockWriter]:
+    """A writer of a new file that takes the place of `path` at the end, or, on an error, never."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with BlockWriter(temporary) as writer:
+            yield writer
+        if target.exists():
+            shutil.copymode(target, temporary)
+            with contextlib.suppress(PermissionError), open(target, "rb") as old:
+                if sys.platform != "win32" and not _lock(old):
+                    raise RuntimeError(
+                        f"cannot save {path}: a recorder is writing to it, and its later episodes "
+                        "would be lost; close it or save to another file"
+                    )
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sys.platform != "win32":  # so that the new name outlives a power cut, too
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# What ope_gym puts into blocks ---------------------------------------------------------------
+
+
+def write_spaces(
+    writer: BlockWriter,
+    observation_space: Space | None,
+    action_space: Space | None,
+    horizon: int | None,
+) -> None:
+    """Open a section: what follows has these spaces, its own policies and its own clock."""
+    meta = {
+        "observation_space": spaces.space_to_json(observation_space),
+        "action_space": spaces.space_to_json(action_space),
+        "horizon": horizon,
+    }
+    writer.append("spaces", meta, {})
+
+
+def write_policy(writer: BlockWriter, policy: Policy) -> None:
+    """The next policy of the section; the first has number 0."""
+    name, arrays = policy_to_arrays(policy)
+    if name.startswith("unregistered:") and not isinstance(policy, UnavailablePolicy):
+        warnings.warn(
+            f"{type(policy).__qualname__} is not registered: {writer.path} will not hold its "
+            "parameters; decorate the class with ope_gym.policies.register_policy",
+            UserWarning,
+            stacklevel=2,
+        )
+    writer.append("policy", {"policy": name}, arrays)
+
+
+def write_change(
+    writer: BlockWriter, policy_id: int, clock: int, *, mid_episode: bool, schedule: int = 0
+) -> None:
+    """From `clock` on `policy_id` acts, as `TrajectoryBuffer.change_policy` has it."""
+    write_changes(writer, [clock], [policy_id], mid_episode=mid_episode, schedule=schedule)
+
+
+def write_changes(
+    writer: BlockWriter,
+    clocks: ArrayLike,
+    policies: ArrayLike,
+    *,
+    mid_episode: bool,
+    schedule: int = 0,
+) -> None:
+    """Several changes of one schedule, in order."""
+    arrays: dict[str, NDArray[Any]] = {
+        "clocks": np.asarray(clocks, dtype=np.int64),
+        "policies": np.asarray(policies, dtype=np.int32),
+    }
+    writer.append("changes", {"schedule": schedule, "mid_episode": bool(mid_episode)}, arrays)
+
+
+def write_episode(
+    writer: BlockWriter,
+    observations: Tree,
+    actions: Tree,
+    rewards: ArrayLike,
+    log_probs: ArrayLike,
+    policy_ids: ArrayLike,
+    *,
+    terminated: bool,
+    truncated: bool = False,
+    held_out: bool = False,
+    start_clock: int | None = None,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+) -> None:
+    """One finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
+
+    The spaces are those of the section. An episode with a `start_clock` follows schedule 0.
+    """
+    received = np.asarray(rewards, dtype=np.float64)
+    n = len(received)
+    schedule = -1 if start_clock is None else 0
+    clock = -1 if start_clock is None else start_clock
+    seen, chosen = (
+        spaces.to_columns(space, batch, n, name=name, where=_unnamed, copy=False)
+        for space, batch, name in (
+            (observation_space, observations, "observations"),
+            (action_space, actions, "actions"),
+        )
+    )
+    write_episodes(
+        writer,
+        observations=seen,
+        actions=chosen,
+        rewards=received,
+        log_probs=np.asarray(log_probs, dtype=np.float64),
+        policy_ids=np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
+        episodes=np.array([[n, terminated, truncated, held_out, clock, schedule]], dtype=np.int64),
+        observation_space=observation_space,
+        action_space=action_space,
+    )
+
+
+def write_episodes(
+    writer: BlockWriter,
+    *,
+    observations: Tree,
+    actions: Tree,
+    rewards: NDArray[np.float64],
+    log_probs: NDArray[np.float64],
+    policy_ids: NDArray[np.int32],
+    episodes: NDArray[np.int64],
+    observation_space: Space | None,
+    action_space: Space | None,
+) -> None:
+    """Episodes as columns; `episodes` has the columns of `EPISODE_COLUMNS`."""
+    arrays: dict[str, NDArray[Any]] = {
+        "rewards": rewards,
+        "log_probs": log_probs,
+        "policy_ids": policy_ids,
+        "episodes": episodes,
+    }
+    meta = {
+        "observations": _pack(observations, observation_space, "observations", arrays),
+        "actions": _pack(actions, action_space, "actions", arrays),
+    }
+    writer.append("episodes", meta, arrays)
+
+
+_COLUMN_DTYPES = {"rewards": "f8", "log_probs": "f8", "policy_ids": "i4", "episodes": "i8"}
+EPISODE_COLUMNS = ("length", "terminated", "truncated", "held_out", "start_clock", "schedule")
+
+
+@dataclass
+class Section:
+    """What the blocks of one section hold, still in pieces, one for each block of episodes."""
+
+    observation_space: Space | None
+    action_space: Space | None
+    horizon: int | None
+    policies: list[Policy] = field(default_factory=list)
+    changes: list[tuple[int, list[int], list[int], bool]] = field(default_factory=list)
+    observations: list[Tree] = field(default_factory=list)
+    actions: list[Tree] = field(default_factory=list)
+    columns: dict[str, list[NDArray[Any]]] = field(
+        default_factory=lambda: {name: [] for name in _COLUMN_DTYPES}
+    )
+
+    def column(self, name: str) -> NDArray[Any]:
+        """All blocks' rewards, log_probs, policy_ids or episodes."""
+        none = np.empty(
+            (0, len(EPISODE_COLUMNS)) if name == "episodes" else 0, _COLUMN_DTYPES[name]
+        )
+        return np.concatenate(self.columns[name]) if self.columns[name] else none
+
+
+def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
+    """The sections of a file; see `read_blocks` for cut and damaged files."""
+    sections: list[Section] = []
+    for block in read_blocks(path, recover=recover):
+        try:
+            if block.kind == "spaces":
+                sections.append(_open_section(block))
+            elif not sections:
+                raise ValueError("the first block is not of kind 'spaces'")
+            else:
+                _add(sections[-1], block)
+        except _MALFORMED as error:
+            damage = DamagedFileError(
+                path,
+                block.offset,
+                f"malformed block of kind {block.kind!r}: {error}",
+                "what precedes it is readable: load with recover=True",
+            )
+            if not recover:
+                raise damage from error
+            warnings.warn(f"recovered what precedes the damage: {damage}", stacklevel=2)
+            break
+    return sections
+
+
+def _open_section(block: Block) -> Section:
+    seen, chosen = (
+        spaces.space_from_json(block.meta[name]) for name in ("observation_space", "action_space")
+    )
+    return Section(seen, chosen, block.meta["horizon"])
+
+
+def _add(section: Section, block: Block) -> None:
+    arrays = block.arrays
+    if block.kind == "policy":
+        section.policies.append(policy_from_arrays(block.meta["policy"], arrays))
+    elif block.kind == "changes":
+        clocks, policies = arrays["clocks"], arrays["policies"]
+        if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":
+            raise ValueError("clocks and policies are not two equally long columns")
+        schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
+        section.changes.append((schedule, clocks.tolist(), policies.tolist(), mid_episode))
+    elif block.kind == "episodes":
+        _add_episodes(section, block)
+    else:
+        raise ValueError("unknown kind; a newer version of ope_gym may know it")
+
+
+def _add_episodes(section: Section, block: Block) -> None:
+    arrays = block.arrays
+    episodes, n = arrays["episodes"], len(arrays["rewards"])
+    seen = _unpack(block.meta["observations"], section.observation_space, arrays)
+    chosen = _unpack(block.meta["actions"], section.action_space, arrays)
+    steps = [arrays["rewards"], arrays["log_probs"], arrays["policy_ids"]]
+    for name, dtype in _COLUMN_DTYPES.items():
+        if arrays[name].dtype != dtype or arrays[name].ndim != 1 + (name == "episodes"):
+            raise ValueError(f"{name} has dtype {arrays[name].dtype}, shape {arrays[name].shape}")
+    if any(len(column) != n for column in (*steps, *trees.leaves(seen), *trees.leaves(chosen))):
+        raise ValueError("its columns differ in length")
+    if episodes.shape[1] != len(EPISODE_COLUMNS) or not len(episodes):
+        raise ValueError(f"episodes has shape {episodes.shape}")
+    lengths, flags = episodes[:, 0], episodes[:, 1:4]
+    if lengths.min() < 1 or lengths.max() > n or lengths.sum() != n or (flags & ~1).any():
+        raise ValueError("the lengths of its episodes do not add up, or its flags are not 0 or 1")
+    section.observations.append(seen)
+    section.actions.append(chosen)
+    for name in _COLUMN_DTYPES:
+        section.columns[name].append(arrays[name])
+
+
+def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Add the leaves of a batch to `arrays`; the result says how to put them together."""
+    if isinstance(tree, tuple | dict) and name in ("observations", "actions"):
+        name += "."
+    if isinstance(tree, tuple):
+        parts = _parts(space)
+        return {"tuple": [_pack(x, parts.get(i), name, arrays) for i, x in enumerate(tree)]}
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            raise TypeError(
+                f"a dict of {name[:-1]} needs string keys to be saved, got {list(tree)}"
+            )
+        parts = _parts(space)
+        return {"dict": [[key, _pack(x, parts.get(key), name, arrays)] for key, x in tree.items()]}
+    if name.endswith("."):
+        name += str(len(arrays))
+    if tree.dtype != object:
+        arrays[name] = tree
+        return name
+    if space is None:
+        raise TypeError(f"{name} holds Python objects; to save them give the buffer their space")
+    arrays[name] = np.frombuffer(spaces.elements_to_json(space, tree), dtype=np.uint8)
+    return {"json": name}
+
+
+def _unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]]) -> Tree:
+    if isinstance(layout, str):
+        return arrays[layout]
+    ((kind, content),) = layout.items()
+    parts = _parts(space)
+    if kind == "tuple":
+        return tuple(_unpack(x, parts.get(i), arrays) for i, x in enumerate(content))
+    if kind == "dict":
+        return {str(key): _unpack(x, parts.get(key), arrays) for key, x in content}
+    if kind != "json" or space is None:
+        raise ValueError(f"unknown layout {kind!r} of a column")
+    return spaces.elements_from_json(space, arrays[content].tobytes())
+
+
+def _parts(space: Space | None) -> dict[Any, Space]:
+    inner = getattr(space, "spaces", None)
+    return dict(enumerate(inner)) if isinstance(inner, tuple) else dict(inner or {})
+
+
+def _unnamed(row: int | None) -> str:
+    return "the episode" if row is None else f"step {row}"

@@ -1,0 +1,144 @@
+"""Checks at the doors: each error names the argument, its value, where it stands, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ope_gym.estimators import ESTIMATORS
+from ope_gym.intervals import METHODS
+from ope_gym.weights import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked options of an evaluation; see `ope_gym.evaluate`."""
+
+    estimators: tuple[str, ...]
+    gamma: float
+    cap: float
+    interval: str
+    level: float
+    seed: int
+    resamples: int
+    reward_range: tuple[float, float] | None
+    horizon: int | None
+
+
+def check_options(
+    estimators: str | Iterable[str] | None,
+    gamma: float,
+    cap: float,
+    interval: str,
+    level: float,
+    rng: int | np.random.Generator | None,
+    resamples: int,
+    reward_range: tuple[float, float] | None,
+    horizon: int | None,
+    *,
+    known: Sequence[str] = (*ESTIMATORS, "EA"),
+) -> Options:
+    """The options, or an error that says which one is wrong."""
+    names = (estimators,) if isinstance(estimators, str) else tuple(estimators or ())
+    for name in names:
+        if name not in known:
+            raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}")
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma is {gamma!r}; a discount lies within [0, 1]")
+    if not cap > 0.0:
+        raise ValueError(f"cap is {cap!r}; it bounds the weights, so it must be above 0")
+    if interval not in METHODS:
+        raise ValueError(f"interval is {interval!r}; choose one of {', '.join(METHODS)}")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level is {level!r}; a confidence level lies within (0, 1), such as 0.95")
+    if resamples < 2:
+        raise ValueError(f"resamples is {resamples!r}; a bootstrap needs at least 2, better 1000")
+    if horizon is not None and horizon < 1:
+        raise ValueError(f"horizon is {horizon!r}; the longest possible episode has at least 1 step")
+    if interval == "betting":
+        if reward_range is None:
+            raise ValueError(
+                'interval="betting" needs reward_range=(lowest, highest) that every reward obeys, '
+                "for instance reward_range=(0, 1) for CartPole"
+            )
+        if not (np.all(np.isfinite(reward_range)) and reward_range[0] <= reward_range[1]):
+            raise ValueError(f"reward_range is {reward_range!r}; give finite (lowest, highest)")
+    if isinstance(rng, np.random.Generator):
+        seed = int(rng.integers(1 << 62))
+    else:
+        seed = 0 if rng is None else int(rng)
+    return Options(names, gamma, cap, interval, level, seed, resamples, reward_range, horizon)
+
+
+def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
+    """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
+    array = np.asarray(offsets)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"offsets has shape {array.shape} and type {array.dtype}; "
+            "it must be (n + 1,) integers: trajectory i is rows offsets[i]:offsets[i + 1]"
+        )
+    if array.size < 2:
+        raise ValueError("offsets has no trajectory: record at least one episode first")
+    array = array.astype(np.int64)
+    short = np.flatnonzero(np.diff(array) <= 0)
+    if short.size:
+        i = int(short[0])
+        raise ValueError(
+            f"offsets goes from {array[i]} to {array[i + 1]} at episode {i}; it must increase, "
+            "because every episode has at least one step"
+        )
+    if array[0] != 0 or array[-1] != steps:
+        raise ValueError(
+            f"offsets runs from {array[0]} to {array[-1]}; it must run from 0 to the {steps} steps "
+            "of rewards"
+        )
+    return array
+
+
+def check_column(values: ArrayLike, name: str, steps: int | None = None) -> FloatArray:
+    """A float64 column (S,)."""
+    array = np.ascontiguousarray(values, dtype=np.float64)
+    if array.ndim != 1 or (steps is not None and array.size != steps):
+        expected = "(S,)" if steps is None else f"({steps},), one entry a step"
+        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
+    return array
+
+
+def check_finite(values: FloatArray, name: str, offsets: IntArray) -> None:
+    """No NaN and no infinity."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        episode, step = place(int(bad[0]), offsets)
+        raise ValueError(
+            f"{name} is {values[bad[0]]} at episode {episode}, step {step}: "
+            "drop or repair that episode before evaluating"
+        )
+
+
+def check_log_probs(values: FloatArray, name: str, offsets: IntArray, density: bool) -> None:
+    """Not NaN, not +inf, and at most 0 unless they are densities; -inf is allowed."""
+    limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
+    bad = np.flatnonzero(~(values <= limit))
+    if bad.size:
+        raise bad_log_prob(name, float(values[bad[0]]), *place(int(bad[0]), offsets))
+
+
+def check_executed(log_probs: FloatArray, offsets: IntArray, name: str) -> None:
+    """No executed action of probability zero."""
+    bad = np.flatnonzero(np.isneginf(log_probs))
+    if bad.size:
+        episode, step = place(int(bad[0]), offsets)
+        raise ValueError(
+            f"{name} gives the executed action probability 0 at episode {episode}, step {step}: "
+            "the behaviour that acted cannot have chosen it; check the recorded policy"
+        )
+
+
+def place(row: int, offsets: IntArray) -> tuple[int, int]:
+    """Episode and step of a row."""
+    episode = int(np.searchsorted(offsets, row, side="right")) - 1
+    return episode, row - int(offsets[episode])

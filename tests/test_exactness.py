@@ -1,0 +1,509 @@
+"""The estimators against exact expectations, a slow reference, and formulas they must not be."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ope_gym import evaluate_log_probs, oracle
+from tests import reference, small_mdps
+from tests.reference import Data
+from tests.small_mdps import MDP, Policy, Population
+
+Array = NDArray[np.float64]
+PLAIN = ["BIS", "FIS", "OUIS"]
+ALL = list(reference.ESTIMATORS)
+COUNTS = [(3,), (1, 2), (4, 1, 2), (1, 3, 2, 1)]  # of one to four behaviours
+
+
+def value_of(name: str, data: Data, *, gamma: float = 1.0, cap: float = 10.0) -> float:
+    return float(evaluate_log_probs(*data, estimators=[name], gamma=gamma, cap=cap)[name].value)
+
+
+def plain_moments(
+    population: Population, gamma: float, model: str | tuple[Array, Array] = "deterministic"
+) -> dict[str, tuple[float, float]]:
+    """Exact mean and variance of the library's plain estimators."""
+    found = evaluate_log_probs(*population.data, estimators=PLAIN, gamma=gamma, reward_model=model)
+    return {name: population.moments(np.asarray(found[name].influence)) for name in PLAIN}
+
+
+def problem(
+    seed: int, counts: Sequence[int], *, rewards: Sequence[float] = (-1.0, 2.0), horizon: int = 3
+) -> tuple[MDP, Policy, list[Policy]]:
+    rng = np.random.default_rng(seed)
+    mdp = small_mdps.random_mdp(rng, horizon=horizon, rewards=rewards)
+    behaviours = [small_mdps.random_policy(rng, mdp, peak=0.7) for _ in counts]
+    return mdp, small_mdps.random_policy(rng, mdp), behaviours
+
+
+# --- exact expectations ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_estimators_are_unbiased(seed: int, counts: tuple[int, ...], gamma: float) -> None:
+    mdp, target, behaviours = problem(seed, counts)
+    truth = small_mdps.value(mdp, target, gamma)
+    population = small_mdps.population(mdp, target, behaviours, counts)
+    model = small_mdps.reward_model(mdp, population.episodes)
+    for name, (mean, _) in plain_moments(population, gamma).items():
+        assert mean == pytest.approx(truth, abs=1e-12), name
+    assert plain_moments(population, gamma, model)["OUIS"][0] == pytest.approx(truth, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_average_to_the_truth_over_all_data_sets(seed: int) -> None:
+    mdp, target, behaviours = problem(seed, (1, 2), horizon=1, rewards=(-1.0, 2.0))
+    ids, truth = (0, 1, 1), small_mdps.value(mdp, target, 1.0)
+    means: dict[str, list[float]] = {name: [] for name in PLAIN}
+    for episodes, chance in small_mdps.data_sets(mdp, behaviours, ids):
+        data = small_mdps.arrays(episodes, ids, target, behaviours)
+        for name, found in evaluate_log_probs(*data, estimators=PLAIN).items():
+            means[name].append(chance * float(found.value))
+    for name, terms in means.items():
+        assert math.fsum(terms) == pytest.approx(truth, abs=1e-12), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_step_variances_are_the_oracles(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts, mdp = (2, 1, 3), small_mdps.random_mdp(rng, states=1, actions=3, horizon=1)
+    behaviours = [small_mdps.random_policy(rng, mdp) for _ in counts]
+    target = small_mdps.random_policy(rng, mdp)
+    population = small_mdps.population(mdp, target, behaviours, counts)
+    model = small_mdps.reward_model(mdp, population.episodes)
+    got = plain_moments(population, 1.0, model)
+    table, e = np.concatenate(behaviours), target[0]
+    truth = (e, mdp.reward_mean[0], mdp.reward_variance[0], counts)
+    assert got["BIS"][1] == pytest.approx(oracle.variance_bis(table, *truth), rel=1e-11)
+    assert got["FIS"][1] == pytest.approx(oracle.variance_fis(table, *truth), rel=1e-11)
+    assert got["OUIS"][1] == pytest.approx(oracle.variance_ouis(table, *truth), rel=1e-11)
+    assert oracle.variance_optimal(table, *truth) <= min(v for _, v in got.values()) + 1e-14
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize(
+    ("rewards", "horizon"), [((-1.0, 2.0), 1), ((0.0, 2.0), 3), ((-3.0, -0.5), 3)]
+)
+def test_fis_has_no_more_variance_than_bis_for_one_step_or_rewards_of_one_sign(
+    rewards: tuple[float, float], horizon: int, counts: tuple[int, ...]
+) -> None:
+    for seed in range(3):
+        mdp, target, behaviours = problem(seed, counts, rewards=rewards, horizon=horizon)
+        got = plain_moments(small_mdps.population(mdp, target, behaviours, counts), 0.9)
+        assert got["FIS"][1] <= got["BIS"][1] * (1 + 1e-12)
+
+
+def chain(rewards: Sequence[Sequence[float]]) -> MDP:
+    """Two steps: action 0 ends the episode in state 0, action 1 leads to state 1, then it ends."""
+    values = np.unique(np.asarray(rewards, dtype=np.float64))
+    return MDP(
+        start=np.array([1.0, 0.0]),
+        moves=np.array([[[0, 0, 1], [0, 1, 0]], [[0, 0, 1], [0, 0, 1]]], dtype=np.float64),
+        rewards=values,
+        reward_probs=(np.asarray(rewards)[..., None] == values).astype(np.float64),
+        horizon=2,
+    )
+
+
+def test_fis_can_have_more_variance_than_bis_when_later_rewards_undo_earlier_ones() -> None:
+    """The lemma is one-step: here, fusing the first step breaks up a pair that cancelled."""
+    mdp = chain([[0.0, 1.0], [0.0, -1.0]])
+    target = np.array([[0.0, 1.0], [0.0, 1.0]])
+    behaviours = [np.array([[0.1, 0.9], [0.5, 0.5]]), np.array([[0.5, 0.5], [0.1, 0.9]])]
+    got = plain_moments(small_mdps.population(mdp, target, behaviours, (1, 1)), 1.0)
+    assert got["BIS"][0] == pytest.approx(0.0, abs=1e-15)
+    assert got["BIS"][1] == pytest.approx((10 / 9 + 2 / 9) / 4)
+    # Weights 1/.7 and 1/.45; the means of the two behaviours are .9/.7 − 1 and .5/.7 − 1.
+    one, pair = (1 / 0.7) ** 2, (1 / 0.45 - 1 / 0.7) ** 2
+    fused = 0.45 * one + 0.45 * pair + 0.05 * one + 0.45 * pair - 2 * (2 / 7) ** 2
+    assert got["FIS"][0] == pytest.approx(0.0, abs=1e-15)
+    assert got["FIS"][1] == pytest.approx(fused / 4)
+    assert got["FIS"][1] > 1.06 * got["BIS"][1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fis_needs_support_of_the_mixture_only(seed: int) -> None:
+    mdp, target, behaviours = problem(seed, (2, 1))
+    behaviours[0] = np.array([[1.0, 0.0], [0.5, 0.5]])  # never takes action 1 in state 0
+    population = small_mdps.population(mdp, target, behaviours, (2, 1))
+    got, truth = plain_moments(population, 1.0), small_mdps.value(mdp, target, 1.0)
+    assert got["FIS"][0] == pytest.approx(truth, abs=1e-12)
+    assert got["OUIS"][0] == pytest.approx(truth, abs=1e-12)
+    # BIS loses what its first behaviour cannot reach: its share of the value of the other prefixes.
+    seen = math.fsum(
+        p.probability(target) * r
+        for p in small_mdps.paths(mdp)
+        for t, r in enumerate(p.rewards)
+        if all(behaviours[0][s, a] > 0 for s, a in zip(p.states[: t + 1], p.actions, strict=False))
+    )
+    assert got["BIS"][0] == pytest.approx(2 / 3 * seen + truth / 3, abs=1e-12)
+    assert got["BIS"][0] != pytest.approx(truth, abs=1e-3)
+
+
+def test_fis_is_biased_where_later_policies_depend_on_earlier_rewards_and_bis_is_not() -> None:
+    """Two rounds; the second policy prefers action 0 if the first reward was 1. J = 1/2."""
+    target, first = np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]])
+    outcomes = [(0, 0.0, 0.5), (0, 1.0, 0.5), (1, 0.0, 1.0)]  # action, reward, its probability
+    means: dict[str, list[float]] = {name: [] for name in PLAIN}
+    for a1, r1, p1 in outcomes:
+        second = np.array([[0.9, 0.1]]) if r1 else np.array([[0.1, 0.9]])
+        for a2, r2, p2 in outcomes:
+            chance = first[0, a1] * p1 * second[0, a2] * p2
+            episodes = [small_mdps.Path((0,), (a,), (r,), 1.0) for a, r in ((a1, r1), (a2, r2))]
+            data = small_mdps.arrays(episodes, (0, 1), target, (first, second))
+            for name, found in evaluate_log_probs(*data, estimators=PLAIN).items():
+                # The mean ψ is the value, but 0 where all weights are 0 and the value is NaN.
+                means[name].append(float(chance) * float(np.mean(found.influence)))
+    assert math.fsum(means["BIS"]) == pytest.approx(0.5, abs=1e-14)
+    # Round one: (1/4) / (.5 + .9); round two: (3/4 · .1 / .6 + 1/4 · .9 / 1.4) / 2.
+    assert math.fsum(means["FIS"]) == pytest.approx(0.25 / 1.4 + 0.0625 + 0.1125 / 1.4)
+    assert abs(math.fsum(means["FIS"]) - 0.5) > 0.1
+    assert abs(math.fsum(means["OUIS"]) - 0.5) > 0.1
+
+
+def test_a_behaviour_is_what_would_have_been_followed() -> None:
+    """A policy change after the first step; grouping by the sequence that was seen is biased."""
+    mdp = chain([[1.0, 0.0], [3.0, 5.0]])
+    a, b = np.array([[0.7, 0.3], [0.1, 0.9]]), np.array([[0.5, 0.5], [0.8, 0.2]])
+    target = np.array([[0.4, 0.6], [0.2, 0.8]])
+    changed = np.stack([a[0], b[1]])
+    truth, right, wrong = small_mdps.value(mdp, target, 1.0), [], []
+    for episodes, chance in small_mdps.data_sets(mdp, (changed, b), (0, 1)):
+        data = small_mdps.arrays(episodes, (0, 1), target, (changed, b))
+        right.append(chance * value_of("FIS", data))
+        seen = 2 if len(episodes[0].states) == 1 else 0  # "a" alone if it never saw the change
+        data = small_mdps.arrays(episodes, (seen, 1), target, (changed, b, a))
+        wrong.append(chance * value_of("FIS", data))
+    assert math.fsum(right) == pytest.approx(truth, abs=1e-12)
+    assert abs(math.fsum(wrong) - truth) > 0.1 * truth
+
+
+# --- agreement with the reference -----------------------------------------------------------
+
+
+def ragged(
+    seed: int, counts: Sequence[int], lengths: Sequence[int], *, scale: float, spread: float
+) -> Data:
+    """Binary actions with a common logit (size `scale`) and a policy's own deviation (`spread`)."""
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    drawn = rng.choice(np.asarray(lengths), size=ids.size)
+    drawn[0] = max(lengths)
+    offsets = np.concatenate([[0], np.cumsum(drawn)])
+    steps = int(offsets[-1])
+    common = scale * rng.normal(size=steps)
+    deviation = rng.normal(size=(len(counts) + 1, steps))
+    deviation = deviation / np.repeat(np.sqrt(drawn), drawn) * spread
+    logits = common + deviation  # (K + 1, S), the target last
+    own = logits[np.repeat(ids, drawn), np.arange(steps)]
+    sign = np.where(rng.random(steps) < np.exp(-np.logaddexp(0.0, -own)), 1.0, -1.0)
+    logs = -np.logaddexp(0.0, -sign * logits)
+    rewards = rng.normal(loc=1.0, size=steps)
+    return Data(logs[-1], logs[:-1], ids.astype(np.int64), rewards, offsets.astype(np.int64))
+
+
+def with_zeros(data: Data, seed: int, *, target: bool) -> Data:
+    """Some behaviours give some actions of others probability 0 (and the target some of all)."""
+    rng = np.random.default_rng(seed)
+    lengths = np.diff(data.offsets)
+    own = np.repeat(data.behaviour_ids, lengths)
+    mine = np.arange(len(data.behaviour_log_probs))[:, None] == own
+    zero = (rng.random(mine.shape) < 0.5 / np.repeat(lengths, lengths)) & ~mine
+    logs = np.where(zero, -np.inf, data.behaviour_log_probs)
+    lost = rng.random(own.size) < (0.2 if target else 0.0) / np.repeat(lengths, lengths)
+    return data._replace(
+        behaviour_log_probs=logs, target_log_probs=np.where(lost, -np.inf, data.target_log_probs)
+    )
+
+
+CASES: dict[str, Callable[[], Data]] = {
+    "one step": lambda: ragged(0, (5, 9), [1], scale=1.0, spread=1.0),
+    "one behaviour": lambda: ragged(1, (20,), [1, 3, 10], scale=1.0, spread=1.0),
+    "ragged": lambda: ragged(2, (4, 11, 2, 7), [1, 2, 7, 30], scale=1.0, spread=1.5),
+    "heavy weights": lambda: ragged(3, (6, 6, 6), [5, 40], scale=0.5, spread=4.0),
+    "a thousand steps": lambda: ragged(4, (3, 2, 4), [1, 50, 1000], scale=1.0, spread=1.5),
+    "peaked": lambda: ragged(5, (5, 5, 5), [1, 4, 20], scale=8.0, spread=2.0),
+    "nearly certain": lambda: ragged(6, (4, 6, 3), [1, 3, 200], scale=25.0, spread=2.0),
+    "zeros": lambda: with_zeros(
+        ragged(7, (4, 8, 3, 5), [1, 6, 25], scale=1.0, spread=1.5), 7, target=False
+    ),
+    "zeros of the target": lambda: with_zeros(
+        ragged(8, (6, 9), [1, 3, 12], scale=1.0, spread=1.0), 8, target=True
+    ),
+    "zeros in a thousand steps": lambda: with_zeros(
+        ragged(9, (2, 3, 3), [10, 1000], scale=2.0, spread=1.5), 9, target=False
+    ),
+}
+
+
+def assert_agrees(name: str, data: Data, *, gamma: float, cap: float) -> None:
+    got = evaluate_log_probs(*data, estimators=[name], gamma=gamma, cap=cap)[name]
+    want = reference.estimate(name, data, gamma=gamma, cap=cap)
+    psi, size = np.asarray(want.influence), float(np.abs(want.influence).max())
+    assert float(got.value) == pytest.approx(want.value, rel=1e-10, nan_ok=True)
+    np.testing.assert_allclose(got.influence, psi, rtol=1e-10, atol=1e-10 * size)
+    assert float(got.standard_error) == pytest.approx(want.standard_error, rel=1e-9, nan_ok=True)
+    seen = got.diagnostics
+    np.testing.assert_allclose(seen.ess_curve, want.ess_curve, rtol=1e-10)
+    assert seen.ess == pytest.approx(want.ess, rel=1e-10)
+    assert seen.max_share == pytest.approx(want.max_share, rel=1e-10)
+    assert seen.mean_weight == pytest.approx(want.mean_weight, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("case", CASES)
+def test_agreement_with_the_reference(case: str, name: str) -> None:
+    data = CASES[case]()
+    assert_agrees(name, data, gamma=1.0, cap=10.0)
+    if case != "a thousand steps":
+        assert_agrees(name, data, gamma=0.93, cap=1.5)
+
+
+@pytest.mark.parametrize("name", ["OUIS", "NOUIS"])
+@pytest.mark.parametrize("case", ["ragged", "a thousand steps", "nearly certain", "zeros"])
+def test_agreement_with_the_reference_for_given_reward_moments(case: str, name: str) -> None:
+    data = CASES[case]()
+    rng = np.random.default_rng(11)
+    mean, variance = rng.normal(size=data.rewards.size), rng.exponential(size=data.rewards.size)
+    mean[rng.random(mean.size) < 0.2] = 0.0
+    variance[rng.random(mean.size) < 0.2] = 0.0  # some steps have neither: any f will do, a = 0
+    got = evaluate_log_probs(*data, estimators=[name], gamma=0.95, reward_model=(mean, variance))
+    a = reference.reward_share(list(mean), list(variance))
+    want = reference.estimate(name, data, gamma=0.95, a=a)
+    assert float(got[name].value) == pytest.approx(want.value, rel=1e-10)
+    size = float(np.abs(want.influence).max())
+    np.testing.assert_allclose(got[name].influence, want.influence, rtol=1e-10, atol=1e-10 * size)
+    np.testing.assert_allclose(got[name].diagnostics.ess_curve, want.ess_curve, rtol=1e-10)
+
+
+# --- limits ---------------------------------------------------------------------------------
+
+
+def one_step(
+    target: Sequence[float],
+    behaviours: Sequence[Sequence[float]],
+    ids: Sequence[int],
+    rewards: Sequence[float],
+) -> Data:
+    """Probabilities of the drawn actions of one-step episodes."""
+    with np.errstate(divide="ignore"):
+        return Data(
+            np.log(np.asarray(target, dtype=np.float64)),
+            np.log(np.asarray(behaviours, dtype=np.float64)),
+            np.asarray(ids, dtype=np.int64),
+            np.asarray(rewards, dtype=np.float64),
+            np.arange(len(ids) + 1),
+        )
+
+
+def test_certain_behaviours_take_all_the_weight_of_ouis() -> None:
+    data = one_step(
+        [0.8, 0.8, 0.2, 0.8], [[1, 1, 0, 1], [0.5, 0.5, 0.5, 0.5]], [0, 0, 1, 1], [1, 2, 4, 8]
+    )
+    got = evaluate_log_probs(*data, estimators=["OUIS", "NOUIS"])
+    # w = .8 / ρ_0 for the certain behaviour, 0 for the other on that action, .2 / (.5 ρ_1) alone.
+    np.testing.assert_allclose(got["OUIS"].influence, [1.6, 3.2, 3.2, 0.0], rtol=1e-14)
+    assert got["NOUIS"].value == pytest.approx((1.6 + 3.2 + 3.2) / (1.6 + 1.6 + 0.8))
+    for name in ALL:
+        assert_agrees(name, data, gamma=1.0, cap=1.5)
+
+
+def test_ouis_at_certainty_is_the_limit_of_its_approach() -> None:
+    def value(p: float) -> float:
+        data = one_step([0.8, 0.8, 0.2], [[p, p, 1 - p], [0.5, 0.5, 0.5]], [0, 1, 1], [1, 2, 4])
+        return value_of("OUIS", data)
+
+    assert value(1 - 1e-12) == pytest.approx(value(1.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_behaviour_without_trajectories_changes_nothing(name: str) -> None:
+    data = ragged(12, (5, 4), [1, 3, 9], scale=1.0, spread=1.0)
+    for idle in (0.0, -np.inf):  # certain of everything, or of nothing: the pole must not count
+        row = np.full((1, data.rewards.size), idle)
+        more = data._replace(behaviour_log_probs=np.concatenate([data.behaviour_log_probs, row]))
+        assert value_of(name, more) == pytest.approx(value_of(name, data), rel=1e-12)
+        assert_agrees(name, more, gamma=1.0, cap=10.0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_target_among_its_own_data_gives_the_mean_return(name: str) -> None:
+    data = ragged(13, (8,), [1, 30, 1000], scale=1.0, spread=1.0)
+    data = data._replace(target_log_probs=data.behaviour_log_probs[0])
+    returns = np.add.reduceat(data.rewards, data.offsets[:-1])
+    assert value_of(name, data) == pytest.approx(returns.mean(), rel=1e-10)
+
+
+def scaled(size: float) -> Data:
+    """Two steps, three episodes, every weight times exp(size) at the second step."""
+    data = ragged(14, (3,), [2], scale=1.0, spread=1.0)
+    last = np.arange(6) % 2 == 1
+    if size > 0:  # a probability cannot exceed 1: the behaviour's becomes small instead
+        logs = data.behaviour_log_probs - size * last
+        return data._replace(behaviour_log_probs=logs)
+    return data._replace(target_log_probs=data.target_log_probs + size * last)
+
+
+@pytest.mark.parametrize("size", [-2000.0, -800.0, 800.0, 2000.0])
+@pytest.mark.parametrize("name", ["NBIS", "NFIS", "NOUIS"])
+def test_normalised_estimators_see_ratios_of_weights_beyond_the_range_of_floats(
+    name: str, size: float
+) -> None:
+    got = evaluate_log_probs(*scaled(size), estimators=[name])[name]
+    want = reference.estimate(name, scaled(size))
+    assert float(got.value) == pytest.approx(want.value, rel=1e-10)
+    np.testing.assert_allclose(got.influence, want.influence, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got.diagnostics.ess_curve, want.ess_curve, rtol=1e-9)
+    assert got.diagnostics.max_share == pytest.approx(want.max_share, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_weights_zero_is_nan(name: str) -> None:
+    data = one_step([0.0, 0.0], [[0.5, 0.5]], [0, 0], [1.0, 2.0])
+    got = evaluate_log_probs(*data, estimators=[name])[name]
+    assert math.isnan(got.value)
+
+
+# --- formulas it must not be ----------------------------------------------------------------
+
+
+def flat_weights(data: Data) -> tuple[list[list[float]], list[list[float]]]:
+    """Fused weights and rewards as lists per trajectory, from the reference."""
+    logs = reference.log_weights("fused", data)
+    return [[math.exp(x) for x in row] for row in logs], reference.rows(data.rewards, data.offsets)
+
+
+def test_not_a_normaliser_of_survivors_only() -> None:
+    """Episodes in their exact proportions: J = 1 + .9, and survivors alone see the longest, 2."""
+    mdp = chain([[1.0, 1.0], [1.0, 1.0]])
+    behaviour, target = np.full((2, 2), 0.5), np.array([[0.1, 0.9], [0.3, 0.7]])
+    every = small_mdps.paths(mdp)
+    short, one, two = sorted(every, key=lambda p: (len(p.states), p.actions))
+    data = small_mdps.arrays([short, short, one, two], [0] * 4, target, [behaviour])
+    weights, rewards = flat_weights(data)
+    survivors = 0.0
+    for t in range(2):
+        alive = [i for i in range(4) if len(rewards[i]) > t]
+        total = math.fsum(weights[i][t] for i in alive)
+        survivors += math.fsum(weights[i][t] * rewards[i][t] for i in alive) / total
+    assert survivors == pytest.approx(2.0)
+    for name in ("NBIS", "NFIS", "NOUIS"):
+        assert value_of(name, data) == pytest.approx(1.9, abs=1e-14)
+        assert small_mdps.value(mdp, target, 1.0) == pytest.approx(1.9, abs=1e-14)
+
+
+def test_not_a_product_of_per_step_mixtures() -> None:
+    mdp = chain([[0.0, 0.0], [1.0, 1.0]])
+    behaviours = [np.array([[0.1, 0.9], [0.1, 0.9]]), np.array([[0.9, 0.1], [0.9, 0.1]])]
+    target = np.array([[0.2, 0.8], [0.1, 0.9]])
+    population = small_mdps.population(mdp, target, behaviours, (1, 1))
+    data = population.data
+    ratios = np.exp(data.target_log_probs) / np.exp(data.behaviour_log_probs).mean(axis=0)
+    wrong = [
+        math.fsum(math.prod(row[: t + 1]) * r for t, r in enumerate(rewards))
+        for row, rewards in zip(
+            reference.rows(ratios, data.offsets),
+            reference.rows(data.rewards, data.offsets),
+            strict=True,
+        )
+    ]
+    # E = ½ Σ_k π_k(1) (π_k(0) · .8/.5 · .1/.5 + π_k(1) · .8/.5 · .9/.5), far from J = .8.
+    assert population.moments(np.asarray(wrong))[0] == pytest.approx(1.2096)
+    assert plain_moments(population, 1.0)["FIS"][0] == pytest.approx(0.8, abs=1e-14)
+    assert plain_moments(population, 1.0)["OUIS"][0] == pytest.approx(0.8, abs=1e-14)
+
+
+def test_not_a_trajectory_wise_weight() -> None:
+    """The weight of a reward ends at its own step: later actions must not enter."""
+    mdp = chain([[1.0, 1.0], [0.0, 0.0]])
+    behaviour, target = np.full((2, 2), 0.5), np.array([[0.1, 0.9], [0.3, 0.7]])
+    long = max(small_mdps.paths(mdp), key=lambda p: (len(p.states), p.actions))
+    data = small_mdps.arrays([long, long], [0, 0], target, [behaviour])
+    for name in PLAIN:
+        assert value_of(name, data) == pytest.approx(1.8)  # not 1.8 · 1.4
+
+
+def test_the_cap_comes_before_normalising() -> None:
+    data = one_step([0.8, 0.2, 0.2, 0.2], [[0.04, 0.4, 0.4, 0.4]], [0] * 4, [1, 0, 0, 0])
+    w = np.array([20.0, 0.5, 0.5, 0.5])
+    after = np.minimum(4 * w / w.sum(), 10.0)[0] / 4
+    assert after == pytest.approx(20 / 21.5)
+    for name in ("NBCIS", "NFCIS"):
+        assert value_of(name, data) == pytest.approx(10 / 11.5, rel=1e-14)
+    for name in ("BCIS", "FCIS"):
+        assert value_of(name, data) == pytest.approx(10 / 4, rel=1e-14)
+
+
+def coin_flips(steps: int, target_log_prob: float) -> Data:
+    """Two episodes of a fair coin, reward 1 a step."""
+    return Data(
+        np.full(2 * steps, target_log_prob),
+        np.full((1, 2 * steps), -math.log(2)),
+        np.zeros(2, dtype=np.int64),
+        np.ones(2 * steps),
+        np.array([0, steps, 2 * steps]),
+    )
+
+
+def test_the_cap_is_on_the_cumulative_weight() -> None:
+    steps = 40
+    data = coin_flips(steps, 0.0)
+    per_step = sum(min(2.0, 10.0) ** (t + 1) for t in range(steps))
+    assert per_step > 1e12  # a cap on each ratio never binds
+    for name in ("BCIS", "FCIS"):
+        assert value_of(name, data) == pytest.approx(2 + 4 + 8 + 10 * (steps - 3), rel=1e-13)
+
+
+def test_small_weights_are_not_raised() -> None:
+    data = one_step([0.0005, 0.2], [[0.5, 0.4]], [0, 0], [1.0, 2.0])
+    clipped = np.clip([0.001, 0.5], 1 / 10, 10) @ [1.0, 2.0] / 2
+    assert clipped == pytest.approx(0.55)
+    for name in ("BCIS", "FCIS"):
+        assert value_of(name, data) == pytest.approx(0.5005, rel=1e-13)
+    for name in ("NBCIS", "NFCIS"):
+        assert value_of(name, data) == pytest.approx(1.001 / 0.501, rel=1e-13)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_epsilon_in_the_denominator(name: str) -> None:
+    """A thousand coin flips have probability 2^-1000; the mean return is still the mean return."""
+    steps = 1_000
+    p = 0.5 ** np.arange(1, steps + 1)
+    with_epsilon = float((p / (p + 1e-8)).sum())
+    assert with_epsilon < 0.03 * steps
+    assert value_of(name, coin_flips(steps, -math.log(2))) == pytest.approx(steps, rel=1e-10)
+
+
+def test_standard_errors_are_within_behaviours() -> None:
+    """Two behaviours whose terms differ only between them: no uncertainty at any distance."""
+    data = one_step([0.5] * 4, [[0.5] * 4, [0.25] * 4], [0, 0, 1, 1], [1.0, 1.0, 3.0, 3.0])
+    got = evaluate_log_probs(*data, estimators=["BIS"])["BIS"]
+    pooled = np.std(np.asarray(got.influence), ddof=1) / 2
+    assert pooled > 1
+    assert got.standard_error == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["NBIS", "NFIS", "NOUIS"])
+def test_normalised_influence_is_the_derivative_of_the_value(name: str) -> None:
+    """Counting episode i (1 + h) times moves the normalised value by h ψ_i / n."""
+    data = ragged(15, (6,), [1, 4, 9], scale=1.0, spread=1.0)  # one behaviour: copies keep ρ
+    n, copies = 6, 1_000
+    got = evaluate_log_probs(*data, estimators=[name], gamma=0.9)[name]
+    for i in range(n):
+        picks = [j for j in range(n) for _ in range(copies + (j == i))]
+        rows = np.concatenate([np.arange(data.offsets[j], data.offsets[j + 1]) for j in picks])
+        lengths = [int(data.offsets[j + 1] - data.offsets[j]) for j in picks]
+        moved = Data(
+            data.target_log_probs[rows],
+            data.behaviour_log_probs[:, rows],
+            np.zeros(len(picks), dtype=np.int64),
+            data.rewards[rows],
+            np.cumsum([0, *lengths]),
+        )
+        slope = (value_of(name, moved, gamma=0.9) - float(got.value)) * n * copies
+        assert slope == pytest.approx(float(got.influence[i]), rel=5e-3, abs=1e-3)
