@@ -189,24 +189,26 @@ class TrajectoryBuffer:
 
     def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
         """The policies that acted must be those of the recorded changes."""
+        scheduled = clock >= 0 and bool(self._changes.clocks)
         expected: Any = ids[0]
-        if clock >= 0 and self._changes.clocks:
+        if scheduled:
             expected = self._changes.policy_over(clock, len(ids))
             if expected is None:
                 expected = self._changes.schedule().policy_at(clock + np.arange(len(ids)))
         wrong = ids != expected
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            due = np.full(len(ids), expected)[row]
-            reason = (
-                f"but the changes recorded say {due}" if due >= 0 else "before the first change"
-            )
+        if not wrong.any():
+            return
+        row = int(np.flatnonzero(wrong)[0])
+        if not scheduled:
             raise ValueError(
-                f"{where(row)}: policy_ids is {ids[row]} at clock {clock + row}, {reason}; call "
-                "change_policy when the policy changes"
-                if clock >= 0 and self._changes.clocks
-                else f"{where(row)}: policy_ids is {ids[row]} after {ids[0]}: {CHANGES_NEED_A_CLOCK}"
+                f"{where(row)}: policy_ids is {ids[row]} after {ids[0]}, but {CHANGES_NEED_A_CLOCK}"
             )
+        due = np.broadcast_to(expected, ids.shape)[row]
+        raise ValueError(
+            f"{where(row)}: policy_ids is {ids[row]} at clock {clock + row}, but by the recorded "
+            f"changes {f'policy {due} acts' if due >= 0 else 'no policy acts yet'} there; call "
+            "change_policy when the policy changes"
+        )
 
     def _check_signature(
         self, steps: Steps, name: str, observation_space: Space | None, action_space: Space | None

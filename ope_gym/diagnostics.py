@@ -27,6 +27,7 @@ class Diagnostics:
         mean_weight: mean of the last weights; 1 in expectation for plain weights.
         pareto_k: tail index of the last weights; shown, but never the judge.
         capped_share: share of the steps whose weight met the cap.
+        log_last: (n,) log of the last weight of each trajectory, after the cap; -inf for 0.
         support_violations: visited steps at which the target may act as no usable behaviour could;
             None if unknown.
         calibration: (P,) Z score of each recorded policy's propensities, NaN where it cannot be
@@ -42,6 +43,7 @@ class Diagnostics:
     mean_weight: float
     pareto_k: float
     capped_share: float
+    log_last: FloatArray
     support_violations: int | None = None
     calibration: FloatArray | None = None
 
@@ -97,6 +99,7 @@ def weight_diagnostics(
             mean_weight=float(np.exp(log_last).mean()),
             pareto_k=pareto_k(last),
             capped_share=capped_share,
+            log_last=log_last,
             support_violations=support_violations,
             calibration=calibration,
         )

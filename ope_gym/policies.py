@@ -106,8 +106,8 @@ class LinearSigmoid(_Finite):
     ) -> Floats:
         """`log_prob` of K policies as one (K, n) array."""
         pi.same_shape("theta", [policy.theta for policy in policies])
-        theta = np.array([[*policy.theta, policy.bias] for policy in policies])  # (K, d + 1)
-        x = pi.features(observations, theta.shape[1] - 1)
+        theta = np.stack([np.append(policy.theta, policy.bias) for policy in policies])
+        x = pi.features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
         return pm.log_sigmoid_stack(theta, x, pi.choices(actions, len(x), 2))
 
     def probs(self, observations: Tree) -> Floats:

@@ -6,6 +6,7 @@ and a kind nobody registered comes back as an `UnavailablePolicy` that keeps the
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -104,6 +105,9 @@ class Snapshot:
     def __hash__(self) -> int:
         return hash(self._content)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_arrays, (self.arrays(),)  # arrays lose read-only in a plain pickle
+
     def __repr__(self) -> str:
         parts = (f"{name}={_short(value)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -131,7 +135,10 @@ class UnavailablePolicy(Snapshot):
     @cached_property
     def _content(self) -> tuple[Any, ...]:
         partial = self.kind == "torch" or self.kind.startswith(UNREGISTERED)
-        return (id(self),) if partial else super()._content
+        return (uuid.uuid4(),) if partial else super()._content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.arrays())
 
     def log_prob(self, observations: Tree, actions: Tree) -> Floats:
         """Raise, and say how to get the policy back."""

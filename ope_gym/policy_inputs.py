@@ -20,8 +20,7 @@ def parameters(name: str, value: ArrayLike, ndim: int) -> Floats:
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}: give it {ndim} axes")
     if not np.isfinite(array).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(f"{name}{list(where) if where else ''} is {array[where]}: not finite")
+        raise ValueError(f"{_first(name, array, ~np.isfinite(array))}: it must be finite")
     array += 0.0  # -0.0 becomes 0.0, so that equal parameters have equal bytes
     array.setflags(write=False)
     return array
@@ -90,9 +89,15 @@ def cells(observations: Tree, dims: tuple[int, ...]) -> NDArray[np.intp]:
 def within(name: str, indices: NDArray[Any], size: int) -> NDArray[np.intp]:
     """Indices as intp; the first one outside 0 … size - 1 is named."""
     if indices.size and (indices.min() < 0 or indices.max() >= size):
-        row = int(np.flatnonzero((indices < 0) | (indices >= size))[0])
-        raise ValueError(f"{name}[{row}] is {indices[row]}: it must be in 0 … {size - 1}")
+        wrong = (indices < 0) | (indices >= size)
+        raise ValueError(f"{_first(name, indices, wrong)}: it must be in 0 … {size - 1}")
     return indices.astype(np.intp, copy=False)
+
+
+def _first(name: str, array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
+    """The first wrong element, as in "theta[3] is nan"."""
+    where = tuple(np.argwhere(wrong)[0].tolist())
+    return f"{name}{list(where) if where else ''} is {array[where]}"
 
 
 def same_shape(name: str, arrays: Sequence[NDArray[Any]]) -> None:

@@ -100,7 +100,7 @@ def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
                 stacklevel=2,
             )
         except DamagedFileError as error:
-            if not recover:
+            if not recover or error.offset == 0:  # at byte 0 it is not our file at all
                 raise
             warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=2)
 
@@ -540,7 +540,10 @@ def _open_section(block: Block) -> Section:
 def _add(section: Section, block: Block) -> None:
     arrays = block.arrays
     if block.kind == "policy":
-        section.policies.append(policy_from_arrays(block.meta["policy"], arrays))
+        name = block.meta["policy"]
+        if not isinstance(name, str):
+            raise ValueError(f"the policy is of kind {name!r}")
+        section.policies.append(policy_from_arrays(name, arrays))
     elif block.kind == "changes":
         clocks, policies = arrays["clocks"], arrays["policies"]
         if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":

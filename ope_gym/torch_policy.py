@@ -6,7 +6,7 @@ import copy
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -190,14 +190,15 @@ def _log_softmax(output: Output) -> Floats | None:
         return _to_numpy(torch.log_softmax(output.double(), dim=1))
     if not _is_table(output):
         return None
-    given = vars(output)
-    if "probs" in given and given.get("_param") is given["probs"]:
-        # torch's own logits of a probability 0 are about -16, not -inf.
-        return _to_numpy(torch.log(given["probs"].double()))
-    return _to_numpy(torch.log_softmax(given["logits"].double(), dim=1))
+    made_of = vars(output)
+    if made_of.get("_param") is made_of.get("probs", ...):
+        # Made from probabilities: torch's own logits of a probability 0 are about -16, not -inf.
+        table = torch.as_tensor(output.probs).double()
+        return _to_numpy(torch.log(table / table.sum(dim=1, keepdim=True)))
+    return _to_numpy(torch.log_softmax(torch.as_tensor(output.logits).double(), dim=1))
 
 
-def _is_table(output: Output) -> bool:
+def _is_table(output: Output) -> TypeGuard[Categorical]:
     return isinstance(output, Categorical) and len(output.batch_shape) == 1
 
 

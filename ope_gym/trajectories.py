@@ -183,6 +183,8 @@ def check_steps(
     for leaf in trees.leaves(chosen):
         if leaf.dtype.kind == "f":
             _require_finite(leaf, "actions", where)
+    if discrete is None:  # whole numbers are actions with probabilities
+        discrete = all(leaf.dtype.kind in "iub" for leaf in trees.leaves(chosen))
     limit = LOG_PROB_TOLERANCE if discrete else np.finfo(np.float64).max
     if not (log_probs.min() > -np.inf and log_probs.max() <= limit):  # false for NaN, too
         row = int(np.flatnonzero(~((log_probs > -np.inf) & (log_probs <= limit)))[0])

@@ -149,8 +149,12 @@ def at(row: list[float], t: int) -> float:
 def shares(logs: Rows, t: int) -> list[float]:
     """w_i,t / Σ_j w_j,t over all n trajectories; nan where every weight is zero."""
     now = [at(row, t) for row in logs]
-    total = log_sum_exp(now)
-    return [math.nan if total == -math.inf else math.exp(x - total) for x in now]
+    top = max(now)
+    if top == -math.inf:
+        return [math.nan] * len(now)
+    relative = [math.exp(x - top) for x in now]
+    total = math.fsum(relative)
+    return [w / total for w in relative]
 
 
 def exp(x: float) -> float:

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import evaluate_log_probs, oracle
+from ope_gym.weights import log_weights
 from tests import reference, small_mdps
 from tests.reference import Data
 from tests.small_mdps import MDP, Policy, Population
@@ -108,6 +109,15 @@ def chain(rewards: Sequence[Sequence[float]]) -> MDP:
         reward_probs=(np.asarray(rewards)[..., None] == values).astype(np.float64),
         horizon=2,
     )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_fis_has_no_more_variance_than_bis_for_one_reward_at_the_end(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mdp = chain([[-2.0, 0.0], [3.0, -5.0]])
+    target, *behaviours = (small_mdps.random_policy(rng, mdp) for _ in range(4))
+    got = plain_moments(small_mdps.population(mdp, target, behaviours, (1, 3, 2)), 0.9)
+    assert got["FIS"][1] <= got["BIS"][1] * (1 + 1e-12)
 
 
 def test_fis_can_have_more_variance_than_bis_when_later_rewards_undo_earlier_ones() -> None:
@@ -279,6 +289,31 @@ def test_agreement_with_the_reference_for_given_reward_moments(case: str, name: 
     size = float(np.abs(want.influence).max())
     np.testing.assert_allclose(got[name].influence, want.influence, rtol=1e-10, atol=1e-10 * size)
     np.testing.assert_allclose(got[name].diagnostics.ess_curve, want.ess_curve, rtol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_log_weights_agree_with_the_reference_and_take_given_counts(case: str) -> None:
+    data = CASES[case]()
+    arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
+    schemes = ["basic", "fused", "optimal"]
+    counts = np.bincount(data.behaviour_ids)
+    # Fused weights of other proportions: w = P_e / Σ_k ρ_k P_k, on an extra copy of behaviour 0.
+    ids = np.concatenate([data.behaviour_ids, np.zeros(data.behaviour_ids.size, dtype=np.int64)])
+    doubled = Data(
+        np.tile(data.target_log_probs, 2),
+        np.tile(data.behaviour_log_probs, 2),
+        ids,
+        np.tile(data.rewards, 2),
+        np.concatenate([data.offsets, data.offsets[1:] + data.offsets[-1]]),
+    )
+    for scheme, got in log_weights(*arrays, schemes).items():
+        want = np.concatenate(reference.log_weights(scheme, data))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
+        same = log_weights(*arrays, [scheme], counts=10 * counts)[scheme]
+        np.testing.assert_allclose(same, got, rtol=0, atol=1e-12)
+    other = log_weights(*arrays, ["fused"], counts=np.bincount(ids))["fused"]
+    want = np.concatenate(reference.log_weights("fused", doubled))[: data.rewards.size]
+    np.testing.assert_allclose(other, want, rtol=0, atol=1e-10)
 
 
 # --- limits ---------------------------------------------------------------------------------
