@@ -160,7 +160,11 @@ def bootstrap(repetitions: int, replicates: int = 1000) -> dict[str, float]:
         f"bootstrap of NFIS, {replicates} replicates at K={k}, n={n}, T={length}: "
         f"{np.median(ours) * 1e3:.1f} ms, loop {np.median(seconds['loop']) * 1e3:.0f} ms: {ratio:.1f} x"
     )
-    return {"ours": float(np.median(ours)), "loop": float(np.median(seconds["loop"])), "ratio": ratio}
+    return {
+        "ours": float(np.median(ours)),
+        "loop": float(np.median(seconds["loop"])),
+        "ratio": ratio,
+    }
 
 
 def peer(name: str, python: str, repetitions: int) -> dict[str, object]:

@@ -164,6 +164,7 @@ class TrajectoryBuffer:
         signature = self._check_signature(
             steps, where(None), self.observation_space, self.action_space
         )
+        # what came before the first change known was not heading for any
         slot = _OWN if clock >= 0 and self._changes.clocks else -1
         episode = (n, bool(terminated), bool(truncated), bool(held_out), clock, slot)
         # everything is checked: from here on nothing can fail

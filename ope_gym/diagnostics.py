@@ -114,8 +114,8 @@ def pareto_k(weights: FloatArray) -> float:
     size = int(min(n / 5, 3 * np.sqrt(n)))
     if size < 5:
         return np.nan
-    ordered = np.sort(weights)
-    tail = ordered[-size:] - ordered[-size - 1]
+    largest = np.sort(np.partition(weights, n - size - 1)[n - size - 1 :])
+    tail = largest[1:] - largest[0]
     if tail[0] <= 0 or tail[-1] <= tail[0]:
         return np.nan
     grid = 30 + int(np.sqrt(size))
@@ -154,7 +154,9 @@ def judge(
     amber: list[str] = []
     if np.isnan(value):
         step = int(np.argmin(d.ess_curve))
-        red.append(f"no recorded episode supports the target from step {step} on: all weights are 0")
+        red.append(
+            f"no recorded episode supports the target from step {step} on: all weights are 0"
+        )
     elif np.isinf(value):
         red.append("the weights overflow: take a normalised or capped estimator")
     elif d.ess == 0:

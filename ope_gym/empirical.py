@@ -68,9 +68,7 @@ def empirical_average(
         notes.append(
             f"{diagnostics.uncovered:.1%} of the target's actions were never sampled and count as 0"
         )
-    verdict = judge(
-        diagnostics, value, error, n, sample.counts, sample.behaviours, notes=notes
-    )
+    verdict = judge(diagnostics, value, error, n, sample.counts, sample.behaviours, notes=notes)
     seed = options.seed if replicates is not None else None
     return Estimate(
         "EA", value, error, interval, diagnostics, verdict, influence, sample, replicates, seed

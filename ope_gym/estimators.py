@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.weights import FloatArray, IntArray
+from ope_gym.weights import FloatArray, IntArray, chunk_ranges, in_chunks
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,14 @@ ESTIMATORS: dict[str, Composition] = {
     "BIS": Composition(
         "basic", use="needs only the logged propensities; unbiased even on adaptive data; noisy"
     ),
-    "BCIS": Composition("basic", capped=True, use="a lower bound in mean when rewards are positive"),
+    "BCIS": Composition(
+        "basic", capped=True, use="a lower bound in mean when rewards are positive"
+    ),
     "NBIS": Composition("basic", normalised=True, use="only logged propensities at hand"),
     "NBCIS": Composition("basic", True, True, use="the same, when a few weights dominate"),
-    "FIS": Composition("fused", use="unbiased for policies fixed in advance; never noisier than BIS"),
+    "FIS": Composition(
+        "fused", use="unbiased for policies fixed in advance; never noisier than BIS"
+    ),
     "FCIS": Composition("fused", capped=True, use="FIS when a few weights dominate"),
     "NFIS": Composition("fused", normalised=True, use="the first choice of this table"),
     "NFCIS": Composition("fused", True, True, use="NFIS when a few weights dominate"),
@@ -82,39 +86,96 @@ class Moments:
         return np.divide(weight**2, square, out=np.zeros_like(weight), where=square > 0)
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Sums of weights (after a cap) over all n trajectories at each step, and plain influence.
+
+    Args:
+        log_cap: log of the cap, inf without one.
+        peak: (T,) M_t, log of the largest weight at t; -inf if all weights are zero.
+        sums: (3, T) sum w, sum w^2, sum w r at t, with weights scaled by exp(-M_t).
+        psi: (n,) sum_t gamma^t w r.
+    """
+
+    log_cap: float
+    peak: FloatArray
+    sums: FloatArray
+    psi: FloatArray
+
+
+def column_sums(
+    log_w: FloatArray, rewards: FloatArray, offsets: IntArray, gamma: float, cap: float | None
+) -> Columns:
+    """The sums that plain and normalised estimators with the same weights share."""
+    from ope_gym import kernels
+
+    n, horizon = offsets.size - 1, int(np.diff(offsets).max())
+    log_cap = np.inf if cap is None else float(np.log(cap))
+    ranges = {chunk: number for number, chunk in enumerate(chunk_ranges(offsets, 1))}
+    peaks = np.full((len(ranges), horizon), -np.inf)
+    ends = np.full((len(ranges), horizon + 1), -np.inf)
+
+    def find_peaks(begin: int, end: int) -> None:
+        part = ranges[begin, end]
+        kernels.column_peaks(log_w, log_cap, begin, end, offsets, peaks[part], ends[part])
+
+    in_chunks(find_peaks, offsets, 1)
+    gone = np.maximum.accumulate(ends.max(axis=0))
+    peak = np.maximum(peaks.max(axis=0), gone[:-1])
+    scale = np.where(np.isneginf(peak), 0.0, peak)
+    gone_scale = np.where(np.isneginf(gone), 0.0, gone)
+    with np.errstate(over="ignore"):
+        pay = gamma ** np.arange(horizon) * np.exp(np.minimum(scale, 700.0))
+    parts = np.zeros((len(ranges), 3, horizon))
+    ended = np.zeros((len(ranges), 2, horizon + 1))
+    psi = np.empty(n)
+
+    def add_up(begin: int, end: int) -> None:
+        part = ranges[begin, end]
+        kernels.column_sums(
+            log_w, log_cap, rewards, begin, end, offsets, scale, gone_scale, pay,
+            parts[part], ended[part], psi,
+        )  # fmt: skip
+
+    in_chunks(add_up, offsets, 1)
+    sums = parts.sum(axis=0)
+    kernels.add_ended(scale, gone, ended.sum(axis=0), sums)
+    return Columns(log_cap, peak, sums, psi)
+
+
 def moments(
     log_w: FloatArray,
     rewards: FloatArray,
     offsets: IntArray,
     gamma: float,
+    columns: Columns,
     *,
-    cap: float | None = None,
     normalised: bool = False,
 ) -> Moments:
-    """Value and sums of one composition from its log weights (S,)."""
+    """Value and influence of one composition from its log weights (S,) and their sums."""
     from ope_gym import kernels
 
-    n, horizon = offsets.size - 1, int(np.diff(offsets).max())
-    log_cap = np.inf if cap is None else float(np.log(cap))
-    peak, sums, psi = np.empty(horizon), np.empty((3, horizon)), np.empty(n)
-    discount = gamma ** np.arange(horizon)
-    kernels.column_sums(log_w, log_cap, rewards, offsets, peak, sums)
+    peak, sums, log_cap = columns.peak, columns.sums, columns.log_cap
+    discount = gamma ** np.arange(peak.size)
+    psi = columns.psi
     if normalised:
+        psi = np.full(psi.size, np.nan)
+        value = np.nan
         if np.all(sums[0] > 0):
-            kernels.normalised_influence(
-                log_w, log_cap, rewards, offsets, discount, peak, sums, psi
-            )
             value = float(np.sum(discount * sums[2] / sums[0]))
-        else:
-            value, psi[:] = np.nan, np.nan
-    elif peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
-        psi[:] = _overflowing(log_w, rewards, offsets, discount)
-        value = float(psi.mean())
+
+            def influence(begin: int, end: int) -> None:
+                kernels.normalised_influence(
+                    log_w, log_cap, rewards, begin, end, offsets, discount, peak, sums, psi
+                )
+
+            in_chunks(influence, offsets, 1)
     else:
-        kernels.plain_influence(log_w, log_cap, rewards, offsets, discount, psi)
+        if peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
+            psi = _overflowing(log_w, rewards, offsets, discount)
         value = float(psi.mean()) if peak.max() > -np.inf else np.nan
     log_last = np.minimum(log_w[offsets[1:] - 1], log_cap)
-    capped = 0.0 if cap is None else float(np.mean(log_w > log_cap))
+    capped = 0.0 if np.isinf(log_cap) else float(np.mean(log_w > log_cap))
     return Moments(value, psi, peak, sums, log_last, capped)
 
 
@@ -155,11 +216,17 @@ def join_single(strata: IntArray) -> IntArray:
 
     If all strata are single they are left alone: no spread can be seen inside any of them.
     """
-    _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    strata = _renumber(strata)
+    counts = np.bincount(strata)
     if counts.max() < 2 or counts.min() >= 2:
         return strata
     first = int(np.argmax(counts >= 2))
     home = np.where(counts >= 2, np.arange(counts.size), 0)
     home = np.maximum(np.maximum.accumulate(home), first)
-    _, joined = np.unique(home[strata], return_inverse=True)
-    return joined
+    return _renumber(home[strata])
+
+
+def _renumber(strata: IntArray) -> IntArray:
+    """The same groups numbered 0, 1, ... without gaps."""
+    present = np.bincount(strata) > 0
+    return strata if present.all() else (np.cumsum(present) - 1)[strata]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,12 +11,18 @@ from numpy.typing import ArrayLike
 
 from ope_gym import intervals
 from ope_gym.diagnostics import judge, weight_diagnostics
-from ope_gym.estimators import ESTIMATORS, Composition, moments, standard_error
+from ope_gym.estimators import (
+    ESTIMATORS,
+    Columns,
+    Composition,
+    column_sums,
+    moments,
+    standard_error,
+)
 from ope_gym.results import Estimate, Evaluation, Sample
 from ope_gym.validation import (
     Options,
     check_column,
-    check_executed,
     check_finite,
     check_log_probs,
     check_offsets,
@@ -213,9 +218,6 @@ def evaluate_log_probs(
             "reward_model='cross-fit' needs observations and actions: use evaluate(trajectories, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
-    own = rows[np.repeat(ids, np.diff(offsets)), np.arange(steps)]
-    check_log_probs(own, "behaviour_log_probs", offsets, density)
-    check_executed(own, offsets, "behaviour_log_probs")
     log_w = log_weights(
         target, rows, ids, offsets, _schemes(options), density=density,
         reward_model=model if isinstance(model, tuple) else None,
@@ -233,26 +235,35 @@ def evaluate_log_probs(
 def _estimate(log_w: dict[str, FloatArray], data: _Data, options: Options) -> dict[str, Estimate]:
     """Every estimator of the table that was asked for."""
     resamples = intervals.Resamples(data.sample.strata, options.resamples, options.seed)
-    return {
-        name: _estimate_one(name, ESTIMATORS[name], log_w, data, options, resamples)
-        for name in options.estimators
-        if name in ESTIMATORS
-    }
+    columns: dict[tuple[str, bool], Columns] = {}
+    estimates = {}
+    for name in options.estimators:
+        if name not in ESTIMATORS:
+            continue
+        composition = ESTIMATORS[name]
+        weights, key = log_w[composition.scheme], (composition.scheme, composition.capped)
+        if key not in columns:
+            cap = options.cap if composition.capped else None
+            columns[key] = column_sums(weights, data.rewards, data.offsets, options.gamma, cap)
+        estimates[name] = _estimate_one(
+            name, composition, weights, columns[key], data, options, resamples
+        )
+    return estimates
 
 
 def _estimate_one(
     name: str,
     composition: Composition,
-    log_w: dict[str, FloatArray],
+    weights: FloatArray,
+    columns: Columns,
     data: _Data,
     options: Options,
     resamples: intervals.Resamples,
 ) -> Estimate:
-    weights = log_w[composition.scheme]
     cap = options.cap if composition.capped else None
     result = moments(
-        weights, data.rewards, data.offsets, options.gamma,
-        cap=cap, normalised=composition.normalised,
+        weights, data.rewards, data.offsets, options.gamma, columns,
+        normalised=composition.normalised,
     )  # fmt: skip
     sample = data.sample
     diagnostics = weight_diagnostics(
@@ -368,8 +379,8 @@ def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
     return ids.astype(np.int64)
 
 
-def _fingerprint(rewards: FloatArray, offsets: IntArray, ids: IntArray) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in (offsets, ids, np.add.reduceat(rewards, offsets[:-1])):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+def _fingerprint(rewards: FloatArray, offsets: IntArray, ids: IntArray) -> tuple[float, ...]:
+    """A few sums in which all trajectories, their order, rewards and behaviours take part."""
+    place = np.arange(ids.size) + 0.5
+    returns = np.add.reduceat(rewards, offsets[:-1])
+    return tuple(float(place @ column) for column in (returns, offsets[1:], ids))

@@ -24,13 +24,17 @@ _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in fl
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
 _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
-# Chebyshev interpolant of exp on [-ln 2 / 2, ln 2 / 2], degree 10, within 3e-16
-_C = (
-    np.polynomial.chebyshev.Chebyshev.interpolate(np.exp, 10, domain=[-_LN_2 / 2, _LN_2 / 2])
+# exp(r) = 1 + r + r^2 q(r) on [-ln 2 / 2, ln 2 / 2]; q is a Chebyshev interpolant, within 3e-16
+_Q = (
+    np.polynomial.chebyshev.Chebyshev.interpolate(
+        lambda r: sum(r**i / math.factorial(i + 2) for i in range(16)),
+        8,
+        domain=[-_LN_2 / 2, _LN_2 / 2],
+    )
     .convert(kind=np.polynomial.Polynomial)
     .coef
 )
-_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10 = (float(c) for c in _C)
+_Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (float(q) for q in _Q)
 
 
 @intrinsic
@@ -63,8 +67,8 @@ def _exp(x: float) -> float:
     y = min(max(x, -708.0), 700.0)
     shifted = y * _LOG2_E + _ROUND
     r = y - (shifted - _ROUND) * _LN_2
-    high = _C6 + r * (_C7 + r * (_C8 + r * (_C9 + r * _C10)))
-    p = _C0 + r * (_C1 + r * (_C2 + r * (_C3 + r * (_C4 + r * (_C5 + r * high)))))
+    high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
+    p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
     return _float(_bits(p) + (_bits(shifted) << 52))
 
 
@@ -202,9 +206,9 @@ def prefixes(
         log_rho: (K,) log share of the trajectories of each behaviour.
         limit: largest log-probability allowed.
         a: (S,) the reward parameter of the optimal scheme; empty if that is skipped.
-        own: (S,) written: log P_b(i),t.
-        mixture: (S,) written: log sum_k rho_k P_k,t.
-        optimal: (S,) written: log f(P_b)/P_b - log sum_k rho_k f(P_k); skipped if empty.
+        own: written: log P_b(i),t; this and the next from the first step of `begin` on.
+        mixture: written: log sum_k rho_k P_k,t.
+        optimal: written: log f(P_b)/P_b - log sum_k rho_k f(P_k); skipped if empty.
 
     Returns:
         False if an entry is NaN or above the limit.
@@ -213,16 +217,16 @@ def prefixes(
     carry, saved = np.zeros(behaviours), np.zeros(behaviours)
     first = np.empty(_TILE, np.bool_)
     pivot, total = np.empty(_TILE), np.empty(_TILE)
-    i, running, good = begin - 1, 0.0, True
-    for row in range(offsets[begin], offsets[end], _TILE):
-        width, column = min(_TILE, offsets[end] - row), row - shift
+    i, running, good, base = begin - 1, 0.0, True, offsets[begin]
+    for row in range(base, offsets[end], _TILE):
+        width, column, at = min(_TILE, offsets[end] - row), row - shift, row - base
         for j in range(width):
             first[j] = offsets[i + 1] == row + j
             if first[j]:
                 i += 1
                 running = 0.0
             running += log_probs[ids[i], column + j]
-            own[row + j] = running
+            own[at + j] = running
             pivot[j] = running
             total[j] = 0.0
         saved[:] = carry
@@ -233,68 +237,130 @@ def prefixes(
             total[:] = 0.0
             good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
         for j in range(width):
-            mixture[row + j] = pivot[j] + math.log(total[j])
+            mixture[at + j] = pivot[j] + math.log(total[j])
     if optimal.size and good:
         for i in range(begin, end):
-            rows = slice(offsets[i], offsets[i + 1])
-            column = offsets[i] - shift
-            _optimal(log_probs, column, own[rows], log_rho, a[rows], mixture[rows], optimal[rows])
+            start, stop = offsets[i], offsets[i + 1]
+            at = slice(start - base, stop - base)
+            _optimal(
+                log_probs, start - shift, own[at], log_rho, a[start:stop], mixture[at], optimal[at]
+            )
     return good
 
 
 @njit(**_OPTIONS)
-def cumulate(log_probs: Any, offsets: Any, out: Any) -> None:
-    """out = running sum of log_probs (steps,) inside each trajectory."""
-    for i in range(offsets.size - 1):
+def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> None:
+    """out = running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
+    base = offsets[begin]
+    for i in range(begin, end):
         running = 0.0
         for j in range(offsets[i], offsets[i + 1]):
             running += log_probs[j]
-            out[j] = running
+            out[j - base] = running
 
 
-@njit(fastmath=_CONTRACT, **_OPTIONS)
-def column_sums(
-    log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, sums: Any
+@njit(**_OPTIONS)
+def cumulate_own(
+    log_probs: Any, shift: int, begin: int, end: int, ids: Any, offsets: Any, limit: float, out: Any
+) -> bool:
+    """The same for the own behaviour's row of log_probs (K, columns); False if input is bad."""
+    base, good = offsets[begin], True
+    for i in range(begin, end):
+        running, k = 0.0, ids[i]
+        for j in range(offsets[i], offsets[i + 1]):
+            x = log_probs[k, j - shift]
+            good &= x <= limit
+            running += x
+            out[j - base] = running
+    return good
+
+
+@njit(**_OPTIONS)
+def first_outside(values: Any, low: float, high: float) -> int:
+    """Index of the first value that is NaN or outside [low, high]; -1 if there is none."""
+    for begin in range(0, values.size, _TILE):
+        good = True
+        for j in range(begin, min(begin + _TILE, values.size)):
+            good &= (values[j] >= low) & (values[j] <= high)
+        if not good:
+            for j in range(begin, values.size):
+                if not (values[j] >= low and values[j] <= high):
+                    return j
+    return -1
+
+
+@njit(**_OPTIONS)
+def column_peaks(
+    log_w: Any, log_cap: float, begin: int, end: int, offsets: Any, peak: Any, gone: Any
 ) -> None:
-    """Sums over all n trajectories at each step; an ended one keeps its last weight and pays 0.
+    """Largest log weight at each step: of running trajectories, and of those that end there.
 
     Args:
         log_w: (S,) log weights; log_cap: upper bound put on them (inf: none).
-        rewards: (S,) rewards; offsets: (n + 1,).
-        peak: (T,) written: M_t, the largest log weight at t (-inf if all weights are zero).
-        sums: (3, T) written: sum w, sum w^2 and sum w r at t, with w scaled by exp(-M_t).
+        begin: first trajectory; end: one past the last.
+        offsets: (n + 1,).
+        peak: (T,) raised to the log weights at t.
+        gone: (T + 1,) raised to the last log weights of the trajectories of length t.
     """
-    n, horizon = offsets.size - 1, peak.size
-    gone = np.full(horizon + 1, -np.inf)  # largest last weight of the trajectories ended by t
-    peak[:] = -np.inf
-    for i in range(n):
+    for i in range(begin, end):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         for t in range(length):
             peak[t] = max(peak[t], min(log_w[start + t], log_cap))
         gone[length] = max(gone[length], min(log_w[start + length - 1], log_cap))
-    for t in range(1, horizon + 1):
-        gone[t] = max(gone[t], gone[t - 1])
-    for t in range(horizon):
-        peak[t] = max(peak[t], gone[t])
 
-    sums[:] = 0.0
-    ended = np.zeros((2, horizon + 1))
-    scale = np.where(peak > -np.inf, peak, 0.0)
-    for i in range(n):
+
+@njit(fastmath=_ADD, **_OPTIONS)
+def column_sums(
+    log_w: Any,
+    log_cap: float,
+    rewards: Any,
+    begin: int,
+    end: int,
+    offsets: Any,
+    scale: Any,
+    gone: Any,
+    pay: Any,
+    sums: Any,
+    ended: Any,
+    psi: Any,
+) -> None:
+    """Sums over trajectories begin..end-1 at each step, and the plain influence values.
+
+    Args:
+        log_w: (S,) log weights; log_cap: upper bound put on them.
+        rewards: (S,).
+        begin: first trajectory; end: one past the last.
+        offsets: (n + 1,).
+        scale: (T,) M_t: weights are divided by exp(M_t).
+        gone: (T + 1,) scale of the last weights of the trajectories that ended by t.
+        pay: (T,) gamma^t exp(M_t).
+        sums: (3, T) added to: sum w, sum w^2, sum w r of running trajectories.
+        ended: (2, T + 1) added to: sum w, sum w^2 of the last weights of trajectories of length t.
+        psi: (n,) written: sum_t gamma^t w_t r_t.
+    """
+    for i in range(begin, end):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
+        total = 0.0
         for t in range(length):
             v = min(log_w[start + t], log_cap) - scale[t]
             w = _exp(v) if v > -708.0 else 0.0
+            paid = w * rewards[start + t]
             sums[0, t] += w
             sums[1, t] += w * w
-            sums[2, t] += w * rewards[start + t]
-        last = min(log_w[start + length - 1], log_cap)
-        if last > -np.inf:
-            w = math.exp(last - gone[length])
-            ended[0, length] += w
-            ended[1, length] += w * w
+            sums[2, t] += paid
+            total += pay[t] * paid
+        psi[i] = total
+        v = min(log_w[start + length - 1], log_cap) - gone[length]
+        w = _exp(v) if v > -708.0 else 0.0
+        ended[0, length] += w
+        ended[1, length] += w * w
+
+
+@njit(**_OPTIONS)
+def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
+    """Add to each step's sums (3, T) the last weights of the trajectories that ended before it."""
     weight, square = 0.0, 0.0
-    for t in range(1, horizon):
+    for t in range(1, scale.size):
         if gone[t] == -np.inf:
             continue
         shrink = math.exp(gone[t - 1] - gone[t])
@@ -306,25 +372,12 @@ def column_sums(
 
 
 @njit(fastmath=_ADD, **_OPTIONS)
-def plain_influence(
-    log_w: Any, log_cap: float, rewards: Any, offsets: Any, discount: Any, psi: Any
-) -> None:
-    """psi_i = sum_t gamma^t w_i,t r_i,t for log weights of at most 700."""
-    for i in range(offsets.size - 1):
-        start, length = offsets[i], offsets[i + 1] - offsets[i]
-        total = 0.0
-        for t in range(length):
-            v = min(log_w[start + t], log_cap)
-            w = _exp(v) if v > -708.0 else 0.0
-            total += discount[t] * w * rewards[start + t]
-        psi[i] = total
-
-
-@njit(fastmath=_ADD, **_OPTIONS)
 def normalised_influence(
     log_w: Any,
     log_cap: float,
     rewards: Any,
+    begin: int,
+    end: int,
     offsets: Any,
     discount: Any,
     peak: Any,
@@ -345,7 +398,7 @@ def normalised_influence(
         floor[t] = min(floor[t + 1], peak[t])
         tail[t] = tail[t + 1] * math.exp(floor[t] - floor[t + 1])
         tail[t] += factor[t] * mean[t] * math.exp(floor[t] - peak[t])
-    for i in range(n):
+    for i in range(begin, end):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         total = 0.0
         for t in range(length):

@@ -39,7 +39,7 @@ class Sample:
     counts: IntArray = field(repr=False)
     gamma: float
     regime: str
-    fingerprint: str = field(repr=False)
+    fingerprint: tuple[float, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)

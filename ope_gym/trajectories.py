@@ -775,7 +775,8 @@ def _from_section(section: storage.Section) -> Trajectories:
     episodes = section.column("episodes")
     ids = np.full(len(episodes), -1, dtype=np.int32)
     for s, number in enumerate(clocked):
-        ids[episodes[:, 5] == number] = s
+        known = episodes[:, 4] >= tables[number].clocks[0]  # as in a buffer, see `append`
+        ids[(episodes[:, 5] == number) & known] = s
     n = len(episodes)
     raw = Trajectories(
         trees.concatenate(section.observations) if n else spaces.empty(section.observation_space),

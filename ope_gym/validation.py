@@ -57,7 +57,9 @@ def check_options(
     if resamples < 2:
         raise ValueError(f"resamples is {resamples!r}; a bootstrap needs at least 2, better 1000")
     if horizon is not None and horizon < 1:
-        raise ValueError(f"horizon is {horizon!r}; the longest possible episode has at least 1 step")
+        raise ValueError(
+            f"horizon is {horizon!r}; the longest possible episode has at least 1 step"
+        )
     if interval == "betting":
         if reward_range is None:
             raise ValueError(
@@ -110,32 +112,26 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
 
 def check_finite(values: FloatArray, name: str, offsets: IntArray) -> None:
     """No NaN and no infinity."""
-    bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size:
-        episode, step = place(int(bad[0]), offsets)
+    from ope_gym import kernels
+
+    largest = np.finfo(np.float64).max
+    row = kernels.first_outside(values, -largest, largest)
+    if row >= 0:
+        episode, step = place(row, offsets)
         raise ValueError(
-            f"{name} is {values[bad[0]]} at episode {episode}, step {step}: "
+            f"{name} is {values[row]} at episode {episode}, step {step}: "
             "drop or repair that episode before evaluating"
         )
 
 
 def check_log_probs(values: FloatArray, name: str, offsets: IntArray, density: bool) -> None:
     """Not NaN, not +inf, and at most 0 unless they are densities; -inf is allowed."""
+    from ope_gym import kernels
+
     limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
-    bad = np.flatnonzero(~(values <= limit))
-    if bad.size:
-        raise bad_log_prob(name, float(values[bad[0]]), *place(int(bad[0]), offsets))
-
-
-def check_executed(log_probs: FloatArray, offsets: IntArray, name: str) -> None:
-    """No executed action of probability zero."""
-    bad = np.flatnonzero(np.isneginf(log_probs))
-    if bad.size:
-        episode, step = place(int(bad[0]), offsets)
-        raise ValueError(
-            f"{name} gives the executed action probability 0 at episode {episode}, step {step}: "
-            "the behaviour that acted cannot have chosen it; check the recorded policy"
-        )
+    row = kernels.first_outside(values, -np.inf, limit)
+    if row >= 0:
+        raise bad_log_prob(name, float(values[row]), *place(row, offsets))
 
 
 def place(row: int, offsets: IntArray) -> tuple[int, int]:

@@ -30,6 +30,7 @@ IntArray = NDArray[np.int64]
 
 LOG_PROB_TOLERANCE = 1e-9  # how far above 0 the log of a probability may round
 _BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
+_STEPS = 1 << 16  # and steps
 
 
 class LogProbRows(Protocol):
@@ -93,24 +94,45 @@ def log_weights(
         density: the actions are continuous: log densities may exceed 0, and "optimal" is "fused",
             because a single path has probability 0.
     """
-    wanted = list(schemes)
+    from ope_gym import kernels
+
+    wanted, steps = list(schemes), target_log_probs.size
     if counts is None:
         counts = np.bincount(behaviour_ids, minlength=behaviour_log_probs.shape[0])
-    a = None
-    if "optimal" in wanted:
-        a = reward_parameter(reward_model, target_log_probs.size, density)
-    limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
-    prefixes = prefix_log_probs(
-        target_log_probs,
-        behaviour_log_probs,
-        behaviour_ids,
-        offsets,
-        counts,
-        mixture=any(scheme != "basic" for scheme in wanted),
-        a=a,
-        limit=float(limit),
-    )
-    return {scheme: SCHEMES[scheme](prefixes) for scheme in wanted}
+    with np.errstate(divide="ignore"):
+        log_rho = np.log(counts / counts.sum())
+    limit = float(np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE)
+    optimal = "optimal" in wanted
+    a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
+    basic = all(scheme == "basic" for scheme in wanted)
+    ids = behaviour_ids.astype(np.int64, copy=False)
+    result = {scheme: np.empty(steps) for scheme in wanted}
+
+    def run(begin: int, end: int) -> None:
+        start, stop = int(offsets[begin]), int(offsets[end])
+        shift, block = 0, behaviour_log_probs
+        if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
+            shift, block = start, _block(behaviour_log_probs, start, stop)
+        size = stop - start
+        target, own = np.empty(size), np.empty(size)
+        mixture = np.empty(0 if basic else size)
+        extra = np.empty(size if optimal else 0)
+        kernels.cumulate(target_log_probs, begin, end, offsets, target)
+        if basic:
+            good = kernels.cumulate_own(block, shift, begin, end, ids, offsets, limit, own)
+        else:
+            good = kernels.prefixes(
+                block, shift, begin, end, ids, offsets, log_rho, limit, a, own, mixture, extra
+            )
+        if not good or own.min() == -np.inf:
+            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit)
+        prefixes = Prefixes(target, own, mixture, extra)
+        for scheme, log_w in result.items():
+            log_w[start:stop] = SCHEMES[scheme](prefixes)
+
+    threads = isinstance(behaviour_log_probs, np.ndarray)  # policies need not be thread-safe
+    in_chunks(run, offsets, behaviour_log_probs.shape[0], threads=threads)
+    return result
 
 
 def reward_parameter(
@@ -121,63 +143,10 @@ def reward_parameter(
         return np.zeros(steps)
     if reward_model is None:
         return np.ones(steps)
-    square, variance = np.square(reward_model[0]), reward_model[1]
-    total = square + variance
-    return np.divide(square, total, out=np.zeros(steps), where=total > 0)
-
-
-def prefix_log_probs(
-    target_log_probs: FloatArray,
-    behaviour_log_probs: FloatArray | LogProbRows,
-    behaviour_ids: IntArray,
-    offsets: IntArray,
-    counts: IntArray,
-    *,
-    mixture: bool,
-    a: FloatArray | None,
-    limit: float,
-) -> Prefixes:
-    """Prefix log-probabilities of target, own behaviour and mixture, in one pass over (K, S)."""
-    from ope_gym import kernels
-
-    steps = target_log_probs.size
-    target, own = np.empty(steps), np.empty(steps)
-    kernels.cumulate(target_log_probs, offsets, target)
-    empty = np.empty(0)
-    mix = np.empty(steps) if mixture else empty
-    optimal = np.empty(steps) if a is not None else empty
-    behaviour_ids = behaviour_ids.astype(np.int64, copy=False)
-    with np.errstate(divide="ignore"):
-        log_rho = np.log(counts / counts.sum())
-
-    def run(chunk: tuple[int, int]) -> None:
-        begin, end = chunk
-        rows = slice(int(offsets[begin]), int(offsets[end]))
-        shift, block = 0, behaviour_log_probs
-        if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
-            shift, block = rows.start, _block(behaviour_log_probs, rows.start, rows.stop)
-        if mixture:
-            good = kernels.prefixes(
-                block, shift, begin, end, behaviour_ids, offsets, log_rho, limit,
-                empty if a is None else a, own, mix, optimal,
-            )  # fmt: skip
-        else:
-            ids = np.repeat(behaviour_ids[begin:end], np.diff(offsets[begin : end + 1]))
-            taken = block[ids, np.arange(rows.start - shift, rows.stop - shift)]
-            good = bool(np.all(taken <= limit))
-            kernels.cumulate(taken, offsets[begin : end + 1] - rows.start, own[rows])
-        if not good:
-            _refuse(block[:, rows.start - shift : rows.stop - shift], rows.start, offsets, limit)
-
-    chunks = list(_chunks(offsets, behaviour_log_probs.shape[0]))
-    workers = min(len(chunks), _cores()) if isinstance(behaviour_log_probs, np.ndarray) else 1
-    if workers > 1:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(run, chunks))
-    else:
-        for chunk in chunks:
-            run(chunk)
-    return Prefixes(target, own, mix, optimal)
+    mean, deviation = np.abs(reward_model[0]), np.sqrt(reward_model[1])
+    with np.errstate(divide="ignore", over="ignore"):  # by their ratio: squares could underflow
+        ratio = np.divide(deviation, mean, out=np.full(steps, np.inf), where=mean > 0)
+        return 1.0 / (1.0 + ratio**2)
 
 
 def _block(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
@@ -186,11 +155,29 @@ def _block(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArra
     return source.block(start, stop)
 
 
-def _chunks(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
-    """Ranges of whole trajectories of about _BLOCK elements each."""
+def in_chunks(
+    run: Callable[[int, int], None], offsets: IntArray, behaviours: int, *, threads: bool = True
+) -> None:
+    """Call run(begin, end) for ranges of whole trajectories, in threads if there are many.
+
+    The ranges depend on the data alone, so that results do not depend on the number of cores.
+    """
+    chunks = list(chunk_ranges(offsets, behaviours))
+    workers = min(len(chunks), _cores()) if threads else 1
+    if workers > 1:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda chunk: run(*chunk), chunks))
+    else:
+        for begin, end in chunks:
+            run(begin, end)
+
+
+def chunk_ranges(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each."""
     begin, n = 0, offsets.size - 1
+    size = max(1, min(_BLOCK // behaviours, _STEPS))
     while begin < n:
-        stop = int(offsets[begin]) + max(1, _BLOCK // behaviours)
+        stop = int(offsets[begin]) + size
         end = max(begin + 1, int(np.searchsorted(offsets, stop, side="right")) - 1)
         yield begin, min(end, n)
         begin = end
@@ -203,23 +190,26 @@ def _cores() -> int:
         return os.cpu_count() or 1
 
 
-def _refuse(block: FloatArray, start: int, offsets: IntArray, limit: float) -> None:
-    """Raise the error for the first entry that is NaN or above the limit."""
-    behaviour, column = (int(index) for index in np.argwhere(~(block <= limit))[0])
-    episode = int(np.searchsorted(offsets, start + column, side="right")) - 1
+def _refuse(block: FloatArray, start: int, ids: IntArray, offsets: IntArray, limit: float) -> None:
+    """Raise the error for the first entry that is NaN or above the limit, or -inf but executed."""
+    rows = np.arange(start, start + block.shape[1])
+    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    bad = ~(block <= limit)
+    columns = np.arange(block.shape[1])
+    bad[ids[episodes], columns] |= np.isneginf(block[ids[episodes], columns])
+    behaviour, column = (int(index) for index in np.argwhere(bad)[0])
+    episode, value = int(episodes[column]), float(block[behaviour, column])
     step = start + column - int(offsets[episode])
-    raise bad_log_prob(
-        "behaviour_log_probs", float(block[behaviour, column]), episode, step, f" of {behaviour=}"
-    )
+    raise bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")
 
 
-def bad_log_prob(
-    name: str, value: float, episode: int, step: int, whose: str = ""
-) -> ValueError:
+def bad_log_prob(name: str, value: float, episode: int, step: int, whose: str = "") -> ValueError:
     """The error for a log-probability that cannot be one."""
-    remedy = (
-        "the log of a probability is at most 0; for densities of continuous actions pass density=True"
-        if value > 0
-        else "check the policy that produced it"
-    )
+    if value > 0:
+        remedy = "the log of a probability is at most 0; densities of continuous actions need "
+        remedy += "density=True"
+    elif value == -np.inf:
+        remedy = "the action was executed, so its probability was not 0; check the recorded policy"
+    else:
+        remedy = "check the policy that produced it"
     return ValueError(f"{name} is {value!r}{whose} at episode {episode}, step {step}: {remedy}")
