@@ -1,4 +1,4 @@
-"""How far an estimate can be trusted: effective sample size, weight shares, and a verdict in words."""
+"""How far an estimate can be trusted: effective sample size, weight shares, a verdict in words."""
 
 from __future__ import annotations
 
@@ -82,9 +82,11 @@ def weight_diagnostics(
     calibration: FloatArray | None,
 ) -> Diagnostics:
     """Diagnostics from the sums of `ope_gym.estimators.Moments`."""
+    from ope_gym import kernels
+
     step = int(np.argmin(ess_curve))
-    top = log_last.max()
-    last = np.exp(log_last - (top if np.isfinite(top) else 0.0))
+    top = float(log_last.max())
+    last = kernels.exponentials(log_last, top if np.isfinite(top) else 0.0)  # largest is 1
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
     square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
     weight = sums[0]
@@ -93,10 +95,10 @@ def weight_diagnostics(
             ess=float(ess_curve[step]),
             ess_step=step,
             ess_curve=ess_curve,
-            behaviour_shares=total / total.sum() if total.sum() > 0 else total,
+            behaviour_shares=total / max(float(total.sum()), np.finfo(np.float64).tiny),
             behaviour_ess=np.divide(total**2, square, out=np.zeros(behaviours), where=square > 0),
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
-            mean_weight=float(np.exp(log_last).mean()),
+            mean_weight=float(np.exp(top) * last.mean()),
             pareto_k=pareto_k(last),
             capped_share=capped_share,
             log_last=log_last,

@@ -81,8 +81,8 @@ def _one_step(data: Trajectories, target: Policy) -> tuple[FloatArray, IntArray]
     if longest > 1:
         episode = int(np.argmax(data.lengths))
         raise ValueError(
-            f"EA is defined for one-step data, but episode {episode} has {longest} steps: for longer "
-            "episodes the like of it is a direct method (DM, fitted Q evaluation)"
+            f"EA is defined for one-step data, but episode {episode} has {longest} steps: for "
+            "longer episodes the like of it is a direct method (DM, fitted Q evaluation)"
         )
     if not hasattr(target, "probs"):
         raise ValueError(

@@ -75,15 +75,11 @@ class Moments:
     capped_share: float
 
     @property
-    def supported(self) -> bool:
-        """Whether every step has some trajectory of positive weight."""
-        return bool(np.all(self.sums[0] > 0))
-
-    @property
     def ess(self) -> FloatArray:
         """(T,) effective sample size (sum w)^2 / sum w^2 at each step; 0 without any weight."""
         weight, square = self.sums[0], self.sums[1]
-        return np.divide(weight**2, square, out=np.zeros_like(weight), where=square > 0)
+        ess: FloatArray = np.divide(weight**2, square, out=np.zeros_like(weight), where=square > 0)
+        return ess
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ def moments(
     from ope_gym import kernels
 
     peak, sums, log_cap = columns.peak, columns.sums, columns.log_cap
-    discount = gamma ** np.arange(peak.size)
+    discount = np.float64(gamma) ** np.arange(peak.size)
     psi = columns.psi
     if normalised:
         psi = np.full(psi.size, np.nan)
@@ -182,7 +178,7 @@ def moments(
 def _overflowing(
     log_w: FloatArray, rewards: FloatArray, offsets: IntArray, discount: FloatArray
 ) -> FloatArray:
-    """psi of plain weights some of which exceed the largest float."""
+    """Influence values of plain weights some of which exceed the largest float."""
     steps = np.arange(log_w.size) - np.repeat(offsets[:-1], np.diff(offsets))
     with np.errstate(over="ignore", invalid="ignore"):
         paid = np.where(rewards == 0, 0.0, np.exp(log_w) * rewards * discount[steps])
@@ -195,17 +191,18 @@ def standard_error(influence: FloatArray, strata: IntArray) -> float:
     A stratum of one trajectory is joined to a neighbour, which can only widen the result. NaN when
     all are alone.
     """
+    from ope_gym import kernels
+
     strata = join_single(strata)
     n, counts = influence.size, np.bincount(strata)
     if counts.max() < 2 or not np.all(np.isfinite(influence)):
         return np.nan
-    deviation = centre(influence, strata)
-    squares = np.bincount(strata, deviation**2)
+    squares = kernels.squares_within(influence, strata, counts)
     return float(np.sqrt(np.sum(counts * squares / (counts - 1.0))) / n)
 
 
 def centre(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """psi minus its mean inside each stratum."""
+    """Influence values minus their means inside each stratum."""
     counts = np.bincount(strata)
     means = np.bincount(strata, influence) / np.maximum(counts, 1)
     return influence - means[strata]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,7 @@ def evaluate(
     reward_range: tuple[float, float] | None = None,
     horizon: int | None = None,
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """The value of `target`, from trajectories that other policies recorded.
 
@@ -83,6 +84,7 @@ def evaluate(
             the longest recorded episode.
         reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
             learned from other episodes), or a pair of arrays (S,): mean and variance.
+        progress: called with the number of bootstrap replicates just finished, for a progress bar.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
@@ -131,7 +133,7 @@ def evaluate(
     bundle = _Data(
         data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes
     )
-    estimates = _estimate(log_w, bundle, options)
+    estimates = _estimate(log_w, bundle, options, progress)
     if "EA" in options.estimators:
         from ope_gym.empirical import empirical_average
 
@@ -200,7 +202,7 @@ def evaluate_log_probs(
         rows = rows.astype(np.float64)
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
-            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}): one row a behaviour"
+            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
         )
     ids = _check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
     options = check_options(
@@ -232,9 +234,14 @@ def evaluate_log_probs(
     return Evaluation({name: estimates[name] for name in options.estimators})
 
 
-def _estimate(log_w: dict[str, FloatArray], data: _Data, options: Options) -> dict[str, Estimate]:
+def _estimate(
+    log_w: dict[str, FloatArray],
+    data: _Data,
+    options: Options,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, Estimate]:
     """Every estimator of the table that was asked for."""
-    resamples = intervals.Resamples(data.sample.strata, options.resamples, options.seed)
+    resamples = intervals.Resamples(data.sample.strata, options.resamples, options.seed, progress)
     columns: dict[tuple[str, bool], Columns] = {}
     estimates = {}
     for name in options.estimators:
@@ -383,4 +390,4 @@ def _fingerprint(rewards: FloatArray, offsets: IntArray, ids: IntArray) -> tuple
     """A few sums in which all trajectories, their order, rewards and behaviours take part."""
     place = np.arange(ids.size) + 0.5
     returns = np.add.reduceat(rewards, offsets[:-1])
-    return tuple(float(place @ column) for column in (returns, offsets[1:], ids))
+    return tuple(float(np.sum(place * column)) for column in (returns, offsets[1:], ids))

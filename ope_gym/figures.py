@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ope_gym.diagnostics import AMBER_ESS, GREEN_ESS
 from ope_gym.overlap import Overlap
 from ope_gym.results import Evaluation
+from ope_gym.weights import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +27,11 @@ _INK, _GRID = "#333333", "#d9d9d9"
 
 
 def ess_figure(evaluation: Evaluation) -> Figure:
-    """Effective sample size at each step, a line for all estimators that share their weights.
+    """Effective sample size at each step, one line for estimators whose weights agree.
 
     The bands are those of the verdict: green from 40, amber from 10, red below.
     """
-    curves: dict[bytes, tuple[list[str], NDArray[np.float64]]] = {}
-    for name, estimate in evaluation.items():
-        curve = estimate.diagnostics.ess_curve
-        curves.setdefault(curve.tobytes(), ([], curve))[0].append(name)
+    curves = _distinct({name: e.diagnostics.ess_curve for name, e in evaluation.items()})
     n = evaluation.sample.trajectories
     floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
 
@@ -46,7 +44,7 @@ def ess_figure(evaluation: Evaluation) -> Figure:
             0.995, np.sqrt(low * high), name, transform=axes.get_yaxis_transform(),
             ha="right", va="center", fontsize=8, color=colour,
         )  # fmt: skip
-    for index, (names, curve) in enumerate(curves.values()):
+    for index, (names, curve) in enumerate(curves):
         steps = np.arange(curve.size)
         axes.plot(
             steps,
@@ -105,6 +103,19 @@ def overlap_figure(overlap: Overlap) -> Figure:
         fontsize=8, color="#666666", x=0.02, ha="left",
     )  # fmt: skip
     return figure
+
+
+def _distinct(curves: dict[str, FloatArray]) -> list[tuple[list[str], FloatArray]]:
+    """Names of the curves that nobody could tell apart, with one of them."""
+    groups: list[tuple[list[str], FloatArray]] = []
+    for name, curve in curves.items():
+        for names, other in groups:
+            if curve.shape == other.shape and np.allclose(curve, other, rtol=0.01):
+                names.append(name)
+                break
+        else:
+            groups.append(([name], curve))
+    return groups
 
 
 def render(figure: Figure) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Confidence intervals: ess-t, stratified bootstrap (percentile, BCa), betting for bounded rewards."""
+"""Confidence intervals: ess-t, stratified bootstrap (percentile, BCa), betting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Interval:
 
 
 def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
-    """J ± t_{ESS-1} SE sqrt(ESS / (ESS - 1)): the degrees of freedom are those the weights leave."""
+    """J ± t_{ESS-1} SE sqrt(ESS / (ESS - 1)): degrees of freedom are what the weights leave."""
     if not (np.isfinite(value) and np.isfinite(error) and ess > 1.0 + 1e-9):
         return Interval(np.nan, np.nan, level, "ess-t")
     from scipy.special import stdtrit
@@ -56,12 +56,20 @@ class Resamples:
         strata: (n,) stratum of each trajectory.
         replicates: how many.
         seed: of the draws.
+        progress: called with the number of replicates that an estimator has finished.
     """
 
-    def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:
+    def __init__(
+        self,
+        strata: IntArray,
+        replicates: int,
+        seed: int,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
         self.strata = join_single(strata)
         self.replicates = replicates
         self.seed = seed
+        self.done = progress or (lambda replicates: None)
         self._kept: list[FloatArray] | None = None
 
     def __iter__(self) -> Iterator[FloatArray]:
@@ -90,7 +98,9 @@ class Resamples:
 
 def bootstrap_plain(influence: FloatArray, resamples: Resamples) -> FloatArray:
     """Replicates (R,) of the mean of psi: counts @ psi / n."""
-    return np.concatenate([counts @ influence for counts in resamples]) / influence.size
+    result = np.concatenate([counts @ influence for counts in resamples]) / influence.size
+    resamples.done(resamples.replicates)
+    return result
 
 
 def bootstrap_normalised(
@@ -124,6 +134,8 @@ def bootstrap_normalised(
             stop = begin + counts.shape[0]
             result[begin:stop] += mean @ discount[t0 : t0 + mean.shape[1]]
             begin = stop
+            if t0 + width >= horizon:
+                resamples.done(counts.shape[0])
     return result
 
 
@@ -217,8 +229,8 @@ def betting(
 ) -> Interval:
     """Finite-sample interval for rewards within reward_range and episodes of at most `horizon`.
 
-    Low end: a lower bound on E[sum_t gamma^t w (r - r_min)] plus sum_t gamma^t r_min. High end: sum_t
-    gamma^t r_max minus a lower bound on E[sum_t gamma^t w (r_max - r)]. Both sums run to the
+    Low end: a lower bound on E[sum_t gamma^t w (r - r_min)] plus sum_t gamma^t r_min. High end:
+    sum_t gamma^t r_max minus a lower bound on E[sum_t gamma^t w (r_max - r)]. Sums run to the
     horizon; after its end an episode pays 0 with its last weight. A cap only lowers such sums, so
     both ends stay valid. NaN if they cross: such data cannot have come from these propensities.
     """

@@ -6,14 +6,16 @@ give the same bits however the trajectories are cut into calls.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+F = TypeVar("F", bound=Callable[..., object])
+
 _CONTRACT = {"contract"}  # fused multiply-add; no reordering, which would break the range reduction
 _ADD = {"contract", "reassoc"}  # sums may be vectorised
 
@@ -27,7 +29,7 @@ _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer
 # exp(r) = 1 + r + r^2 q(r) on [-ln 2 / 2, ln 2 / 2]; q is a Chebyshev interpolant, within 3e-16
 _Q = (
     np.polynomial.chebyshev.Chebyshev.interpolate(
-        lambda r: sum(r**i / math.factorial(i + 2) for i in range(16)),
+        np.polynomial.Polynomial([1 / math.factorial(i + 2) for i in range(16)]),
         8,
         domain=[-_LN_2 / 2, _LN_2 / 2],
     )
@@ -35,6 +37,12 @@ _Q = (
     .coef
 )
 _Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (float(q) for q in _Q)
+
+
+def compiled(fastmath: Iterable[str] = ()) -> Callable[[F], F]:
+    """Compile on first use, keep the machine code on disk, release the GIL."""
+    decorator = njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))
+    return cast(Callable[[F], F], decorator)
 
 
 @intrinsic
@@ -69,10 +77,10 @@ def _exp(x: float) -> float:
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
-    return _float(_bits(p) + (_bits(shifted) << 52))
+    return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg,no-any-return]
 
 
-@njit(fastmath=_CONTRACT, **_OPTIONS)
+@compiled(_CONTRACT)
 def _sweep(
     log_probs: Any,
     j0: int,
@@ -124,7 +132,7 @@ def _sweep(
     return good
 
 
-@njit(**_OPTIONS)
+@compiled()
 def _largest(
     log_probs: Any, j0: int, width: int, first: Any, log_rho: Any, carry: Any, pivot: Any
 ) -> None:
@@ -138,11 +146,11 @@ def _largest(
             pivot[j] = a if k == 0 or a > pivot[j] else pivot[j]
 
 
-@njit(fastmath=_CONTRACT, **_OPTIONS)
+@compiled(_CONTRACT)
 def _optimal(
     log_probs: Any, start: int, own: Any, log_rho: Any, a: Any, mixture: Any, out: Any
 ) -> None:
-    """out = log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory.
+    """Out: log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory.
 
     sum_k rho f(P_k) = mixture + sum_k rho a P_k^2 / (1 - a P_k): only prefixes that are still
     likely differ from the fused weights. Where a P_k is exactly 1 the behaviours with such a
@@ -179,7 +187,7 @@ def _optimal(
             out[j] = -mixture[j]
 
 
-@njit(**_OPTIONS)
+@compiled()
 def prefixes(
     log_probs: Any,
     shift: int,
@@ -248,9 +256,9 @@ def prefixes(
     return good
 
 
-@njit(**_OPTIONS)
+@compiled()
 def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> None:
-    """out = running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
+    """Out: the running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
     base = offsets[begin]
     for i in range(begin, end):
         running = 0.0
@@ -259,7 +267,7 @@ def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> No
             out[j - base] = running
 
 
-@njit(**_OPTIONS)
+@compiled()
 def cumulate_own(
     log_probs: Any, shift: int, begin: int, end: int, ids: Any, offsets: Any, limit: float, out: Any
 ) -> bool:
@@ -275,7 +283,7 @@ def cumulate_own(
     return good
 
 
-@njit(**_OPTIONS)
+@compiled()
 def first_outside(values: Any, low: float, high: float) -> int:
     """Index of the first value that is NaN or outside [low, high]; -1 if there is none."""
     for begin in range(0, values.size, _TILE):
@@ -289,15 +297,17 @@ def first_outside(values: Any, low: float, high: float) -> int:
     return -1
 
 
-@njit(**_OPTIONS)
+@compiled()
 def column_peaks(
     log_w: Any, log_cap: float, begin: int, end: int, offsets: Any, peak: Any, gone: Any
 ) -> None:
     """Largest log weight at each step: of running trajectories, and of those that end there.
 
     Args:
-        log_w: (S,) log weights; log_cap: upper bound put on them (inf: none).
-        begin: first trajectory; end: one past the last.
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them (inf: none).
+        begin: first trajectory.
+        end: one past the last.
         offsets: (n + 1,).
         peak: (T,) raised to the log weights at t.
         gone: (T + 1,) raised to the last log weights of the trajectories of length t.
@@ -309,7 +319,7 @@ def column_peaks(
         gone[length] = max(gone[length], min(log_w[start + length - 1], log_cap))
 
 
-@njit(fastmath=_ADD, **_OPTIONS)
+@compiled(_ADD)
 def column_sums(
     log_w: Any,
     log_cap: float,
@@ -327,9 +337,11 @@ def column_sums(
     """Sums over trajectories begin..end-1 at each step, and the plain influence values.
 
     Args:
-        log_w: (S,) log weights; log_cap: upper bound put on them.
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them.
         rewards: (S,).
-        begin: first trajectory; end: one past the last.
+        begin: first trajectory.
+        end: one past the last.
         offsets: (n + 1,).
         scale: (T,) M_t: weights are divided by exp(M_t).
         gone: (T + 1,) scale of the last weights of the trajectories that ended by t.
@@ -356,7 +368,7 @@ def column_sums(
         ended[1, length] += w * w
 
 
-@njit(**_OPTIONS)
+@compiled()
 def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
     """Add to each step's sums (3, T) the last weights of the trajectories that ended before it."""
     weight, square = 0.0, 0.0
@@ -371,7 +383,7 @@ def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
         sums[1, t] += square * shrink * shrink
 
 
-@njit(fastmath=_ADD, **_OPTIONS)
+@compiled(_ADD)
 def normalised_influence(
     log_w: Any,
     log_cap: float,
@@ -411,7 +423,30 @@ def normalised_influence(
         psi[i] = total
 
 
-@njit(**_OPTIONS)
+@compiled(_CONTRACT)
+def exponentials(log_values: Any, shift: float) -> Any:
+    """exp(log_values - shift) (n,), for log_values of at most shift."""
+    out = np.empty(log_values.size)
+    for i in range(out.size):
+        v = log_values[i] - shift
+        out[i] = _exp(v) if v > -708.0 else 0.0
+    return out
+
+
+@compiled()
+def squares_within(values: Any, strata: Any, counts: Any) -> Any:
+    """Sum of squared deviations from the mean of its stratum, for each stratum (K,)."""
+    mean, squares = np.zeros(counts.size), np.zeros(counts.size)
+    for i in range(values.size):
+        mean[strata[i]] += values[i]
+    mean /= np.maximum(counts, 1)
+    for i in range(values.size):
+        deviation = values[i] - mean[strata[i]]
+        squares[strata[i]] += deviation * deviation
+    return squares
+
+
+@compiled()
 def dense_columns(
     log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, t0: int, out: Any
 ) -> None:

@@ -146,9 +146,9 @@ class BehaviourRows:
         steps = self.data.steps[start:stop]
         block = np.empty((len(plans), stop - start))
         for row, plan in zip(block, plans, strict=True):
-            begins, policies = zip(*plan, strict=True)
+            begins, acts = zip(*plan, strict=True)
             phase = np.searchsorted(begins, steps, side="right") - 1
-            row[:] = table[np.searchsorted(used, policies)[phase], columns]
+            row[:] = table[np.searchsorted(used, acts)[phase], columns]
         return block
 
     def _compare(self, recomputed: FloatArray, logged: FloatArray, start: int) -> None:
@@ -170,10 +170,10 @@ def stack_log_probs(
     """(P, m) log-probabilities of the same actions under several policies."""
     rows = trees.length(actions)
     kind = type(policies[0])
-    if len(policies) > 1 and hasattr(kind, "log_prob_stack"):
-        if all(type(policy) is kind for policy in policies):
-            table: FloatArray = kind.log_prob_stack(policies, observations, actions)
-            return table
+    alike = len(policies) > 1 and all(type(policy) is kind for policy in policies)
+    if alike and hasattr(kind, "log_prob_stack"):
+        stacked: FloatArray = kind.log_prob_stack(policies, observations, actions)
+        return stacked
     table = np.empty((len(policies), rows))
     for row, policy, name in zip(table, policies, names, strict=True):
         row[:] = _checked(policy.log_prob(observations, actions), rows, f"policy {name}")

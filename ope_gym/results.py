@@ -1,4 +1,4 @@
-"""Results: an `Estimate` knows its error, its diagnostics and its verdict; an `Evaluation` holds several."""
+"""Results: an `Estimate` with its error, diagnostics and verdict; an `Evaluation` of several."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
         behaviours: (K,) names of the behaviours.
         counts: (K,) trajectories of each.
         gamma: discount.
-        regime: "held-out", "not held out" or "unstated": what the learner saw of these trajectories.
+        regime: "held-out", "not held out" or "unstated": whether the learner saw the data.
         fingerprint: equal for equal data, so that differences are only taken between such.
     """
 
@@ -96,7 +96,7 @@ class Estimate:
         if self.sample.fingerprint != other.sample.fingerprint:
             raise ValueError(
                 f"other ({other.name}) rests on other trajectories than {self.name}: a paired "
-                "difference needs both estimates from the same data; evaluate both targets on one set"
+                "difference needs both from the same data; evaluate both targets on one set"
             )
         value = self.value - other.value
         error = standard_error(self.influence - other.influence, self.sample.strata)
@@ -166,7 +166,7 @@ class Evaluation(Mapping[str, Estimate]):
         return next(iter(self.values())).sample
 
     def difference(self, other: Evaluation) -> dict[str, Difference]:
-        """Paired differences self - other, estimator by estimator: which of two targets is better."""
+        """Paired differences self - other of each estimator: which of two targets is better."""
         shared = [name for name in self if name in other._estimates]
         if not shared:
             raise ValueError(
@@ -222,6 +222,16 @@ class Evaluation(Mapping[str, Estimate]):
         return f"Evaluation({values})"
 
     def __str__(self) -> str:
+        return self.table()
+
+    def table(self, truth: float | None = None, truth_error: float = 0.0) -> str:
+        """The estimates as a text table, with the reasons of those that are not green.
+
+        Args:
+            truth: the value, if it is known from elsewhere; adds the distance to it in standard
+                errors.
+            truth_error: standard error of the truth.
+        """
         sample, first = self.sample, next(iter(self.values()))
         head = (
             f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
@@ -229,13 +239,18 @@ class Evaluation(Mapping[str, Estimate]):
             f"data: {sample.regime}"
         )
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
-        rows = [("estimator", "value", "std.err", interval, "ESS", "verdict")]
+        rows = [["estimator", "value", "std.err", interval, "ESS", "verdict"]]
         for name, e in self.items():
             ends = f"[{_text(e.interval.low)}, {_text(e.interval.high)}]"
             ess = f"{e.diagnostics.ess:.1f}"
             rows.append(
-                (name, _text(e.value), _text(e.standard_error), ends, ess, e.verdict.colour)
+                [name, _text(e.value), _text(e.standard_error), ends, ess, e.verdict.colour]
             )
+        if truth is not None:
+            rows[0].append("off truth")
+            for row, e in zip(rows[1:], self.values(), strict=True):
+                distance = (e.value - truth) / math.hypot(e.standard_error, truth_error)
+                row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             "  ".join(

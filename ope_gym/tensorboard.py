@@ -196,8 +196,9 @@ class EvaluationWriter:
             if not (_undefined(estimate) and tag.startswith("ope/"))
         }
         plain = {key: _plain(value) for key, value in hparams.items()}
+        file_writer: Any = self._writer.file_writer
         for summary in hparams_summaries(plain, metrics):  # type: ignore[no-untyped-call]
-            self._writer.file_writer.add_summary(summary, step)
+            file_writer.add_summary(summary, step)
 
 
 def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[str]) -> str:

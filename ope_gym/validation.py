@@ -1,4 +1,4 @@
-"""Checks at the doors: each error names the argument, its value, where it stands, and the remedy."""
+"""Checks at the doors: errors name the argument, its value, where it stands, and the remedy."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ the behaviour of trajectory i, rho_k = n_k / n.
 | fused   | p            | FIS: the mixture of prefix products, never a product of mixtures |
 | optimal | p / (1 - a p) | OUIS, a = r^2 / (r^2 + V); a = 1 for deterministic rewards |
 
-The paper writes the last one as p / (r^2 (1 - p) + V): the same up to a factor r^2 + V that cancels.
+The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a factor that cancels.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def log_weights(
 def reward_parameter(
     reward_model: tuple[FloatArray, FloatArray] | None, steps: int, density: bool = False
 ) -> FloatArray:
-    """a = r^2 / (r^2 + V) (S,): 1 for deterministic rewards, 0 (fused) where nothing is paid."""
+    """The parameter a = r^2 / (r^2 + V) (S,): 1 if deterministic, 0 (fused) if nothing is paid."""
     if density:
         return np.zeros(steps)
     if reward_model is None:
@@ -146,7 +146,7 @@ def reward_parameter(
     mean, deviation = np.abs(reward_model[0]), np.sqrt(reward_model[1])
     with np.errstate(divide="ignore", over="ignore"):  # by their ratio: squares could underflow
         ratio = np.divide(deviation, mean, out=np.full(steps, np.inf), where=mean > 0)
-        return 1.0 / (1.0 + ratio**2)
+        return np.asarray(1.0 / (1.0 + ratio**2))
 
 
 def _block(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ope_gym import storage
 from ope_gym.buffer import Trajectories, TrajectoryBuffer
-from ope_gym.policies import LinearSigmoid, Uniform
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from ope_gym.storage import BlockWriter, DamagedFileError, read_blocks
 
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)
@@ -324,7 +324,7 @@ def test_a_payload_off_its_boundary_is_damage(tmp_path: Path) -> None:
         list(read_blocks(path))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_is_an_error_or_a_cut_file(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes
@@ -351,7 +351,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     kind=st.sampled_from(["spaces", "policy", "changes", "episodes", "?"]),
     change=st.dictionaries(
@@ -380,7 +380,7 @@ def test_nonsense_in_json_is_damage_or_harmless(
     assert found.rewards.tolist() == [10.0, 10.0, 11.0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(
         ["rewards", "log_probs", "policy_ids", "episodes", "observations", "actions"]
@@ -644,7 +644,7 @@ def test_changes_between_episodes_need_no_schedule(tmp_path: Path) -> None:
 
 def test_a_file_and_a_buffer_give_the_same_schedules(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(BOX, TWO)
-    policies = [Uniform(2), SIGMOID, LinearSigmoid(np.zeros(2))]
+    policies: list[Policy] = [Uniform(2), SIGMOID, LinearSigmoid(np.zeros(2))]
     with BlockWriter(tmp_path / "run") as writer:
         storage.write_spaces(writer, BOX, TWO, None)
 
