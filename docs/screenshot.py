@@ -1,8 +1,9 @@
-"""Pictures of a TensorBoard run: `python docs/screenshot.py runs/NAME --out docs/images`.
+"""Pictures of a TensorBoard run: `python docs/screenshot.py runs --out docs/images`.
 
 Starts TensorBoard on the loopback interface, opens its pages in a headless Chromium, waits until
-the charts are drawn, saves a PNG of each page and prints, as JSON, what the pages show. Exits with
-1 if a chart stays empty. Needs the package `chromium` of the system, and nothing else.
+the charts are drawn, saves each page as a PNG file and prints as JSON what the charts show. Exits
+with 1 if a chart stays empty. It needs the system's `chromium` and no Python package but
+TensorBoard: the browser is driven by the DevTools protocol over a pipe.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-PAGES = ("scalars", "custom_scalars")
+CHARTS = ("scalars", "custom_scalars")  # pages of which the charts are checked
+OTHERS = ("text", "images", "histograms", "hparams")
 _FLAGS = (
     "--headless=new",
-    "--no-sandbox",  # of no use to root; the only page it opens is our own
+    "--no-sandbox",  # root cannot have one; all it opens is our own page
     "--disable-gpu",
     "--disable-quic",
     "--disable-background-networking",
@@ -35,97 +39,228 @@ _FLAGS = (
     "--no-first-run",
     "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--remote-debugging-pipe",
+    "--remote-debugging-pipe",  # commands on descriptor 3, answers on 4
 )
-# Elements of TensorBoard live in shadow roots, which a dump of the page leaves out.
+_LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+# The charts live in shadow roots, which a dump of the page would leave out.
 _PROBE = """
 (() => {
-  const cards = [], found = (root, names, into) => {
-    for (const e of root.querySelectorAll('*')) {
-      if (names.includes(e.localName)) into.push(e);
-      if (e.shadowRoot) found(e.shadowRoot, names, into);
+  const find = (root, names, into = []) => {
+    for (const element of root.querySelectorAll('*')) {
+      if (names.includes(element.localName)) into.push(element);
+      if (element.shadowRoot) find(element.shadowRoot, names, into);
     }
     return into;
   };
-  const names = ['tf-scalar-card', 'tf-custom-scalar-margin-chart-card',
-                 'tf-custom-scalar-multi-line-chart-card'];
-  for (const card of found(document, names, [])) {
-    const root = card.shadowRoot;
-    const paths = found(root, ['path'], []).filter(p => p.getBoundingClientRect().width > 5);
-    const of = name => paths.filter(p => p.closest(name)).length;
-    const title = card.title || card.tag;
-    cards.push({
-      title: String(title ?? ''),
-      lines: paths.filter(p => getComputedStyle(p).fill === 'none').length,
-      areas: paths.filter(p => getComputedStyle(p).fill !== 'none').length,
-    });
-  }
-  return JSON.stringify(cards);
+  const cards = find(document, ['tf-scalar-card', 'tf-custom-scalar-margin-chart-card',
+                                'tf-custom-scalar-multi-line-chart-card']);
+  return cards.map(card => {
+    const paths = find(card.shadowRoot, ['path']).filter(p => p.getBoundingClientRect().width > 0);
+    const count = selector => paths.filter(p => p.matches(selector)).length;
+    return {
+      title: card.tag || card.title,
+      lines: count('.line-plot:not(.area-plot):not(.ghost) path.line'),
+      bands: count('.area-plot path.area'),
+      points: count('.scatter-plot path.symbol'),
+    };
+  });
 })()
 """
 
 
 class Browser:
-    """A headless Chromium, driven by the DevTools protocol over a pipe."""
+    """A headless Chromium.
 
-    def __init__(self, executable: str, profile: str, width: int, height: int) -> None:
-        read_commands, self._commands = os.pipe()
-        self._answers, write_answers = os.pipe()
-        os.set_blocking(self._answers, False)
+    Args:
+        executable: path of Chromium.
+        profile: an empty folder.
+        size: width and height of the page.
+    """
+
+    def __init__(self, executable: str, profile: str, size: tuple[int, int]) -> None:
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
         self._process = subprocess.Popen(
-            # Chromium reads commands from descriptor 3 and answers on 4
-            ["/bin/sh", "-c", f'exec "$@" 3<&{read_commands} 4>&{write_answers}', "sh", executable]
-            + [*_FLAGS, f"--window-size={width},{height}", f"--user-data-dir={profile}"],
-            pass_fds=(read_commands, write_answers),
+            [sys.executable, "-c", _LAUNCH, str(commands), str(answers), executable]
+            + [*_FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(read_commands)
-        os.close(write_answers)
-        self._buffer, self._number, self._session = b"", 0, ""
-
-    def call(self, method: str, timeout: float = 60.0, **params: object) -> dict[str, Any]:
-        """One command and its result."""
-        self._number += 1
-        message: dict[str, object] = {"id": self._number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._commands, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            while True:
-                while b"\0" in self._buffer:
-                    line, _, self._buffer = self._buffer.partition(b"\0")
-                    answer: dict[str, Any] = json.loads(line)
-                    if answer.get("id") == self._number:
-                        if "error" in answer:
-                            raise RuntimeError(f"{method}: {answer['error']}")
-                        result: dict[str, Any] = answer["result"]
-                        return result
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"Chromium did not answer {method} in {timeout:g} s")
-                chunk = os.read(self._answers, 1 << 20)
-                if not chunk:
-                    raise RuntimeError(f"Chromium ended during {method}")
-                self._buffer += chunk
+        os.close(commands)
+        os.close(answers)
+        self._size = size
+        self._received, self._number, self._session = b"", 0, ""
 
     def open(self, url: str) -> None:
         """A new page."""
         self._session = ""
-        target = self.call("Target.createTarget", url=url)["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
+        width, height = self._size
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+        self._call("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         if "exceptionDetails" in result:
-            raise RuntimeError(f"the page: {result['exceptionDetails']}")
+            raise RuntimeError(f"the page raised {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The window as a PNG file."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
+        """The page as a PNG file."""
+        picture = self._call("Page.captureScreenshot", format="png")["data"]
+        path.write_bytes(base64.b64decode(picture))
+
+    def close(self) -> None:
+        """End the browser."""
+        self._session = ""
+        try:
+            self._call("Browser.close", timeout=10.0)
+            self._process.wait(10.0)
+        except (OSError, RuntimeError, TimeoutError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        os.close(self._commands)
+        os.close(self._answers)
+
+    def _call(self, method: str, *, timeout: float = 60.0, **parameters: object) -> dict[str, Any]:
+        """The result of one command; events that come in between are passed over."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = self._receive(deadline, method)
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"Chromium refused {method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def _receive(self, deadline: float, method: str) -> dict[str, Any]:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\0" not in self._received:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"Chromium did not answer {method} in time")
+                chunk = os.read(self._answers, 1 << 20)
+                if not chunk:
+                    raise RuntimeError(f"Chromium ended at {method}")
+                self._received += chunk
+        line, _, self._received = self._received.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+@contextmanager
+def chromium(size: tuple[int, int]) -> Iterator[Browser]:
+    """A browser with a fresh profile."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        sys.exit("chromium is not installed: apt-get install chromium, or the like of it")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(executable, profile, size)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
+    """The address of a TensorBoard that has read the runs below `logdir`."""
+    command = [sys.executable, "-W", "ignore", "-m", "tensorboard.main", "--load_fast=false"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, f"--logdir={logdir}", "--host=127.0.0.1", "--port=0"],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        try:
+            deadline = time.monotonic() + timeout
+            while True:
+                log.seek(0)
+                said = log.read()
+                address = re.search(r"http://127\.0\.0\.1:\d+/", said)
+                if address and _has_layout(address.group()):
+                    break
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"TensorBoard shows no run with charts in {logdir}:\n{said}")
+                time.sleep(0.2)
+            yield address.group()
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _has_layout(address: str) -> bool:
+    with urllib.request.urlopen(f"{address}data/plugin/custom_scalars/layout") as answer:
+        return bool(json.load(answer))
+
+
+def capture(
+    browser: Browser, address: str, page: str, path: Path, *, tags: str, timeout: float
+) -> list[dict[str, Any]]:
+    """Save one page once its charts are drawn, and say what they show: title, lines, bands."""
+    # bands reach beyond the values: "ignore outliers" would cut them off
+    options = f"_smoothingWeight=0&_ignoreYOutliers=false&tagFilter={quote(tags, safe='')}"
+    browser.open(f"{address}?darkMode=false#{page}&{options}")
+    cards: list[dict[str, Any]] = []
+    deadline = time.monotonic() + (timeout if page in CHARTS else 4.0)
+    while time.monotonic() < deadline:
+        time.sleep(0.7)
+        before, cards = cards, browser.evaluate(_PROBE)
+        if cards and cards == before and all(map(drawn, cards)):
+            break
+    browser.screenshot(path)
+    return cards
+
+
+def drawn(card: dict[str, Any]) -> bool:
+    """Whether a chart shows anything."""
+    return bool(card["lines"] or card["points"])
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("logdir", type=Path, help="folder of TensorBoard runs")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for PAGE.png")
+    parser.add_argument("--pages", nargs="+", choices=CHARTS + OTHERS, default=list(CHARTS))
+    parser.add_argument("--tags", default="^(ope|rollout)/", help="regular expression for Scalars")
+    parser.add_argument("--size", default="1400x900", help="of the picture")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a page may take")
+    arguments = parser.parse_args()
+    width, height = map(int, arguments.size.split("x"))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shown = {}
+    with (
+        chromium((width, height)) as browser,
+        tensorboard(arguments.logdir, arguments.timeout) as address,
+    ):
+        for page in arguments.pages:
+            shown[page] = capture(
+                browser, address, page, arguments.out / f"{page}.png",
+                tags=arguments.tags, timeout=arguments.timeout,
+            )  # fmt: skip
+    print(json.dumps(shown, indent=2))
+    checked = [shown[page] for page in arguments.pages if page in CHARTS]
+    return 0 if all(cards and all(map(drawn, cards)) for cards in checked) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -77,7 +77,7 @@ def _exp(x: float) -> float:
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
-    return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg,no-any-return]
+    return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg]
 
 
 @compiled(_CONTRACT)
@@ -239,13 +239,17 @@ def prefixes(
             total[j] = 0.0
         saved[:] = carry
         good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
-        if total[:width].max() > _OVERFLOW:  # the own prefix is no good scale: take the largest
+        for j in range(width):
+            mixture[at + j] = pivot[j] + math.log(total[j])
+        beyond = total[:width] > _OVERFLOW
+        if beyond.any():  # there the own prefix is no good scale: take the largest
             carry[:] = saved
             _largest(log_probs, column, width, first, log_rho, saved, pivot)
             total[:] = 0.0
-            good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
-        for j in range(width):
-            mixture[at + j] = pivot[j] + math.log(total[j])
+            _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
+            for j in range(width):
+                if beyond[j]:
+                    mixture[at + j] = pivot[j] + math.log(total[j])
     if optimal.size and good:
         for i in range(begin, end):
             start, stop = offsets[i], offsets[i + 1]

@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparams_summaries
 
 from ope_gym import figures
+from ope_gym.estimators import ESTIMATORS
 from ope_gym.overlap import overlap
 from ope_gym.results import Estimate, Evaluation
 
@@ -164,7 +165,7 @@ class EvaluationWriter:
             ("max_share", d.max_share),
             ("mean_weight", d.mean_weight),
             ("pareto_k", d.pareto_k),
-            ("capped_share", d.capped_share),
+            ("capped_share", d.capped_share if _capped(name) else None),
             ("support_violations", d.support_violations),
         ):
             if number is not None:
@@ -241,13 +242,13 @@ def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
     ess = [f"diagnostics/{re.escape(name)}/ess$" for name in names]
     bands = {
         name: ["Margin", [f"ope/{name}/{end}" for end in ("value", "low", "high")]]
-        for name in names
+        for name in reversed(names)  # TensorBoard shows bands in reverse, after the lines
     }
-    together = {
-        "estimates and mean return": ["Multiline", ["rollout/return$", "ope/truth$", *values]],
-        "effective sample size": ["Multiline", ess],
+    lines = ["Multiline", ["rollout/return$", "ope/truth$", *values]]
+    return {
+        "Value of the policy": {"estimates and mean return": lines, **bands},
+        "Diagnostics": {"effective sample size": ["Multiline", ess]},
     }
-    return {"Value of the policy": bands, "All estimators": together}
 
 
 def _band(estimate: Estimate) -> dict[str, float]:
@@ -261,6 +262,10 @@ def _band(estimate: Estimate) -> dict[str, float]:
 def _undefined(estimate: Estimate) -> list[str]:
     """Which of value, low and high are not finite."""
     return [key for key, value in _band(estimate).items() if not math.isfinite(value)]
+
+
+def _capped(name: str) -> bool:
+    return name in ESTIMATORS and ESTIMATORS[name].capped
 
 
 def _plain(value: Any) -> bool | int | float | str:

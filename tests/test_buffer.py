@@ -538,6 +538,9 @@ def test_merge_keeps_schedules_apart() -> None:
         Schedule(np.array([0, 1]), np.array([2, 0])),
     )
     assert merged.policy_ids[-2:].tolist() == [2, 0]
+    assert clocked.merge(filled()).schedule_ids.tolist() == [0] * 4 + [-1] * 6
+    clocked.extend(filled())
+    assert clocked.view().schedule_ids.tolist() == [0] * 4 + [-1] * 6
 
 
 def test_extending_gives_what_merging_gives() -> None:

@@ -262,7 +262,7 @@ def heavy(seed: int, *, spread: float = 3.0) -> Data:
     return Data(logs[0], logs[1:], ids, rng.normal(size=steps), np.cumsum([0, *lengths]))
 
 
-@pytest.mark.parametrize("spread", [0.02, 3.0])
+@pytest.mark.parametrize("spread", [0.02, 3.0, 30.0])
 def test_block_size_and_threads_do_not_matter(
     monkeypatch: pytest.MonkeyPatch, spread: float
 ) -> None:

@@ -288,6 +288,7 @@ def entry(dtype: Any = "<f8", shape: Any = (2,), offset: Any = 0) -> dict[str, A
         entry(shape=[0] + [2**62] * 3),
         entry(shape=[1] * 100),
         entry(offset=8),
+        entry(shape=[1], offset=8),
         entry(offset=64),
         entry(offset=-64),
         entry(offset=None),
@@ -710,6 +711,34 @@ def test_blocks_that_contradict_each_other_are_damage(
         writer.append(kind, meta, arrays)
     with pytest.raises(DamagedFileError):
         Trajectories.load(path)
+
+
+def test_the_rows_of_a_block_belong_to_its_episodes(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", (2, 1))
+    lengths = iter([1, 2])  # three steps in all, but not in each
+    with BlockWriter(tmp_path / "bad") as writer:
+        for block in read_blocks(tmp_path / "run"):
+            arrays = dict(block.arrays)
+            if block.kind == "episodes":
+                arrays["episodes"] = arrays["episodes"].copy()
+                arrays["episodes"][0, 0] = next(lengths)
+            writer.append(block.kind, block.meta, arrays)
+    with pytest.raises(DamagedFileError, match="its episodes have 1 steps, its columns 2"):
+        Trajectories.load(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("lengths", [[3, -1], [2, 0], [2**62] * 4 + [2]])
+def test_impossible_lengths_are_damage(tmp_path: Path, lengths: list[int]) -> None:
+    write_run(tmp_path / "run", (2,))
+    with BlockWriter(tmp_path / "bad") as writer:
+        for block in read_blocks(tmp_path / "run"):
+            arrays = dict(block.arrays)
+            if block.kind == "episodes":
+                arrays["episodes"] = np.repeat(arrays["episodes"], len(lengths), axis=0)
+                arrays["episodes"][:, 0] = lengths
+            writer.append(block.kind, block.meta, arrays)
+    with pytest.raises(DamagedFileError, match="an episode has at least one step"):
+        Trajectories.load(tmp_path / "bad")
 
 
 def test_a_file_must_begin_with_spaces(tmp_path: Path) -> None:

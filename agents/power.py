@@ -1,0 +1,199 @@
+"""PoWER (Kober & Peters 2009) for two actions: θ follows the rollouts that went well.
+
+    θ_{k+1} = argmax_θ Σ_i Σ_t W_i,t log π_θ(a_i,t | s_i,t),    π_θ(1 | x) = σ(x·θ),    θ_0 = 0
+
+over the best rollouts of the last batch. Rewards act as improper probabilities, so returns must
+not be negative.
+
+Mean return of θ_10 on CartPole-v1 after ten batches of 30 rollouts, over 20 seeds (200 fresh
+rollouts each), ± standard deviation between seeds; θ_0 has 22:
+
+    weighting="return"               MEASURED_RETURN
+    weighting="reward-to-go"         MEASURED_RTG
+    exploration="parameters"         MEASURED_PARAM (the mean θ after 300 batches of one rollout)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.contract import refuse_held_out, rewards_to_go
+from ope_gym.policies import LinearSigmoid
+from ope_gym.policy_files import Floats
+from ope_gym.trajectories import Trajectories
+
+Weighting = Literal["return", "reward-to-go"]
+Exploration = Literal["action", "parameters"]
+
+
+class Power:
+    """Reward-weighted likelihood steps of a linear-sigmoid policy without bias.
+
+    With exploration="action" the sigmoid explores by itself, and each batch is used once: the
+    `best` of its rollouts, weighted by their return or, step by step, by the reward to go.
+
+    With exploration="parameters" the policy that acts is θ + noise·N(0, I), drawn anew by every
+    `learn`; so call it after each episode, or take `perturbed()` for each one of a batch. Then
+    θ_{k+1} = Σ_j R_j θ_j / Σ_j R_j over the `best` perturbed θ_j of all batches, R_j the mean
+    return of the rollouts of θ_j. What was learned is `LinearSigmoid(agent.theta)`.
+
+    Args:
+        n_features: d, the width of an observation.
+        best: How many of the best rollouts count.
+        weighting: W_i,t, of action exploration: the "return" or the "reward-to-go".
+        exploration: What varies: the "action", or the "parameters".
+        noise: Standard deviation of the perturbation of each parameter.
+        ridge: Penalty ridge·‖θ‖²/2 where all W together weigh as much as there are steps. It
+            keeps θ finite where the actions can be told apart without error.
+        gamma: Discount of the returns.
+        seed: Of the perturbations.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        *,
+        best: int = 10,
+        weighting: Weighting = "return",
+        exploration: Exploration = "action",
+        noise: float = 3.0,
+        ridge: float = 1e-2,
+        gamma: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        if weighting not in ("return", "reward-to-go"):
+            raise ValueError(f"weighting={weighting!r} must be 'return' or 'reward-to-go'")
+        if exploration not in ("action", "parameters"):
+            raise ValueError(f"exploration={exploration!r} must be 'action' or 'parameters'")
+        if exploration == "parameters" and weighting != "return":
+            raise ValueError(
+                f"weighting={weighting!r}: a perturbation of the parameters lasts a whole episode, "
+                "so it is weighted by the return; use exploration='action'"
+            )
+        if best < 1 or ridge <= 0 or noise < 0:
+            raise ValueError(f"best={best} must be >= 1, ridge={ridge} > 0 and noise={noise} >= 0")
+        self.best = best
+        self.weighting = weighting
+        self.exploration = exploration
+        self.noise = noise
+        self.ridge = ridge
+        self.gamma = gamma
+        self._rng = np.random.default_rng(seed)
+        self._kept: list[tuple[float, Floats]] = []  # the best (R_j, θ_j) so far
+        self._move_to(np.zeros(n_features))
+
+    @property
+    def theta(self) -> Floats:
+        """θ, without perturbation."""
+        return self._mean.theta
+
+    @property
+    def policy(self) -> LinearSigmoid:
+        """The frozen snapshot that acts now."""
+        return self._policy
+
+    def perturbed(self) -> LinearSigmoid:
+        """θ with fresh noise, for loops that play several episodes between two updates."""
+        return LinearSigmoid(self.theta + self.noise * self._rng.standard_normal(len(self.theta)))
+
+    def learn(self, episodes: Trajectories) -> None:
+        """One update of θ."""
+        refuse_held_out(episodes)
+        returns = episodes.returns(self.gamma)
+        if len(returns) == 0:
+            return
+        if returns.min() < 0:
+            raise ValueError(
+                f"episode {int(returns.argmin())} has the return {returns.min():g}: PoWER weights "
+                "by the return, which must not be negative; add a constant to the rewards, or use "
+                "SoftmaxLinearAgent"
+            )
+        if self.exploration == "action":
+            self._move_to(self._likelihood_step(episodes, returns))
+        else:
+            self._move_to(self._parameter_step(episodes, returns))
+
+    def _likelihood_step(self, episodes: Trajectories, returns: Floats) -> Floats:
+        chosen = np.argsort(-returns, kind="stable")[: self.best]
+        data = episodes.select(episodes=chosen)
+        if self.weighting == "return":
+            weights = np.repeat(returns[chosen], data.lengths)
+        else:
+            # a reward to go can be negative where the return is not
+            weights = np.maximum(rewards_to_go(data, self.gamma), 0.0)
+        if weights.sum() == 0:  # no rollout says where to go
+            return self.theta
+        x = np.asarray(data.observations, dtype=np.float64)
+        return fit_sigmoid(x, data.actions, weights, self.theta, self.ridge)
+
+    def _parameter_step(self, episodes: Trajectories, returns: Floats) -> Floats:
+        acting = episodes.policy_ids[episodes.offsets[:-1]]  # (n,)
+        changed = np.flatnonzero(np.repeat(acting, episodes.lengths) != episodes.policy_ids)
+        if len(changed):
+            row = int(changed[0])
+            raise ValueError(
+                f"episode {episodes.episode_ids[row]}, step {episodes.steps[row]}: the policy "
+                "changes, but exploration='parameters' needs one policy an episode"
+            )
+        for k in np.unique(acting):
+            policy = episodes.policies[k]
+            if not isinstance(policy, LinearSigmoid):
+                raise ValueError(f"policy {k} is {policy!r}, not a perturbed LinearSigmoid")
+            self._kept.append((float(returns[acting == k].mean()), policy.theta))
+        self._kept = sorted(self._kept, key=lambda kept: -kept[0])[: self.best]
+        weights = np.array([value for value, _ in self._kept])
+        if weights.sum() == 0:
+            return self.theta
+        return np.asarray(weights @ np.stack([theta for _, theta in self._kept]) / weights.sum())
+
+    def _move_to(self, theta: Floats) -> None:
+        self._mean = LinearSigmoid(theta)
+        self._policy = self._mean if self.exploration == "action" else self.perturbed()
+
+
+def fit_sigmoid(
+    x: Floats,
+    actions: NDArray[np.int64],
+    weights: Floats,
+    start: Floats,
+    ridge: float,
+    *,
+    iterations: int = 25,
+) -> Floats:
+    """argmax_θ of Σ w log π_θ(a|x) - ridge·‖θ‖²/2 by Newton's method, w scaled to mean 1.
+
+    The objective is concave, strictly so thanks to the ridge; a step that does not raise it is
+    halved. From a start nearby about five iterations suffice.
+
+    Args:
+        x: (S, d).
+        actions: (S,) 0 or 1.
+        weights: (S,) not negative.
+        start: (d,) θ to begin with.
+        ridge: Above 0.
+        iterations: At most.
+    """
+    weights = weights / weights.mean()
+    signed = np.where(np.asarray(actions)[:, None] == 1, x, -x)  # P(a|x) = σ(signed·θ)
+
+    def objective(theta: Floats) -> float:
+        fit = weights @ np.logaddexp(0.0, -(signed @ theta))
+        return float(-fit - 0.5 * ridge * theta @ theta)
+
+    theta, height = np.array(start, dtype=np.float64), objective(start)
+    for _ in range(iterations):
+        miss = 0.5 * (1.0 - np.tanh(0.5 * (signed @ theta)))  # 1 - P(a|x), without overflow
+        gradient = signed.T @ (weights * miss) - ridge * theta
+        curvature = (signed.T * (weights * miss * (1.0 - miss))) @ signed
+        step = np.linalg.solve(curvature + ridge * np.eye(len(theta)), gradient)
+        if gradient @ step < 1e-12 * len(x):  # twice what is left to gain, about
+            break
+        while (higher := objective(theta + step)) < height:
+            step *= 0.5
+            if np.abs(step).max() < 1e-12:
+                return theta
+        theta, height = theta + step, higher
+    return theta

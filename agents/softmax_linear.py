@@ -1,0 +1,142 @@
+"""Natural policy gradient for any env with a flat Box observation and Discrete actions.
+
+    g = (1/S) Σ_i Σ_t ∇log π(a|s) (G_i,t - b_t),    Δ = F⁻¹g · √(2 kl / g·F⁻¹g)
+
+G is the reward to go, b_t its mean over the episodes that reach step t, F the Fisher information of
+the visited states. The length of the step is the Kullback-Leibler divergence that it causes, so it
+does not depend on the scale of rewards or observations.
+
+MEASURED_SOFTMAX
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agents.contract import refuse_held_out, rewards_to_go
+from ope_gym.policies import SoftmaxLinear
+from ope_gym.policy_files import Floats
+from ope_gym.trajectories import Trajectories
+
+
+class SoftmaxLinearAgent:
+    """Softmax-linear policy, uniform at first; one natural-gradient step a batch.
+
+    Steps are computed in observations standardised by the mean and variance of all seen so far, and
+    folded into the weights for observations as they are. So a snapshot is complete, and a change of
+    the statistics alone changes no policy.
+
+    Args:
+        n_features: d, the width of an observation.
+        n_actions: A.
+        kl: Mean divergence of the new from the old policy on the states of the batch.
+        damping: Added to the diagonal of F.
+        gamma: Discount of the reward to go.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_actions: int,
+        *,
+        kl: float = 0.02,
+        damping: float = 1e-3,
+        gamma: float = 1.0,
+    ) -> None:
+        if kl <= 0 or damping <= 0:
+            raise ValueError(f"kl={kl} and damping={damping} must be above 0")
+        self.kl = kl
+        self.damping = damping
+        self.gamma = gamma
+        self._policy = SoftmaxLinear(np.zeros((n_actions, n_features)))
+        self._count = 0
+        self._mean = np.zeros(n_features)
+        self._squares = np.zeros(n_features)  # Σ (x - mean)²
+
+    @property
+    def policy(self) -> SoftmaxLinear:
+        """The frozen snapshot that acts now."""
+        return self._policy
+
+    def learn(self, episodes: Trajectories) -> None:
+        """One step from episodes of the current policy; none if all of them went alike."""
+        refuse_held_out(episodes)
+        if len(episodes) == 0:
+            return
+        x = np.asarray(episodes.observations, dtype=np.float64)  # (S, d)
+        old = self._policy.probs(x)  # (S, A)
+        self._observe(x)
+        advantages = centred_rewards_to_go(episodes, self.gamma)
+        if not advantages.any():
+            return
+        scale = np.sqrt(self._squares / self._count)
+        scale[scale < 1e-8] = 1.0  # a constant feature is 0 after centring, and is not moved
+        z = np.column_stack([(x - self._mean) / scale, np.ones(len(x))])  # (S, d + 1)
+        step = natural_step(z, old, episodes.actions, advantages, self.kl, self.damping)
+        weights = step[:, :-1] / scale
+        bias = step[:, -1] - weights @ self._mean
+        for _ in range(10):  # F describes small steps only: shorten one that goes too far
+            new = SoftmaxLinear(
+                self._policy.weights + weights, np.asarray(self._policy.bias) + bias
+            )
+            if mean_kl(old, new.probs(x)) <= 1.5 * self.kl:
+                self._policy = new
+                return
+            weights, bias = 0.5 * weights, 0.5 * bias
+
+    def _observe(self, x: Floats) -> None:
+        """Merge the mean and squares of a batch into those of all before."""
+        total = self._count + len(x)
+        shift = x.mean(axis=0) - self._mean
+        self._squares += ((x - x.mean(axis=0)) ** 2).sum(axis=0)
+        self._squares += shift**2 * (self._count * len(x) / total)
+        self._mean = self._mean + shift * (len(x) / total)
+        self._count = total
+
+
+def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> Floats:
+    """(S,) G_i,t - b_t; exactly 0 where all episodes that reach step t went alike."""
+    to_go = rewards_to_go(episodes, gamma)
+    mean = np.bincount(episodes.steps, to_go) / np.bincount(episodes.steps)
+    centred = to_go - mean[episodes.steps]
+    # rounding errors have a direction, and the step has the same length whatever the gradient
+    centred[np.abs(centred) <= 1e-9 * np.abs(to_go).max()] = 0.0
+    return np.asarray(centred)
+
+
+def natural_step(
+    z: Floats, probs: Floats, actions: Floats, advantages: Floats, kl: float, damping: float
+) -> Floats:
+    """Δ as (A, D), for scores W z.
+
+    Args:
+        z: (S, D) features.
+        probs: (S, A) of the policy that acted.
+        actions: (S,).
+        advantages: (S,).
+        kl: Divergence of the step, to second order.
+        damping: Added to the diagonal of F.
+    """
+    n_steps, n_actions = probs.shape
+    width = z.shape[1]
+    pull = -probs * advantages[:, None]
+    pull[np.arange(n_steps), actions] += advantages
+    gradient = (pull.T @ z / n_steps).ravel()
+    # F[(a, i), (b, j)] = mean of (1{a = b} p_a - p_a p_b) z_i z_j, one block a pair of actions
+    fisher = np.empty((n_actions, width, n_actions, width))
+    for a in range(n_actions):
+        for b in range(a + 1):
+            spread = probs[:, a] * ((a == b) - probs[:, b])
+            fisher[a, :, b] = fisher[b, :, a] = (z.T * spread) @ z / n_steps
+    matrix = fisher.reshape(len(gradient), -1) + damping * np.eye(len(gradient))
+    direction = np.linalg.solve(matrix, gradient)
+    length = gradient @ direction
+    if length <= 0:
+        return np.zeros((n_actions, width))
+    return np.asarray((direction * np.sqrt(2.0 * kl / length)).reshape(n_actions, width))
+
+
+def mean_kl(old: Floats, new: Floats) -> float:
+    """Mean over the rows of Σ_a old log(old / new)."""
+    tiny = np.finfo(np.float64).tiny  # 0 log 0 = 0
+    return float((old * np.log((old + tiny) / (new + tiny))).sum(axis=1).mean())

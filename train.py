@@ -1,0 +1,262 @@
+"""Train an agent, keep what every policy recorded, and evaluate the final policy from it.
+
+examples:
+  python train.py --env CartPole-v1
+      PoWER, 10 policies of 30 episodes each; half of the episodes are held out from the learner,
+      and the final policy is evaluated from those
+  python train.py --env Blackjack-v1 --rollouts 500
+      epsilon-greedy Monte-Carlo control
+  python train.py --env Acrobot-v1 --iterations 20 --policies 10
+      softmax-linear policy gradient; 20 updates, data of the last 10 policies
+  python train.py --interval bca --estimators NFIS FIS --json result.json --save episodes.ope
+  tensorboard --logdir runs
+      estimates with their bands over the iterations, next to the mean return
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from tqdm import tqdm
+
+import ope_gym
+from agents import Agent, make_agent
+from ope_gym import Evaluation, Trajectories
+from ope_gym.policies import Policy
+from wrappers import collect
+from wrappers.vector import RecordTrajectories
+
+
+def option(default: Any, text: str, **more: Any) -> Any:
+    """A field of `Args` that is also a command-line option."""
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass(frozen=True)
+class Args:
+    """The command line."""
+
+    env: str = option("CartPole-v1", "Gymnasium id of the environment")
+    policies: int = option(10, "how many of the last policies leave data for the evaluation")
+    rollouts: int = option(30, "episodes recorded with each policy")
+    iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
+    held_out: float = option(
+        0.5, "share of the episodes kept from the learner; the evaluation uses these alone. With 0 "
+        "it uses the episodes the target was trained on, and is optimistic",
+    )  # fmt: skip
+    seed: int = option(0, "same seed, same numbers")
+    gamma: float = option(1.0, "discount of the evaluated return")
+    estimators: tuple[str, ...] | None = option(
+        None, f"which ones (default: all): {', '.join(ope_gym.ESTIMATORS)}", nargs="+", type=str
+    )
+    level: float = option(0.95, "confidence level of the intervals")
+    interval: str = option("ess-t", "kind of interval: ess-t, percentile, bca")
+    truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with; 0: none")
+    vector_envs: int | None = option(
+        None, "environments stepped side by side (default: one an episode, at most 64)", type=int
+    )
+    logdir: Path = option(Path("runs"), "folder of TensorBoard runs")
+    save: Path | None = option(None, "also save all recorded episodes to this file", type=Path)
+    json: Path | None = option(None, "also write the evaluation to this file", type=Path)
+    quiet: bool = option(False, "no progress bars")
+
+    @property
+    def updates(self) -> int:
+        """Updates of the agent."""
+        return self.policies if self.iterations is None else self.iterations
+
+
+def parse(arguments: list[str] | None = None) -> Args:
+    """The command line as `Args`; wrong values end with a message."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for f in dataclasses.fields(Args):
+        name = f"--{f.name.replace('_', '-')}"
+        more = dict(f.metadata)
+        if isinstance(f.default, bool):
+            parser.add_argument(name, action="store_true", **more)
+            continue
+        if f.default is not None:
+            more.setdefault("type", type(f.default))
+            more["help"] += " (default: %(default)s)"
+        parser.add_argument(name, default=f.default, metavar=f.name.upper(), **more)
+    values = vars(parser.parse_args(arguments))
+    if values["estimators"] is not None:
+        values["estimators"] = tuple(values["estimators"])
+    args = Args(**values)
+    for name, low in (("policies", 1), ("rollouts", 1), ("updates", 1), ("truth_episodes", 0)):
+        if getattr(args, name) < low:
+            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    if not 0.0 <= args.held_out < 1.0:
+        parser.error(f"--held-out is {args.held_out}; give a share within [0, 1)")
+    unknown = [name for name in args.estimators or () if name not in ope_gym.ESTIMATORS]
+    if unknown:
+        parser.error(f"--estimators {unknown[0]}: known are {', '.join(ope_gym.ESTIMATORS)}")
+    return args
+
+
+def make_env(args: Args, episodes: int, **recording: Any) -> RecordTrajectories:
+    """A recorded vector env; the vectorised implementation where the env has one."""
+    count = min(args.vector_envs or 64, episodes)
+    spec = gym.spec(args.env)
+    mode = "vector_entry_point" if spec.vector_entry_point else "sync"
+    return RecordTrajectories(gym.make_vec(args.env, count, vectorization_mode=mode), **recording)
+
+
+@dataclass
+class Run:
+    """One training run: the agent, its recorder, and the streams of its randomness."""
+
+    args: Args
+    agent: Agent
+    env: RecordTrajectories
+    logdir: Path
+    rng: np.random.Generator
+    done: int = 0  # finished iterations
+
+    def data(self) -> Trajectories:
+        """The episodes that the evaluation may use."""
+        held_out = True if self.args.held_out > 0 else None
+        return self.env.buffer.view().select(held_out=held_out, last=self.args.policies)
+
+    def seed(self) -> int:
+        """The next seed for resets."""
+        return int(self.rng.integers(1 << 31))
+
+    def iterate(self) -> float:
+        """Record with the current policy, learn from it; the mean return."""
+        first = len(self.env.buffer)
+        collect(self.env, self.agent.policy, self.args.rollouts, self.rng, seed=self.seed())
+        fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
+        self.agent.learn(fresh.select(held_out=False))
+        self.done += 1
+        return float(fresh.returns(self.args.gamma).mean())
+
+    def evaluate(self, **options: Any) -> Evaluation:
+        """The current policy, from what was recorded so far."""
+        args = self.args
+        return ope_gym.evaluate(
+            self.data(), self.agent.policy, estimators=args.estimators, gamma=args.gamma,
+            level=args.level, rng=args.seed, **options,
+        )  # fmt: skip
+
+
+def train(run: Run, writer: Any) -> None:
+    """All iterations; each new policy is evaluated from the data so far."""
+    bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
+    with bar:
+        for iteration in range(run.args.updates):
+            mean_return = run.iterate()
+            writer.add_return(mean_return, iteration)
+            if len(run.data()):
+                writer.add_evaluation(run.evaluate(), iteration + 1)
+            bar.set_postfix(mean_return=f"{mean_return:.4g}")
+            bar.update()
+
+
+def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
+    """Mean return of new episodes of the policy, and its standard error."""
+    args = run.args
+    env = make_env(args, args.truth_episodes)
+    bar = tqdm(total=args.truth_episodes, desc="fresh rollouts", unit="ep", disable=_silent(args))
+    with bar:
+        collect(
+            env, policy, args.truth_episodes, run.rng, seed=run.seed(),
+            on_episode=lambda *_: bar.update(),
+        )  # fmt: skip
+    returns = env.buffer.view().returns(args.gamma)
+    env.close()
+    error = float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else np.nan
+    return float(returns.mean()), error
+
+
+def final_evaluation(run: Run) -> Evaluation:
+    """The evaluation of the last policy, with a bar for the bootstrap."""
+    args = run.args
+    bootstrap = args.interval in ("percentile", "bca")
+    count = len(args.estimators or ope_gym.ESTIMATORS)
+    with tqdm(
+        total=1000 * count, desc="bootstrap", unit="rep", disable=_silent(args) or not bootstrap
+    ) as bar:
+        return run.evaluate(interval=args.interval, progress=bar.update)
+
+
+def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
+    """The closing words: table, truth, data regime, where things are."""
+    args = run.args
+    lines = ["", f"value of policy {run.done} on {args.env}, from the episodes of earlier policies"]
+    lines.append(evaluation.table(*truth) if truth else evaluation.table())
+    if truth:
+        lines.append(f"fresh rollouts: {truth[0]:.5g} ± {truth[1]:.2g} ({args.truth_episodes:,})")
+    lines.append(
+        "The learner never saw these episodes: the intervals mean what they say."
+        if args.held_out > 0
+        else "In-sample: the policy was trained on these episodes, so all of this is optimistic; "
+        "--held-out 0.5 keeps episodes apart."
+    )
+    lines.append(f"episodes: {run.logdir / 'episodes.ope'}")
+    lines.append(f"dashboard: tensorboard --logdir {args.logdir}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    args = parse(arguments)
+    try:
+        env_spec = gym.spec(args.env)
+        probe = gym.make(args.env)
+        agent = make_agent(probe, seed=args.seed)
+        probe.close()
+    except (ValueError, gym.error.Error) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    from ope_gym.tensorboard import EvaluationWriter
+
+    logdir = args.logdir / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
+    env = make_env(args, args.rollouts, held_out=args.held_out, path=logdir / "episodes.ope")
+    run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
+    truth = None
+    with EvaluationWriter(logdir) as writer:
+        try:
+            train(run, writer)
+        except KeyboardInterrupt:
+            print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
+        if args.save:
+            env.buffer.save(args.save)
+        if not len(run.data()):
+            print("nothing to evaluate yet: no episode was finished and held out", file=sys.stderr)
+            return 130
+        evaluation = final_evaluation(run)
+        if args.truth_episodes and run.done == args.updates:
+            try:
+                truth = fresh_rollouts(run, agent.policy)
+            except KeyboardInterrupt:
+                print("\nstopped during the fresh rollouts", file=sys.stderr)
+        hparams = dataclasses.asdict(args)
+        writer.add_report(
+            evaluation, run.data(), agent.policy, run.done, hparams,
+            truth=truth[0] if truth else None,
+        )  # fmt: skip
+    env.close()
+    if args.json:
+        evaluation.to_json(args.json)
+    print(report(run, evaluation, truth))
+    return 0 if run.done == args.updates else 130
+
+
+def _silent(args: Args) -> bool | None:
+    """Whether to hide progress bars; None: only where there is no terminal."""
+    return True if args.quiet else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
