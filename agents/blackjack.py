@@ -99,13 +99,15 @@ class _Rules(NamedTuple):
 def _start_value(hit: Floats, gamma: float) -> Floats:
     """(K,) values of policies with hit probabilities (28, K, 10)."""
     rules = _rules()
+    moves = gamma * rules.moves
     state = np.empty(hit.shape)
+    flat = state.reshape(len(state), -1)  # (28, K·10), the same memory
     for s in range(len(state)):
-        after_hit = np.tensordot(gamma * rules.moves[s, :s], state[:s], axes=1) - rules.bust[s]
+        after_hit = (moves[s, :s] @ flat[:s] - rules.bust[s]).reshape(-1, 10)
         state[s] = rules.stick[s] + hit[s] * (after_hit - rules.stick[s])
         if s == _SOFT_21:  # a natural looks the same, and a hit makes it the same
             natural = rules.stick_natural + hit[s] * (after_hit - rules.stick_natural)
-    by_card = np.tensordot(rules.start, state, axes=1) + rules.start_natural * natural  # (K, 10)
+    by_card = (rules.start @ flat).reshape(-1, 10) + rules.start_natural * natural
     return np.asarray(by_card @ _DECK)
 
 

@@ -40,8 +40,9 @@ def empirical_average(
     weights = n_context[context] * mass[cell] / n_cell[cell]
     influence = worth[context] + weights * (data.rewards - mean[cell])
     value = float(np.mean(worth[context]))
-
     total, square = weights.sum(), np.sum(weights**2)
+    if total == 0:  # as for weights: no estimate, not an estimate of 0
+        value, influence = np.nan, np.full(n, np.nan)
     with np.errstate(divide="ignore"):
         log_last = np.log(weights)
     ess = np.array([total**2 / square if square > 0 else 0.0])
@@ -53,8 +54,10 @@ def empirical_average(
     replicates = None
     if options.interval == "betting":
         raise ValueError("interval='betting' bounds weighted means; EA is none: use FIS or BIS")
-    if options.interval == "ess-t" or not np.isfinite(error):
+    if options.interval == "ess-t":
         interval = intervals.ess_t(value, error, diagnostics.ess, options.level)
+    elif not np.isfinite(error):
+        interval = intervals.undefined(options.level, options.interval)
     else:
         resamples = intervals.Resamples(sample.strata, options.resamples, options.seed)
         replicates = _replicates(resamples, data.rewards, context, cell, cell_context, mass)

@@ -168,8 +168,11 @@ def moments(
             in_chunks(influence, offsets, 1)
     else:
         if peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
-            psi = _overflowing(log_w, rewards, offsets, discount)
-        value = float(psi.mean()) if peak.max() > -np.inf else np.nan
+            psi = _overflowing(np.minimum(log_w, log_cap), rewards, offsets, discount)
+        elif peak.max() == -np.inf:  # no weight at all is no estimate, not an estimate of 0
+            psi = np.full(psi.size, np.nan)
+        with np.errstate(invalid="ignore"):
+            value = float(psi.mean())
     log_last = np.minimum(log_w[offsets[1:] - 1], log_cap)
     capped = 0.0 if np.isinf(log_cap) else float(np.mean(log_w > log_cap))
     return Moments(value, psi, peak, sums, log_last, capped)
@@ -180,8 +183,9 @@ def _overflowing(
 ) -> FloatArray:
     """Influence values of plain weights some of which exceed the largest float."""
     steps = np.arange(log_w.size) - np.repeat(offsets[:-1], np.diff(offsets))
-    with np.errstate(over="ignore", invalid="ignore"):
-        paid = np.where(rewards == 0, 0.0, np.exp(log_w) * rewards * discount[steps])
+    with np.errstate(all="ignore"):
+        paid = np.exp(log_w + np.log(discount)[steps]) * rewards
+        paid[rewards == 0] = 0.0
         return np.add.reduceat(paid, offsets[:-1])
 
 

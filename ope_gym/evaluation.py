@@ -80,8 +80,7 @@ def evaluate(
             evaluations of the same trajectories share their draws.
         resamples: bootstrap replicates.
         reward_range: lowest and highest possible reward; needed by "betting".
-        horizon: longest possible episode, for "betting"; by default the recorded time limit, else
-            the longest recorded episode.
+        horizon: longest possible episode, needed by "betting"; by default the recorded time limit.
         reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
             learned from other episodes), or a pair of arrays (S,): mean and variance.
         progress: called with the number of bootstrap replicates just finished, for a progress bar.
@@ -100,7 +99,7 @@ def evaluate(
     offsets = check_offsets(data.offsets, data.n_steps)
     behaviours = behaviours_of(data)
     if estimators is None:
-        estimators = _default_estimators(data, target, behaviours.available)
+        estimators = _default_estimators(data, target, behaviours.available, interval)
     options = check_options(
         estimators, gamma, cap, interval, level, rng, resamples, reward_range,
         data.horizon if horizon is None else horizon,
@@ -177,7 +176,7 @@ def evaluate_log_probs(
         rng: seed or generator of the bootstrap draws.
         resamples: bootstrap replicates.
         reward_range: lowest and highest possible reward, for "betting".
-        horizon: longest possible episode, for "betting"; by default the longest recorded one.
+        horizon: longest possible episode, needed by "betting".
         reward_model: "deterministic", or mean (S,) and variance (S,) of the rewards, for OUIS.
         density: the numbers are log densities of continuous actions.
 
@@ -284,8 +283,10 @@ def _estimate_one(
         interval = _betting(weights, cap, data, options)
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
-    elif options.interval == "ess-t" or not np.isfinite(error):
+    elif options.interval == "ess-t":
         interval = intervals.ess_t(result.value, error, diagnostics.ess, options.level)
+    elif not np.isfinite(error):
+        interval = intervals.undefined(options.level, options.interval)
     else:
         if composition.normalised:
             replicates = intervals.bootstrap_normalised(
@@ -314,7 +315,8 @@ def _estimate_one(
 def _betting(
     log_w: FloatArray, cap: float | None, data: _Data, options: Options
 ) -> intervals.Interval:
-    assert options.reward_range is not None
+    assert options.reward_range is not None  # check_options saw to both
+    assert options.horizon is not None
     low, high = options.reward_range
     outside = np.flatnonzero((data.rewards < low) | (data.rewards > high))
     if outside.size:
@@ -323,20 +325,24 @@ def _betting(
             f"reward_range is {options.reward_range}, but the reward is "
             f"{data.rewards[outside[0]]} at episode {episode}, step {step}: widen it"
         )
-    longest = int(np.diff(data.offsets).max())
-    horizon = longest if options.horizon is None else options.horizon
-    if longest > horizon:
-        raise ValueError(f"horizon is {horizon}, but an episode of {longest} steps was recorded")
+    lengths = np.diff(data.offsets)
+    if lengths.max() > options.horizon:
+        raise ValueError(
+            f"horizon is {options.horizon}, but episode {lengths.argmax()} has {lengths.max()} "
+            "steps: give the longest possible"
+        )
     return intervals.betting(
-        log_w, cap, data.rewards, data.offsets, options.gamma, horizon, options.reward_range,
-        options.level,
+        log_w, cap, data.rewards, data.offsets, options.gamma, options.horizon,
+        options.reward_range, options.level,
     )  # fmt: skip
 
 
-def _default_estimators(data: Trajectories, target: Policy, available: bool) -> list[str]:
+def _default_estimators(
+    data: Trajectories, target: Policy, available: bool, interval: str
+) -> list[str]:
     """All that the data allow: without the policies only the basic weights can be had."""
     names = [name for name, c in ESTIMATORS.items() if available or c.scheme == "basic"]
-    if data.lengths.max() == 1 and hasattr(target, "probs"):
+    if data.lengths.max() == 1 and hasattr(target, "probs") and interval != "betting":
         names.append("EA")
     return names
 

@@ -36,10 +36,15 @@ class Interval:
         return self.low <= value <= self.high
 
 
+def undefined(level: float, method: str) -> Interval:
+    """The interval of an estimate whose error cannot be known."""
+    return Interval(np.nan, np.nan, level, method)
+
+
 def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
     """J ± t_{ESS-1} SE sqrt(ESS / (ESS - 1)): degrees of freedom are what the weights leave."""
     if not (np.isfinite(value) and np.isfinite(error) and ess > 1.0 + 1e-9):
-        return Interval(np.nan, np.nan, level, "ess-t")
+        return undefined(level, "ess-t")
     from scipy.special import stdtrit
 
     half = float(stdtrit(ess - 1.0, 0.5 + level / 2)) * error * np.sqrt(ess / (ess - 1.0))
@@ -143,7 +148,7 @@ def percentile(replicates: FloatArray, level: float) -> Interval:
     """The middle `level` of the replicates."""
     finite = replicates[np.isfinite(replicates)]
     if finite.size < 2:
-        return Interval(np.nan, np.nan, level, "percentile")
+        return undefined(level, "percentile")
     low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(low), float(high), level, "percentile")
 

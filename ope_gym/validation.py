@@ -29,7 +29,7 @@ class Options:
 
 
 def check_options(
-    estimators: str | Iterable[str] | None,
+    estimators: str | Iterable[str],
     gamma: float,
     cap: float,
     interval: str,
@@ -38,11 +38,11 @@ def check_options(
     resamples: int,
     reward_range: tuple[float, float] | None,
     horizon: int | None,
-    *,
-    known: Sequence[str] = (*ESTIMATORS, "EA"),
 ) -> Options:
     """The options, or an error that says which one is wrong."""
-    names = (estimators,) if isinstance(estimators, str) else tuple(estimators or ())
+    names, known = (estimators,) if isinstance(estimators, str) else tuple(estimators), (*ESTIMATORS, "EA")
+    if not names:
+        raise ValueError(f"estimators is empty; known are {', '.join(known)}")
     for name in names:
         if name not in known:
             raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}")
@@ -66,13 +66,24 @@ def check_options(
                 'interval="betting" needs reward_range=(lowest, highest) that every reward obeys, '
                 "for instance reward_range=(0, 1) for CartPole"
             )
-        if not (np.all(np.isfinite(reward_range)) and reward_range[0] <= reward_range[1]):
+        ends = np.asarray(reward_range, dtype=np.float64)
+        if ends.shape != (2,) or not np.all(np.isfinite(ends)) or ends[0] > ends[1]:
             raise ValueError(f"reward_range is {reward_range!r}; give finite (lowest, highest)")
+        if horizon is None:
+            raise ValueError(
+                'interval="betting" needs horizon, the longest possible episode, such as the time '
+                "limit: the longest recorded one may fall short of it, and the interval of the truth"
+            )
     if isinstance(rng, np.random.Generator):
         seed = int(rng.integers(1 << 62))
+    elif rng is None or (isinstance(rng, int | np.integer) and rng >= 0):
+        seed = int(rng or 0)
     else:
-        seed = 0 if rng is None else int(rng)
-    return Options(names, gamma, cap, interval, level, seed, resamples, reward_range, horizon)
+        raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
+    return Options(
+        names, float(gamma), float(cap), interval, float(level), seed, resamples, reward_range,
+        horizon,
+    )  # fmt: skip
 
 
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:

@@ -1,0 +1,423 @@
+"""What both recorders share: from finished episodes to the buffer and its file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym import spaces, storage, trees
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.policies import Policy
+from ope_gym.spaces import Space
+from ope_gym.trajectories import (
+    PropensityMismatch,
+    Steps,
+    Trajectories,
+    check_policy_ids,
+    check_steps,
+    freeze,
+)
+from ope_gym.trees import Tree
+
+AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Columns of finished episodes; `numbers` count episodes in the order of their start."""
+
+    observations: Tree
+    actions: Tree
+    rewards: NDArray[np.float64]  # (S,)
+    log_probs: NDArray[np.float64]  # (S,) as the loop gave them
+    given: NDArray[np.bool_]  # (S,) whether it did
+    lengths: NDArray[np.int64]  # (n,)
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
+    start_clock: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    envs: NDArray[np.int64] | None = None  # (n,) sub-envs
+
+    @property
+    def clocks(self) -> NDArray[np.int64]:
+        """(S,) clock of each step."""
+        ends = np.cumsum(self.lengths)
+        return np.arange(len(self.rewards)) + np.repeat(
+            self.start_clock - ends + self.lengths, self.lengths
+        )
+
+    def name(self, i: int) -> str:
+        """The i-th episode in a message."""
+        sub_env = "" if self.envs is None else f" (sub-env {self.envs[i]})"
+        return f"episode {self.numbers[i]}{sub_env}"
+
+
+class LiveBuffer(TrajectoryBuffer):
+    """A buffer that, before it is read, takes what its recorder has finished meanwhile.
+
+    Many short episodes cost much less together than one by one. So they wait, unseen.
+    """
+
+    def __init__(
+        self, recorder: Recorder, observation_space: Space, action_space: Space, horizon: int | None
+    ) -> None:
+        super().__init__(observation_space, action_space, horizon=horizon)
+        self._recorder = recorder
+
+    def view(self) -> Trajectories:
+        """Everything recorded so far, as read-only columns."""
+        self._recorder.drain()
+        return super().view()
+
+    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
+        """See `TrajectoryBuffer.extend`."""
+        self._recorder.drain()
+        super().extend(trajectories)
+
+    def clear(self) -> None:
+        """See `TrajectoryBuffer.clear`."""
+        try:
+            self._recorder.drain()
+        finally:
+            super().clear()
+
+    def __len__(self) -> int:
+        self._recorder.drain()
+        return super().__len__()
+
+    def append_finished(
+        self, finished: Finished, log_probs: NDArray[np.float64], policy_ids: NDArray[np.int32]
+    ) -> Trajectories:
+        """Add episodes as `append` would one after the other; invalid ones change nothing."""
+        lengths, ends = finished.lengths, np.cumsum(finished.lengths)
+        first = len(self)
+
+        def where(row: int | None) -> str:
+            if row is None:
+                return f"episodes {first} to {first + len(lengths) - 1}"
+            i = int(np.searchsorted(ends, row, side="right"))
+            return f"episode {first + i}, step {row - ends[i] + lengths[i]}"
+
+        steps = check_steps(
+            Steps(finished.observations, finished.actions, finished.rewards, log_probs),
+            self.observation_space,
+            self.action_space,
+            discrete=self._discrete,
+            where=where,
+            copy=False,
+        )
+        if self.horizon is not None and lengths.max() > self.horizon:
+            i = int(np.argmax(lengths > self.horizon))
+            raise ValueError(
+                f"episode {first + i} has {lengths[i]} steps, horizon={self.horizon} is less"
+            )
+        part = freeze(
+            Trajectories(
+                *steps,
+                check_policy_ids(policy_ids, len(steps.rewards), len(self.policies), where),
+                np.concatenate([[0], ends]),
+                finished.terminated,
+                finished.truncated,
+                finished.held_out,
+                finished.start_clock,
+                schedule_ids=np.zeros(len(lengths), dtype=np.int32),
+                observation_space=self.observation_space,
+                action_space=self.action_space,
+                horizon=self.horizon,
+            )
+        )
+        self._flush()
+        self._parts.append(part)
+        self._n += len(part)
+        self._latest = max(self._latest, int((finished.start_clock + lengths).max()))
+        self._view = None
+        return part
+
+
+class Recorder:
+    """Policies and their changes, the finished episodes that wait, the buffer, the file.
+
+    Args:
+        observation_space: Of one env.
+        action_space: Of one env.
+        horizon: The time limit, None if there is none.
+        held_out: Share of the episodes that the learner leaves alone.
+        path: File to which finished episodes go at once, or None.
+        audit: Whether to compare given log-probabilities with those of the policy.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        horizon: int | None,
+        *,
+        held_out: float,
+        path: storage.PathLike | None,
+        audit: bool,
+    ) -> None:
+        if not 0 <= held_out <= 1:
+            raise ValueError(f"held_out={held_out} must be a share of the episodes, 0 to 1")
+        if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+            raise FileNotFoundError(f"path={os.fspath(path)!r}: its folder does not exist")
+        self.buffer = LiveBuffer(self, observation_space, action_space, horizon)
+        self.share = held_out
+        self.path = path
+        self.audit = audit
+        self.policy_id: int | None = None
+        self.dropped_episodes = 0
+        self.dropped_steps = 0
+        self._changes: list[tuple[int, int, bool]] = []  # clock, policy, inside an episode?
+        self._writer: storage.BlockWriter | None = None
+        self._written = [0, 0]  # policies and changes that the file has
+        self._draining = False
+        self._warned = False
+
+    # Policies ----------------------------------------------------------------------------
+
+    def follow(self, policy: Policy, clock: int, *, mid_episode: bool) -> int:
+        """From `clock` on `policy` acts; its number."""
+        k = self.buffer.add_policy(policy)
+        if k != self.policy_id:
+            self.buffer.change_policy(k, clock, mid_episode=mid_episode)
+            self._changes.append((clock, k, mid_episode))
+            self.policy_id = k
+        self._sync_file()
+        return k
+
+    def require_policy(self) -> None:
+        """Raise if nobody said who acts."""
+        if self.policy_id is None:
+            raise RuntimeError(
+                "step without a policy: call follow(policy) before the first step, and again "
+                "whenever the policy changes, so that the probabilities of the actions are known"
+            )
+
+    def is_held_out(self, numbers: Any) -> Any:
+        """Whether the episodes with these numbers are: decided by the number alone."""
+        return np.floor((numbers + 1) * self.share) > np.floor(numbers * self.share)
+
+    # Episodes that are not recorded ------------------------------------------------------
+
+    def drop(self, episodes: int, steps: int, *, warn: bool) -> None:
+        """Count open episodes that will never be complete."""
+        self.dropped_episodes += episodes
+        self.dropped_steps += steps
+        if warn and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"reset before the end: {episodes} unfinished episode(s) of {steps} steps were "
+                "dropped, since an episode without its end has no return; dropped_episodes and "
+                "dropped_steps count further ones without a warning",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    # Episodes that are -------------------------------------------------------------------
+
+    def _batch(self) -> Sequence[Any] | NDArray[Any]:
+        """The finished episodes that wait."""
+        raise NotImplementedError
+
+    def _columns(self, batch: Any) -> Finished:
+        """A slice of `_batch` as columns."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Let go of all that wait."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """Put the finished episodes that wait into the buffer, and into the file.
+
+        Those with an error are dropped and counted; the error of the first is raised after the
+        others are safe.
+        """
+        if self._draining:  # the buffer asks for its own length
+            return
+        self._draining = True
+        before = len(self.buffer)
+        try:
+            batch = self._batch()
+            if not len(batch):
+                return
+            error: Exception | None = None
+            try:
+                taken = [self._take(self._columns(batch))]
+            except Exception:
+                taken, error = self._one_by_one(batch)
+            self._forget()
+            self._write(taken)
+            if error is not None:
+                raise error
+        except BaseException:
+            if len(self.buffer) != before:  # interrupted: nothing may be taken twice
+                self._forget()
+            raise
+        finally:
+            self._draining = False
+
+    def _one_by_one(self, batch: Any) -> tuple[list[Trajectories], Exception | None]:
+        taken: list[Trajectories] = []
+        first: Exception | None = None
+        for i in range(len(batch)):
+            steps = 0
+            try:
+                finished = self._columns(batch[i : i + 1])
+                steps = int(finished.lengths[0])
+                taken.append(self._take(finished))
+            except Exception as error:
+                self.drop(1, steps, warn=False)
+                if first is None:
+                    first = error
+                    if type(error) is ValueError:
+                        first = ValueError(f"{error}; the episode was dropped, not recorded")
+                        first.__cause__ = error
+        return taken, first
+
+    def _take(self, finished: Finished) -> Trajectories:
+        ids = self._policy_ids(finished.clocks)
+        log_probs = finished.log_probs
+        if self.audit or not finished.given.all():
+            found = self._ask(finished, ids)
+            if self.audit:
+                self._compare(finished, found, ids)
+            log_probs = np.where(finished.given, log_probs, found)
+        return self.buffer.append_finished(finished, log_probs, ids)
+
+    def _policy_ids(self, clocks: NDArray[np.int64]) -> NDArray[np.int32]:
+        table = np.array(self._changes, dtype=np.int64)
+        found = np.searchsorted(table[:, 0], clocks, side="right") - 1
+        return table[found, 1].astype(np.int32)
+
+    def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(S,) what the acting policies say; each is asked once."""
+        found = np.empty(len(ids))
+        acting = np.unique(ids)
+        for k in acting:
+            rows = slice(None) if len(acting) == 1 else np.flatnonzero(ids == k)
+            seen = trees.take(finished.observations, rows)
+            chosen = trees.take(finished.actions, rows)
+            answer = np.asarray(self.buffer.policies[k].log_prob(seen, chosen), dtype=np.float64)
+            if answer.shape != found[rows].shape:
+                raise ValueError(
+                    f"policy {k}: log_prob gave shape {answer.shape}, expected one number for "
+                    f"each of {len(found[rows])} steps"
+                )
+            found[rows] = answer
+        return found
+
+    def _compare(
+        self, finished: Finished, found: NDArray[np.float64], ids: NDArray[np.int32]
+    ) -> None:
+        wrong = finished.given & ~(np.abs(found - finished.log_probs) <= AUDIT_TOLERANCE)
+        if not wrong.any():
+            return
+        row = int(np.argmax(wrong))
+        ends = np.cumsum(finished.lengths)
+        i = int(np.searchsorted(ends, row, side="right"))
+        step = int(row - ends[i] + finished.lengths[i])
+        n = int(wrong[ends[i] - finished.lengths[i] : ends[i]].sum())
+        raise PropensityMismatch(
+            f"{finished.name(i)}, step {step}: log_prob was given as "
+            f"{finished.log_probs[row]:.6g}, but policy {ids[row]}, "
+            f"{self.buffer.policies[ids[row]]!r}, gives {found[row]:.6g} ({n} of "
+            f"{finished.lengths[i]} steps differ by more than {AUDIT_TOLERANCE:g}); the episode "
+            "was dropped, not recorded. Call follow with the policy that acts before it acts, and "
+            "give the log-probability of the action that is executed",
+            episode=int(finished.numbers[i]),
+            step=step,
+        )
+
+    # The file ----------------------------------------------------------------------------
+
+    def _sync_file(self) -> storage.BlockWriter | None:
+        """The open file, with all policies and changes; None if there is no path."""
+        if self.path is None:
+            return None
+        space = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
+        if self._writer is None:
+            _require_same_env(self.path, *space)
+            self._writer, self._written = storage.BlockWriter(self.path), [0, 0]
+            storage.write_spaces(self._writer, *space)
+        for policy in self.buffer.policies[self._written[0] :]:
+            storage.write_policy(self._writer, policy)
+            self._written[0] += 1
+        for clock, k, mid_episode in self._changes[self._written[1] :]:
+            storage.write_change(self._writer, k, clock, mid_episode=mid_episode)
+            self._written[1] += 1
+        return self._writer
+
+    def _write(self, taken: list[Trajectories]) -> None:
+        try:
+            for part in taken:
+                writer = self._sync_file()
+                if writer is None:
+                    return
+                by_episode = [
+                    part.lengths,
+                    part.terminated,
+                    part.truncated,
+                    part.held_out,
+                    part.start_clock,
+                    part.schedule_ids,
+                ]
+                storage.write_episodes(
+                    writer,
+                    observations=part.observations,
+                    actions=part.actions,
+                    rewards=part.rewards,
+                    log_probs=part.log_probs,
+                    policy_ids=part.policy_ids,
+                    episodes=np.stack(by_episode, axis=1).astype(np.int64),
+                    observation_space=part.observation_space,
+                    action_space=part.action_space,
+                )
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: the last episodes are in the buffer, but not in the file; "
+                "buffer.save can put them elsewhere",
+                os.fspath(self.path or ""),
+            ) from error
+
+    def close(self) -> None:
+        """Hand over what waits and release the file; may be called again."""
+        try:
+            self.drain()
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the open file: a copy that records on begins a section of its own."""
+        return self.__dict__ | {"_writer": None}
+
+
+def _require_same_env(
+    path: storage.PathLike, observation_space: Space | None, action_space: Space | None, horizon: Any
+) -> None:
+    """Episodes of two envs in one file could not be read back together."""
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return
+    ours = {
+        "observation_space": spaces.space_to_json(observation_space),
+        "action_space": spaces.space_to_json(action_space),
+        "horizon": horizon,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a cut tail: the writer warns, too
+        for block in storage.read_blocks(path):
+            if block.kind == "spaces" and block.meta != ours:
+                raise ValueError(
+                    f"path={os.fspath(path)!r} holds episodes of another environment "
+                    f"({block.meta}), this one has {ours}; choose another file"
+                )
