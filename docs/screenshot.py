@@ -45,6 +45,7 @@ _LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
+_SETTINGS = "localStorage.setItem('_ignoreYOutliers', 'false')"
 # The charts live in shadow roots, which a dump of the page would leave out.
 _PROBE = """
 (() => {
@@ -83,9 +84,9 @@ class Browser:
     def __init__(self, executable: str, profile: str, size: tuple[int, int]) -> None:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
+        launch = [sys.executable, "-c", _LAUNCH, str(commands), str(answers), executable]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(commands), str(answers), executable]
-            + [*_FLAGS, f"--user-data-dir={profile}"],
+            [*launch, *_FLAGS, f"--user-data-dir={profile}"],
             pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -107,6 +108,9 @@ class Browser:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
+        # bands reach beyond the values: scaling that ignores outliers would cut them off
+        self._call("Page.enable")
+        self._call("Page.addScriptToEvaluateOnNewDocument", source=_SETTINGS)
         self._call("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
@@ -214,9 +218,8 @@ def capture(
     browser: Browser, address: str, page: str, path: Path, *, tags: str, timeout: float
 ) -> list[dict[str, Any]]:
     """Save one page once its charts are drawn, and say what they show: title, lines, bands."""
-    # bands reach beyond the values: "ignore outliers" would cut them off
-    options = f"_smoothingWeight=0&_ignoreYOutliers=false&tagFilter={quote(tags, safe='')}"
-    browser.open(f"{address}?darkMode=false#{page}&{options}")
+    options = f"&_smoothingWeight=0&tagFilter={quote(tags, safe='')}" if page in CHARTS else ""
+    browser.open(f"{address}?darkMode=false#{page}{options}")
     cards: list[dict[str, Any]] = []
     deadline = time.monotonic() + (timeout if page in CHARTS else 4.0)
     while time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 """Evaluate or describe recorded episodes without the environment.
 
-examples:
+Examples:
   python -m ope_gym info episodes.ope
   python -m ope_gym evaluate episodes.ope                      the last recorded policy
   python -m ope_gym evaluate episodes.ope --target 3 --held-out --interval bca

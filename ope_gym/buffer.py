@@ -19,6 +19,7 @@ from ope_gym.trajectories import (
     Schedule,
     Steps,
     Trajectories,
+    Viewable,
     agree,
     check_horizon,
     check_policy_ids,
@@ -308,7 +309,7 @@ class TrajectoryBuffer:
     def __repr__(self) -> str:
         return repr(self.view()).replace("Trajectories", "TrajectoryBuffer", 1)
 
-    def merge(self, *others: Trajectories | TrajectoryBuffer) -> Trajectories:
+    def merge(self, *others: Viewable) -> Trajectories:
         """See `Trajectories.merge`."""
         return self.view().merge(*others)
 

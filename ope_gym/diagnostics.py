@@ -154,12 +154,9 @@ def judge(
     d = diagnostics
     red: list[str] = list(notes)
     amber: list[str] = []
-    if np.isnan(value):
-        step = int(np.argmin(d.ess_curve))
-        red.append(
-            f"no recorded episode supports the target from step {step} on: all weights are 0"
-        )
-    elif np.isinf(value):
+    if np.isnan(value) and d.ess == 0:
+        red.append(f"no episode supports the target from step {d.ess_step} on: all weights are 0")
+    elif not np.isfinite(value):
         red.append("the weights overflow: take a normalised or capped estimator")
     elif d.ess == 0:
         red.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
@@ -189,10 +186,9 @@ def judge(
 
 def _advice(d: Diagnostics, counts: IntArray, names: Sequence[str]) -> str:
     """Which episodes to collect to reach a green effective sample size."""
-    rate = d.behaviour_ess / np.maximum(counts, 1) * np.minimum(d.behaviour_shares, 1)
-    best = int(np.argmax(rate)) if rate.size else -1
+    gain = d.behaviour_ess / np.maximum(counts, 1)  # effective episodes an episode
+    best = int(np.argmax(gain * d.behaviour_shares))
     missing = GREEN_ESS - d.ess
-    gain = float(d.behaviour_ess[best] / counts[best]) if best >= 0 and counts[best] else 0.0
-    if counts.sum() < 2 or gain < 0.05:
+    if counts.sum() < 2 or gain[best] < 0.05:
         return f"collect about {int(np.ceil(missing))} episodes of the target itself"
-    return f"collect about {int(np.ceil(missing / gain))} more episodes of {names[best]}"
+    return f"collect about {int(np.ceil(missing / gain[best]))} more episodes of {names[best]}"

@@ -88,6 +88,7 @@ def evaluate(
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
+    from ope_gym import kernels
     from ope_gym.likelihood import (
         behaviours_of,
         check_propensities,
@@ -126,7 +127,7 @@ def evaluate(
     sample = Sample(
         len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, gamma,
         "held-out" if data.held_out.all() else "not held out",
-        _fingerprint(data.rewards, offsets, behaviours.ids),
+        kernels.fingerprint(data.rewards, offsets, behaviours.ids),
     )  # fmt: skip
     notes = (rows.mismatch,) if rows.mismatch else ()
     bundle = _Data(
@@ -190,6 +191,8 @@ def evaluate_log_probs(
     >>> evaluation["NFIS"].value
     3.0
     """
+    from ope_gym import kernels
+
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
@@ -227,7 +230,7 @@ def evaluate_log_probs(
     counts = np.bincount(ids, minlength=rows.shape[0])
     sample = Sample(
         offsets.size - 1, steps, ids, names, counts, gamma, "unstated",
-        _fingerprint(rewards, offsets, ids),
+        kernels.fingerprint(rewards, offsets, ids),
     )  # fmt: skip
     estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options)
     return Evaluation({name: estimates[name] for name in options.estimators})
@@ -390,10 +393,3 @@ def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
             f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
         )
     return ids.astype(np.int64)
-
-
-def _fingerprint(rewards: FloatArray, offsets: IntArray, ids: IntArray) -> tuple[float, ...]:
-    """A few sums in which all trajectories, their order, rewards and behaviours take part."""
-    place = np.arange(ids.size) + 0.5
-    returns = np.add.reduceat(rewards, offsets[:-1])
-    return tuple(float(np.sum(place * column)) for column in (returns, offsets[1:], ids))

@@ -35,7 +35,7 @@ def ess_figure(evaluation: Evaluation) -> Figure:
     n = evaluation.sample.trajectories
     floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
 
-    figure = _figure(7.2, 4.0)
+    figure = _figure(5.6, 3.6)  # small, for TensorBoard shows pictures 340 pixels wide
     axes = figure.add_subplot()
     edges = (floor, AMBER_ESS, GREEN_ESS, top)
     for (name, colour), low, high in zip(_BANDS, edges[:-1], edges[1:], strict=True):
@@ -53,7 +53,7 @@ def ess_figure(evaluation: Evaluation) -> Figure:
             color=_COLOURS[index % len(_COLOURS)],
             linestyle=_DASHES[index // len(_COLOURS) % len(_DASHES)],
             marker="o" if curve.size == 1 else "",
-            linewidth=1.8,
+            linewidth=1.6,
             solid_capstyle="round",
         )
     axes.axhline(n, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -67,15 +67,15 @@ def ess_figure(evaluation: Evaluation) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _dress(axes, "step of the episode", "effective sample size")
     axes.set_title("How many episodes the weights leave", loc="left", fontsize=11)
-    figure.legend(loc="outside lower left", ncols=4, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
 def overlap_figure(overlap: Overlap) -> Figure:
     """Heat map of an overlap: policies to evaluate against policies that recorded."""
     rows, columns = overlap.matrix.shape
-    side = min(0.42, 9.0 / columns)
-    figure = _figure(max(4.6, 2.9 + side * columns), max(3.4, 1.9 + side * rows))
+    side = min(0.36, 7.0 / columns)
+    figure = _figure(max(4.2, 2.0 + side * columns), max(3.0, 1.4 + side * rows))
     axes = figure.add_subplot()
     shown = np.ma.masked_invalid(overlap.matrix)
     image = axes.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="equal")
@@ -132,7 +132,7 @@ def _figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('figures need matplotlib: pip install "ope-gym[plots]"') from error
-    return Figure(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
+    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 
 def _dress(axes: Axes, x: str, y: str) -> None:

@@ -94,16 +94,19 @@ def _sweep(
 ) -> bool:
     """total_j += sum_k exp(log rho_k + log P_k,j - pivot_j) over one tile; False if input is bad.
 
-    Four behaviours at a time, so that four running sums overlap in the processor.
+    Four behaviours at a time, so that four running sums overlap in the processor; log_rho and carry
+    are padded to a multiple of four.
     """
-    behaviours = log_probs.shape[0]
+    last = log_probs.shape[0] - 1
     rows = np.empty((4, _TILE))
     good = True
-    for k in range(0, behaviours - 3, 4):
+    for k in range(0, last + 1, 4):
+        # beyond the last behaviour: that one again, with a share of zero
+        k1, k2, k3 = min(k + 1, last), min(k + 2, last), min(k + 3, last)
         a, b, c, d = carry[k], carry[k + 1], carry[k + 2], carry[k + 3]
         for j in range(width):
-            x, y = log_probs[k, j0 + j], log_probs[k + 1, j0 + j]
-            z, u = log_probs[k + 2, j0 + j], log_probs[k + 3, j0 + j]
+            x, y = log_probs[k, j0 + j], log_probs[k1, j0 + j]
+            z, u = log_probs[k2, j0 + j], log_probs[k3, j0 + j]
             if first[j]:
                 a, b, c, d = log_rho[k], log_rho[k + 1], log_rho[k + 2], log_rho[k + 3]
             a += x
@@ -117,18 +120,6 @@ def _sweep(
             total[j] += (_exp(rows[0, j] - pivot[j]) + _exp(rows[1, j] - pivot[j])) + (
                 _exp(rows[2, j] - pivot[j]) + _exp(rows[3, j] - pivot[j])
             )
-    for k in range(behaviours - behaviours % 4, behaviours):
-        a = carry[k]
-        for j in range(width):
-            x = log_probs[k, j0 + j]
-            if first[j]:
-                a = log_rho[k]
-            a += x
-            rows[0, j] = a
-            good &= x <= limit
-        carry[k] = a
-        for j in range(width):
-            total[j] += _exp(rows[0, j] - pivot[j])
     return good
 
 
@@ -221,8 +212,9 @@ def prefixes(
     Returns:
         False if an entry is NaN or above the limit.
     """
-    behaviours = log_probs.shape[0]
-    carry, saved = np.zeros(behaviours), np.zeros(behaviours)
+    padded = np.full((log_probs.shape[0] + 3) // 4 * 4, -np.inf)
+    padded[: log_rho.size] = log_rho
+    carry, saved = np.zeros(padded.size), np.zeros(padded.size)
     first = np.empty(_TILE, np.bool_)
     pivot, total = np.empty(_TILE), np.empty(_TILE)
     i, running, good, base = begin - 1, 0.0, True, offsets[begin]
@@ -238,7 +230,7 @@ def prefixes(
             pivot[j] = running
             total[j] = 0.0
         saved[:] = carry
-        good &= _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
+        good &= _sweep(log_probs, column, width, first, limit, padded, carry, pivot, total)
         for j in range(width):
             mixture[at + j] = pivot[j] + math.log(total[j])
         beyond = total[:width] > _OVERFLOW
@@ -285,6 +277,21 @@ def cumulate_own(
             running += x
             out[j - base] = running
     return good
+
+
+@compiled()
+def fingerprint(rewards: Any, offsets: Any, ids: Any) -> tuple[float, float, float]:
+    """Sums in which the rewards, lengths and behaviours of all trajectories take part, in order."""
+    paid, lengths, behaviours = 0.0, 0.0, 0.0
+    for i in range(ids.size):
+        place = i + 0.5
+        total = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            total += rewards[j]
+        paid += place * total
+        lengths += place * offsets[i + 1]
+        behaviours += place * ids[i]
+    return paid, lengths, behaviours
 
 
 @compiled()

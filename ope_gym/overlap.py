@@ -104,4 +104,4 @@ def _from_all(log_p: FloatArray, counts: IntArray) -> FloatArray:
     norm = np.sqrt(np.mean(root**2, axis=1))
     norm[-1] = max(norm[-1], 1.0)
     root /= norm[:, None]
-    return root @ root[:-1].T / n
+    return np.asarray(root @ root[:-1].T / n)

@@ -44,9 +44,9 @@ class EvaluationWriter:
     Tags are `ope/<estimator>/value|low|high`, `diagnostics/<estimator>/…`, `rollout/return` and
     `ope/truth`; the Custom Scalars page shows values with their bands.
 
-    >>> with EvaluationWriter("runs/doctest") as writer:  # doctest: +SKIP
-    ...     writer.add_evaluation(evaluation, step=3)
-    ...     writer.add_return(41.2, step=3)
+        with EvaluationWriter("runs/cartpole") as writer:
+            writer.add_evaluation(evaluation, step=3)
+            writer.add_return(41.2, step=3)
 
     Args:
         logdir: folder of the run; or a `SummaryWriter` of the training loop, which is then written

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,13 +18,18 @@ from ope_gym.policies import Policy
 from ope_gym.spaces import Space, Where
 from ope_gym.trees import Tree
 
-if TYPE_CHECKING:
-    from ope_gym.buffer import TrajectoryBuffer
-
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 LOG_PROB_TOLERANCE = 1e-9  # rounding may lift the log of a probability of 1 a little above 0
+
+
+class Viewable(Protocol):
+    """Trajectories, or a buffer of them."""
+
+    def view(self) -> Trajectories:
+        """The trajectories."""
+        ...
 
 
 class PropensityMismatch(ValueError):
@@ -446,7 +451,7 @@ class Trajectories:
         taken |= {name: getattr(self, name)[chosen] for name in _BY_EPISODE}
         return freeze(dataclasses.replace(self, offsets=offsets, **taken))
 
-    def merge(self, *others: Trajectories | TrajectoryBuffer) -> Trajectories:
+    def merge(self, *others: Viewable) -> Trajectories:
         """One set of trajectories; equal policies become one, schedules are kept apart.
 
         Spaces and horizon must agree, except with what holds no episode and does not know them.
@@ -587,8 +592,8 @@ def join(parts: Sequence[Trajectories]) -> Trajectories:
     return freeze(Trajectories(offsets=offsets, **columns, **agreed))
 
 
-def agree(parts: Sequence[Trajectories | TrajectoryBuffer]) -> dict[str, Any]:
-    """The spaces and horizon of all; one without episodes need not know them."""
+def agree(parts: Sequence[Any]) -> dict[str, Any]:
+    """Spaces and horizon of trajectories or buffers; one without episodes need not know them."""
     agreed: dict[str, Any] = {}
     for name in ("observation_space", "action_space", "horizon"):
         values = [getattr(part, name) for part in parts]

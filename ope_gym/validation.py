@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,8 @@ def check_options(
     horizon: int | None,
 ) -> Options:
     """The options, or an error that says which one is wrong."""
-    names, known = (estimators,) if isinstance(estimators, str) else tuple(estimators), (*ESTIMATORS, "EA")
+    known = (*ESTIMATORS, "EA")
+    names = (estimators,) if isinstance(estimators, str) else tuple(estimators)
     if not names:
         raise ValueError(f"estimators is empty; known are {', '.join(known)}")
     for name in names:
@@ -71,8 +72,8 @@ def check_options(
             raise ValueError(f"reward_range is {reward_range!r}; give finite (lowest, highest)")
         if horizon is None:
             raise ValueError(
-                'interval="betting" needs horizon, the longest possible episode, such as the time '
-                "limit: the longest recorded one may fall short of it, and the interval of the truth"
+                'interval="betting" needs horizon, the longest possible episode (the time limit): '
+                "the longest recorded one may fall short of it, and the interval of the truth"
             )
     if isinstance(rng, np.random.Generator):
         seed = int(rng.integers(1 << 62))

@@ -1,3 +1,5 @@
+"""What a buffer keeps, what it refuses, and what it gives back."""
+
 from __future__ import annotations
 
 import dataclasses

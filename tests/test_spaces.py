@@ -1,3 +1,5 @@
+"""Every Gymnasium space as columns and as JSON."""
+
 from __future__ import annotations
 
 import json

@@ -4,141 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import spaces, storage, trees
-from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.policies import Policy
 from ope_gym.spaces import Space
-from ope_gym.trajectories import (
-    PropensityMismatch,
-    Steps,
-    Trajectories,
-    check_policy_ids,
-    check_steps,
-    freeze,
-)
-from ope_gym.trees import Tree
+from ope_gym.trajectories import PropensityMismatch, Trajectories
+from wrappers.finished import Finished, LiveBuffer
 
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Columns of finished episodes; `numbers` count episodes in the order of their start."""
-
-    observations: Tree
-    actions: Tree
-    rewards: NDArray[np.float64]  # (S,)
-    log_probs: NDArray[np.float64]  # (S,) as the loop gave them
-    given: NDArray[np.bool_]  # (S,) whether it did
-    lengths: NDArray[np.int64]  # (n,)
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    held_out: NDArray[np.bool_]
-    start_clock: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    envs: NDArray[np.int64] | None = None  # (n,) sub-envs
-
-    @property
-    def clocks(self) -> NDArray[np.int64]:
-        """(S,) clock of each step."""
-        ends = np.cumsum(self.lengths)
-        return np.arange(len(self.rewards)) + np.repeat(
-            self.start_clock - ends + self.lengths, self.lengths
-        )
-
-    def name(self, i: int) -> str:
-        """The i-th episode in a message."""
-        sub_env = "" if self.envs is None else f" (sub-env {self.envs[i]})"
-        return f"episode {self.numbers[i]}{sub_env}"
-
-
-class LiveBuffer(TrajectoryBuffer):
-    """A buffer that, before it is read, takes what its recorder has finished meanwhile.
-
-    Many short episodes cost much less together than one by one. So they wait, unseen.
-    """
-
-    def __init__(
-        self, recorder: Recorder, observation_space: Space, action_space: Space, horizon: int | None
-    ) -> None:
-        super().__init__(observation_space, action_space, horizon=horizon)
-        self._recorder = recorder
-
-    def view(self) -> Trajectories:
-        """Everything recorded so far, as read-only columns."""
-        self._recorder.drain()
-        return super().view()
-
-    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
-        """See `TrajectoryBuffer.extend`."""
-        self._recorder.drain()
-        super().extend(trajectories)
-
-    def clear(self) -> None:
-        """See `TrajectoryBuffer.clear`."""
-        try:
-            self._recorder.drain()
-        finally:
-            super().clear()
-
-    def __len__(self) -> int:
-        self._recorder.drain()
-        return super().__len__()
-
-    def append_finished(
-        self, finished: Finished, log_probs: NDArray[np.float64], policy_ids: NDArray[np.int32]
-    ) -> Trajectories:
-        """Add episodes as `append` would one after the other; invalid ones change nothing."""
-        lengths, ends = finished.lengths, np.cumsum(finished.lengths)
-        first = len(self)
-
-        def where(row: int | None) -> str:
-            if row is None:
-                return f"episodes {first} to {first + len(lengths) - 1}"
-            i = int(np.searchsorted(ends, row, side="right"))
-            return f"episode {first + i}, step {row - ends[i] + lengths[i]}"
-
-        steps = check_steps(
-            Steps(finished.observations, finished.actions, finished.rewards, log_probs),
-            self.observation_space,
-            self.action_space,
-            discrete=self._discrete,
-            where=where,
-            copy=False,
-        )
-        if self.horizon is not None and lengths.max() > self.horizon:
-            i = int(np.argmax(lengths > self.horizon))
-            raise ValueError(
-                f"episode {first + i} has {lengths[i]} steps, horizon={self.horizon} is less"
-            )
-        part = freeze(
-            Trajectories(
-                *steps,
-                check_policy_ids(policy_ids, len(steps.rewards), len(self.policies), where),
-                np.concatenate([[0], ends]),
-                finished.terminated,
-                finished.truncated,
-                finished.held_out,
-                finished.start_clock,
-                schedule_ids=np.zeros(len(lengths), dtype=np.int32),
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-                horizon=self.horizon,
-            )
-        )
-        self._flush()
-        self._parts.append(part)
-        self._n += len(part)
-        self._latest = max(self._latest, int((finished.start_clock + lengths).max()))
-        self._view = None
-        return part
 
 
 class Recorder:
@@ -167,7 +44,8 @@ class Recorder:
             raise ValueError(f"held_out={held_out} must be a share of the episodes, 0 to 1")
         if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             raise FileNotFoundError(f"path={os.fspath(path)!r}: its folder does not exist")
-        self.buffer = LiveBuffer(self, observation_space, action_space, horizon)
+        self.buffer = LiveBuffer(observation_space, action_space, horizon=horizon)
+        self.buffer.recorder = self
         self.share = held_out
         self.path = path
         self.audit = audit
@@ -177,6 +55,8 @@ class Recorder:
         self._changes: list[tuple[int, int, bool]] = []  # clock, policy, inside an episode?
         self._writer: storage.BlockWriter | None = None
         self._written = [0, 0]  # policies and changes that the file has
+        self._waiting: list[Any] = []  # finished, and not in the buffer yet
+        self._waiting_steps = 0
         self._draining = False
         self._warned = False
 
@@ -206,7 +86,7 @@ class Recorder:
 
     # Episodes that are not recorded ------------------------------------------------------
 
-    def drop(self, episodes: int, steps: int, *, warn: bool) -> None:
+    def count_dropped(self, episodes: int, steps: int, *, warn: bool) -> None:
         """Count open episodes that will never be complete."""
         self.dropped_episodes += episodes
         self.dropped_steps += steps
@@ -222,17 +102,20 @@ class Recorder:
 
     # Episodes that are -------------------------------------------------------------------
 
-    def _batch(self) -> Sequence[Any] | NDArray[Any]:
-        """The finished episodes that wait."""
-        raise NotImplementedError
+    def _batch(self) -> Any:
+        """All that wait, as a sequence of episodes."""
+        return self._waiting
 
     def _columns(self, batch: Any) -> Finished:
         """A slice of `_batch` as columns."""
         raise NotImplementedError
 
-    def _forget(self) -> None:
-        """Let go of all that wait."""
+    def _n_steps(self, batch: Any) -> int:
+        """How many steps a slice of `_batch` has."""
         raise NotImplementedError
+
+    def _forget(self) -> None:
+        self._waiting, self._waiting_steps = [], 0
 
     def drain(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.
@@ -268,13 +151,10 @@ class Recorder:
         taken: list[Trajectories] = []
         first: Exception | None = None
         for i in range(len(batch)):
-            steps = 0
             try:
-                finished = self._columns(batch[i : i + 1])
-                steps = int(finished.lengths[0])
-                taken.append(self._take(finished))
+                taken.append(self._take(self._columns(batch[i : i + 1])))
             except Exception as error:
-                self.drop(1, steps, warn=False)
+                self.count_dropped(1, self._n_steps(batch[i : i + 1]), warn=False)
                 if first is None:
                     first = error
                     if type(error) is ValueError:
@@ -295,7 +175,7 @@ class Recorder:
     def _policy_ids(self, clocks: NDArray[np.int64]) -> NDArray[np.int32]:
         table = np.array(self._changes, dtype=np.int64)
         found = np.searchsorted(table[:, 0], clocks, side="right") - 1
-        return table[found, 1].astype(np.int32)
+        return np.asarray(table[found, 1], dtype=np.int32)
 
     def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """(S,) what the acting policies say; each is asked once."""
@@ -342,11 +222,11 @@ class Recorder:
         """The open file, with all policies and changes; None if there is no path."""
         if self.path is None:
             return None
-        space = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
         if self._writer is None:
-            _require_same_env(self.path, *space)
+            env = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
+            _require_same_env(self.path, *env)
             self._writer, self._written = storage.BlockWriter(self.path), [0, 0]
-            storage.write_spaces(self._writer, *space)
+            storage.write_spaces(self._writer, *env)
         for policy in self.buffer.policies[self._written[0] :]:
             storage.write_policy(self._writer, policy)
             self._written[0] += 1
@@ -403,7 +283,10 @@ class Recorder:
 
 
 def _require_same_env(
-    path: storage.PathLike, observation_space: Space | None, action_space: Space | None, horizon: Any
+    path: storage.PathLike,
+    observation_space: Space | None,
+    action_space: Space | None,
+    horizon: Any,
 ) -> None:
     """Episodes of two envs in one file could not be read back together."""
     if not os.path.exists(path) or not os.path.getsize(path):

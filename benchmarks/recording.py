@@ -1,0 +1,152 @@
+"""What recording costs: the time of a run beside that of the bare environment.
+
+    python benchmarks/recording.py [--repetitions 20]
+
+Every repetition runs all contenders one after the other, so that a busy machine is busy for all of
+them. Shown are medians over the repetitions of the ratio to the bare environment in the same
+repetition, and what that adds to a step. Ours includes reading the buffer at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import wrappers
+import wrappers.vector
+from ope_gym.policies import LinearSigmoid
+
+POLICY = LinearSigmoid([0.0, 0.0, 0.0, 0.0])
+LOG_HALF = float(np.log(0.5))
+Run = Callable[[], None]
+
+
+class NullEnv(gym.Env[Any, Any]):
+    """Does nothing, for 200 steps an episode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._observation = np.zeros(4, dtype=np.float32)
+        self._left = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start counting."""
+        self._left = 200
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Count."""
+        self._left -= 1
+        return self._observation, 1.0, self._left == 0, False, {}
+
+
+def play(env: Any, actions: list[int], **given: float) -> None:
+    env.reset(seed=0)
+    for action in actions:
+        _, _, terminated, truncated, _ = env.step(action, **given)
+        if terminated or truncated:
+            env.reset()
+
+
+def play_vector(env: Any, actions: list[Any], **given: Any) -> None:
+    env.reset(seed=0)
+    for action in actions:
+        env.step(action, **given)
+
+
+def recorded(env: Any, run: Callable[..., None], actions: list[Any], **given: Any) -> Run:
+    env.follow(POLICY)
+
+    def once() -> None:
+        env.abandon()
+        run(env, actions, **given)
+        env.buffer.view()
+        env.buffer.clear()
+
+    return once
+
+
+def collected(env: Any, actions: list[int]) -> Run:
+    """Minari's collector; it is emptied after each run, which is not timed away: it is cheap."""
+    import minari  # noqa: PLC0415
+
+    collector = minari.DataCollector(env)
+
+    def once() -> None:
+        play(collector, actions)
+        collector._reset_storage() if hasattr(collector, "_reset_storage") else None
+
+    return once
+
+
+def single(make: Callable[[], gym.Env[Any, Any]], steps: int) -> dict[str, Run]:
+    actions = np.random.default_rng(0).integers(2, size=steps).tolist()
+    bare, counted, to_minari = make(), gym.wrappers.RecordEpisodeStatistics(make()), make()
+    record = wrappers.RecordTrajectories
+    runs: dict[str, Run] = {
+        "bare": lambda: play(bare, actions),
+        "RecordEpisodeStatistics": lambda: play(counted, actions),
+        "RecordTrajectories": recorded(record(make()), play, actions),
+        "  log_prob given, audited": recorded(record(make()), play, actions, log_prob=LOG_HALF),
+    }
+    if importlib.util.find_spec("minari"):
+        runs["Minari DataCollector"] = collected(to_minari, actions)
+    return runs
+
+
+def vector(num_envs: int, steps: int) -> dict[str, Run]:
+    def make() -> Any:
+        return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+    actions = list(np.random.default_rng(0).integers(2, size=(steps, num_envs)))
+    bare, counted = make(), gym.wrappers.vector.RecordEpisodeStatistics(make())
+    record = wrappers.vector.RecordTrajectories
+    given = np.full(num_envs, LOG_HALF)
+    return {
+        "bare": lambda: play_vector(bare, actions),
+        "RecordEpisodeStatistics": lambda: play_vector(counted, actions),
+        "RecordTrajectories": recorded(record(make()), play_vector, actions),
+        "  log_prob given, audited": recorded(record(make()), play_vector, actions, log_prob=given),
+    }
+
+
+def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repetition in range(repetitions + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if repetition:  # the first is a rehearsal
+                seconds[name].append(time.perf_counter() - start)
+    bare = np.array(seconds["bare"])
+    print(f"\n{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")
+    for name, values in seconds.items():
+        taken = np.array(values)
+        ratio, added = np.median(taken / bare), np.median(taken - bare) / steps * 1e6
+        print(f"  {name:<28}{ratio:8.2f} ×{added:+9.2f} µs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=20)
+    n = parser.parse_args().repetitions
+    warnings.simplefilter("ignore")
+    if importlib.util.find_spec("minari") is None:
+        print("Minari is not installed here: its DataCollector is left out")
+    compare("CartPole-v1", single(lambda: gym.make("CartPole-v1"), 5_000), 5_000, n)
+    compare("null env", single(NullEnv, 20_000), 20_000, n)
+    compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
+    compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)
+
+
+if __name__ == "__main__":
+    main()

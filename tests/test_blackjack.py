@@ -1,0 +1,159 @@
+"""Exact values of Blackjack-v1 against an enumeration of hands with Gymnasium's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.toy_text import blackjack as rules
+from numpy.typing import NDArray
+
+from agents import blackjack
+from ope_gym.policies import EpsilonGreedyTable, Uniform
+
+Floats = NDArray[np.float64]
+Hand = tuple[int, ...]  # sorted cards
+DECK = [(card, rules.deck.count(card) / 13) for card in range(1, 11)]
+
+
+def random_policy(seed: int) -> EpsilonGreedyTable:
+    rng = np.random.default_rng(seed)
+    return EpsilonGreedyTable(rng.integers(2, size=blackjack.SHAPE), rng.uniform(), 2)
+
+
+def hit_table(policy: EpsilonGreedyTable) -> Floats:
+    return policy.epsilon / 2 + (1 - policy.epsilon) * policy.greedy
+
+
+@cache
+def dealer_hands(hand: Hand) -> tuple[tuple[Hand, float], ...]:
+    """The hands a dealer may end with, and their probabilities."""
+    if rules.sum_hand(list(hand)) >= 17:
+        return ((hand, 1.0),)
+    found: dict[Hand, float] = {}
+    for card, p in DECK:
+        for end, q in dealer_hands(tuple(sorted((*hand, card)))):
+            found[end] = found.get(end, 0.0) + p * q
+    return tuple(found.items())
+
+
+@cache
+def stick_reward(player: Hand, shown: int) -> float:
+    """Expected reward of a stick; the dealer has two cards before he looks at his sum."""
+    total = 0.0
+    for hidden, p in DECK:
+        for dealer, q in dealer_hands(tuple(sorted((shown, hidden)))):
+            reward = rules.cmp(rules.score(list(player)), rules.score(list(dealer)))
+            if rules.is_natural(list(player)) and not rules.is_natural(list(dealer)):
+                reward = 1.0
+            total += p * q * reward
+    return total
+
+
+def enumerated_value(
+    decide: Callable[[float, float, tuple[int, int, int]], float], gamma: float = 1.0
+) -> float:
+    """Walk through all hands; `decide` gives their value from those of stick and hit."""
+
+    @cache
+    def value(player: Hand, shown: int) -> float:
+        after_hit = 0.0
+        for card, p in DECK:
+            after = tuple(sorted((*player, card)))
+            after_hit += p * (-1.0 if rules.is_bust(list(after)) else gamma * value(after, shown))
+        seen = (rules.sum_hand(list(player)), shown, rules.usable_ace(list(player)))
+        return decide(stick_reward(player, shown), after_hit, seen)
+
+    return sum(
+        p * q * r * value(tuple(sorted((first, second))), shown)
+        for first, p in DECK
+        for second, q in DECK
+        for shown, r in DECK
+    )
+
+
+def mix(hit: Floats) -> Callable[[float, float, tuple[int, int, int]], float]:
+    return lambda stick, after_hit, seen: stick + hit[seen] * (after_hit - stick)
+
+
+@pytest.mark.parametrize(("seed", "gamma"), [(0, 1.0), (1, 0.7)])
+def test_equals_the_enumeration_of_hands(seed: int, gamma: float) -> None:
+    policy = random_policy(seed)
+    expected = enumerated_value(mix(hit_table(policy)), gamma)
+    assert blackjack.value(policy, gamma) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_optimum_equals_the_enumeration_of_hands(gamma: float) -> None:
+    # each hand may decide for itself there, also a natural, of which a policy knows nothing
+    expected = enumerated_value(lambda stick, after_hit, seen: max(stick, after_hit), gamma)
+    best = blackjack.optimal(gamma)
+    assert best.value == pytest.approx(expected, abs=1e-12)
+    assert blackjack.value(best.policy, gamma) == pytest.approx(best.value, abs=1e-15)
+
+
+def test_optimum_is_the_known_one() -> None:
+    value, policy = blackjack.optimal()
+    assert value == pytest.approx(-0.0431131, abs=1e-7)
+    first_stick = [policy.greedy[12:22, card, 0].argmin() + 12 for card in range(1, 11)]
+    assert first_stick == [17, 13, 13, 12, 12, 12, 17, 17, 17, 17]
+    first_soft_stick = [policy.greedy[12:22, card, 1].argmin() + 12 for card in range(1, 11)]
+    assert first_soft_stick == [19, 18, 18, 18, 18, 18, 18, 18, 19, 19]
+
+
+def test_no_single_change_improves_the_optimum() -> None:
+    value, policy = blackjack.optimal()
+    changed = np.repeat(policy.greedy.reshape(1, -1), policy.greedy.size, axis=0)
+    np.fill_diagonal(changed, 1 - changed.diagonal())
+    found = blackjack.values(changed.reshape(-1, *blackjack.SHAPE))
+    assert found.max() <= value + 1e-12
+    # 18 hard and 10 soft sums occur with ten cards of the dealer; other cells change nothing
+    assert (found < value - 1e-12).sum() == 280
+
+
+def test_many_at_once_are_the_same() -> None:
+    policies = [random_policy(seed) for seed in range(6)]
+    tables = np.stack([hit_table(policy) for policy in policies]).reshape(2, 3, *blackjack.SHAPE)
+    found = blackjack.values(tables)
+    assert found.shape == (2, 3)
+    expected = [blackjack.value(policy) for policy in policies]
+    np.testing.assert_allclose(found.ravel(), expected, rtol=0, atol=1e-14)
+    assert blackjack.values(tables[1, 2]).shape == ()
+
+
+def test_any_finite_policy() -> None:
+    expected = blackjack.values(np.full(blackjack.SHAPE, 0.5))
+    assert blackjack.value(Uniform(2)) == pytest.approx(float(expected), abs=1e-14)
+
+
+@pytest.mark.parametrize("always", [0, 1])
+def test_rollouts_of_gymnasium_agree(always: int) -> None:
+    """Of the policy that plays well and of one that does not; within 4 standard errors."""
+    env = gym.make("Blackjack-v1")
+    assert env.unwrapped.sab  # type: ignore[attr-defined]
+    table = blackjack.optimal().policy.greedy.copy()
+    table[17, :, 0] = always  # hard 17 is frequent
+    returns = []
+    env.reset(seed=5)
+    for _ in range(8000):
+        seen, _ = env.reset()
+        ended = False
+        while not ended:
+            seen, reward, ended, _, _ = env.step(int(table[seen]))
+        returns.append(float(reward))
+    exact = blackjack.value(EpsilonGreedyTable(table, 0.0, 2))
+    assert abs(np.mean(returns) - exact) < 4 * np.std(returns) / np.sqrt(len(returns))
+
+
+def test_refuses_other_tables() -> None:
+    with pytest.raises(ValueError, match=r"hit has shape \(3, 4\).*\(32, 11, 2\)"):
+        blackjack.values(np.zeros((3, 4)))
+    table = np.zeros(blackjack.SHAPE)
+    table[0, 0, 0] = np.nan  # never occurs
+    blackjack.values(table)
+    table[12, 1, 0] = 1.5
+    with pytest.raises(ValueError, match=r"hit\[12, 1, 0\] is 1.5"):
+        blackjack.values(table)

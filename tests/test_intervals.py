@@ -1,0 +1,707 @@
+"""Intervals: formulas by hand, resampling loops, exact coverage by enumeration, paired differences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from numpy.typing import NDArray
+
+from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs, intervals
+from ope_gym.intervals import Interval, Resamples, betting_lower
+from tests import reference, small_mdps
+from tests.builders import Table, one_step, pick, recorded, value_of
+from tests.reference import Data
+from tests.small_mdps import MDP, Policy
+
+Array = NDArray[np.float64]
+ALL = list(ESTIMATORS)
+NORMALISED = [name for name in ALL if ESTIMATORS[name].normalised]
+
+
+def test_an_interval_contains_what_lies_between_its_ends() -> None:
+    interval = Interval(-1.0, 2.0, 0.9, "ess-t")
+    assert -1.0 in interval
+    assert 2.0 in interval
+    assert 2.1 not in interval
+    assert 0.0 not in intervals.undefined(0.9, "bca")
+
+
+# --- ess-t ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_ess_t_by_hand(level: float) -> None:
+    """Weights 2, 1, 1, .5 of one behaviour: BIS and NBIS on paper."""
+    data = one_step([0.8, 0.4, 0.4, 0.2], [[0.4] * 4], [0] * 4, [1.0, 2.0, 0.0, 4.0])
+    w, r = np.array([2, 1, 1, 0.5]), np.array([1.0, 2.0, 0.0, 4.0])
+    ess = 4.5**2 / 6.25
+    got = evaluate_log_probs(*data, level=level)
+    for name, value, psi in (
+        ("BIS", 1.5, w * r),
+        ("NBIS", 6 / 4.5, 4 * w / 4.5 * (r - 6 / 4.5)),
+    ):
+        se = math.sqrt(np.sum((psi - psi.mean()) ** 2) / 3 / 4)
+        t = float(scipy.stats.t.ppf(0.5 + level / 2, ess - 1))
+        half = t * se * math.sqrt(ess / (ess - 1))
+        assert got[name].value == pytest.approx(value)
+        assert got[name].standard_error == pytest.approx(se)
+        assert got[name].diagnostics.ess == pytest.approx(ess)
+        assert got[name].interval.low == pytest.approx(value - half)
+        assert got[name].interval.high == pytest.approx(value + half)
+        assert got[name].interval.level == level
+        assert got[name].interval.method == "ess-t"
+        assert got[name].replicates is None
+
+
+def test_ess_t_takes_the_smallest_effective_sample_size_over_the_steps() -> None:
+    logs = np.log([0.5, 0.9, 0.5, 0.1, 0.5, 0.1])  # three episodes of two steps
+    data = Data(logs, np.full((1, 6), np.log(0.5)), np.zeros(3, np.int64), np.arange(6.0),
+                np.array([0, 2, 4, 6]))  # fmt: skip
+    got = evaluate_log_probs(*data, estimators="FIS")["FIS"]
+    w = np.array([1.8, 0.2, 0.2])
+    ess = w.sum() ** 2 / (w**2).sum()
+    assert got.diagnostics.ess_step == 1
+    want = intervals.ess_t(got.value, got.standard_error, ess, 0.95)
+    assert (got.interval.low, got.interval.high) == pytest.approx((want.low, want.high))
+
+
+def test_ess_t_of_one_effective_episode_is_undefined() -> None:
+    for arguments in ((1.0, 0.1, 1.0), (math.nan, 0.1, 9.0), (1.0, math.nan, 9.0)):
+        interval = intervals.ess_t(*arguments, 0.95)
+        assert math.isnan(interval.low)
+        assert math.isnan(interval.high)
+
+
+# --- bootstrap --------------------------------------------------------------------------------
+
+
+def draws(strata: Sequence[int], replicates: int, seed: int) -> Array:
+    return np.concatenate(list(Resamples(np.asarray(strata), replicates, seed)))
+
+
+def test_draws_are_with_replacement_inside_strata() -> None:
+    strata = np.array([2, 0, 2, 2, 0, 5, 5])
+    counts = draws(strata, 4000, 1)
+    assert counts.shape == (4000, 7)
+    for k in (0, 2, 5):
+        assert np.all(counts[:, strata == k].sum(axis=1) == np.sum(strata == k))
+    # multinomial: mean 1, variance (m - 1) / m of a stratum of m
+    np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / math.sqrt(4000))
+    m = np.array([3, 2, 3, 3, 2, 2, 2])
+    np.testing.assert_allclose(counts.var(axis=0), (m - 1) / m, atol=0.07)
+    np.testing.assert_array_equal(counts, draws(strata, 4000, 1))
+    assert not np.array_equal(counts, draws(strata, 4000, 2))
+
+
+def test_draws_are_the_same_on_every_pass_kept_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    strata = np.arange(12) % 3
+    kept = Resamples(strata, 300, 7)
+    first = [block.copy() for block in kept]
+    assert [block.shape for block in first] == [(128, 12), (128, 12), (44, 12)]
+    monkeypatch.setattr(intervals, "_KEEP", 0)
+    drawn = Resamples(strata, 300, 7)
+    for blocks in (kept, drawn, drawn):
+        for a, b in zip(first, blocks, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("columns", [intervals._COLUMNS, 3 * 16])
+def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intervals, "_COLUMNS", columns)  # whole, and three steps at a time
+    data = recorded(1, (6, 4, 6)).arrays
+    options: dict[str, Any] = {"gamma": 0.9, "cap": 1.3}
+    got = evaluate_log_probs(
+        *data, estimators=name, interval="percentile", resamples=25, rng=5, level=0.8, **options
+    )[name]
+    counts = draws(data.behaviour_ids.tolist(), 25, 5).astype(int)
+    loop = np.array([
+        value_of(name, pick(data, np.repeat(np.arange(16), row)), **options) for row in counts
+    ])  # fmt: skip
+    assert got.replicates is not None
+    np.testing.assert_allclose(got.replicates, loop, rtol=1e-12, atol=1e-13)
+    assert (got.interval.low, got.interval.high) == pytest.approx(np.quantile(loop, [0.1, 0.9]))
+    slow = reference.estimate(name, pick(data, np.repeat(np.arange(16), counts[0])), **options)
+    assert got.replicates[0] == pytest.approx(slow.value, rel=1e-10)
+
+
+def test_the_bootstrap_of_the_empirical_average_is_such_a_loop() -> None:
+    data = recorded(2, (9, 7), horizon=1)
+    got = evaluate(
+        data.trajectories, data.target, estimators="EA", interval="bca", resamples=30, rng=3
+    )["EA"]
+    starts = data.trajectories.policy_ids[data.trajectories.offsets[:-1]]
+    counts = draws(starts.tolist(), 30, 3).astype(int)
+    loop = [
+        evaluate(
+            data.trajectories.select(episodes=np.repeat(np.arange(16), row)),
+            data.target,
+            estimators="EA",
+        )["EA"].value
+        for row in counts
+    ]
+    np.testing.assert_allclose(got.replicates, loop, rtol=1e-12, atol=1e-13)
+    assert got.interval == bca_by_hand(
+        np.array(loop), got.value, got.influence, starts, 0.95, approx=True
+    )
+
+
+class approximately(Interval):
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Interval)
+        return (other.low, other.high) == pytest.approx((self.low, self.high), rel=1e-10)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def bca_by_hand(
+    replicates: Array, value: float, psi: Array, strata: Array, level: float, approx: bool = False
+) -> Interval:
+    """The textbook formula, with the influence values for the jackknife."""
+    normal = scipy.stats.norm
+    share = (np.sum(replicates < value) + 0.5 * np.sum(replicates == value)) / replicates.size
+    z0 = normal.ppf(share)
+    u = np.concatenate([psi[strata == k] - psi[strata == k].mean() for k in np.unique(strata)])
+    a = np.sum(u**3) / (6 * np.sum(u**2) ** 1.5)
+    ends = []
+    for tail in (0.5 - level / 2, 0.5 + level / 2):
+        z = z0 + normal.ppf(tail)
+        ends.append(float(np.quantile(replicates, normal.cdf(z0 + z / (1 - a * z)))))
+    return approximately(ends[0], ends[1], level, "bca")
+
+
+@pytest.mark.parametrize("name", ["BIS", "NFIS"])
+def test_bca_by_hand(name: str) -> None:
+    data = recorded(3, (12, 9)).arrays
+    got = evaluate_log_probs(
+        *data, estimators=name, interval="bca", resamples=400, rng=8, level=0.9
+    )[name]
+    assert got.replicates is not None
+    want = bca_by_hand(got.replicates, got.value, got.influence, data.behaviour_ids, 0.9)
+    assert got.interval == want
+    assert got.interval.method == "bca"
+
+
+def test_bca_is_that_of_scipy_for_a_plain_mean() -> None:
+    data = recorded(4, (40,)).arrays
+    got = evaluate_log_probs(*data, estimators="BIS", interval="bca", resamples=999)["BIS"]
+    given = SimpleNamespace(bootstrap_distribution=got.replicates)
+    want = scipy.stats.bootstrap(
+        (got.influence,), np.mean, n_resamples=0, method="BCa", bootstrap_result=given
+    ).confidence_interval
+    assert (got.interval.low, got.interval.high) == pytest.approx((want.low, want.high), rel=1e-9)
+
+
+def test_bca_stays_in_order_under_one_huge_episode() -> None:
+    """The acceleration nears its bound of 1/6 and the correction its pole."""
+    psi = np.append(np.zeros(30), 1000.0)
+    strata = np.zeros(31, dtype=np.int64)
+    for sign in (1.0, -1.0):
+        replicates = intervals.bootstrap_plain(sign * psi, Resamples(strata, 2000, 0))
+        for level in (0.5, 0.95, 0.999, 1 - 1e-9):
+            got = intervals.bca(replicates, float(sign * psi.mean()), sign * psi, strata, level)
+            assert replicates.min() <= got.low <= got.high <= replicates.max()
+    high = [
+        intervals.bca(replicates * -1, float(psi.mean()), psi, strata, level).high
+        for level in (0.9, 0.99, 0.999, 0.9999, 0.99999, 1 - 1e-9)
+    ]
+    assert high == sorted(high)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bca_of_rewards_without_spread(name: str) -> None:
+    data = one_step([0.5, 0.5, 0.25, 0.25], [[0.5] * 4], [0] * 4, [1.0] * 4)
+    data = data._replace(target_log_probs=data.behaviour_log_probs[0])
+    got = evaluate_log_probs(*data, estimators=name, interval="bca", resamples=50)[name]
+    assert (got.interval.low, got.interval.high) == pytest.approx((1.0, 1.0))
+    exact = intervals.bca(np.array([1.0, 1.0 + 1e-16, 1 + 1e-15]), 1.0, np.zeros(4),
+                          np.zeros(4, np.int64), 0.9)  # fmt: skip
+    assert 1.0 <= exact.low <= exact.high <= 1 + 1e-14
+
+
+def test_percentiles_of_too_few_replicates_are_undefined() -> None:
+    for replicates in (np.array([np.nan, np.nan, 1.0]), np.full(5, np.nan)):
+        assert math.isnan(intervals.percentile(replicates, 0.9).low)
+        strata = np.zeros(4, np.int64)
+        assert math.isnan(intervals.bca(replicates, 1.0, np.arange(4.0), strata, 0.9).low)
+
+
+def test_replicates_that_lost_all_weight_are_counted_and_red() -> None:
+    data = one_step([0.5, 0, 0, 0, 0], [[0.5] * 5], [0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
+    got = evaluate_log_probs(*data, estimators="NFIS", interval="percentile", resamples=200)["NFIS"]
+    assert got.replicates is not None
+    lost = int(np.isnan(got.replicates).sum())
+    assert lost == int(np.sum(draws([0] * 5, 200, 0)[:, 0] == 0)) > 0
+    assert f"{lost} of 200 bootstrap replicates have no weight left" in str(got.verdict)
+    assert got.verdict.colour == "red"
+    assert (got.interval.low, got.interval.high) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_not_a_bootstrap_of_already_normalised_terms(name: str) -> None:
+    """Every episode returns 3: there is nothing to be uncertain about, and yet the terms vary."""
+    data = recorded(5, (20, 20), early=False, horizon=3).arrays
+    data = data._replace(rewards=np.ones_like(data.rewards))
+    got = evaluate_log_probs(*data, estimators=name, interval="percentile", resamples=500)[name]
+    scheme, _, capped = reference.ESTIMATORS[name]
+    logs = reference.capped(reference.log_weights(scheme, data), 10.0 if capped else None)
+    terms = np.sum([reference.shares(logs, t) for t in range(3)], axis=0)
+    wrong = draws(data.behaviour_ids.tolist(), 500, 0) @ terms
+    assert wrong.mean() == pytest.approx(3, abs=0.1)
+    assert np.std(wrong) > 0.1
+    assert got.replicates is not None
+    np.testing.assert_allclose(got.replicates, 3, rtol=1e-12)
+    assert (got.interval.low, got.interval.high) == pytest.approx((3, 3), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS", "OUIS"])
+def test_replicates_spread_as_the_standard_error_says(name: str) -> None:
+    data = recorded(6, (150, 150)).arrays
+    got = evaluate_log_probs(*data, estimators=name, interval="percentile", resamples=4000)[name]
+    assert got.replicates is not None
+    assert np.std(got.replicates) == pytest.approx(got.standard_error, rel=0.06)
+    assert np.mean(got.replicates) == pytest.approx(got.value, abs=0.2 * got.standard_error)
+
+
+def test_progress_counts_every_replicate_of_every_estimator() -> None:
+    data = recorded(7, (4, 4), horizon=1)
+    seen: list[int] = []
+    got = evaluate(
+        data.trajectories, data.target, interval="percentile", resamples=150, progress=seen.append
+    )
+    assert sum(seen) == 150 * len(got)
+
+
+# --- betting ----------------------------------------------------------------------------------
+
+
+def test_a_betting_bound_by_hand() -> None:
+    """Two values: the wealth at the bound is exactly 1 / alpha."""
+    x, alpha = np.array([1.0, 3.0]), 0.2
+    low = betting_lower(x, alpha)
+    bets = np.sin(np.arange(1, 65) / 65 * np.pi / 2) ** 2
+    wealth = np.mean(np.prod(1 + bets[:, None] * (x / low - 1), axis=1))
+    assert wealth == pytest.approx(1 / alpha, rel=1e-9)
+    assert 0 < low < 2
+
+
+def test_betting_bounds_move_as_they_should() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=200)
+    low = betting_lower(x, 0.05)
+    assert 0.5 < low < x.mean()
+    assert betting_lower(x, 0.01) < low < betting_lower(x, 0.2)
+    assert betting_lower(7 * x, 0.05) == pytest.approx(7 * low, rel=1e-12)
+    assert betting_lower(x[::-1], 0.05) == pytest.approx(low, rel=1e-12)
+    for i in range(5):
+        more = x.copy()
+        more[i] += 1
+        assert betting_lower(more, 0.05) > low
+    assert betting_lower(np.tile(x, 100), 0.05) > low  # a longer record, also in two blocks
+    assert betting_lower(np.zeros(5), 0.05) == 0
+    assert betting_lower(np.array([0.0, 1e-300]), 0.05) >= 0
+    assert betting_lower(np.array([np.inf, 1.0]), 0.05) == 0
+    assert intervals._crossing(lambda m: 0.0, 1.0, 1.0) == 0.0
+
+
+def test_betting_intervals_widen_with_the_level_and_narrow_with_data() -> None:
+    data = recorded(8, (60, 40), rewards=(0.0, 1.0), horizon=2).arrays
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "reward_range": (0, 1)}
+    options["horizon"] = 2
+    levels = [
+        evaluate_log_probs(*data, level=level, **options)["FIS"].interval
+        for level in (0.5, 0.8, 0.95, 0.999)
+    ]
+    for inner, outer in itertools.pairwise(levels):
+        assert outer.low < inner.low < inner.high < outer.high
+    more = pick(data, np.tile(np.arange(100), 8))
+    narrow = evaluate_log_probs(*more, **options)["FIS"].interval
+    assert narrow.high - narrow.low < 0.5 * (levels[2].high - levels[2].low)
+    assert 0 <= narrow.low < narrow.high <= 2
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def multinomial(counts: Sequence[int], chances: Sequence[float]) -> float:
+    ways = math.factorial(sum(counts))
+    for count in counts:
+        ways //= math.factorial(count)
+    return ways * math.prod(p**c for p, c in zip(chances, counts, strict=True))
+
+
+def every_data_set(
+    mdp: MDP, target: Policy, behaviours: Sequence[Policy], counts: Sequence[int]
+) -> Iterator[tuple[Data, float]]:
+    """All data sets with n_k episodes of behaviour k, but for their order, with their chances."""
+    possible = [[p for p in small_mdps.paths(mdp) if p.probability(b) > 0] for b in behaviours]
+    chances = [
+        [p.probability(b) for p in own] for own, b in zip(possible, behaviours, strict=True)
+    ]
+    ways = [compositions(n, len(own)) for n, own in zip(counts, possible, strict=True)]
+    ids = np.repeat(np.arange(len(counts)), counts).tolist()
+    for chosen in itertools.product(*map(list, ways)):
+        chance = math.prod(multinomial(c, p) for c, p in zip(chosen, chances, strict=True))
+        episodes = [
+            path
+            for own, times in zip(possible, chosen, strict=True)
+            for path, copies in zip(own, times, strict=True)
+            for _ in range(copies)
+        ]
+        yield small_mdps.arrays(episodes, ids, target, behaviours), chance
+
+
+def misses(
+    mdp: MDP,
+    target: Policy,
+    behaviours: Sequence[Policy],
+    counts: Sequence[int],
+    find: Callable[[Data], Interval],
+    gamma: float = 1.0,
+) -> tuple[float, float]:
+    """Exact probabilities that the truth lies below the interval, and above it."""
+    truth = small_mdps.value(mdp, target, gamma)
+    below, above, total = [], [], []
+    for data, chance in every_data_set(mdp, target, behaviours, counts):
+        interval = find(data)
+        total.append(chance)
+        if not interval.low <= truth + 1e-12:  # an empty interval misses on both sides
+            below.append(chance)
+        if not interval.high >= truth - 1e-12:
+            above.append(chance)
+    assert math.fsum(total) == pytest.approx(1)
+    return math.fsum(below), math.fsum(above)
+
+
+def ends_early() -> MDP:
+    """Action 0 ends the episode; rewards of both signs, so that the end itself is worth knowing."""
+    return MDP(
+        start=np.array([1.0, 0.0]),
+        moves=np.array([[[0, 0, 1.0], [0, 1.0, 0]], [[0, 0, 1.0], [0, 0, 1.0]]]),
+        rewards=np.array([-1.0, 0.0, 2.0]),
+        reward_probs=np.array([[[1.0, 0, 0], [0, 1.0, 0]], [[0, 0, 1.0], [0, 0, 1.0]]]),
+        horizon=2,
+    )
+
+
+ONE, TWO = np.array([[0.9, 0.1]]), np.array([[0.2, 0.8]])
+CASES: dict[str, tuple[MDP, Policy, list[Policy], tuple[int, ...], tuple[float, float]]] = {
+    "one behaviour": (
+        small_mdps.bandit([1.0, 0.0]), np.array([[0.3, 0.7]]), [ONE], (60,), (0.0, 1.0),
+    ),
+    "unequal counts": (
+        small_mdps.bandit([1.0, 0.0]), np.array([[0.8, 0.2]]), [ONE, TWO], (6, 23), (0.0, 1.0),
+    ),
+    "unequal counts, rare reward": (
+        small_mdps.bandit([0.0, 1.0]), np.array([[0.5, 0.5]]), [ONE, TWO], (20, 3), (0.0, 1.0),
+    ),
+    "early ends, both signs": (
+        ends_early(), np.array([[0.4, 0.6], [0.5, 0.5]]),
+        [np.array([[0.7, 0.3], [1.0, 0.0]]), np.array([[0.2, 0.8], [0.0, 1.0]])], (9, 14),
+        (-1.0, 2.0),
+    ),
+    "an action that no behaviour takes": (
+        small_mdps.bandit([1.0, 0.5]), np.array([[0.6, 0.4]]), [np.array([[1.0, 0.0]])], (40,),
+        (0.0, 1.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["BIS", "FIS", "OUIS", "FCIS"])
+def test_betting_covers_at_its_level_for_every_n(case: str, name: str) -> None:
+    """Not a simulation: the sum over all data sets of the chance of those that miss."""
+    mdp, target, behaviours, counts, reward_range = CASES[case]
+    level, gamma = 0.6, 0.9
+
+    def find(data: Data) -> Interval:
+        return evaluate_log_probs(
+            *data, estimators=name, interval="betting", level=level, gamma=gamma, cap=1.2,
+            reward_range=reward_range, horizon=mdp.horizon,
+        )[name].interval  # fmt: skip
+
+    below, above = misses(mdp, target, behaviours, counts, find, gamma)
+    assert below <= (1 - level) / 2
+    assert above <= (1 - level) / 2
+
+
+def test_the_enumeration_sees_an_interval_that_does_not_cover() -> None:
+    """The same sum finds the missing coverage of value ± z SE, and of a bet of half the size."""
+    mdp, target, behaviours, counts, _ = CASES["unequal counts, rare reward"]
+
+    def normal(data: Data) -> Interval:
+        got = evaluate_log_probs(*data, estimators="FIS")["FIS"]
+        half = 1.645 * got.standard_error
+        return Interval(got.value - half, got.value + half, 0.9, "ess-t")
+
+    assert sum(misses(mdp, target, behaviours, counts, normal)) > 0.15
+
+    def bold(data: Data) -> Interval:
+        got = evaluate_log_probs(*data, estimators="FIS", level=0.6)["FIS"]
+        low = betting_lower(np.asarray(got.influence), 0.9)  # at its edge: it must miss, sometimes
+        return Interval(low, math.inf, 0.1, "betting")
+
+    below, _ = misses(mdp, target, behaviours, counts, bold)
+    assert 0 < below <= 0.9
+
+
+def test_betting_needs_the_longest_possible_episode_not_the_longest_recorded() -> None:
+    """Episodes that may go on pay more than those seen: the upper end would miss."""
+    mdp, target = ends_early(), np.array([[0.0, 1.0], [0.0, 1.0]])
+    behaviour = np.array([[0.9, 0.1], [0.0, 1.0]])
+    data = small_mdps.arrays([small_mdps.paths(mdp)[0]], [0], target, [behaviour])
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "betting"}
+    options["reward_range"] = (-1, 2)
+    with pytest.raises(ValueError, match="horizon"):
+        evaluate_log_probs(*data, **options)
+    got = evaluate_log_probs(*data, horizon=2, **options)["FIS"].interval
+    short = evaluate_log_probs(*data, horizon=1, **options)["FIS"].interval
+    truth = small_mdps.value(mdp, target, 1.0)
+    assert truth in got
+    assert truth not in Interval(short.low, short.high - 0.1, 0.95, "betting")
+
+
+def test_a_recorded_time_limit_is_the_horizon_of_betting() -> None:
+    data = recorded(9, (8, 8), rewards=(0.0, 1.0), horizon=4)
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "reward_range": (0, 1)}
+    default = evaluate(data.trajectories, data.target, **options)["FIS"].interval
+    explicit = evaluate(data.trajectories, data.target, horizon=4, **options)["FIS"].interval
+    assert default == explicit
+    longer = evaluate(data.trajectories, data.target, horizon=40, **options)["FIS"].interval
+    assert longer.high > default.high
+    assert longer.low == pytest.approx(default.low)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_betting_by_hand(gamma: float) -> None:
+    """Two episodes, one of which ends after a step and then pays 0 with its last weight."""
+    logs = np.log([0.5, 0.4, 0.2])
+    data = Data(logs, np.full((1, 3), np.log(0.4)), np.zeros(2, np.int64), np.array([1.0, -1.0, 3.0]),
+                np.array([0, 2, 3]))  # fmt: skip
+    got = evaluate_log_probs(
+        *data, estimators="BIS", interval="betting", level=0.5, gamma=gamma,
+        reward_range=(-2.0, 4.0), horizon=3,
+    )["BIS"].interval  # fmt: skip
+    w = [[1.25, 1.25, 1.25], [0.5, 0.5, 0.5]]
+    r = [[1.0, -1.0, 0.0], [3.0, 0.0, 0.0]]
+    discount = gamma ** np.arange(3)
+    up = np.sum(w * (np.array(r) + 2) * discount, axis=1)
+    down = np.sum(w * (4 - np.array(r)) * discount, axis=1)
+    low = betting_lower(up, 0.25) - 2 * discount.sum()
+    high = 4 * discount.sum() - betting_lower(down, 0.25)
+    assert (got.low, got.high) == pytest.approx((low, high), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_betting_interval_is_undefined_and_red(name: str) -> None:
+    """Weights of 5 on every episode, though they average 1: no value agrees."""
+    n = 200
+    data = one_step([0.5] * n, [[0.1] * n], [0] * n, [1.0, 0.0] * (n // 2))
+    got = evaluate_log_probs(
+        *data, estimators=name, interval="betting", reward_range=(0, 1), horizon=1
+    )[name]
+    assert math.isnan(got.interval.low)
+    assert math.isnan(got.interval.high)
+    assert got.verdict.colour == "red"
+    assert "no value agrees with the data" in str(got.verdict)
+
+
+def test_weights_beyond_floats_leave_betting_valid() -> None:
+    """A weight of exp(900) on a reward of 0 is no evidence of a high value, nor a warning."""
+    data = Data(np.zeros(3), np.array([[-900.0, -1.0, -1.0]]), np.zeros(3, np.int64),
+                np.array([0.0, 0.5, 0.5]), np.arange(4))  # fmt: skip
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "horizon": 1}
+    got = evaluate_log_probs(*data, reward_range=(0, 1), **options)["FIS"].interval
+    small = betting_lower(np.array([0.0, 0.5 * math.e, 0.5 * math.e]), 0.025)
+    assert math.isnan(got.low) or got.low == pytest.approx(small)
+    x = evaluate_log_probs(*data, reward_range=(0, 1e9), **options)["FIS"].interval
+    assert math.isnan(x.high) or x.high <= 1e9
+
+
+def test_betting_and_cross_fitted_weights_do_not_go_together() -> None:
+    """Weights that learn from each other's rewards are not independent, as the bound needs."""
+    data = recorded(10, (6, 6), horizon=1)
+    with pytest.raises(ValueError, match=r"betting.*cross-fit"):
+        evaluate(
+            data.trajectories, data.target, estimators="OUIS", interval="betting",
+            reward_range=(-1, 2), reward_model="cross-fit",
+        )  # fmt: skip
+
+
+# --- coverage, simulated ----------------------------------------------------------------------
+
+
+def test_ess_t_and_bootstrap_cover_about_as_they_say() -> None:
+    """Seeded; the share of intervals that hold the truth, within its own standard errors."""
+    runs, n, level = 400, 80, 0.9
+    rng = np.random.default_rng(12)
+    target, behaviours = np.array([0.3, 0.7]), np.array([[0.7, 0.3], [0.4, 0.6]])
+    means = np.array([0.2, 0.6])
+    truth, ids = float(target @ means), np.arange(n) % 2
+    hits = {"ess-t": 0, "percentile": 0, "bca": 0}
+    for run in range(runs):
+        actions = (rng.random(n) < behaviours[ids, 1]).astype(int)
+        rewards = (rng.random(n) < means[actions]).astype(float)
+        data = Data(np.log(target)[actions], np.log(behaviours)[:, actions], ids, rewards,
+                    np.arange(n + 1))  # fmt: skip
+        for method in hits:
+            interval = evaluate_log_probs(
+                *data, estimators="NFIS", interval=method, level=level, rng=run, resamples=200
+            )["NFIS"].interval
+            hits[method] += truth in interval
+    error = math.sqrt(level * (1 - level) / runs)
+    for method, count in hits.items():
+        # discrete data and 200 replicates: a bootstrap may lose a point or two, ess-t none
+        floor = level - 3 * error - (0.0 if method == "ess-t" else 0.02)
+        assert floor <= count / runs <= level + 4 * error, method
+
+
+# --- paired differences -----------------------------------------------------------------------
+
+
+def nearby(data: Any, amount: float) -> Table:
+    table = data.target.table
+    return Table((1 - amount) * table + amount / table.shape[1])
+
+
+@pytest.mark.parametrize("method", ["ess-t", "percentile", "bca", "betting"])
+def test_a_paired_difference_of_targets(method: str) -> None:
+    data = recorded(13, (25, 25))
+    other = nearby(data, 0.1)
+    options: dict[str, Any] = {"interval": method, "reward_range": (-1, 2), "resamples": 300}
+    one = evaluate(data.trajectories, data.target, **options)
+    two = evaluate(data.trajectories, other, **options)
+    found = one.difference(two)
+    assert list(found) == ALL
+    for name, difference in found.items():
+        a, b = one[name], two[name]
+        assert difference.value == pytest.approx(a.value - b.value)
+        strata = data.arrays.behaviour_ids
+        error = reference.standard_error(list(a.influence - b.influence), strata)
+        assert difference.standard_error == pytest.approx(error, rel=1e-10)
+        apart = math.hypot(a.standard_error, b.standard_error)
+        assert difference.standard_error < 0.5 * apart  # what pairing is for
+        if method in ("percentile", "bca"):
+            assert a.replicates is not None
+            assert b.replicates is not None
+            ends = np.quantile(a.replicates - b.replicates, [0.025, 0.975])
+            assert (difference.interval.low, difference.interval.high) == pytest.approx(ends)
+        else:
+            ess = min(a.diagnostics.ess, b.diagnostics.ess)
+            assert difference.interval == intervals.ess_t(
+                difference.value, difference.standard_error, ess, 0.95
+            )
+        assert difference.value in difference.interval
+        text = str(difference)
+        assert text.startswith(f"{name} - {name}: ")
+        assert "95% [" in text
+
+
+def test_paired_replicates_are_those_of_a_loop_on_the_same_draws() -> None:
+    data = recorded(14, (7, 6))
+    other = nearby(data, 0.3)
+    a, b = (
+        evaluate(data.trajectories, t, estimators="NFIS", interval="percentile", resamples=12)["NFIS"]
+        for t in (data.target, other)
+    )
+    ids = data.arrays.behaviour_ids.tolist()
+    for replicate, row in enumerate(draws(ids, 12, 0).astype(int)):
+        chosen = data.trajectories.select(episodes=np.repeat(np.arange(13), row))
+        values = [
+            evaluate(chosen, t, estimators="NFIS")["NFIS"].value for t in (data.target, other)
+        ]
+        assert a.replicates is not None
+        assert b.replicates is not None
+        got = a.replicates[replicate] - b.replicates[replicate]
+        assert got == pytest.approx(values[0] - values[1], rel=1e-9, abs=1e-12)
+
+
+def test_estimators_can_be_compared_on_one_evaluation() -> None:
+    data = recorded(15, (20, 20)).arrays
+    got = evaluate_log_probs(*data, interval="percentile", resamples=50)
+    difference = got["FIS"].difference(got["NFIS"])
+    assert (difference.minuend, difference.subtrahend) == ("FIS", "NFIS")
+    assert difference.value == pytest.approx(got["FIS"].value - got["NFIS"].value)
+    nothing = got["FIS"].difference(got["FIS"])
+    assert (nothing.value, nothing.standard_error) == (0, 0)
+    assert (nothing.interval.low, nothing.interval.high) == (0, 0)
+
+
+def test_draws_that_are_not_shared_are_not_subtracted() -> None:
+    data = recorded(16, (10, 10)).arrays
+    one = evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=1)["FIS"]
+    for other in (
+        evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=2)["FIS"],
+        evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=1, resamples=7)["FIS"],
+        evaluate_log_probs(*data, estimators="FIS")["FIS"],
+    ):
+        assert one.difference(other).interval.method == "ess-t"
+        assert other.difference(one).value == 0
+
+
+def test_a_generator_gives_new_draws_and_a_seed_the_same() -> None:
+    data = recorded(17, (10, 10)).arrays
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 20}
+    rng = np.random.default_rng(3)
+    first, second = (evaluate_log_probs(*data, rng=rng, **options)["FIS"] for _ in range(2))
+    assert first.seed != second.seed
+    assert not np.array_equal(first.replicates, second.replicates)  # type: ignore[arg-type]
+    again = evaluate_log_probs(*data, rng=np.random.default_rng(3), **options)["FIS"]
+    np.testing.assert_array_equal(first.replicates, again.replicates)
+    by_default, zero = (evaluate_log_probs(*data, rng=r, **options)["FIS"] for r in (None, 0))
+    np.testing.assert_array_equal(by_default.replicates, zero.replicates)
+
+
+def other_data() -> Iterator[Any]:
+    """Data sets that resemble the one of seed 18 in one respect after another."""
+    data = recorded(18, (8, 8), early=False, horizon=3).arrays
+    yield pick(data, np.arange(15))
+    yield pick(data, np.arange(16)[::-1])
+    yield data._replace(rewards=data.rewards * 2)
+    yield data._replace(behaviour_ids=1 - data.behaviour_ids)
+    swapped = data.rewards.copy()
+    swapped[[0, 1]] = swapped[[1, 0]] + [1, -1]  # the same returns
+    yield data._replace(rewards=swapped)
+    constant = data._replace(rewards=np.ones_like(data.rewards))
+    yield constant, recorded(19, (8, 8), early=False, horizon=3).arrays._replace(
+        rewards=constant.rewards, behaviour_ids=data.behaviour_ids
+    )
+
+
+def test_estimates_on_other_data_are_not_compared() -> None:
+    data = recorded(18, (8, 8), early=False, horizon=3).arrays
+    for other in other_data():
+        one, two = (data, other) if isinstance(other, Data) else other
+        a, b = evaluate_log_probs(*one), evaluate_log_probs(*two)
+        with pytest.raises(ValueError, match="rests on other trajectories than BIS"):
+            a.difference(b)
+
+
+def test_values_of_other_discounts_are_not_compared() -> None:
+    data = recorded(18, (8, 8)).arrays
+    a, b = (evaluate_log_probs(*data, gamma=gamma) for gamma in (1.0, 0.9))
+    with pytest.raises(ValueError, match=r"gamma.*0\.9.*1"):
+        a.difference(b)
+
+
+def test_evaluations_without_a_common_estimator_are_not_compared() -> None:
+    data = recorded(19).arrays
+    with pytest.raises(ValueError, match=r"none of the estimators BIS; it has FIS, NFIS"):
+        evaluate_log_probs(*data, estimators="BIS").difference(
+            evaluate_log_probs(*data, estimators=["FIS", "NFIS"])
+        )

@@ -1,0 +1,129 @@
+"""Finished episodes on their way into the buffer, many at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.trajectories import Steps, Trajectories, check_policy_ids, check_steps, freeze
+from ope_gym.trees import Tree
+
+if TYPE_CHECKING:
+    from wrappers.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Columns of finished episodes; `numbers` count episodes in the order of their start."""
+
+    observations: Tree
+    actions: Tree
+    rewards: NDArray[np.float64]  # (S,)
+    log_probs: NDArray[np.float64]  # (S,) as the loop gave them
+    given: NDArray[np.bool_]  # (S,) whether it did
+    lengths: NDArray[np.int64]  # (n,)
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
+    start_clock: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    envs: NDArray[np.int64] | None = None  # (n,) sub-envs
+
+    @property
+    def clocks(self) -> NDArray[np.int64]:
+        """(S,) clock of each step."""
+        ends = np.cumsum(self.lengths)
+        return np.arange(len(self.rewards)) + np.repeat(
+            self.start_clock - ends + self.lengths, self.lengths
+        )
+
+    def name(self, i: int) -> str:
+        """The i-th episode in a message."""
+        sub_env = "" if self.envs is None else f" (sub-env {self.envs[i]})"
+        return f"episode {self.numbers[i]}{sub_env}"
+
+
+class LiveBuffer(TrajectoryBuffer):
+    """A buffer that, before it is read, takes what its recorder has finished meanwhile.
+
+    Many short episodes cost much less together than one by one. So they wait, unseen.
+    """
+
+    recorder: Recorder | None = None
+
+    def _pull(self) -> None:
+        if self.recorder is not None:
+            self.recorder.drain()
+
+    def view(self) -> Trajectories:
+        """Everything recorded so far, as read-only columns."""
+        self._pull()
+        return super().view()
+
+    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
+        """See `TrajectoryBuffer.extend`."""
+        self._pull()
+        super().extend(trajectories)
+
+    def clear(self) -> None:
+        """See `TrajectoryBuffer.clear`."""
+        try:
+            self._pull()
+        finally:
+            super().clear()
+
+    def __len__(self) -> int:
+        self._pull()
+        return super().__len__()
+
+    def append_finished(
+        self, finished: Finished, log_probs: NDArray[np.float64], policy_ids: NDArray[np.int32]
+    ) -> Trajectories:
+        """Add episodes as `append` would one after the other; invalid ones change nothing."""
+        lengths, ends = finished.lengths, np.cumsum(finished.lengths)
+        first = len(self)
+
+        def where(row: int | None) -> str:
+            if row is None:
+                return f"episodes {first} to {first + len(lengths) - 1}"
+            i = int(np.searchsorted(ends, row, side="right"))
+            return f"episode {first + i}, step {row - ends[i] + lengths[i]}"
+
+        steps = check_steps(
+            Steps(finished.observations, finished.actions, finished.rewards, log_probs),
+            self.observation_space,
+            self.action_space,
+            discrete=self._discrete,
+            where=where,
+            copy=False,
+        )
+        if self.horizon is not None and lengths.max() > self.horizon:
+            i = int(np.argmax(lengths > self.horizon))
+            raise ValueError(
+                f"episode {first + i} has {lengths[i]} steps, horizon={self.horizon} is less"
+            )
+        part = freeze(
+            Trajectories(
+                *steps,
+                check_policy_ids(policy_ids, len(steps.rewards), len(self.policies), where),
+                np.concatenate([[0], ends]),
+                finished.terminated,
+                finished.truncated,
+                finished.held_out,
+                finished.start_clock,
+                schedule_ids=np.zeros(len(lengths), dtype=np.int32),
+                observation_space=self.observation_space,
+                action_space=self.action_space,
+                horizon=self.horizon,
+            )
+        )
+        self._flush()
+        self._parts.append(part)
+        self._n += len(part)
+        self._latest = max(self._latest, int((finished.start_clock + lengths).max()))
+        self._view = None
+        return part

@@ -1,0 +1,172 @@
+"""The rows of a vector env: written a vector step at a time, read an episode at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import spaces
+from ope_gym.spaces import Space
+from ope_gym.trees import Tree
+
+_ROWS = 16_384  # room to begin with, unless
+_BYTES = 2**24  # observations are large
+
+
+def flatten(space: Space, batch: Any) -> list[NDArray[Any]]:
+    """The arrays of a batch as a vector env has it; elements that do not stack are copied.
+
+    >>> flatten(gym_spaces.Dict(a=gym_spaces.Discrete(2), b=gym_spaces.Text(3)),
+    ...         {"a": np.array([0, 1]), "b": ("x", "yz")})
+    [array([0, 1]), array(['x', 'yz'], dtype=object)]
+    """
+    if isinstance(space, gym_spaces.Tuple):
+        parts = zip(space.spaces, batch, strict=True)
+        return [leaf for part, branch in parts for leaf in flatten(part, branch)]
+    if isinstance(space, gym_spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in flatten(part, batch[key])]
+    if spaces.is_column(space):
+        return [np.asarray(batch)]
+    return [spaces.stack(space, copy.deepcopy(list(batch)))]
+
+
+def unflatten(space: Space, leaves: Iterator[NDArray[Any]]) -> Tree:
+    """The batch whose arrays these are."""
+    if isinstance(space, gym_spaces.Tuple):
+        return tuple(unflatten(part, leaves) for part in space.spaces)
+    if isinstance(space, gym_spaces.Dict):
+        return {key: unflatten(part, leaves) for key, part in space.spaces.items()}
+    return next(leaves)
+
+
+class Rows:
+    """Rows of N sub-envs from the oldest open episode on.
+
+    First the carried rows: those of episodes that were open when room was last made, sub-env by
+    sub-env. Then N rows for each vector step since clock `_base`. Rows that belong to no episode
+    (the call that only resets a sub-env) are written too, and never read.
+
+    Args:
+        observation_space: Of one sub-env.
+        action_space: Of one sub-env.
+        num_envs: N.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
+        self.clock = 0
+        self._spaces = (observation_space, action_space)
+        self._num_envs = num_envs
+        self._base = 0
+        self._carried = 0
+        self._carried_at = np.zeros(num_envs, dtype=np.int64)
+        self._at = 0  # row of the first sub-env at `clock`
+        self._capacity = 0
+        self._seen: list[NDArray[Any]] = []
+        self._chosen: list[NDArray[Any]] = []
+        self._rewards = np.empty(0)
+        self._log_probs = np.empty(0)
+        self._given = np.empty(0, dtype=bool)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next step, with the observation after it, finds no room."""
+        return self._at + 2 * self._num_envs > self._capacity
+
+    def see(self, observations: Any) -> None:
+        """What the policy sees at `clock`."""
+        leaves = flatten(self._spaces[0], observations)
+        if not self._seen:
+            width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
+            self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
+            self._rewards = np.empty(self._capacity)
+            self._log_probs = np.empty(self._capacity)
+            self._given = np.zeros(self._capacity, dtype=bool)
+        self._put(self._seen, leaves, "observations")
+
+    def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
+        """What it chooses, and how likely that was."""
+        self._put(self._chosen, flatten(self._spaces[1], actions), "actions")
+        here = slice(self._at, self._at + self._num_envs)
+        self._given[here] = log_prob is not None
+        if log_prob is not None:
+            given = np.asarray(log_prob, dtype=np.float64)
+            if given.shape != (self._num_envs,):
+                raise ValueError(
+                    f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number "
+                    "for each sub-env"
+                )
+            self._log_probs[here] = given
+
+    def advance(self, rewards: ArrayLike) -> None:
+        """What it earned; the clock goes on."""
+        self._rewards[self._at : self._at + self._num_envs] = rewards
+        self._at += self._num_envs
+        self.clock += 1
+
+    def _put(self, columns: list[NDArray[Any]], leaves: list[NDArray[Any]], name: str) -> None:
+        n = self._num_envs
+        if not columns:
+            if any(leaf.shape[:1] != (n,) for leaf in leaves):
+                shapes = [leaf.shape for leaf in leaves]
+                raise ValueError(f"{name} has shape {shapes}, expected ({n}, ...): a row a sub-env")
+            columns += [np.empty((self._capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
+        for i, leaf in enumerate(leaves):
+            column = columns[i]
+            if leaf.shape != (n, *column.shape[1:]):
+                raise ValueError(
+                    f"{name} has shape {leaf.shape}, expected {(n, *column.shape[1:])} as before"
+                )
+            if leaf.dtype != column.dtype:  # never lose digits of what the policy saw
+                column = columns[i] = column.astype(np.promote_types(column.dtype, leaf.dtype))
+            column[self._at : self._at + n] = leaf
+
+    def read(
+        self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[Tree, Tree, NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Observations, actions, rewards, log_probs and `given` of episodes, one after another."""
+        rows = self._index(envs, starts, lengths)
+        seen, chosen = (
+            unflatten(space, iter([column.take(rows, axis=0) for column in columns]))
+            for space, columns in zip(self._spaces, (self._seen, self._chosen), strict=True)
+        )
+        return seen, chosen, self._rewards[rows], self._log_probs[rows], self._given[rows]
+
+    def _index(
+        self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        step = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        # in the carried rows, then in those of later steps
+        late = np.repeat(self._carried + (starts - self._base) * self._num_envs + envs, lengths)
+        rows: NDArray[np.int64] = late + step * self._num_envs
+        if (starts < self._base).any():
+            early = np.repeat(starts, lengths) + step < self._base
+            rows[early] = (np.repeat(self._carried_at[envs], lengths) + step)[early]
+        return rows
+
+    def make_room(self, envs: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        """Forget all rows but those of these open episodes."""
+        n, lengths = self._num_envs, self.clock - starts
+        rows = self._index(envs, starts, lengths)
+        kept = len(rows)
+        # as much free room as carried rows, so that a row is moved about twice in its life
+        self._capacity = max(self._capacity, 2 * kept + 4 * n)
+
+        def moved(column: NDArray[Any]) -> NDArray[Any]:
+            carried, current = column.take(rows, axis=0), column[self._at : self._at + n].copy()
+            if len(column) < self._capacity:
+                column = np.empty((self._capacity, *column.shape[1:]), dtype=column.dtype)
+            column[:kept] = carried
+            column[kept : kept + n] = current
+            return column
+
+        self._seen = [moved(column) for column in self._seen]
+        self._chosen = [moved(column) for column in self._chosen]
+        self._rewards, self._log_probs = moved(self._rewards), moved(self._log_probs)
+        self._given = moved(self._given)
+        self._carried_at[envs] = np.cumsum(lengths) - lengths
+        self._carried, self._base, self._at = kept, self.clock, kept

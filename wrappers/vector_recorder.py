@@ -1,0 +1,137 @@
+"""The episodes of all sub-envs of a vector env, cut out of their rows in bulk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import storage
+from ope_gym.spaces import Space
+from wrappers.finished import Finished
+from wrappers.recorder import Recorder
+from wrappers.rows import Rows
+
+_WAITING_STEPS = 8192  # steps of finished episodes that go to the buffer together
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class VectorRecorder(Recorder):
+    """Which episode each sub-env is in, and the rows of all."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        horizon: int | None,
+        num_envs: int,
+        *,
+        held_out: float,
+        path: storage.PathLike | None,
+        audit: bool,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, horizon, held_out=held_out, path=path, audit=audit
+        )
+        self.rows = Rows(observation_space, action_space, num_envs)
+        self.quota: NDArray[np.int64] | None = None  # (N,) episodes that may still begin
+        self.finished_episodes = 0
+        self.held_out = np.zeros(num_envs, dtype=bool)
+        self._open = np.zeros(num_envs, dtype=bool)  # a recorded episode is under way, or about to
+        self._start = np.zeros(num_envs, dtype=np.int64)
+        self._number = np.zeros(num_envs, dtype=np.int64)
+        self._numbered = 0
+        self._fresh = _NONE  # sub-envs about to take the first step of a recorded episode
+
+    def under_way(self) -> NDArray[np.bool_]:
+        """(N,) whether a recorded episode has begun and not ended."""
+        return self._open & (self._start < self.rows.clock)
+
+    def begin(self, envs: NDArray[np.int64]) -> None:
+        """Episodes of these sub-envs begin with the next step, as far as the quota goes.
+
+        They have numbers now, but these are not taken before the step: a reset that is followed by
+        another one begins no episode.
+        """
+        if not len(envs):
+            return
+        clock = self.rows.clock
+        self._open[envs] = True if self.quota is None else self.quota[envs] > 0
+        self._start[envs] = clock
+        self._fresh = np.flatnonzero(self._open & (self._start == clock))
+        self._number[self._fresh] = self._numbered + np.arange(len(self._fresh))
+        self.held_out[envs] = False
+        if self.share:
+            self.held_out[self._fresh] = self.is_held_out(self._number[self._fresh])
+
+    def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
+        """What is about to be done."""
+        if self.rows.full:
+            self.drain()
+            under_way = np.flatnonzero(self.under_way())
+            self.rows.make_room(under_way, self._start[under_way])
+        self.rows.act(actions, log_prob)
+
+    def advance(
+        self,
+        observations: Any,
+        rewards: NDArray[Any],
+        terminations: NDArray[Any],
+        truncations: NDArray[Any],
+        done: NDArray[np.bool_],
+    ) -> None:
+        """What came of it."""
+        if len(self._fresh):
+            self._numbered += len(self._fresh)
+            if self.quota is not None:
+                self.quota[self._fresh] -= 1
+            self._fresh = _NONE
+        self.rows.advance(rewards)
+        self.rows.see(observations)
+        envs = np.flatnonzero(done & self._open)
+        if not len(envs):
+            return
+        start = self._start[envs]
+        length = self.rows.clock - start
+        labels = (terminations[envs], truncations[envs], self.held_out[envs], self._number[envs])
+        self._open[envs] = False
+        self._waiting.append(np.stack([envs, start, length, *labels], axis=1))
+        self._waiting_steps += int(length.sum())
+        self.finished_episodes += len(envs)
+
+    def drain_if_due(self) -> None:
+        """With a file at once: a crash cannot wait."""
+        if self._waiting and (self.path is not None or self._waiting_steps >= _WAITING_STEPS):
+            self.drain()
+
+    def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
+        """Forget the open episodes, of all sub-envs or of some."""
+        gone = self._open if mask is None else self._open & mask
+        lengths = (self.rows.clock - self._start)[gone]
+        self._open = self._open & ~gone
+        self._fresh = _NONE
+        if lengths.any():
+            self.count_dropped(int((lengths > 0).sum()), int(lengths.sum()), warn=warn)
+
+    # A waiting episode is a row: sub-env, clock at its start, length, terminated, truncated,
+    # held out, number.
+
+    def _batch(self) -> NDArray[np.int64]:
+        return np.concatenate(self._waiting) if self._waiting else np.empty((0, 7), dtype=np.int64)
+
+    def _n_steps(self, batch: NDArray[np.int64]) -> int:
+        return int(batch[:, 2].sum())
+
+    def _columns(self, batch: NDArray[np.int64]) -> Finished:
+        envs, start, length, terminated, truncated, held_out, number = batch.T.copy()
+        return Finished(
+            *self.rows.read(envs, start, length),
+            length,
+            terminated.astype(bool),
+            truncated.astype(bool),
+            held_out.astype(bool),
+            start,
+            number,
+            envs,
+        )
