@@ -222,6 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     from ope_gym.tensorboard import EvaluationWriter
 
     logdir = args.logdir / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
+    logdir.mkdir(parents=True, exist_ok=True)
     env = make_env(args, args.rollouts, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     truth = None

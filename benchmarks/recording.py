@@ -123,10 +123,10 @@ def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> N
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
             if repetition:  # the first is a rehearsal
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(time.process_time() - start)
     bare = np.array(seconds["bare"])
     print(f"\n{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")
     for name, values in seconds.items():

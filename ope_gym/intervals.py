@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ METHODS = ("ess-t", "percentile", "bca", "betting")
 _REPLICATES = 128  # bootstrap replicates handled at once
 _COLUMNS = 1 << 22  # elements of a dense block of (trajectories, steps)
 _KEEP = 1 << 24  # elements of draws that are kept for the next pass
+_LARGEST = 600.0  # log of the largest weight in a bet: a cap that keeps all sums within floats
 
 
 @dataclass(frozen=True)
@@ -165,19 +166,16 @@ def bca(
 
     finite = replicates[np.isfinite(replicates)]
     if finite.size < 2 or not np.isfinite(value) or np.ptp(finite) == 0:
-        return Interval(*_ends(percentile(replicates, level)), level, "bca")
+        return replace(percentile(replicates, level), method="bca")
     below = np.mean(finite < value) + np.mean(finite == value) / 2
     bias = ndtri(np.clip(below, 0.5 / finite.size, 1 - 0.5 / finite.size))
     u = centre(influence, join_single(strata))
-    acceleration = np.sum(u**3) / (6 * np.sum(u**2) ** 1.5)
-    z = ndtri(np.array([0.5 - level / 2, 0.5 + level / 2]))
-    corrected = ndtr(bias + (bias + z) / (1 - acceleration * (bias + z)))
-    low, high = np.quantile(finite, corrected)
+    u /= max(np.abs(u).max(), np.finfo(np.float64).tiny)  # its scale cancels, but could underflow
+    acceleration = np.sum(u**3) / (6 * max(np.sum(u**2), 1.0) ** 1.5)
+    z = bias + ndtri(np.array([0.5 - level / 2, 0.5 + level / 2]))
+    left = np.maximum(1 - acceleration * z, 1e-9)  # at the pole and beyond: the last replicate
+    low, high = np.quantile(finite, ndtr(bias + z / left))
     return Interval(float(low), float(high), level, "bca")
-
-
-def _ends(interval: Interval) -> tuple[float, float]:
-    return interval.low, interval.high
 
 
 def betting_lower(x: FloatArray, alpha: float) -> float:
@@ -207,7 +205,7 @@ def betting_lower(x: FloatArray, alpha: float) -> float:
 
 
 def _crossing(falling: Callable[[float], float], threshold: float, high: float) -> float:
-    """Largest m (from below) in (0, high] with falling(m) >= threshold; 0 if there is none."""
+    """Where a falling function of m in (0, high] crosses the threshold; 0 if it does nowhere."""
     low = high
     for _ in range(200):
         low /= 2
@@ -216,10 +214,10 @@ def _crossing(falling: Callable[[float], float], threshold: float, high: float) 
         high = low
     else:
         return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) >= threshold else (low, middle)
-    return low
+    from scipy.optimize import brentq
+
+    root = brentq(lambda m: falling(m) - threshold, low, high, xtol=1e-12 * low, rtol=1e-12)
+    return float(root) * (1 - 1e-11)  # on the safe side of what brentq may be off
 
 
 def betting(
@@ -241,9 +239,8 @@ def betting(
     """
     r_min, r_max = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # 0 is paid after the end
     lengths = np.diff(offsets)
-    log_cap = np.inf if cap is None else float(np.log(cap))
-    with np.errstate(over="ignore"):
-        weights = np.exp(np.minimum(log_w, log_cap))
+    log_cap = _LARGEST if cap is None else min(float(np.log(cap)), _LARGEST)
+    weights = np.exp(np.minimum(log_w, log_cap))
     steps = np.arange(log_w.size) - np.repeat(offsets[:-1], lengths)
     discount = gamma ** np.arange(horizon + 1)
     annuity = np.concatenate([[0.0], np.cumsum(discount[:horizon])])  # sum of gamma^t for t < m
@@ -251,10 +248,7 @@ def betting(
     bounds = []
     for gain, idle in ((rewards - r_min, -r_min), (r_max - rewards, r_max)):
         paid = np.add.reduceat(weights * gain * discount[steps], offsets[:-1])
-        with np.errstate(invalid="ignore"):
-            x = paid + (after * idle if idle else 0.0)
-        x = np.where(np.isfinite(x), x, np.finfo(np.float64).max / x.size)
-        bounds.append(betting_lower(x, (1 - level) / 2))
+        bounds.append(betting_lower(paid + after * idle, (1 - level) / 2))
     low = annuity[horizon] * r_min + bounds[0]
     high = annuity[horizon] * r_max - bounds[1]
     if low > high:  # no mean is left: the data contradict the propensities or the range

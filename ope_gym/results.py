@@ -98,14 +98,20 @@ class Estimate:
                 f"other ({other.name}) rests on other trajectories than {self.name}: a paired "
                 "difference needs both from the same data; evaluate both targets on one set"
             )
+        if self.sample.gamma != other.sample.gamma:
+            raise ValueError(
+                f"other ({other.name}) has gamma {other.sample.gamma:g}, but {self.name} has "
+                f"{self.sample.gamma:g}: a difference needs one discount"
+            )
         value = self.value - other.value
         error = standard_error(self.influence - other.influence, self.sample.strata)
         level = self.interval.level
-        if self.replicates is None or other.replicates is None or self.seed != other.seed:
+        mine, theirs = self.replicates, other.replicates
+        if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
             ess = min(self.diagnostics.ess, other.diagnostics.ess)
             interval = ess_t(value, error, ess, level)
         else:
-            interval = percentile(self.replicates - other.replicates, level)
+            interval = percentile(mine - theirs, level)
         return Difference(self.name, other.name, value, error, interval)
 
     def to_dict(self) -> dict[str, Any]:
