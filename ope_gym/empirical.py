@@ -20,7 +20,12 @@ from ope_gym.weights import FloatArray, IntArray
 
 
 def empirical_average(
-    data: Trajectories, target: Policy, sample: Sample, behaviour_ids: IntArray, options: Options
+    data: Trajectories,
+    target: Policy,
+    sample: Sample,
+    behaviour_ids: IntArray,
+    options: Options,
+    resamples: intervals.Resamples,
 ) -> Estimate:
     """The EA estimate of `target`.
 
@@ -59,7 +64,6 @@ def empirical_average(
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)
     else:
-        resamples = intervals.Resamples(sample.strata, options.resamples, options.seed)
         replicates = _replicates(resamples, data.rewards, context, cell, cell_context, mass)
         interval = (
             intervals.bca(replicates, value, influence, sample.strata, options.level)
@@ -125,4 +129,5 @@ def _replicates(
         mean = np.divide(paid, size, out=np.zeros_like(paid), where=size > 0)
         share = np.add.reduceat(counts[:, by_context], context_starts, axis=1) / rewards.size
         values.append(np.sum(share[:, cell_context] * mass * mean, axis=1))
+        resamples.done(counts.shape[0])
     return np.concatenate(values)

@@ -111,6 +111,11 @@ def evaluate(
     check_log_probs(target_log_probs, "target_log_probs", offsets, density)
     schemes = _schemes(options)
     model = _check_reward_model(reward_model, steps, offsets)
+    if interval == "betting" and model == "cross-fit" and "optimal" in schemes:
+        raise ValueError(
+            "interval='betting' needs independent episodes, but the weights of "
+            "reward_model='cross-fit' learn from each other's rewards: give (mean, variance)"
+        )
 
     log_w = {}
     if "optimal" in schemes and model == "cross-fit" and not density:
@@ -127,17 +132,23 @@ def evaluate(
     sample = Sample(
         len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, gamma,
         "held-out" if data.held_out.all() else "not held out",
-        kernels.fingerprint(data.rewards, offsets, behaviours.ids),
+        kernels.fingerprint(
+            data.rewards, offsets, behaviours.ids,
+            data.log_probs[offsets[:-1]], data.log_probs[offsets[1:] - 1],
+        ),
     )  # fmt: skip
     notes = (rows.mismatch,) if rows.mismatch else ()
     bundle = _Data(
         data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes
     )
-    estimates = _estimate(log_w, bundle, options, progress)
+    resamples = intervals.Resamples(sample.strata, options.resamples, options.seed, progress)
+    estimates = _estimate(log_w, bundle, options, resamples)
     if "EA" in options.estimators:
         from ope_gym.empirical import empirical_average
 
-        estimates["EA"] = empirical_average(data, target, sample, behaviours.ids, options)
+        estimates["EA"] = empirical_average(
+            data, target, sample, behaviours.ids, options, resamples
+        )
     return Evaluation({name: estimates[name] for name in options.estimators})
 
 
@@ -230,9 +241,12 @@ def evaluate_log_probs(
     counts = np.bincount(ids, minlength=rows.shape[0])
     sample = Sample(
         offsets.size - 1, steps, ids, names, counts, gamma, "unstated",
-        kernels.fingerprint(rewards, offsets, ids),
+        kernels.fingerprint(
+            rewards, offsets, ids, rows[ids, offsets[:-1]], rows[ids, offsets[1:] - 1]
+        ),
     )  # fmt: skip
-    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options)
+    resamples = intervals.Resamples(ids, options.resamples, options.seed)
+    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options, resamples)
     return Evaluation({name: estimates[name] for name in options.estimators})
 
 
@@ -240,10 +254,9 @@ def _estimate(
     log_w: dict[str, FloatArray],
     data: _Data,
     options: Options,
-    progress: Callable[[int], object] | None = None,
+    resamples: intervals.Resamples,
 ) -> dict[str, Estimate]:
     """Every estimator of the table that was asked for."""
-    resamples = intervals.Resamples(data.sample.strata, options.resamples, options.seed, progress)
     columns: dict[tuple[str, bool], Columns] = {}
     estimates = {}
     for name in options.estimators:

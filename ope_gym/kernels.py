@@ -280,9 +280,15 @@ def cumulate_own(
 
 
 @compiled()
-def fingerprint(rewards: Any, offsets: Any, ids: Any) -> tuple[float, float, float]:
-    """Sums in which the rewards, lengths and behaviours of all trajectories take part, in order."""
-    paid, lengths, behaviours = 0.0, 0.0, 0.0
+def fingerprint(
+    rewards: Any, offsets: Any, ids: Any, first: Any, last: Any
+) -> tuple[float, float, float, float]:
+    """Sums in which all trajectories take part, in order: rewards, lengths, behaviours, choices.
+
+    Rewards and lengths alone may agree by chance (CartPole pays 1): the log-probabilities of each
+    trajectory's first and last action (n,) do not.
+    """
+    paid, lengths, behaviours, chosen = 0.0, 0.0, 0.0, 0.0
     for i in range(ids.size):
         place = i + 0.5
         total = 0.0
@@ -291,7 +297,8 @@ def fingerprint(rewards: Any, offsets: Any, ids: Any) -> tuple[float, float, flo
         paid += place * total
         lengths += place * offsets[i + 1]
         behaviours += place * ids[i]
-    return paid, lengths, behaviours
+        chosen += place * (first[i] + 0.7 * last[i])
+    return paid, lengths, behaviours, chosen
 
 
 @compiled()

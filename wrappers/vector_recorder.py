@@ -96,7 +96,7 @@ class VectorRecorder(Recorder):
         length = self.rows.clock - start
         labels = (terminations[envs], truncations[envs], self.held_out[envs], self._number[envs])
         self._open[envs] = False
-        self._waiting.append(np.stack([envs, start, length, *labels], axis=1))
+        self._waiting.append((envs, start, length, *labels))
         self._waiting_steps += int(length.sum())
         self.finished_episodes += len(envs)
 
@@ -118,7 +118,9 @@ class VectorRecorder(Recorder):
     # held out, number.
 
     def _batch(self) -> NDArray[np.int64]:
-        return np.concatenate(self._waiting) if self._waiting else np.empty((0, 7), dtype=np.int64)
+        columns = zip(*self._waiting, strict=True)
+        table = [np.concatenate(column, dtype=np.int64) for column in columns]
+        return np.stack(table, axis=1) if table else np.empty((0, 7), dtype=np.int64)
 
     def _n_steps(self, batch: NDArray[np.int64]) -> int:
         return int(batch[:, 2].sum())
