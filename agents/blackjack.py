@@ -67,8 +67,13 @@ def values(hit: ArrayLike, gamma: float = 1.0) -> Floats:
         raise ValueError(f"hit has shape {table.shape}: the last axes must be {SHAPE}")
     flat = table.reshape(-1, *SHAPE)
     used = flat[:, _SUMS, :, _ACES][..., _CARDS]  # (28, K, 10)
-    if not ((used >= 0) & (used <= 1)).all():
-        raise ValueError("hit has a value that is no probability at an observation that occurs")
+    wrong = ~((used >= 0) & (used <= 1))
+    if wrong.any():
+        s, k, card = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"hit{[int(_SUMS[s]), int(_CARDS[card]), int(_ACES[s])]} of policy {k} is "
+            f"{used[s, k, card]}: it must be a probability"
+        )
     return _start_value(used, gamma).reshape(table.shape[:-3])
 
 

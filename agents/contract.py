@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +69,9 @@ def rewards_to_go(episodes: Trajectories, gamma: float = 1.0) -> Floats:
     """(S,) Σ_{u ≥ t} γ^(u-t) r_u inside the episode of each step."""
     if len(episodes) == 0:
         return np.empty(0)
+    if len(episodes) == 1:  # the same sums; agents that learn after each episode need them quickly
+        backwards = accumulate(episodes.rewards[::-1].tolist(), lambda later, r: r + gamma * later)
+        return np.array(list(backwards))[::-1]
     where = (episodes.steps, episodes.episode_ids)
     sums = np.zeros((int(episodes.lengths.max()), len(episodes)))  # (T, n), 0 after an end
     sums[where] = episodes.rewards

@@ -138,12 +138,14 @@ class Power:
                 f"episode {episodes.episode_ids[row]}, step {episodes.steps[row]}: the policy "
                 "changes, but exploration='parameters' needs one policy an episode"
             )
+        played = []
         for k in np.unique(acting):
             policy = episodes.policies[k]
             if not isinstance(policy, LinearSigmoid):
                 raise ValueError(f"policy {k} is {policy!r}, not a perturbed LinearSigmoid")
-            self._kept.append((float(returns[acting == k].mean()), policy.theta))
-        self._kept = sorted(self._kept, key=lambda kept: -kept[0])[: self.best]
+            played.append((float(returns[acting == k].mean()), policy.theta))
+        ranked = sorted([*self._kept, *played], key=lambda kept: -kept[0])
+        self._kept = ranked[: self.best]
         weights = np.array([value for value, _ in self._kept])
         if weights.sum() == 0:
             return self.theta
@@ -189,11 +191,9 @@ def fit_sigmoid(
         gradient = signed.T @ (weights * miss) - ridge * theta
         curvature = (signed.T * (weights * miss * (1.0 - miss))) @ signed
         step = np.linalg.solve(curvature + ridge * np.eye(len(theta)), gradient)
-        if gradient @ step < 1e-12 * len(x):  # twice what is left to gain, about
-            break
-        while (higher := objective(theta + step)) < height:
+        while (higher := objective(theta + step)) < height - 1e-12 * abs(height):  # rounding
             step *= 0.5
-            if np.abs(step).max() < 1e-12:
-                return theta
         theta, height = theta + step, higher
+        if gradient @ step < 1e-16 * len(x):  # what there was left to gain, about
+            break
     return theta

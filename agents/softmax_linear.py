@@ -12,6 +12,7 @@ MEASURED_SOFTMAX
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
 from ope_gym.policies import SoftmaxLinear
@@ -105,7 +106,12 @@ def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> Floats:
 
 
 def natural_step(
-    z: Floats, probs: Floats, actions: Floats, advantages: Floats, kl: float, damping: float
+    z: Floats,
+    probs: Floats,
+    actions: NDArray[np.int64],
+    advantages: Floats,
+    kl: float,
+    damping: float,
 ) -> Floats:
     """Δ as (A, D), for scores W z.
 

@@ -95,7 +95,13 @@ def _one_step(data: Trajectories, target: Policy) -> tuple[FloatArray, IntArray]
         raise ValueError(
             "EA sums over a finite action set, but the target has no probs(observations): use FIS"
         )
-    return target.probs(data.observations), np.asarray(data.actions).astype(np.int64).ravel()
+    actions = np.asarray(data.actions)
+    if actions.shape != (len(data),) or actions.dtype.kind not in "iub":
+        raise ValueError(
+            f"EA needs one whole number as an action, but actions have shape {actions.shape} and "
+            f"type {actions.dtype}: use FIS"
+        )
+    return target.probs(data.observations), actions.astype(np.int64)
 
 
 def context_ids(observations: trees.Tree) -> IntArray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym import intervals
+from ope_gym import intervals, trees
 from ope_gym.diagnostics import judge, weight_diagnostics
 from ope_gym.estimators import (
     ESTIMATORS,
@@ -22,6 +22,7 @@ from ope_gym.estimators import (
 from ope_gym.results import Estimate, Evaluation, Sample
 from ope_gym.validation import (
     Options,
+    as_floats,
     check_column,
     check_finite,
     check_log_probs,
@@ -105,8 +106,9 @@ def evaluate(
         estimators, gamma, cap, interval, level, rng, resamples, reward_range,
         data.horizon if horizon is None else horizon,
     )  # fmt: skip
-    density = data.discrete is False
+    density = _has_densities(data)
     steps = data.n_steps
+    check_finite(data.rewards, "rewards", offsets)
     target_log_probs = policy_log_probs(target, "target", data)
     check_log_probs(target_log_probs, "target_log_probs", offsets, density)
     schemes = _schemes(options)
@@ -118,10 +120,10 @@ def evaluate(
         )
 
     log_w = {}
-    if "optimal" in schemes and model == "cross-fit" and not density:
-        log_w["optimal"] = cross_fitted_log_weights(data, target_log_probs)
-        schemes = [scheme for scheme in schemes if scheme != "optimal"]
     rows = behaviours.rows(data, only_own=schemes in ([], ["basic"]))
+    if "optimal" in schemes and model == "cross-fit" and not density:
+        log_w["optimal"] = cross_fitted_log_weights(data, target_log_probs, behaviours, rows)
+        schemes = [scheme for scheme in schemes if scheme != "optimal"]
     if schemes:
         log_w |= log_weights(
             target_log_probs, rows, behaviours.ids, offsets, schemes,
@@ -130,7 +132,7 @@ def evaluate(
         )  # fmt: skip
     report = check_propensities(data, target, behaviours)
     sample = Sample(
-        len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, gamma,
+        len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, options.gamma,
         "held-out" if data.held_out.all() else "not held out",
         kernels.fingerprint(
             data.rewards, offsets, behaviours.ids,
@@ -210,9 +212,7 @@ def evaluate_log_probs(
     check_finite(rewards, "rewards", offsets)
     target = check_column(target_log_probs, "target_log_probs", steps)
     check_log_probs(target, "target_log_probs", offsets, density)
-    rows = np.asarray(behaviour_log_probs)
-    if rows.dtype != np.float64:
-        rows = rows.astype(np.float64)
+    rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
@@ -240,7 +240,7 @@ def evaluate_log_probs(
     names = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
     counts = np.bincount(ids, minlength=rows.shape[0])
     sample = Sample(
-        offsets.size - 1, steps, ids, names, counts, gamma, "unstated",
+        offsets.size - 1, steps, ids, names, counts, options.gamma, "unstated",
         kernels.fingerprint(
             rewards, offsets, ids, rows[ids, offsets[:-1]], rows[ids, offsets[1:] - 1]
         ),
@@ -363,6 +363,13 @@ def _default_estimators(
     return names
 
 
+def _has_densities(data: Trajectories) -> bool:
+    """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
+    if data.discrete is not None:
+        return not data.discrete
+    return any(leaf.dtype.kind not in "iub" for leaf in trees.leaves(data.actions))
+
+
 def _schemes(options: Options) -> list[str]:
     wanted = {ESTIMATORS[name].scheme for name in options.estimators if name in ESTIMATORS}
     return sorted(wanted)
@@ -373,7 +380,7 @@ def _check_reward_model(
 ) -> str | tuple[FloatArray, FloatArray]:
     if isinstance(model, str) and model in ("deterministic", "cross-fit"):
         return model
-    if isinstance(model, str) or len(model) != 2:
+    if not isinstance(model, tuple | list | np.ndarray) or len(model) != 2:
         raise ValueError(
             f"reward_model is {model!r}; give 'deterministic', 'cross-fit' or (mean, variance)"
         )

@@ -238,7 +238,7 @@ def prefixes(
             carry[:] = saved
             _largest(log_probs, column, width, first, log_rho, saved, pivot)
             total[:] = 0.0
-            _sweep(log_probs, column, width, first, limit, log_rho, carry, pivot, total)
+            _sweep(log_probs, column, width, first, limit, padded, carry, pivot, total)
             for j in range(width):
                 if beyond[j]:
                     mixture[at + j] = pivot[j] + math.log(total[j])

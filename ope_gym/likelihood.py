@@ -152,7 +152,7 @@ class BehaviourRows:
         return block
 
     def _compare(self, recomputed: FloatArray, logged: FloatArray, start: int) -> None:
-        gap = np.abs(recomputed - logged) > _MISMATCH * (1.0 + np.abs(logged))
+        gap = ~(np.abs(recomputed - logged) <= _MISMATCH * (1.0 + np.abs(logged)))  # NaN too
         if not self.mismatch and gap.any():
             row = int(np.argmax(gap))
             episode = int(np.searchsorted(self.data.offsets, start + row, side="right")) - 1
@@ -172,8 +172,13 @@ def stack_log_probs(
     kind = type(policies[0])
     alike = len(policies) > 1 and all(type(policy) is kind for policy in policies)
     if alike and hasattr(kind, "log_prob_stack"):
-        stacked: FloatArray = kind.log_prob_stack(policies, observations, actions)
-        return stacked
+        stacked = np.asarray(kind.log_prob_stack(policies, observations, actions))
+        if stacked.shape != (len(policies), rows):
+            raise ValueError(
+                f"{kind.__name__}.log_prob_stack gave shape {stacked.shape} for {len(policies)} "
+                f"policies and {rows} steps; it must return ({len(policies)}, {rows})"
+            )
+        return stacked.astype(np.float64, copy=False)
     table = np.empty((len(policies), rows))
     for row, policy, name in zip(table, policies, names, strict=True):
         row[:] = _checked(policy.log_prob(observations, actions), rows, f"policy {name}")
@@ -222,11 +227,13 @@ def check_propensities(
     """Calibration of each policy that acted, and support of the target."""
     size = len(data.policies)
     surprise, variance = np.zeros(size), np.zeros(size)
-    own_only, uncovered, finite = 0, 0, hasattr(target, "probs")
+    own_only, uncovered = 0, 0
+    known = (target, *(data.policies[k] for k in behaviours.policies))
+    finite = all(hasattr(policy, "probs") for policy in known)
     for start in range(0, data.n_steps, _ROWS):
         rows = slice(start, min(start + _ROWS, data.n_steps))
         observations = trees.take(data.observations, rows)
-        target_probs = target.probs(observations) if hasattr(target, "probs") else None
+        target_probs = target.probs(observations) if finite else None  # type: ignore[attr-defined]
         acting = data.policy_ids[rows]
         for k in np.unique(acting):
             policy, mine = data.policies[k], np.flatnonzero(acting == k)
@@ -234,12 +241,12 @@ def check_propensities(
             moments = log_prob_moments(policy, seen)
             if moments is None:
                 variance[k] = np.nan
-                finite = finite and not isinstance(policy, UnavailablePolicy)
                 continue
             surprise[k] += np.sum(data.log_probs[rows][mine] - moments[0])
             variance[k] += np.sum(moments[1])
-            if target_probs is not None and hasattr(policy, "probs"):
-                missing = np.any((policy.probs(seen) == 0) & (target_probs[mine] > 0), axis=1)
+            if target_probs is not None:
+                taken = policy.probs(seen) > 0  # type: ignore[attr-defined]
+                missing = np.any(~taken & (target_probs[mine] > 0), axis=1)
                 own_only += int(np.count_nonzero(missing))
                 if missing.any():
                     gap = trees.take(seen, np.flatnonzero(missing))
@@ -258,7 +265,5 @@ def _uncovered(
     """Steps at which some action of the target has probability zero under every policy."""
     reachable = np.zeros(target.shape, dtype=bool)
     for k in behaviours.policies:
-        probs = getattr(data.policies[k], "probs", None)
-        if probs is not None:
-            reachable |= probs(observations) > 0
+        reachable |= data.policies[k].probs(observations) > 0  # type: ignore[attr-defined]
     return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))

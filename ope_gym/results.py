@@ -255,7 +255,8 @@ class Evaluation(Mapping[str, Estimate]):
         if truth is not None:
             rows[0].append("off truth")
             for row, e in zip(rows[1:], self.values(), strict=True):
-                distance = (e.value - truth) / math.hypot(e.standard_error, truth_error)
+                off, error = e.value - truth, math.hypot(e.standard_error, truth_error)
+                distance = off / error if error else math.copysign(math.inf, off) if off else 0.0
                 row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [

@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import trees
 from ope_gym.empirical import context_ids
-from ope_gym.likelihood import behaviours_of
+from ope_gym.likelihood import BehaviourRows, Behaviours
 from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray, IntArray, log_weights
 
 _FOLDS = 2
 
 
-def cross_fitted_log_weights(data: Trajectories, target_log_probs: FloatArray) -> FloatArray:
+def cross_fitted_log_weights(
+    data: Trajectories, target_log_probs: FloatArray, behaviours: Behaviours, rows: BehaviourRows
+) -> FloatArray:
     """Log weights (S,) of the optimal scheme, rewards modelled on the other half of the episodes.
 
     Each half is weighted against its own mixture (its own shares of the behaviours), so that each
     half, and their average, is unbiased for policies fixed in advance.
     """
-    behaviours = behaviours_of(data)
     fold = folds_within(behaviours.ids, _FOLDS)
     row_fold = np.repeat(fold, data.lengths)
     log_w = np.empty(data.n_steps)
     for k in np.unique(fold):
-        inside, outside = row_fold == k, row_fold != k
-        mean, variance = fit_rewards(data, outside if outside.any() else inside, inside)
-        part = data.select(episodes=np.flatnonzero(fold == k))
-        own = behaviours_of(part)
-        log_w[inside] = log_weights(
-            target_log_probs[inside], own.rows(part), own.ids, part.offsets, ["optimal"],
-            counts=own.counts, reward_model=(mean, variance),
-        )["optimal"]  # fmt: skip
+        inside = row_fold == k
+        found = log_weights(
+            target_log_probs, rows, behaviours.ids, data.offsets, ["optimal"],
+            counts=np.bincount(behaviours.ids[fold == k], minlength=behaviours.counts.size),
+            reward_model=None if inside.all() else fit_rewards(data, ~inside),
+        )  # fmt: skip
+        log_w[inside] = found["optimal"][inside]
     return log_w
 
 
 def folds_within(groups: IntArray, folds: int) -> IntArray:
-    """(n,) fold of each trajectory: 0, 1, ..., 0, 1, ... inside each group."""
-    order = np.argsort(groups, kind="stable")
-    sizes = np.bincount(groups)
-    rank = np.arange(groups.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    """(n,) fold of each trajectory: 0, 1, ..., 0, 1, ... inside each group, and on to the next."""
     result = np.empty(groups.size, dtype=np.int64)
-    result[order] = rank % folds
+    result[np.argsort(groups, kind="stable")] = np.arange(groups.size) % folds
     return result
 
 
-def fit_rewards(
-    data: Trajectories, fit: IntArray, predict: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of the reward at rows `predict`, learned from rows `fit` (masks (S,)).
+def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """Mean (S,) and variance (S,) of the reward at every step, learned from the steps of a mask.
 
     Discrete observations: the mean and variance of each (observation, action); otherwise a linear
     regression on observation and action with one variance.
@@ -64,10 +60,15 @@ def fit_rewards(
         unseen = size == 0
         mean = np.where(unseen, rewards[fit].mean(), mean)
         variance = np.where(unseen, rewards[fit].var(), np.maximum(square - mean**2, 0.0))
-        return mean[cell[predict]], variance[cell[predict]]
+        return mean[cell], variance[cell]
+    if any(column.dtype.kind not in "biuf" for column in columns):
+        kinds = ", ".join(str(column.dtype) for column in columns)
+        raise ValueError(
+            f"reward_model='cross-fit' regresses on numbers, but observations and actions are "
+            f"{kinds}: pass (mean, variance)"
+        )
     flat = [column.reshape(column.shape[0], -1).astype(np.float64) for column in columns]
     features = np.hstack([np.ones((data.n_steps, 1)), *flat])
     solution, *_ = np.linalg.lstsq(features[fit], rewards[fit], rcond=None)
     residual = np.mean((rewards[fit] - features[fit] @ solution) ** 2)
-    count = int(np.count_nonzero(predict))
-    return features[predict] @ solution, np.full(count, residual)
+    return features @ solution, np.full(data.n_steps, residual)

@@ -90,13 +90,13 @@ def check_options(
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
     """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
     array = np.asarray(offsets)
+    if array.ndim == 1 and array.size < 2:
+        raise ValueError("offsets has no trajectory: record at least one episode first")
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
             f"offsets has shape {array.shape} and type {array.dtype}; "
             "it must be (n + 1,) integers: trajectory i is rows offsets[i]:offsets[i + 1]"
         )
-    if array.size < 2:
-        raise ValueError("offsets has no trajectory: record at least one episode first")
     array = array.astype(np.int64)
     short = np.flatnonzero(np.diff(array) <= 0)
     if short.size:
@@ -113,9 +113,17 @@ def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
     return array
 
 
+def as_floats(values: ArrayLike, name: str) -> FloatArray:
+    """A float64 array; copied only if it is none yet."""
+    try:
+        return np.asarray(values).astype(np.float64, casting="same_kind", copy=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from error
+
+
 def check_column(values: ArrayLike, name: str, steps: int | None = None) -> FloatArray:
     """A float64 column (S,)."""
-    array = np.ascontiguousarray(values, dtype=np.float64)
+    array = np.ascontiguousarray(as_floats(values, name))
     if array.ndim != 1 or (steps is not None and array.size != steps):
         expected = "(S,)" if steps is None else f"({steps},), one entry a step"
         raise ValueError(f"{name} has shape {array.shape}; expected {expected}")

@@ -207,7 +207,7 @@ def bad_log_prob(name: str, value: float, episode: int, step: int, whose: str = 
     """The error for a log-probability that cannot be one."""
     if value > 0:
         remedy = "the log of a probability is at most 0; densities of continuous actions need "
-        remedy += "density=True"
+        remedy += "density=True, or a continuous action_space"
     elif value == -np.inf:
         remedy = "the action was executed, so its probability was not 0; check the recorded policy"
     else:

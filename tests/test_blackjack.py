@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.toy_text import blackjack as rules
+from gymnasium.envs.toy_text import blackjack as gymnasium_rules
 from numpy.typing import NDArray
 
 from agents import blackjack
 from ope_gym.policies import EpsilonGreedyTable, Uniform
 
+rules: Any = gymnasium_rules  # it has no types
 Floats = NDArray[np.float64]
 Hand = tuple[int, ...]  # sorted cards
 DECK = [(card, rules.deck.count(card) / 13) for card in range(1, 11)]
@@ -25,31 +28,33 @@ def random_policy(seed: int) -> EpsilonGreedyTable:
 
 
 def hit_table(policy: EpsilonGreedyTable) -> Floats:
-    return policy.epsilon / 2 + (1 - policy.epsilon) * policy.greedy
+    return np.asarray(policy.epsilon / 2 + (1 - policy.epsilon) * policy.greedy, dtype=np.float64)
+
+
+def outcome(hand: Hand) -> tuple[int, bool]:
+    """What decides a game: the score, and whether it is a natural."""
+    return rules.score(list(hand)), rules.is_natural(list(hand))
 
 
 @cache
-def dealer_hands(hand: Hand) -> tuple[tuple[Hand, float], ...]:
-    """The hands a dealer may end with, and their probabilities."""
+def dealer_outcomes(hand: Hand) -> dict[tuple[int, bool], float]:
+    """The outcomes a dealer's hand may come to, and their probabilities."""
     if rules.sum_hand(list(hand)) >= 17:
-        return ((hand, 1.0),)
-    found: dict[Hand, float] = {}
+        return {outcome(hand): 1.0}
+    found: dict[tuple[int, bool], float] = {}
     for card, p in DECK:
-        for end, q in dealer_hands(tuple(sorted((*hand, card)))):
+        for end, q in dealer_outcomes(tuple(sorted((*hand, card)))).items():
             found[end] = found.get(end, 0.0) + p * q
-    return tuple(found.items())
+    return found
 
 
 @cache
-def stick_reward(player: Hand, shown: int) -> float:
+def stick_reward(score: int, natural: bool, shown: int) -> float:
     """Expected reward of a stick; the dealer has two cards before he looks at his sum."""
     total = 0.0
     for hidden, p in DECK:
-        for dealer, q in dealer_hands(tuple(sorted((shown, hidden)))):
-            reward = rules.cmp(rules.score(list(player)), rules.score(list(dealer)))
-            if rules.is_natural(list(player)) and not rules.is_natural(list(dealer)):
-                reward = 1.0
-            total += p * q * reward
+        for (dealer, other), q in dealer_outcomes(tuple(sorted((shown, hidden)))).items():
+            total += p * q * (1.0 if natural and not other else rules.cmp(score, dealer))
     return total
 
 
@@ -65,9 +70,9 @@ def enumerated_value(
             after = tuple(sorted((*player, card)))
             after_hit += p * (-1.0 if rules.is_bust(list(after)) else gamma * value(after, shown))
         seen = (rules.sum_hand(list(player)), shown, rules.usable_ace(list(player)))
-        return decide(stick_reward(player, shown), after_hit, seen)
+        return decide(stick_reward(*outcome(player), shown), after_hit, seen)
 
-    return sum(
+    return math.fsum(
         p * q * r * value(tuple(sorted((first, second))), shown)
         for first, p in DECK
         for second, q in DECK
@@ -155,5 +160,5 @@ def test_refuses_other_tables() -> None:
     table[0, 0, 0] = np.nan  # never occurs
     blackjack.values(table)
     table[12, 1, 0] = 1.5
-    with pytest.raises(ValueError, match=r"hit\[12, 1, 0\] is 1.5"):
+    with pytest.raises(ValueError, match=r"hit\[12, 1, 0\] of policy 0 is 1.5"):
         blackjack.values(table)

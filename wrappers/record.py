@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from itertools import chain
 from typing import Any, NamedTuple, SupportsFloat
 
 import gymnasium as gym
@@ -15,10 +14,14 @@ from numpy import ndarray
 from ope_gym import spaces, storage
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.policies import Policy
+from ope_gym.spaces import Space
+from ope_gym.trees import Tree
 from wrappers.finished import Finished
 from wrappers.recorder import Recorder
 
-_WAITING_STEPS = 1024  # steps of finished episodes that go to the buffer together
+_WAITING_STEPS = 4096  # steps of finished episodes that go to the buffer together, unless
+_WAITING_BYTES = 2**24  # their observations are large
+_SCALARS = frozenset([bool, int, float, str, np.bool_, *np.sctypeDict.values()])  # never change
 
 
 class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -75,7 +78,6 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         self._over = True  # only reset may come next
         self._intact = False  # whether all its steps are here
         self._recording = False  # both, and the policy is known: the next step is recorded
-        self._open_rows()
 
     @property
     def buffer(self) -> TrajectoryBuffer:
@@ -90,7 +92,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
     @property
     def clock(self) -> int:
         """Number of steps so far."""
-        return self._start + len(self._rewards)
+        return self._start + self._recorder.open_steps
 
     @property
     def dropped_episodes(self) -> int:
@@ -108,7 +110,8 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         Args:
             policy: A frozen snapshot: what it says about a state must not change later.
         """
-        k = self._recorder.follow(policy, self.clock, mid_episode=bool(self._rewards))
+        mid_episode = self._recorder.open_steps > 0
+        k = self._recorder.follow(policy, self.clock, mid_episode=mid_episode)
         self._recording = self._intact
         return k
 
@@ -116,14 +119,16 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an open episode is dropped."""
-        self._drop(warn=True)
+        if self._intact:
+            self._drop(warn=True)
         self._over = True
-        observation, info = self.env.reset(seed=seed, options=options)
-        self._observations.append(_kept(observation))
-        self._held_out = bool(self._recorder.is_held_out(self._number))
+        recorder = self._recorder
+        result = self.env.reset(seed=seed, options=options)
+        recorder.start(result[0])
+        self._held_out = recorder.share > 0 and bool(recorder.is_held_out(self._number))
         self._over, self._intact = False, True
-        self._recording = self._recorder.policy_id is not None
-        return observation, info
+        self._recording = recorder.policy_id is not None
+        return result
 
     def step(
         self, action: Any, log_prob: SupportsFloat | None = None
@@ -138,21 +143,30 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         if not self._recording:
             return self._step_unrecorded(action)
         try:
-            chosen = action if action.__class__ is int else _kept(action)
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            chosen = action if action.__class__ in _SCALARS else _kept(action)
+            result = self.env.step(action)
+            observation, reward, terminated, truncated, _ = result
+            over = terminated or truncated
+            recorder = self._recorder
+            observations, actions, rewards, given = recorder.rows
             if log_prob is not None:
-                self._log_probs.append((len(self._rewards), float(log_prob)))
-            self._actions.append(chosen)
-            self._observations.append(
-                observation.copy() if observation.__class__ is ndarray else _kept(observation)
-            )
-            self._rewards.append(reward if reward.__class__ is float else float(reward))
+                given.append((len(rewards), float(log_prob)))
+            if not over:  # nobody acts on the last one
+                observations.append(
+                    observation.tobytes()
+                    if observation.__class__ is ndarray
+                    and observation.dtype is recorder.dtype
+                    and observation.shape == recorder.shape
+                    else _kept(observation)
+                )
+            actions.append(chosen)
+            rewards.append(reward if reward.__class__ is float else float(reward))
         except BaseException:
             self._drop(warn=False)  # whether the environment has moved is not known
             raise
-        if terminated or truncated:
+        if over:
             self._finish(bool(terminated), bool(truncated))
-        return observation, reward, terminated, truncated, info
+        return result
 
     def _step_unrecorded(
         self, action: Any
@@ -179,93 +193,139 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         finally:
             super().close()
 
-    def _open_rows(self) -> None:
-        self._observations: list[Any] = []  # one more than the others while an episode is open
-        self._actions: list[Any] = []
-        self._rewards: list[float] = []
-        self._log_probs: list[tuple[int, float]] = []  # (step, value) where given
-
-    def _leave(self) -> None:
-        """The current episode takes no further rows; one without any has not begun."""
-        self._start += len(self._rewards)
-        self._number += bool(self._rewards)
+    def _finish(self, terminated: bool, truncated: bool) -> None:
+        start, number, n = self._start, self._number, self._recorder.open_steps
+        self._start, self._number = start + n, number + 1
         self._intact = self._recording = False
-        self._open_rows()
+        self._over = True
+        self._recorder.finish((n, terminated, truncated, self._held_out, start, number))
 
     def _drop(self, *, warn: bool) -> None:
-        n = len(self._rewards)
-        self._leave()
+        n = self._recorder.open_steps
+        self._start += n
+        self._number += n > 0  # an episode without a step has not begun
+        self._intact = self._recording = False
+        self._recorder.forget_open()
         if n:
             self._recorder.count_dropped(1, n, warn=warn)
 
-    def _finish(self, terminated: bool, truncated: bool) -> None:
-        episode = _Episode(
-            self._observations,
-            self._actions,
-            self._rewards,
-            self._log_probs,
-            (terminated, truncated, self._held_out, self._start, self._number),
-        )
-        self._over = True
-        self._leave()
-        self._recorder.finish(episode)
 
+class _Rows(NamedTuple):
+    """Steps of the episodes that wait and, behind them, of the open one."""
 
-class _Episode(NamedTuple):
-    observations: list[Any]  # T + 1, the last is not used
+    observations: list[Any]  # bytes, or as they came; one more than the others in an open episode
     actions: list[Any]
     rewards: list[float]
-    log_probs: list[tuple[int, float]]
-    labels: tuple[bool, bool, bool, int, int]  # terminated, truncated, held out, clock, number
+    given: list[tuple[int, float]]  # (row, log-probability)
 
 
 class _EpisodeRecorder(Recorder):
-    def finish(self, episode: _Episode) -> None:
-        """Take an episode; a mistake in given log-probabilities, or a crash, cannot wait."""
-        self._waiting.append(episode)
-        self._waiting_steps += len(episode.rewards)
-        at_once = self.path is not None or (self.audit and episode.log_probs)
-        if at_once or self._waiting_steps >= _WAITING_STEPS:
+    # An observation that is an array like the first one is kept as bytes: half the work.
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    _enough = _WAITING_STEPS
+    _first = 0  # row at which the open episode begins
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        horizon: int | None,
+        *,
+        held_out: float,
+        path: storage.PathLike | None,
+        audit: bool,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, horizon, held_out=held_out, path=path, audit=audit
+        )
+        self.rows = _Rows([], [], [], [])
+
+    @property
+    def open_steps(self) -> int:
+        """How many steps the open episode has."""
+        return len(self.rows.rewards) - self._first
+
+    def start(self, observation: Any) -> None:
+        """The first observation of an episode."""
+        is_array = observation.__class__ is ndarray and observation.dtype != object
+        if self.dtype is None and is_array:
+            self.dtype, self.shape = observation.dtype, observation.shape
+            self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, observation.nbytes))
+        alike = is_array and observation.dtype is self.dtype and observation.shape == self.shape
+        self.rows.observations.append(observation.tobytes() if alike else _kept(observation))
+
+    def forget_open(self) -> None:
+        """Remove the steps of the open episode."""
+        first = self._first
+        for column in self.rows[:3]:
+            del column[first:]
+        while self.rows.given and self.rows.given[-1][0] >= first:
+            self.rows.given.pop()
+
+    def finish(self, labels: tuple[int, bool, bool, bool, int, int]) -> None:
+        """The open episode has ended.
+
+        A mistake in given log-probabilities, or a crash, cannot wait.
+
+        Args:
+            labels: Length, terminated, truncated, held out, clock at the start, number.
+        """
+        self._waiting.append((self._first, labels))
+        self._first += labels[0]
+        at_once = self.path is not None or (self.audit and self.rows.given)
+        if at_once or self._first >= self._enough:
             self.drain()
 
-    def _n_steps(self, batch: list[_Episode]) -> int:
-        return sum(len(episode.rewards) for episode in batch)
+    def _forget(self) -> None:
+        n, old = self._first, self.rows
+        given = [(row - n, value) for row, value in old.given if row >= n]
+        # one assignment: an interrupt cannot leave columns of different lengths
+        self.rows = _Rows(old.observations[n:], old.actions[n:], old.rewards[n:], given)
+        self._first, self._waiting = 0, []
 
-    def _columns(self, batch: list[_Episode]) -> Finished:
-        lengths = np.array([len(episode.rewards) for episode in batch])
-        log_probs, given = np.zeros(lengths.sum()), np.zeros(lengths.sum(), dtype=bool)
-        for first, episode in zip(np.cumsum(lengths) - lengths, batch, strict=True):
-            for step, value in episode.log_probs:
-                log_probs[first + step], given[first + step] = value, True
-        terminated, truncated, held_out, clock, number = zip(
-            *(episode.labels for episode in batch), strict=True
-        )
-        seen = chain.from_iterable(episode.observations[:-1] for episode in batch)
-        chosen = chain.from_iterable(episode.actions for episode in batch)
+    def _n_steps(self, batch: list[Any]) -> int:
+        return sum(labels[0] for _, labels in batch)
+
+    def _columns(self, batch: list[Any]) -> Finished:
+        table = np.array([labels for _, labels in batch], dtype=np.int64)
+        rows = slice(batch[0][0], batch[0][0] + int(table[:, 0].sum()))
+        n = rows.stop - rows.start
+        log_probs, given = np.zeros(n), np.zeros(n, dtype=bool)
+        for row, value in self.rows.given:
+            if rows.start <= row < rows.stop:
+                log_probs[row - rows.start], given[row - rows.start] = value, True
         return Finished(
-            spaces.stack(self.buffer.observation_space, list(seen)),
-            spaces.stack(self.buffer.action_space, list(chosen)),
-            np.array(list(chain.from_iterable(episode.rewards for episode in batch))),
+            self._observations(self.rows.observations[rows]),
+            spaces.stack(self.buffer.action_space, self.rows.actions[rows]),
+            np.array(self.rows.rewards[rows]),
             log_probs,
             given,
-            lengths,
-            np.array(terminated),
-            np.array(truncated),
-            np.array(held_out),
-            np.array(clock),
-            np.array(number),
+            lengths=table[:, 0],
+            terminated=table[:, 1].astype(bool),
+            truncated=table[:, 2].astype(bool),
+            held_out=table[:, 3].astype(bool),
+            start_clock=table[:, 4].copy(),
+            numbers=table[:, 5],
         )
+
+    def _observations(self, rows: list[Any]) -> Tree:
+        dtype, shape = self.dtype, self.shape
+        if set(map(type, rows)) == {bytes}:
+            return np.frombuffer(bytearray().join(rows), dtype).reshape(len(rows), *shape)
+        rows = [np.frombuffer(x, dtype).reshape(shape) if type(x) is bytes else x for x in rows]
+        return spaces.stack(self.buffer.observation_space, rows)
 
 
 def _kept(value: Any) -> Any:
     """A copy that the environment and the loop cannot change."""
     kind = value.__class__
+    if kind in _SCALARS:
+        return value
     if kind is ndarray:
         return value.copy()
     if kind is tuple:
         return tuple(map(_kept, value))
     if kind is dict:
         return {key: _kept(part) for key, part in value.items()}
-    if kind in (int, float, bool, str) or isinstance(value, np.generic):
-        return value
     return copy.deepcopy(value)
