@@ -4,7 +4,8 @@
 
 Every repetition runs all contenders one after the other, so that a busy machine is busy for all of
 them. Shown are medians over the repetitions of the ratio to the bare environment in the same
-repetition, and what that adds to a step. Ours includes reading the buffer at the end.
+repetition, and what that adds to a step. Ours includes putting all
+episodes into the buffer.
 """
 
 from __future__ import annotations
@@ -69,8 +70,7 @@ def recorded(env: Any, run: Callable[..., None], actions: list[Any], **given: An
     def once() -> None:
         env.abandon()
         run(env, actions, **given)
-        env.buffer.view()
-        env.buffer.clear()
+        env.buffer.clear()  # takes in what has not been taken in yet, then forgets it
 
     return once
 

@@ -192,8 +192,8 @@ def _overflowing(
 def standard_error(influence: FloatArray, strata: IntArray) -> float:
     """SE^2 = sum_k rho_k^2 s_k^2 / n_k, s_k^2 the variance of psi inside stratum k.
 
-    A stratum of one trajectory is joined to a neighbour, which can only widen the result. NaN when
-    all are alone.
+    A stratum of one trajectory is joined to a neighbour, since its own spread cannot be seen. NaN
+    when all are alone.
     """
     from ope_gym import kernels
 

@@ -143,14 +143,12 @@ def evaluate(
     bundle = _Data(
         data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes
     )
-    resamples = intervals.Resamples(sample.strata, options.resamples, options.seed, progress)
-    estimates = _estimate(log_w, bundle, options, resamples)
+    draws = intervals.Resamples(sample.strata, options.resamples, options.seed, progress)
+    estimates = _estimate(log_w, bundle, options, draws)
     if "EA" in options.estimators:
         from ope_gym.empirical import empirical_average
 
-        estimates["EA"] = empirical_average(
-            data, target, sample, behaviours.ids, options, resamples
-        )
+        estimates["EA"] = empirical_average(data, target, sample, behaviours.ids, options, draws)
     return Evaluation({name: estimates[name] for name in options.estimators})
 
 
@@ -245,8 +243,8 @@ def evaluate_log_probs(
             rewards, offsets, ids, rows[ids, offsets[:-1]], rows[ids, offsets[1:] - 1]
         ),
     )  # fmt: skip
-    resamples = intervals.Resamples(ids, options.resamples, options.seed)
-    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options, resamples)
+    draws = intervals.Resamples(ids, options.resamples, options.seed)
+    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options, draws)
     return Evaluation({name: estimates[name] for name in options.estimators})
 
 

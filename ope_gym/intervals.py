@@ -11,8 +11,8 @@ from ope_gym.estimators import centre, join_single
 from ope_gym.weights import FloatArray, IntArray
 
 METHODS = ("ess-t", "percentile", "bca", "betting")
-_REPLICATES = 128  # bootstrap replicates handled at once
-_COLUMNS = 1 << 22  # elements of a dense block of (trajectories, steps)
+_REPLICATES = 128  # bootstrap replicates handled at once, at most
+_COLUMNS = 1 << 22  # elements of a block of (replicates, trajectories) or (trajectories, steps)
 _KEEP = 1 << 24  # elements of draws that are kept for the next pass
 _LARGEST = 600.0  # log of the largest weight in a bet: a cap that keeps all sums within floats
 
@@ -94,8 +94,9 @@ class Resamples:
         sizes = np.bincount(self.strata)
         begin = np.repeat(np.cumsum(sizes) - sizes, sizes)  # (n,) where a slot's stratum begins
         size = np.repeat(sizes, sizes)
-        for done in range(0, self.replicates, _REPLICATES):
-            rows = min(_REPLICATES, self.replicates - done)
+        block = max(1, min(_REPLICATES, _COLUMNS // n))  # the draws do not depend on it
+        for done in range(0, self.replicates, block):
+            rows = min(block, self.replicates - done)
             drawn = order[begin + (rng.random((rows, n)) * size).astype(np.int64)]
             drawn += np.arange(rows)[:, None] * n
             counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)

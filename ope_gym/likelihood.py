@@ -245,7 +245,12 @@ def check_propensities(
             surprise[k] += np.sum(data.log_probs[rows][mine] - moments[0])
             variance[k] += np.sum(moments[1])
             if target_probs is not None:
-                taken = policy.probs(seen) > 0  # type: ignore[attr-defined]
+                taken = policy.probs(seen) > 0
+                if taken.shape[1] != target_probs.shape[1]:
+                    raise ValueError(
+                        f"target has {target_probs.shape[1]} actions, but policy {k} has "
+                        f"{taken.shape[1]}: both must be policies of one environment"
+                    )
                 missing = np.any(~taken & (target_probs[mine] > 0), axis=1)
                 own_only += int(np.count_nonzero(missing))
                 if missing.any():
@@ -265,5 +270,5 @@ def _uncovered(
     """Steps at which some action of the target has probability zero under every policy."""
     reachable = np.zeros(target.shape, dtype=bool)
     for k in behaviours.policies:
-        reachable |= data.policies[k].probs(observations) > 0  # type: ignore[attr-defined]
+        reachable |= data.policies[k].probs(observations) > 0
     return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))

@@ -55,9 +55,9 @@ def check_options(
         raise ValueError(f"interval is {interval!r}; choose one of {', '.join(METHODS)}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"level is {level!r}; a confidence level lies within (0, 1), such as 0.95")
-    if resamples < 2:
+    if not resamples >= 2 or resamples % 1:
         raise ValueError(f"resamples is {resamples!r}; a bootstrap needs at least 2, better 1000")
-    if horizon is not None and horizon < 1:
+    if horizon is not None and (not horizon >= 1 or horizon % 1):
         raise ValueError(
             f"horizon is {horizon!r}; the longest possible episode has at least 1 step"
         )
@@ -77,13 +77,13 @@ def check_options(
             )
     if isinstance(rng, np.random.Generator):
         seed = int(rng.integers(1 << 62))
-    elif rng is None or (isinstance(rng, int | np.integer) and rng >= 0):
-        seed = int(rng or 0)
     else:
-        raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
+        seed = int(rng or 0)
+        if seed < 0 or seed != (rng or 0):
+            raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
     return Options(
-        names, float(gamma), float(cap), interval, float(level), seed, resamples, reward_range,
-        horizon,
+        names, float(gamma), float(cap), interval, float(level), seed, int(resamples), reward_range,
+        None if horizon is None else int(horizon),
     )  # fmt: skip
 
 

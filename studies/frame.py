@@ -216,7 +216,7 @@ def study_section(result: dict[str, Any], picture: str | None) -> str:
 
 
 def read_chunks(folder: Path, runs: int) -> dict[Span, Runs]:
-    """Finished chunks, none overlapping, cut to the first `runs` runs; damaged files are ignored."""
+    """Finished chunks that do not overlap, cut to `runs` runs; damaged files are ignored."""
     kept: dict[Span, Runs] = {}
     reached = 0
     for path in sorted(folder.glob("*.npz")):

@@ -16,13 +16,14 @@ from studies.frame import study_section, write_atomically
 _HEAD = """\
 # The paper, run again
 
-*A comparative study of counterfactual estimators* (Nedelec, Le Roux, Perchet, 2017), claim by claim.
-This page is written by `python -m studies report` from the results of `python -m studies all`; every
-number can be had again with the seed that is given.
+*A comparative study of counterfactual estimators* (Nedelec, Le Roux, Perchet, 2017), claim by
+claim. This page is written by `python -m studies report` from the results of `python -m studies
+all`; every number can be had again with the seed that is given.
 
-A claim **holds** or **does not hold** if its difference is more than three standard errors from 0 in
-every setting looked at, or exactly computed; else it is **undecided**. Standard errors are paired: the
-estimators saw the same data in each run. Differences are signed so that the claim says “positive”."""
+A claim holds or does not hold if its difference is exact, or more than three standard errors from
+0, in every setting looked at; one setting in which it does not hold is enough. Else it is
+undecided. Standard errors are paired: the estimators saw the same data in each run. Differences are
+signed so that the claim says “positive”, or “zero”."""
 
 
 def write_report(out: Path, path: Path) -> list[str]:
@@ -65,4 +66,3 @@ def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> st
         parts.append(f"**{result['title']}**\n\n{claims_table(result['claims'])}")
     parts += [study_section(result, links.get(result["study"])) for result in results]
     return "\n\n".join(parts) + "\n"
-

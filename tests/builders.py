@@ -1,4 +1,4 @@
-"""Recorded data for tests: tabular policies, episodes of small MDPs, and the arrays of both doors."""
+"""Recorded data for tests: tabular policies, episodes of small MDPs, arrays of both doors."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 0.0) -> None:
         numbers = [(e.value, e.standard_error, e.interval.low, e.interval.high, e.diagnostics.ess,
                     e.diagnostics.max_share, e.diagnostics.mean_weight, e.diagnostics.pareto_k)
                    for e in (one, other)]  # fmt: skip
-        np.testing.assert_allclose(*numbers, rtol=rtol, atol=rtol, err_msg=name)
+        np.testing.assert_allclose(numbers[0], numbers[1], rtol=rtol, atol=rtol, err_msg=name)
         for field in ("ess_curve", "behaviour_shares", "behaviour_ess"):
             np.testing.assert_allclose(
                 getattr(one.diagnostics, field), getattr(other.diagnostics, field), rtol=rtol

@@ -325,16 +325,15 @@ def measure(
     seeds: int,
     iterations: int = 10,
     rollouts: int = 30,
-    fresh: int = 200,
 ) -> None:
     """Print the mean return of the policy after so many batches of so many rollouts."""
-    envs, others = make_vector(name, rollouts), make_vector(name, fresh)
+    envs, fresh = make_vector(name, rollouts), make_vector(name, 100)
     finals = []
     for seed in range(seeds):
         agent = make()
         rng = train(envs, agent, iterations, seed)
         final = LinearSigmoid(agent.theta) if isinstance(agent, Power) else agent.policy
-        finals.append(play(others, final, rng).returns().mean())
+        finals.append(play(fresh, final, rng).returns().mean())
     print(
         f"{label} on {name} after {iterations} batches of {rollouts}, {seeds} seeds: "
         f"{np.mean(finals):.0f} ± {np.std(finals, ddof=1):.0f} between seeds, "
@@ -344,15 +343,9 @@ def measure(
 
 
 if __name__ == "__main__":
-    cartpole, acrobot = "CartPole-v1", "Acrobot-v1"
+    cartpole, acrobot, car = "CartPole-v1", "Acrobot-v1", "MountainCar-v0"
     measure("return", cartpole, lambda: Power(4), seeds=20)
     measure("reward-to-go", cartpole, lambda: Power(4, weighting="reward-to-go"), seeds=20)
-    measure("softmax", cartpole, lambda: SoftmaxLinearAgent(4, 2), seeds=20)
-    measure("softmax", cartpole, lambda: SoftmaxLinearAgent(4, 2), seeds=20, iterations=20)
-    for n in (5, 10, 20):
-        measure(
-            "softmax", acrobot, lambda: SoftmaxLinearAgent(6, 3), seeds=8, iterations=n, fresh=50
-        )
     streams = iter(range(20))
     measure(
         "parameters",
@@ -362,3 +355,7 @@ if __name__ == "__main__":
         iterations=300,
         rollouts=1,
     )
+    for n in (10, 20):
+        measure("softmax", cartpole, lambda: SoftmaxLinearAgent(4, 2), seeds=20, iterations=n)
+        measure("softmax", acrobot, lambda: SoftmaxLinearAgent(6, 3), seeds=8, iterations=n)
+    measure("softmax", car, lambda: SoftmaxLinearAgent(2, 3), seeds=4)

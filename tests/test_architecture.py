@@ -16,9 +16,24 @@ OURS = {*PACKAGES, "studies", "examples", "benchmarks", "docs", "tests", "train"
 HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pandas", "tqdm"}
 
 # The sums know arrays only: no environment, no recording, no policy.
-ARRAYS_ONLY = ("kernels", "weights", "estimators", "intervals", "diagnostics", "validation", "results")
-RECORDING = {f"ope_gym.{name}" for name in ("buffer", "trajectories", "storage", "spaces", "policies",
-                                            "likelihood", "evaluation")}  # fmt: skip
+ARRAYS_ONLY = (
+    "kernels",
+    "weights",
+    "estimators",
+    "intervals",
+    "diagnostics",
+    "validation",
+    "results",
+)
+RECORDING = {
+    "ope_gym.buffer",
+    "ope_gym.trajectories",
+    "ope_gym.storage",
+    "ope_gym.spaces",
+    "ope_gym.policies",
+    "ope_gym.likelihood",
+    "ope_gym.evaluation",
+}
 
 
 def sources(package: str) -> list[Path]:
@@ -31,7 +46,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(path: Path, *, late: bool = True) -> Iterator[str]:
-    """Full names that a file imports; not those for type checkers, and without late ones if asked."""
+    """Full names that a file imports, but for type checkers; `late` ones are in functions."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
@@ -42,8 +57,8 @@ def imported(path: Path, *, late: bool = True) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for child in node.orelse:
-                yield from walk(child)
+            for other in node.orelse:
+                yield from walk(other)
         elif late or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for child in ast.iter_child_nodes(node):
                 yield from walk(child)
@@ -96,7 +111,8 @@ def test_writers_do_not_compute() -> None:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     files = {module_of(path): path for package in PACKAGES for path in sources(package)}
     graph = {
-        module: {name for name in imported(path) if name in files and name not in PACKAGES} - {module}
+        module: {name for name in imported(path) if name in files and name not in PACKAGES}
+        - {module}
         for module, path in files.items()
     }
     done: set[str] = set()

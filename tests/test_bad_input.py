@@ -71,9 +71,11 @@ both = pytest.mark.parametrize("door", [first_door, second_door])
         ({"level": math.nan}, r"level is nan"),
         ({"interval": "normal"}, r"interval is 'normal'; choose one of ess-t, percentile, bca"),
         ({"interval": "bca", "resamples": 1}, r"resamples is 1; .* at least 2"),
+        ({"interval": "bca", "resamples": 2.5}, r"resamples is 2\.5"),
         ({"rng": -1}, r"rng is -1; give a seed"),
         ({"rng": 0.5}, r"rng is 0\.5; give a seed"),
         ({"horizon": 0}, r"horizon is 0; .* at least 1"),
+        ({"horizon": 2.5}, r"horizon is 2\.5"),
         ({"interval": "betting"}, r'interval="betting" needs reward_range=\(lowest, highest\)'),
         ({"interval": "betting", "reward_range": (1, 0)}, r"reward_range is \(1, 0\); give finite"),
         ({"interval": "betting", "reward_range": (0, math.inf)}, r"reward_range is \(0, inf\)"),
@@ -89,7 +91,10 @@ both = pytest.mark.parametrize("door", [first_door, second_door])
         ({"reward_model": "linear"}, r"reward_model is 'linear'; give 'deterministic'"),
         ({"reward_model": (1.0, 2.0, 3.0)}, r"reward_model is \(1\.0, 2\.0, 3\.0\)"),
         ({"reward_model": None}, r"reward_model is None"),
-        ({"reward_model": (np.ones(2), np.ones(2))}, r"reward_model mean has shape \(2,\); expected"),
+        (
+            {"reward_model": (np.ones(2), np.ones(2))},
+            r"reward_model mean has shape \(2,\); expected",
+        ),
     ],
 )
 def test_options(door: Door, options: dict[str, Any], message: str) -> None:
@@ -196,7 +201,9 @@ def test_values(column: str, row: Any, value: float, message: str) -> None:
 def test_values_of_the_own_behaviour_are_checked_for_every_scheme(estimators: str) -> None:
     for value, words in ((-math.inf, "executed"), (math.nan, "check"), (0.5, "at most 0")):
         with pytest.raises(ValueError, match=rf"behaviour=1 at episode 1, step 0.*{words}"):
-            evaluate_log_probs(*changed("behaviour_log_probs", (1, 2), value), estimators=estimators)
+            evaluate_log_probs(
+                *changed("behaviour_log_probs", (1, 2), value), estimators=estimators
+            )
 
 
 @pytest.mark.parametrize("bad", [(0, 0), (1, 39), (0, 20)])
@@ -368,12 +375,18 @@ def test_a_target_that_gives_no_probability_is_named_with_episode_and_step(value
         evaluate(data.trajectories, LogProbOnly(broken), estimators="BIS")
 
 
+def test_a_target_of_another_environment() -> None:
+    data = recorded(6)
+    with pytest.raises(ValueError, match="target has 5 actions, but policy 0 has 3"):
+        evaluate(data.trajectories, Uniform(5))
+
+
 # --- files and merging ------------------------------------------------------------------------
 
 
 def test_horizons_must_agree_on_merge() -> None:
     one, other = recorded(7, horizon=4).trajectories, recorded(7, horizon=5).trajectories
-    with pytest.raises(ValueError, match="horizon differs: 4 and 5; .*one environment"):
+    with pytest.raises(ValueError, match=r"horizon differs: 4 and 5; .*one environment"):
         one.merge(other)
     assert (one.horizon, other.horizon) == (4, 5)
 

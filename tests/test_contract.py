@@ -225,7 +225,7 @@ def test_inputs_may_be_lists_strided_or_of_other_types() -> None:
     data = recorded(11, (4, 5)).arrays
     want = evaluate_log_probs(*data)
     lists = [column.tolist() for column in data]
-    assert_same(evaluate_log_probs(*lists), want)  # type: ignore[arg-type]
+    assert_same(evaluate_log_probs(*lists), want)
     steps = data.rewards.size
     fortran = np.asfortranarray(data.behaviour_log_probs)
     wide = np.full((4, 2 * steps), 9.0)
@@ -240,12 +240,11 @@ def test_inputs_may_be_lists_strided_or_of_other_types() -> None:
         behaviour_ids=data.behaviour_ids.astype(np.uint8), offsets=data.offsets.astype(np.int32)
     )
     assert_same(evaluate_log_probs(*small), want)
-    single = [column.astype(np.float32) for column in data[:2]]
+    target, table = (column.astype(np.float32) for column in data[:2])
     rounded = data._replace(
-        target_log_probs=single[0].astype(np.float64),
-        behaviour_log_probs=single[1].astype(np.float64),
+        target_log_probs=target.astype(np.float64), behaviour_log_probs=table.astype(np.float64)
     )
-    assert_same(evaluate_log_probs(*single, *data[2:]), evaluate_log_probs(*rounded))  # type: ignore[misc]
+    assert_same(evaluate_log_probs(target, table, *data[2:]), evaluate_log_probs(*rounded))
     before = [column.copy() for column in data]
     evaluate_log_probs(*data, interval="bca", resamples=10)
     for old, new in zip(before, data, strict=True):
@@ -283,6 +282,21 @@ def test_block_size_and_threads_do_not_matter(
         assert_same(one, other, rtol=1e-10)
         monkeypatch.setattr(weights, "_cores", lambda: 7)
         assert_same(run()[1], other)  # the number of threads never matters
+
+
+@pytest.mark.parametrize("behaviours", [1, 2, 3, 4, 5, 7, 8, 9])
+def test_weights_across_hundreds_of_decades_agree_with_the_reference(behaviours: int) -> None:
+    """Any number of behaviours, prefixes so far apart that no common scale holds them."""
+    rng = np.random.default_rng(behaviours)
+    lengths = rng.integers(1, 200, size=10)
+    steps = int(lengths.sum())
+    logs = -rng.exponential(60.0, size=(behaviours + 1, steps))
+    ids = np.arange(10) % behaviours
+    data = Data(logs[0], logs[1:], ids, rng.normal(size=steps), np.cumsum([0, *lengths]))
+    arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
+    for scheme, got in weights.log_weights(*arrays, weights.SCHEMES).items():
+        want = np.concatenate(reference.log_weights(scheme, data))
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10, err_msg=scheme)
 
 
 def test_cores_are_counted_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,13 +452,13 @@ def test_a_new_estimator_is_a_line_and_a_new_scheme_a_function(
     data = recorded(17)
     monkeypatch.setitem(ESTIMATORS, "NOUCIS", Composition("optimal", True, True))
     monkeypatch.setitem(ESTIMATORS, "HIS", Composition("halfway"))
-    monkeypatch.setitem(
-        weights.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2
-    )
+    monkeypatch.setitem(weights.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2)
     got = evaluate(data.trajectories, data.target, estimators=["NOUCIS", "HIS"], cap=1.2)
     want = reference.evaluate("optimal", data.arrays, cap=1.2, normalised=True)
     assert got["NOUCIS"].value == pytest.approx(want.value, rel=1e-12)
-    basic, fused = (np.concatenate(reference.log_weights(s, data.arrays)) for s in ("basic", "fused"))
+    basic, fused = (
+        np.concatenate(reference.log_weights(s, data.arrays)) for s in ("basic", "fused")
+    )
     psi = np.add.reduceat(
         np.exp((basic + fused) / 2) * data.trajectories.rewards, data.trajectories.offsets[:-1]
     )
@@ -460,20 +474,17 @@ def ragged(draw: st.DrawFn, *, zeros: bool = True, low: float = -3.0) -> Data:
     behaviours = draw(st.integers(1, 3))
     lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=7))
     steps = sum(lengths)
-    ids = draw(st.lists(st.integers(0, behaviours - 1), min_size=len(lengths), max_size=len(lengths)))
+
+    def column(values: st.SearchStrategy[Any], size: int = steps) -> NDArray[Any]:
+        return np.array(draw(st.lists(values, min_size=size, max_size=size)))
+
+    ids = column(st.integers(0, behaviours - 1), len(lengths))
     finite = st.floats(-6.0, 0.0, width=32)
     other = st.one_of(finite, st.just(-math.inf)) if zeros else finite
-    size = {"min_size": steps, "max_size": steps}
-    rows = np.array([draw(st.lists(other, **size)) for _ in range(behaviours)])
-    own = np.repeat(ids, lengths)
-    rows[own, np.arange(steps)] = draw(st.lists(finite, **size))
-    return Data(
-        np.array(draw(st.lists(other, **size))),
-        rows,
-        np.array(ids),
-        np.array(draw(st.lists(st.floats(low, 3.0, width=32), **size))),
-        np.cumsum([0, *lengths]),
-    )
+    rows = np.stack([column(other) for _ in range(behaviours)])
+    rows[np.repeat(ids, lengths), np.arange(steps)] = column(finite)
+    rewards = column(st.floats(low, 3.0, width=32))
+    return Data(column(other), rows, ids, rewards, np.cumsum([0, *lengths]))
 
 
 properties = settings(max_examples=80, deadline=None, derandomize=True)
@@ -527,7 +538,10 @@ def test_diagnostics_and_influence_are_consistent(data: Data, gamma: float) -> N
             assert d.ess >= 1 / d.max_share - 1e-9
             assert d.behaviour_shares.sum() == pytest.approx(1)
         assert np.all(d.behaviour_shares >= 0)
-        assert np.all(d.behaviour_ess <= np.bincount(data.behaviour_ids, minlength=3)[: d.behaviour_ess.size] + 1e-9)
+        assert np.all(
+            d.behaviour_ess
+            <= np.bincount(data.behaviour_ids, minlength=3)[: d.behaviour_ess.size] + 1e-9
+        )
         assert 0 <= d.capped_share <= 1
         if math.isnan(e.value):
             assert e.verdict.colour == "red"

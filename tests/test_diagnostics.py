@@ -181,7 +181,7 @@ def test_a_deterministic_policy_that_did_something_else_is_infinitely_surprising
 def test_calibration_of_continuous_actions() -> None:
     """The log density of a Gaussian is a constant minus half a chi-square."""
     rng = np.random.default_rng(3)
-    acting = DiagonalGaussian([[1.0]], [0.0], [0.0])
+    acting = DiagonalGaussian(np.eye(1), np.zeros(1), np.zeros(1))
     x = rng.normal(size=(500, 1))
     for shift, wrong in ((0.0, False), (1.0, True)):
         actions = acting.sample(x, rng) + shift
@@ -349,18 +349,14 @@ def test_a_logged_number_that_the_snapshot_contradicts_is_named() -> None:
     assert "contradict" not in str(evaluate(near, target, estimators="FIS")["FIS"].verdict)
 
 
-def test_a_snapshot_that_gives_no_number_for_what_it_did_is_a_contradiction() -> None:
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_snapshot_that_gives_no_number_for_what_it_did_is_a_contradiction(value: float) -> None:
     half = np.array([[0.5, 0.5]])
-    buffer = buffer_of([small_mdps.Path((0,), (0,), (1.0,), 1.0)], [0], [half])
-    for value in (math.nan, -math.inf):
-        broken = buffer_of([small_mdps.Path((0,), (0,), (1.0,), 1.0)], [0], [half])
-        k = broken.add_policy(LogProbOnly(lambda states, actions, v=value: np.full(len(states), v)))
-        broken.append(np.array([0]), np.array([1]), [1.0], [math.log(0.5)], k, terminated=True)
-        only = broken.select(policies=k)
-        got = evaluate(only, Table(half), estimators="FIS")["FIS"]
-        assert "episode 0, step 0" in str(got.verdict)
-        assert "contradict" in str(got.verdict)
-    assert len(buffer) == 1
+    data = buffer_of([small_mdps.Path((0,), (0,), (1.0,), 1.0)] * 2, [0, 0], [half]).view()
+    broken = LogProbOnly(lambda states, actions: np.full(len(states), value))
+    wrong = dataclasses.replace(data, policies=(broken,))
+    got = evaluate(wrong, Table(half), estimators="FIS")["FIS"]
+    assert "contradict the policy: episode 0, step 0" in str(got.verdict)
 
 
 def test_the_order_of_shares_is_that_of_the_behaviours() -> None:

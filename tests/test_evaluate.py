@@ -58,8 +58,10 @@ def agrees_with_the_reference(got: Evaluation, data: Data, **options: Any) -> No
 def test_blackjack_with_its_tuple_observations(tmp_path: Path) -> None:
     env = gym.make("Blackjack-v1")
     rng = np.random.default_rng(0)
-    tables = [rng.normal(size=(32, 11, 2, 2)) + [0.5, 0.0] for _ in range(3)]
-    policies = [EpsilonGreedyTable.from_q(q, epsilon) for q, epsilon in zip(tables, (0.6, 0.3, 0.2), strict=True)]  # fmt: skip
+    policies = [
+        EpsilonGreedyTable.from_q(np.array([0.5, 0.0]) + rng.normal(size=(32, 11, 2, 2)), epsilon)
+        for epsilon in (0.6, 0.3, 0.2)
+    ]
     buffer = TrajectoryBuffer(env.observation_space, env.action_space)
     for game in range(60):
         policy, number = policies[game % 2], buffer.add_policy(policies[game % 2])
@@ -88,7 +90,9 @@ def test_blackjack_with_its_tuple_observations(tmp_path: Path) -> None:
     assert got.sample.regime == "held-out"
     assert all(abs(z) < 4 for z in got["NFIS"].diagnostics.calibration)  # type: ignore[union-attr]
     buffer.save(tmp_path / "games")
-    assert_same(evaluate(Trajectories.load(tmp_path / "games"), policies[2], gamma=0.9, cap=1.5), got)
+    assert_same(
+        evaluate(Trajectories.load(tmp_path / "games"), policies[2], gamma=0.9, cap=1.5), got
+    )
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (1,), np.float64), None])
@@ -130,10 +134,12 @@ def test_policies_of_one_class_are_evaluated_together_and_others_one_by_one() ->
     x = rng.normal(size=(60, 2))
 
     def record(policies: Sequence[Any]) -> Trajectories:
-        ids = np.repeat(np.arange(30) % len(policies), 2)
+        ids = [int(k) for k in np.repeat(np.arange(30) % len(policies), 2)]
         actions = np.concatenate([policies[k].sample(x[[i]], np.random.default_rng(i))
                                   for i, k in enumerate(ids)])  # fmt: skip
-        logs = np.concatenate([policies[k].log_prob(x[[i]], actions[[i]]) for i, k in enumerate(ids)])
+        logs = np.concatenate(
+            [policies[k].log_prob(x[[i]], actions[[i]]) for i, k in enumerate(ids)]
+        )
         return Trajectories.from_arrays(
             x, actions, rng.normal(size=60), logs, offsets=np.arange(0, 61, 2), policies=policies,
             policy_ids=ids, terminated=True,
@@ -211,9 +217,7 @@ def clocked(episodes: Sequence[small_mdps.Path], starts: Sequence[int] = STARTS)
 
 def fused_by_what_was_followed(data: Trajectories) -> float:
     """The estimator that groups episodes by the policies they did follow: do not use."""
-    followed = [
-        tuple(data.policy_ids[a:b].tolist()) for a, b in itertools.pairwise(data.offsets)
-    ]
+    followed = [tuple(data.policy_ids[a:b].tolist()) for a, b in itertools.pairwise(data.offsets)]
     shares = Counter(followed)
     tables, total = (BEFORE, AFTER), 0.0
     for i in range(len(data)):
@@ -248,13 +252,33 @@ def test_behaviours_are_the_sequences_episodes_would_have_followed() -> None:
     assert abs(math.fsum(wrong) - truth) > 0.02
 
 
+def test_clocks_that_depend_on_earlier_outcomes_leave_only_basic_weights_exact() -> None:
+    """Back to back, an episode begins where the one before ended: an adaptive recording."""
+    mdp = may_stop()
+    truth = small_mdps.value(mdp, TARGET.table, 1.0)
+    means = {"BIS": 0.0, "FIS": 0.0}
+    for first, second in itertools.product(small_mdps.paths(mdp), repeat=2):
+        starts = (0, len(first.states))
+        p = chance(first, starts[0]) * chance(second, starts[1])
+        for name, found in evaluate(
+            clocked([first, second], starts), TARGET, estimators=means
+        ).items():
+            means[name] += p * found.value
+    assert means["BIS"] == pytest.approx(truth, abs=1e-12)
+    assert abs(means["FIS"] - truth) > 0.1  # of two episodes; it falls with their number
+
+
 def test_an_episode_that_ended_early_has_the_behaviour_of_one_that_did_not() -> None:
     every = sorted(small_mdps.paths(may_stop()), key=lambda p: len(p.states))
     short, long = every[0], every[-1]
     data = clocked([short, long, short, long], (0, 0, 2, 1))
     found = behaviours_of(data)
     assert found.plans == (((0, 0), (1, 1)), ((0, 0), (2, 1)), ((0, 1),))
-    assert found.names == ("policy 0, then 1 from step 1", "policy 0, then 1 from step 2", "policy 1")
+    assert found.names == (
+        "policy 0, then 1 from step 1",
+        "policy 0, then 1 from step 2",
+        "policy 1",
+    )
     assert found.ids.tolist() == [1, 1, 2, 0]
     assert found.counts.tolist() == [1, 2, 1]
     assert found.strata.tolist() == [0, 0, 1, 0]  # by the policy at the start: plans seldom repeat
@@ -270,7 +294,9 @@ def test_changes_inside_episodes_agree_with_the_arrays_of_the_sequences() -> Non
     for k, start in enumerate((1, 0, 2)):  # in the order of the plans
         rows[k] = [logs[acting(start, t), a] for t, a in zip(data.steps, actions, strict=True)]
     ids = np.array([1, 0, 2, 1, 0, 0, 1, 2])
-    arrays = Data(TARGET.log_prob(data.observations, actions), rows, ids, data.rewards, data.offsets)
+    arrays = Data(
+        TARGET.log_prob(data.observations, actions), rows, ids, data.rewards, data.offsets
+    )
     got = evaluate(data, TARGET, gamma=0.9)
     for name, other in evaluate_log_probs(*arrays, gamma=0.9).items():
         assert got[name].value == other.value
@@ -357,7 +383,7 @@ def test_ea_needs_all_probabilities_of_the_target() -> None:
     data = recorded(7, horizon=1)
     silent = LogProbOnly(data.target.log_prob)
     assert "EA" not in evaluate(data.trajectories, silent)
-    with pytest.raises(ValueError, match="EA sums over a finite action set.*probs"):
+    with pytest.raises(ValueError, match=r"EA sums over a finite action set.*probs"):
         evaluate(data.trajectories, silent, estimators="EA")
 
 
@@ -402,7 +428,9 @@ def test_ea_of_tuple_and_continuous_contexts() -> None:
         terminated=True,
     )  # fmt: skip
     chosen = np.exp(sigmoid.log_prob(x, actions))
-    assert evaluate(lone, sigmoid, estimators="EA")["EA"].value == pytest.approx(np.mean(chosen * rewards))
+    assert evaluate(lone, sigmoid, estimators="EA")["EA"].value == pytest.approx(
+        np.mean(chosen * rewards)
+    )
 
 
 def test_the_influence_of_ea_is_its_derivative() -> None:
@@ -411,7 +439,9 @@ def test_the_influence_of_ea_is_its_derivative() -> None:
     copies = 1000
     for i in range(8):
         picks = [j for j in range(8) for _ in range(copies + (j == i))]
-        moved = evaluate(data.trajectories.select(episodes=picks), data.target, estimators="EA")["EA"]
+        moved = evaluate(data.trajectories.select(episodes=picks), data.target, estimators="EA")[
+            "EA"
+        ]
         slope = (moved.value - got.value) * 8 * copies
         assert slope == pytest.approx(float(got.influence[i]) - got.value, rel=5e-3, abs=5e-3)
 
@@ -623,7 +653,9 @@ def test_json_is_strict_and_complete(counts: tuple[int, ...], tmp_path: Path) ->
 
 
 def test_infinite_values_become_none() -> None:
-    data = Data(np.zeros(2), np.full((1, 2), -900.0), np.zeros(2, np.int64), np.ones(2), np.arange(3))
+    data = Data(
+        np.zeros(2), np.full((1, 2), -900.0), np.zeros(2, np.int64), np.ones(2), np.arange(3)
+    )
     found = strict(evaluate_log_probs(*data).to_json())
     assert found["estimates"]["FIS"]["value"] is None
     assert found["estimates"]["NFIS"]["value"] == 1.0

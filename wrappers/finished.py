@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.trajectories import Steps, Trajectories, check_policy_ids, check_steps, freeze
+from ope_gym.trajectories import Steps, Trajectories, check_steps
 from ope_gym.trees import Tree
 
 if TYPE_CHECKING:
     from wrappers.recorder import Recorder
+
+
+Given: TypeAlias = tuple[NDArray[np.float64], NDArray[np.bool_]] | None
+"""(S,) log-probabilities from the loop and (S,) where it gave them; None if nowhere."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,7 @@ class Finished:
     observations: Tree
     actions: Tree
     rewards: NDArray[np.float64]  # (S,)
-    log_probs: NDArray[np.float64]  # (S,) as the loop gave them
-    given: NDArray[np.bool_]  # (S,) whether it did
+    given: Given
     lengths: NDArray[np.int64]  # (n,)
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
@@ -106,20 +109,18 @@ class LiveBuffer(TrajectoryBuffer):
             raise ValueError(
                 f"episode {first + i} has {lengths[i]} steps, horizon={self.horizon} is less"
             )
-        part = freeze(
-            Trajectories(
-                *steps,
-                check_policy_ids(policy_ids, len(steps.rewards), len(self.policies), where),
-                np.concatenate([[0], ends]),
-                finished.terminated,
-                finished.truncated,
-                finished.held_out,
-                finished.start_clock,
-                schedule_ids=np.zeros(len(lengths), dtype=np.int32),
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-                horizon=self.horizon,
-            )
+        part = Trajectories(
+            *steps,
+            policy_ids,
+            np.concatenate([[0], ends]),
+            finished.terminated,
+            finished.truncated,
+            finished.held_out,
+            finished.start_clock,
+            schedule_ids=np.zeros(len(lengths), dtype=np.int32),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
         )
         self._flush()
         self._parts.append(part)

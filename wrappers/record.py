@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, SupportsFloat, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from wrappers.recorder import Recorder
 
 _WAITING_STEPS = 4096  # steps of finished episodes that go to the buffer together, unless
 _WAITING_BYTES = 2**24  # their observations are large
-_SCALARS = frozenset([bool, int, float, str, np.bool_, *np.sctypeDict.values()])  # never change
+_SCALARS = frozenset([int, float, bool, str, np.int64, np.int32, np.float64, np.float32, np.bool_])
 
 
 class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -147,16 +147,15 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
             result = self.env.step(action)
             observation, reward, terminated, truncated, _ = result
             over = terminated or truncated
-            recorder = self._recorder
-            observations, actions, rewards, given = recorder.rows
+            observations, actions, rewards, given, dtype, shape = self._recorder.rows
             if log_prob is not None:
                 given.append((len(rewards), float(log_prob)))
             if not over:  # nobody acts on the last one
                 observations.append(
                     observation.tobytes()
                     if observation.__class__ is ndarray
-                    and observation.dtype is recorder.dtype
-                    and observation.shape == recorder.shape
+                    and observation.dtype is dtype
+                    and observation.shape == shape
                     else _kept(observation)
                 )
             actions.append(chosen)
@@ -210,19 +209,26 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
             self._recorder.count_dropped(1, n, warn=warn)
 
 
-class _Rows(NamedTuple):
-    """Steps of the episodes that wait and, behind them, of the open one."""
-
-    observations: list[Any]  # bytes, or as they came; one more than the others in an open episode
-    actions: list[Any]
-    rewards: list[float]
-    given: list[tuple[int, float]]  # (row, log-probability)
+# Observations, actions, rewards and (row, given log-probability) of the episodes that wait and,
+# behind them, of the open one, which has one more observation; dtype and shape of observations. A
+# plain tuple: it is unpacked at every step.
+_Rows: TypeAlias = tuple[
+    list[Any],
+    list[Any],
+    list[float],
+    list[tuple[int, float]],
+    "np.dtype[Any] | None",
+    tuple[int, ...],
+]
 
 
 class _EpisodeRecorder(Recorder):
-    # An observation that is an array like the first one is kept as bytes: half the work.
-    dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] = ()
+    """The rows of a single env.
+
+    An observation that is an array like the very first one is kept as bytes, which is half the
+    work of an array.
+    """
+
     _enough = _WAITING_STEPS
     _first = 0  # row at which the open episode begins
 
@@ -239,29 +245,29 @@ class _EpisodeRecorder(Recorder):
         super().__init__(
             observation_space, action_space, horizon, held_out=held_out, path=path, audit=audit
         )
-        self.rows = _Rows([], [], [], [])
+        self.rows: _Rows = ([], [], [], [], None, ())
 
     @property
     def open_steps(self) -> int:
         """How many steps the open episode has."""
-        return len(self.rows.rewards) - self._first
+        return len(self.rows[2]) - self._first
 
     def start(self, observation: Any) -> None:
         """The first observation of an episode."""
-        is_array = observation.__class__ is ndarray and observation.dtype != object
-        if self.dtype is None and is_array:
-            self.dtype, self.shape = observation.dtype, observation.shape
+        observations, _, _, _, dtype, shape = self.rows
+        if observation.__class__ is ndarray and dtype is None and observation.dtype != object:
+            dtype, shape = observation.dtype, observation.shape
+            self.rows = (*self.rows[:4], dtype, shape)
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, observation.nbytes))
-        alike = is_array and observation.dtype is self.dtype and observation.shape == self.shape
-        self.rows.observations.append(observation.tobytes() if alike else _kept(observation))
+        observations.append(_kept_observation(observation, dtype, shape))
 
     def forget_open(self) -> None:
         """Remove the steps of the open episode."""
-        first = self._first
+        first, given = self._first, self.rows[3]
         for column in self.rows[:3]:
             del column[first:]
-        while self.rows.given and self.rows.given[-1][0] >= first:
-            self.rows.given.pop()
+        while given and given[-1][0] >= first:
+            given.pop()
 
     def finish(self, labels: tuple[int, bool, bool, bool, int, int]) -> None:
         """The open episode has ended.
@@ -273,15 +279,16 @@ class _EpisodeRecorder(Recorder):
         """
         self._waiting.append((self._first, labels))
         self._first += labels[0]
-        at_once = self.path is not None or (self.audit and self.rows.given)
+        at_once = self.path is not None or (self.audit and self.rows[3])
         if at_once or self._first >= self._enough:
             self.drain()
 
     def _forget(self) -> None:
-        n, old = self._first, self.rows
-        given = [(row - n, value) for row, value in old.given if row >= n]
+        n = self._first
+        observations, actions, rewards, given, dtype, shape = self.rows
+        given = [(row - n, value) for row, value in given if row >= n]
         # one assignment: an interrupt cannot leave columns of different lengths
-        self.rows = _Rows(old.observations[n:], old.actions[n:], old.rewards[n:], given)
+        self.rows = (observations[n:], actions[n:], rewards[n:], given, dtype, shape)
         self._first, self._waiting = 0, []
 
     def _n_steps(self, batch: list[Any]) -> int:
@@ -291,16 +298,22 @@ class _EpisodeRecorder(Recorder):
         table = np.array([labels for _, labels in batch], dtype=np.int64)
         rows = slice(batch[0][0], batch[0][0] + int(table[:, 0].sum()))
         n = rows.stop - rows.start
+        observations, actions, rewards, pairs, dtype, shape = self.rows
         log_probs, given = np.zeros(n), np.zeros(n, dtype=bool)
-        for row, value in self.rows.given:
+        for row, value in pairs:
             if rows.start <= row < rows.stop:
                 log_probs[row - rows.start], given[row - rows.start] = value, True
+        seen = observations[rows]
+        if set(map(type, seen)) == {bytes}:
+            batch_seen: Tree = np.frombuffer(bytearray().join(seen), dtype).reshape(n, *shape)
+        else:
+            seen = [np.frombuffer(x, dtype).reshape(shape) if type(x) is bytes else x for x in seen]
+            batch_seen = spaces.stack(self.buffer.observation_space, seen)
         return Finished(
-            self._observations(self.rows.observations[rows]),
-            spaces.stack(self.buffer.action_space, self.rows.actions[rows]),
-            np.array(self.rows.rewards[rows]),
-            log_probs,
-            given,
+            batch_seen,
+            spaces.stack(self.buffer.action_space, actions[rows]),
+            np.array(rewards[rows]),
+            (log_probs, given) if pairs else None,
             lengths=table[:, 0],
             terminated=table[:, 1].astype(bool),
             truncated=table[:, 2].astype(bool),
@@ -309,12 +322,10 @@ class _EpisodeRecorder(Recorder):
             numbers=table[:, 5],
         )
 
-    def _observations(self, rows: list[Any]) -> Tree:
-        dtype, shape = self.dtype, self.shape
-        if set(map(type, rows)) == {bytes}:
-            return np.frombuffer(bytearray().join(rows), dtype).reshape(len(rows), *shape)
-        rows = [np.frombuffer(x, dtype).reshape(shape) if type(x) is bytes else x for x in rows]
-        return spaces.stack(self.buffer.observation_space, rows)
+
+def _kept_observation(observation: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> Any:
+    alike = observation.__class__ is ndarray and observation.dtype is dtype
+    return observation.tobytes() if alike and observation.shape == shape else _kept(observation)
 
 
 def _kept(value: Any) -> Any:

@@ -163,32 +163,37 @@ class Recorder:
         return taken, first
 
     def _take(self, finished: Finished) -> Trajectories:
-        ids = self._policy_ids(finished.clocks)
-        log_probs = finished.log_probs
-        if self.audit or not finished.given.all():
+        ids = self._policy_ids(finished)
+        if finished.given is None:
+            return self.buffer.append_finished(finished, self._ask(finished, ids), ids)
+        log_probs, given = finished.given
+        if self.audit or not given.all():
             found = self._ask(finished, ids)
             if self.audit:
                 self._compare(finished, found, ids)
-            log_probs = np.where(finished.given, log_probs, found)
+            log_probs = np.where(given, log_probs, found)
         return self.buffer.append_finished(finished, log_probs, ids)
 
-    def _policy_ids(self, clocks: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
+        """(S,) which policy acted."""
+        last_change, k, _ = self._changes[-1]
+        if finished.start_clock.min() >= last_change:
+            return np.full(len(finished.rewards), k, dtype=np.int32)
         table = np.array(self._changes, dtype=np.int64)
-        found = np.searchsorted(table[:, 0], clocks, side="right") - 1
+        found = np.searchsorted(table[:, 0], finished.clocks, side="right") - 1
         return np.asarray(table[found, 1], dtype=np.int32)
 
     def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """(S,) what the acting policies say; each is asked once."""
         found = np.empty(len(ids))
-        acting = ids[:1] if ids.min() == ids.max() else np.unique(ids)
-        for k in acting:
-            rows = slice(None) if len(acting) == 1 else np.flatnonzero(ids == k)
+        alone = ids.min() == ids.max()
+        for k in ids[:1] if alone else np.unique(ids):
+            rows = slice(None) if alone else np.flatnonzero(ids == k)
             seen = trees.take(finished.observations, rows)
-            chosen = trees.take(finished.actions, rows)
-            answer = np.asarray(self.buffer.policies[k].log_prob(seen, chosen), dtype=np.float64)
-            if answer.shape != found[rows].shape:
+            answer = self.buffer.policies[k].log_prob(seen, trees.take(finished.actions, rows))
+            if np.shape(answer) != found[rows].shape:
                 raise ValueError(
-                    f"policy {k}: log_prob gave shape {answer.shape}, expected one number for "
+                    f"policy {k}: log_prob gave shape {np.shape(answer)}, expected one number for "
                     f"each of {len(found[rows])} steps"
                 )
             found[rows] = answer
@@ -197,7 +202,9 @@ class Recorder:
     def _compare(
         self, finished: Finished, found: NDArray[np.float64], ids: NDArray[np.int32]
     ) -> None:
-        wrong = finished.given & ~(np.abs(found - finished.log_probs) <= AUDIT_TOLERANCE)
+        assert finished.given is not None
+        log_probs, given = finished.given
+        wrong = given & ~(np.abs(found - log_probs) <= AUDIT_TOLERANCE)
         if not wrong.any():
             return
         row = int(np.argmax(wrong))
@@ -207,7 +214,7 @@ class Recorder:
         n = int(wrong[ends[i] - finished.lengths[i] : ends[i]].sum())
         raise PropensityMismatch(
             f"{finished.name(i)}, step {step}: log_prob was given as "
-            f"{finished.log_probs[row]:.6g}, but policy {ids[row]}, "
+            f"{log_probs[row]:.6g}, but policy {ids[row]}, "
             f"{self.buffer.policies[ids[row]]!r}, gives {found[row]:.6g} ({n} of "
             f"{finished.lengths[i]} steps differ by more than {AUDIT_TOLERANCE:g}); the episode "
             "was dropped, not recorded. Call follow with the policy that acts before it acts, and "

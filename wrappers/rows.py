@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import spaces
 from ope_gym.spaces import Space
 from ope_gym.trees import Tree
+from wrappers.finished import Given
 
-_ROWS = 16_384  # room to begin with, unless
+_ROWS = 65_536  # room to begin with, unless
 _BYTES = 2**24  # observations are large
 
 
@@ -60,6 +61,7 @@ class Rows:
     def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
         self.clock = 0
         self._spaces = (observation_space, action_space)
+        self._simple = tuple(map(spaces.is_column, self._spaces))  # the usual case, made fast
         self._num_envs = num_envs
         self._base = 0
         self._carried = 0
@@ -69,6 +71,7 @@ class Rows:
         self._seen: list[NDArray[Any]] = []
         self._chosen: list[NDArray[Any]] = []
         self._rewards = np.empty(0)
+        self._ever_given = False  # before, the two columns after it are not needed
         self._log_probs = np.empty(0)
         self._given = np.empty(0, dtype=bool)
 
@@ -79,20 +82,21 @@ class Rows:
 
     def see(self, observations: Any) -> None:
         """What the policy sees at `clock`."""
-        leaves = flatten(self._spaces[0], observations)
+        simple = self._simple[0]
+        leaves = [np.asarray(observations)] if simple else flatten(self._spaces[0], observations)
         if not self._seen:
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
             self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
             self._rewards = np.empty(self._capacity)
-            self._log_probs = np.empty(self._capacity)
-            self._given = np.zeros(self._capacity, dtype=bool)
         self._put(self._seen, leaves, "observations")
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """What it chooses, and how likely that was."""
-        self._put(self._chosen, flatten(self._spaces[1], actions), "actions")
+        leaves = [np.asarray(actions)] if self._simple[1] else flatten(self._spaces[1], actions)
+        self._put(self._chosen, leaves, "actions")
         here = slice(self._at, self._at + self._num_envs)
-        self._given[here] = log_prob is not None
+        if self._ever_given:
+            self._given[here] = log_prob is not None
         if log_prob is not None:
             given = np.asarray(log_prob, dtype=np.float64)
             if given.shape != (self._num_envs,):
@@ -100,7 +104,11 @@ class Rows:
                     f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number "
                     "for each sub-env"
                 )
-            self._log_probs[here] = given
+            if not self._ever_given:
+                self._ever_given = True
+                self._log_probs = np.empty(self._capacity)
+                self._given = np.zeros(self._capacity, dtype=bool)
+            self._log_probs[here], self._given[here] = given, True
 
     def advance(self, rewards: ArrayLike) -> None:
         """What it earned; the clock goes on."""
@@ -127,26 +135,31 @@ class Rows:
 
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[Tree, Tree, NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-        """Observations, actions, rewards, log_probs and `given` of episodes, one after another."""
+    ) -> tuple[Tree, Tree, NDArray[np.float64], Given]:
+        """Observations, actions, rewards and given log_probs of episodes, one after another."""
         rows = self._index(envs, starts, lengths)
         seen, chosen = (
             unflatten(space, iter([column.take(rows, axis=0) for column in columns]))
             for space, columns in zip(self._spaces, (self._seen, self._chosen), strict=True)
         )
-        return seen, chosen, self._rewards[rows], self._log_probs[rows], self._given[rows]
+        given = (self._log_probs[rows], self._given[rows]) if self._ever_given else None
+        return seen, chosen, self._rewards[rows], given
 
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        step = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        # in the carried rows, then in those of later steps
-        late = np.repeat(self._carried + (starts - self._base) * self._num_envs + envs, lengths)
-        rows: NDArray[np.int64] = late + step * self._num_envs
-        if (starts < self._base).any():
-            early = np.repeat(starts, lengths) + step < self._base
-            rows[early] = (np.repeat(self._carried_at[envs], lengths) + step)[early]
-        return rows
+        """Where the steps of episodes are: in two stretches each, carried and later rows."""
+        late = np.maximum(starts, self._base) - self._base
+        firsts = late * self._num_envs + (envs + self._carried)
+        carried = self._base - starts
+        if carried.max(initial=0) <= 0:
+            return _stretches(firsts, self._num_envs, lengths)
+        carried = np.clip(carried, 0, lengths)
+        counts = np.stack([carried, lengths - carried], axis=1).reshape(-1)
+        firsts = np.stack([self._carried_at[envs], firsts], axis=1).reshape(-1)
+        strides = np.tile([1, self._num_envs], len(envs))
+        used = counts > 0
+        return _stretches(firsts[used], strides[used], counts[used])
 
     def make_room(self, envs: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         """Forget all rows but those of these open episodes."""
@@ -166,7 +179,27 @@ class Rows:
 
         self._seen = [moved(column) for column in self._seen]
         self._chosen = [moved(column) for column in self._chosen]
-        self._rewards, self._log_probs = moved(self._rewards), moved(self._log_probs)
-        self._given = moved(self._given)
+        self._rewards = moved(self._rewards)
+        if self._ever_given:
+            self._log_probs, self._given = moved(self._log_probs), moved(self._given)
         self._carried_at[envs] = np.cumsum(lengths) - lengths
         self._carried, self._base, self._at = kept, self.clock, kept
+
+
+def _stretches(
+    firsts: NDArray[np.int64], strides: NDArray[np.int64] | int, counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """One arithmetic progression after the other, of at least one number each.
+
+    >>> _stretches(np.array([3, 10]), np.array([1, 5]), np.array([2, 3]))
+    array([ 3,  4, 10, 15, 20])
+    """
+    begins = np.cumsum(counts)
+    n = begins[-1] if len(begins) else 0
+    begins -= counts
+    jumps = np.full(n, strides) if isinstance(strides, int) else np.repeat(strides, counts)
+    if n:
+        lasts = firsts + strides * (counts - 1)
+        jumps[begins] = firsts
+        jumps[begins[1:]] -= lasts[:-1]
+    return np.cumsum(jumps, out=jumps)

@@ -67,6 +67,7 @@ class RecordTrajectories(
         )
         self._ended = np.ones(env.num_envs, dtype=bool)  # sub-envs whose reset comes next
         self._astray = np.zeros(env.num_envs, dtype=bool)  # an error left them in an unknown state
+        self._any_astray = False
         super().__init__(env)  # last: what has an env is closed when it is deleted
 
     @property
@@ -134,6 +135,7 @@ class RecordTrajectories(
         self._recorder.begin(np.flatnonzero(mask))
         self._ended &= ~mask
         self._astray &= ~mask
+        self._any_astray = bool(self._astray.any())
         return observations, infos
 
     def step(
@@ -157,11 +159,15 @@ class RecordTrajectories(
             self._go_astray()
             raise
         observations, rewards, terminations, truncations, _ = result
-        done = np.logical_or(terminations, truncations)
+        done = terminations | truncations
         recorder.advance(observations, rewards, terminations, truncations, done)
         if self._mode is not AutoresetMode.DISABLED:
             was_reset = done if self._mode is AutoresetMode.SAME_STEP else self._ended
-            recorder.begin(np.flatnonzero(was_reset & ~self._astray))
+            if self._any_astray:
+                was_reset = was_reset & ~self._astray
+            (envs,) = was_reset.nonzero()
+            if len(envs):
+                recorder.begin(envs)
         self._ended = done
         recorder.drain_if_due()
         return result
@@ -192,7 +198,7 @@ class RecordTrajectories(
     def _go_astray(self) -> None:
         """Which sub-envs have moved is not known: none is recorded before its next reset."""
         self._recorder.drop(warn=False)
-        self._astray[:] = True
+        self._astray[:] = self._any_astray = True
 
     def _require_reset(self) -> None:
         if self._ended.any():

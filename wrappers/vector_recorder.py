@@ -54,22 +54,21 @@ class VectorRecorder(Recorder):
         They have numbers now, but these are not taken before the step: a reset that is followed by
         another one begins no episode.
         """
-        if not len(envs):
-            return
-        clock = self.rows.clock
-        self._open[envs] = True if self.quota is None else self.quota[envs] > 0
-        self._start[envs] = clock
-        self._fresh = np.flatnonzero(self._open & (self._start == clock))
-        self._number[self._fresh] = self._numbered + np.arange(len(self._fresh))
         self.held_out[envs] = False
+        if self.quota is not None:
+            envs = envs[self.quota[envs] > 0]
+        self._open[envs] = True
+        self._start[envs] = self.rows.clock
+        fresh = self._fresh = np.union1d(self._fresh, envs) if len(self._fresh) else envs
+        self._number[fresh] = np.arange(self._numbered, self._numbered + len(fresh))
         if self.share:
-            self.held_out[self._fresh] = self.is_held_out(self._number[self._fresh])
+            self.held_out[fresh] = self.is_held_out(self._number[fresh])
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """What is about to be done."""
         if self.rows.full:
             self.drain()
-            under_way = np.flatnonzero(self.under_way())
+            (under_way,) = self.under_way().nonzero()
             self.rows.make_room(under_way, self._start[under_way])
         self.rows.act(actions, log_prob)
 
@@ -89,7 +88,7 @@ class VectorRecorder(Recorder):
             self._fresh = _NONE
         self.rows.advance(rewards)
         self.rows.see(observations)
-        envs = np.flatnonzero(done & self._open)
+        (envs,) = (done & self._open).nonzero()
         if not len(envs):
             return
         start = self._start[envs]
@@ -107,10 +106,10 @@ class VectorRecorder(Recorder):
 
     def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
         """Forget the open episodes, of all sub-envs or of some."""
-        gone = self._open if mask is None else self._open & mask
+        gone = self._open.copy() if mask is None else self._open & mask
         lengths = (self.rows.clock - self._start)[gone]
-        self._open = self._open & ~gone
-        self._fresh = _NONE
+        self._open[gone] = False
+        self._fresh = self._fresh[~gone[self._fresh]]
         if lengths.any():
             self.count_dropped(int((lengths > 0).sum()), int(lengths.sum()), warn=warn)
 
