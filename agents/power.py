@@ -2,15 +2,15 @@
 
     θ_{k+1} = argmax_θ Σ_i Σ_t W_i,t log π_θ(a_i,t | s_i,t),    π_θ(1 | x) = σ(x·θ),    θ_0 = 0
 
-over the best rollouts of the last batch. Rewards act as improper probabilities, so returns must
-not be negative.
+over the best rollouts of the last batch (a choice: keeping the best of all batches was not clearly
+different). Rewards act as improper probabilities, so returns must not be negative.
 
-Mean return of θ_10 on CartPole-v1 after ten batches of 30 rollouts, over 20 seeds (200 fresh
-rollouts each), ± standard deviation between seeds; θ_0 has 22:
+Mean return on CartPole-v1 after 300 rollouts, over 20 seeds ± the standard deviation between them
+(`python -m tests.test_agents`); θ_0 has 22:
 
-    weighting="return"               MEASURED_RETURN
-    weighting="reward-to-go"         MEASURED_RTG
-    exploration="parameters"         MEASURED_PARAM (the mean θ after 300 batches of one rollout)
+    weighting="return"           198 ± 142   ten batches of 30; between 55 and 477
+    weighting="reward-to-go"     392 ± 112   ten batches of 30; between 214 and 497
+    exploration="parameters"     461 ± 98    300 batches of one; between 62 and 500
 """
 
 from __future__ import annotations

@@ -6,7 +6,16 @@ G is the reward to go, b_t its mean over the episodes that reach step t, F the F
 the visited states. The length of the step is the Kullback-Leibler divergence that it causes, so it
 does not depend on the scale of rewards or observations.
 
-MEASURED_SOFTMAX
+Mean return after batches of 30 rollouts, ± the standard deviation between seeds, of which there
+are 20, 8 and 4 (`python -m tests.test_agents`):
+
+    batches               0           10           20
+    CartPole-v1          22    405 ± 128    437 ± 101
+    Acrobot-v1         -499    -150 ± 52     -105 ± 5
+    MountainCar-v0     -200     -200 ± 0
+
+MountainCar-v0 is not learned: no episode of the uniform policy reaches the goal, so all go alike
+and there is no gradient. On Acrobot-v1 the first step waits for an episode that does.
 """
 
 from __future__ import annotations

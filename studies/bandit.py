@@ -107,9 +107,10 @@ class Bandit(Study):
                  ("BIS", "ω*")]  # fmt: skip
         differences = {f"{a} - {b}": _mean_error(left[a] - left[b]) for a, b in pairs}
         mse, error = _mean_error(squares)
-        path = runs["means"].var(axis=0, ddof=1)
+        path = runs["means"].var(axis=0, ddof=1 if len(squares) > 1 else 0)
         units = [unit_moments(problem, n).values() for n in self.sizes]
         return {
+            "runs": len(squares),
             "sizes": sizes,
             "probabilities": grid,
             "mse": mse,  # (4, N, p), and so are the next
@@ -152,7 +153,7 @@ class Bandit(Study):
             lines.append(f"| {n} | {' | '.join(_crossing(p) for p in found)} |")
         lines += ["", "Table 1: the weight that NIS gives to an action, over paths that have it "
                   "k times (exact mean ± standard deviation), beside the paper's entry.", "",
-                  "| N | π_test | k / (π N) | paper's entry | formula (4) | ω_NIS |",
+                  "| N | π_test | k / (π N) | paper's entry | its approximation | ω_NIS |",
                   "|---|---|---|---|---|---|"]  # fmt: skip
         for row in summary["table_1"]:
             if row["n"] in (summary["sizes"][0], summary["sizes"][-1]):

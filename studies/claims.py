@@ -142,7 +142,7 @@ def claim_section(claim: dict[str, Any]) -> str:
     ]
     for e in claim["evidence"]:
         exact = "" if e["exact"] is None else number(e["exact"])
-        error = number(e["standard_error"]) if e["standard_error"] else "exact"
+        error = "exact" if e["standard_error"] == 0 else number(e["standard_error"])
         said = e["verdict"] + (f"; {e['note']}" if e["note"] else "")
         rows.append(f"| {e['where']} | {number(e['difference'])} | {error} | {exact} | {said} |")
     return "\n".join([*rows, "", claim["why"]])

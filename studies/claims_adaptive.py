@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from studies.claims import LIMIT, Claim, Evidence
+from studies.claims import LIMIT, Claim, Evidence, number
 from studies.frame import Summary
 
 _SOURCE = "section 3.3"
@@ -38,8 +38,8 @@ def _stopped(summary: Summary) -> list[Claim]:
                 Evidence("exact", 2 * bias, equal=True, tolerance=_ROUNDING),
                 Evidence(f"{stop['sequences']} sequences", mean - 0.5 + bias, error, equal=True),
             ),
-            f"The sign: E[EA] is below 1/2, so the bias is 1/2 − ln 2 = {bias:.4f}; the appendix "
-            "says so in words.",
+            f"The sign: E[EA] is below 1/2, so the bias is 1/2 − ln 2 = {number(bias)}; the "
+            "appendix says so in words.",
         ),
         Claim(
             _SOURCE,

@@ -38,8 +38,8 @@ def _printed(summary: Summary) -> Claim:
     printed, mended = summary["printed"]
     ratio, excess = summary["lemma"]
     return Claim(
-        "appendix, difference of the variances (line 1) and lemma on a_i",
-        "the printed expressions",
+        "appendix, proof of lemma 1, as printed",
+        "Var(BIS) − Var(FIS) as its first line has it, and Σ 1/a_i Σ a_j = N⁻² ΣΣ a_j / a_i",
         "printed − right value, relative to Var(BIS): the median of the problems, then the largest",
         (
             Evidence("Var(BIS) − Var(FIS)", printed, equal=True, tolerance=_ROUNDING),
@@ -124,6 +124,8 @@ def _ouis(summary: Summary) -> list[Claim]:
     above, below, beaten = (
         summary[f"ouis_{key}"] for key in ("above_fis", "below_fis", "above_optimum")
     )
+    half = len(summary["levels"]) // 2
+    middle = {name: summary["ratios"][name]["optimum / OUIS"][half] for name in names}
     _, fis, ouis, best = summary["example"]
     why = (
         "The proof minimises the variance of each action apart. But one draw has one action: the "
@@ -139,7 +141,11 @@ def _ouis(summary: Summary) -> list[Claim]:
             "example Var(optimum) − Var(OUIS)",
             (
                 *(
-                    Evidence(f"{n} rewards" if n == "all" else n, -s)
+                    Evidence(
+                        f"{n} rewards" if n == "all" else n,
+                        -s,
+                        note=f"the median of Var(optimum) / Var(OUIS) is {middle[n]:.3g}",
+                    )
                     for n, s in zip(names, beaten, strict=True)
                 ),
                 Evidence("example of two actions", best - ouis),

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import threading
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -46,8 +47,8 @@ class Study(ABC):
     """An experiment: many independent runs, and what follows from them.
 
     A subclass is a frozen dataclass whose fields are its settings; it is sent to the workers, so
-    its module is imported there. Only `run` is worth time: the rest may be done again from its
-    arrays, and `claims`, `table` and `picture` from the summary in the JSON file.
+    its module is imported there. Only `run` may take time: the rest is done again from its arrays
+    when a command is given again. `claims`, `table` and `picture` get the summary as plain data.
     """
 
     name: ClassVar[str]
@@ -102,7 +103,7 @@ def conduct(
     if count < 1 or workers < 1 or seed < 0:
         raise ValueError(f"{runs=}, {workers=}, {seed=}: give at least 1, 1 and 0")
     data = collect(study, out, runs=count, seed=seed, workers=workers, progress=progress)
-    summary = plain(study.summarise(data))
+    summary = plain(study.summarise(data), missing=math.nan)
     picture = _draw(study, summary, out)
     result = {
         "study": study.name,
@@ -111,7 +112,7 @@ def conduct(
         "seed": seed,
         "version": ope_gym.__version__,
         "settings": plain(dataclasses.asdict(study)),
-        "summary": summary,
+        "summary": plain(summary),
         "table": study.table(summary),
         "claims": [plain(claim.to_dict()) for claim in study.claims(summary)],
         "picture": picture,
@@ -223,7 +224,8 @@ def read_chunks(folder: Path, runs: int) -> dict[Span, Runs]:
         start, stop = (int(part) for part in path.stem.split("-"))
         if start < reached or start >= runs:
             continue
-        with suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as file:
+        damage = (ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
+        with suppress(*damage), path.open("rb") as raw, np.load(raw) as file:
             data = {name: file[name] for name in file.files}
             if data and all(len(array) == stop - start for array in data.values()):
                 reached = min(stop, runs)
@@ -271,12 +273,12 @@ def _draw(study: Study, summary: Summary, out: Path) -> str | None:
     return name
 
 
-def plain(value: Any) -> Any:
-    """Arrays as lists, numpy numbers as Python's; what is not finite becomes None."""
+def plain(value: Any, missing: float | None = None) -> Any:
+    """Arrays as lists, numpy numbers as Python's, `missing` for what is not finite."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, missing) for key, item in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, missing) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return missing if isinstance(value, float) and not math.isfinite(value) else value

@@ -60,8 +60,11 @@ def read_results(out: Path) -> list[dict[str, Any]]:
 def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> str:
     """The page."""
     verdicts = Counter(claim["verdict"] for result in results for claim in result["claims"])
-    count = ", ".join(f"{verdicts[v]} {v}" for v in (HOLDS, FAILS, UNDECIDED) if verdicts[v])
-    parts = [_HEAD, f"Of {verdicts.total()} claims: {count}."]
+    parts = [
+        _HEAD,
+        f"Of {verdicts.total()} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, "
+        f"{verdicts[UNDECIDED]} are undecided.",
+    ]
     for result in results:
         parts.append(f"**{result['title']}**\n\n{claims_table(result['claims'])}")
     parts += [study_section(result, links.get(result["study"])) for result in results]

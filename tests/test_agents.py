@@ -311,10 +311,10 @@ class TestSoftmaxLinear:
     def test_learns_acrobot(self) -> None:
         envs = make_vector("Acrobot-v1", 20)
         agent = SoftmaxLinearAgent(6, 3)
-        rng = train(envs, agent, 5, seed=0)
+        rng = train(envs, agent, 3, seed=0)
         returns = play(envs, agent.policy, rng).returns()
-        # the uniform policy has about -499
-        assert returns.mean() - 4 * returns.std(ddof=1) / np.sqrt(len(returns)) > -250
+        # the uniform policy has about -499; one of the first 20 episodes must reach the goal
+        assert returns.mean() - 4 * returns.std(ddof=1) / np.sqrt(len(returns)) > -400
 
 
 def measure(

@@ -198,4 +198,6 @@ if __name__ == "__main__":
                     row += [best - blackjack.value(greedy(agent))]
                     row += [best - blackjack.value(agent.policy)]
             table.append(row)
-        print(schedule.__name__, np.mean(table, axis=0).round(4), np.std(table, axis=0).round(4))
+        print(schedule.__name__, "after 300, 1000, 5000, 20000 episodes: greedy, as it acts")
+        print(np.mean(table, axis=0).reshape(-1, 2).round(4).tolist())
+        print("deviations", np.std(table, axis=0).reshape(-1, 2).round(4).tolist())

@@ -10,7 +10,7 @@ import pytest
 from agents import Power
 from agents.power import fit_sigmoid
 from ope_gym.policies import LinearSigmoid, Uniform
-from ope_gym.trajectories import Trajectories
+from ope_gym.trajectories import Schedule, Trajectories
 from tests.test_agents import make_vector, one_step, play, train
 
 
@@ -100,9 +100,9 @@ class TestLikelihoodStep:
         np.testing.assert_allclose(first.theta, second.theta, rtol=1e-12)
 
     def test_nothing_to_learn_from_returns_of_zero(self) -> None:
-        agent = Power(1)
-        agent.learn(one_step([1, 1], [0.0, 0.0]))
-        assert agent.theta[0] == 0
+        for agent in (Power(1), Power(1, exploration="parameters")):
+            agent.learn(one_step([1, 1], [0.0, 0.0], policy=linear(1.0)))
+            assert agent.theta[0] == 0
 
     def test_negative_returns_are_refused(self) -> None:
         with pytest.raises(ValueError, match=r"episode 1 has the return -2.*add a constant"):
@@ -152,6 +152,23 @@ class TestParameterStep:
         agent = Power(1, exploration="parameters")
         with pytest.raises(ValueError, match=r"policy 0 is Uniform.* not a perturbed"):
             agent.learn(one_step([1], [1.0]))
+
+    def test_refuses_a_policy_that_changes_inside_an_episode(self) -> None:
+        episodes = Trajectories.from_arrays(
+            np.ones((3, 1)),
+            [0, 1, 0],
+            [2.0, 6.0, 0.5],
+            np.full(3, -1.0),
+            offsets=[0, 1, 3],
+            policies=[linear(1.0), linear(2.0)],
+            policy_ids=[0, 0, 1],
+            start_clock=[0, 1],
+            schedules=[Schedule(np.array([0, 2]), np.array([0, 1], dtype=np.int32))],
+            schedule_ids=0,
+            terminated=True,
+        )
+        with pytest.raises(ValueError, match="episode 1, step 1: the policy changes"):
+            Power(1, exploration="parameters").learn(episodes)
 
     def test_an_update_that_fails_changes_nothing(self) -> None:
         agent = Power(1, exploration="parameters")

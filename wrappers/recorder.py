@@ -56,7 +56,6 @@ class Recorder:
         self._writer: storage.BlockWriter | None = None
         self._written = [0, 0]  # policies and changes that the file has
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
-        self._waiting_steps = 0
         self._draining = False
         self._warned = False
 
@@ -115,7 +114,7 @@ class Recorder:
         raise NotImplementedError
 
     def _forget(self) -> None:
-        self._waiting, self._waiting_steps = [], 0
+        self._waiting = []
 
     def drain(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.

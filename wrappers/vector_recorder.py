@@ -13,7 +13,7 @@ from wrappers.finished import Finished
 from wrappers.recorder import Recorder
 from wrappers.rows import Rows
 
-_WAITING_STEPS = 8192  # steps of finished episodes that go to the buffer together
+_WAITING_ROWS = 8192  # after about so many rows finished episodes go to the buffer together
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -42,6 +42,8 @@ class VectorRecorder(Recorder):
         self._start = np.zeros(num_envs, dtype=np.int64)
         self._number = np.zeros(num_envs, dtype=np.int64)
         self._numbered = 0
+        self._patience = max(_WAITING_ROWS // num_envs, 1)  # vector steps between two drains
+        self._due = self._patience
         self._fresh = _NONE  # sub-envs about to take the first step of a recorded episode
 
     def under_way(self) -> NDArray[np.bool_]:
@@ -54,7 +56,6 @@ class VectorRecorder(Recorder):
         They have numbers now, but these are not taken before the step: a reset that is followed by
         another one begins no episode.
         """
-        self.held_out[envs] = False
         if self.quota is not None:
             envs = envs[self.quota[envs] > 0]
         self._open[envs] = True
@@ -91,17 +92,15 @@ class VectorRecorder(Recorder):
         (envs,) = (done & self._open).nonzero()
         if not len(envs):
             return
-        start = self._start[envs]
-        length = self.rows.clock - start
-        labels = (terminations[envs], truncations[envs], self.held_out[envs], self._number[envs])
+        labels = (self._start[envs], terminations[envs], truncations[envs], self._number[envs])
+        self._waiting.append((envs, self.rows.clock, self.held_out[envs], *labels))
         self._open[envs] = False
-        self._waiting.append((envs, start, length, *labels))
-        self._waiting_steps += int(length.sum())
         self.finished_episodes += len(envs)
 
     def drain_if_due(self) -> None:
         """With a file at once: a crash cannot wait."""
-        if self._waiting and (self.path is not None or self._waiting_steps >= _WAITING_STEPS):
+        if self._waiting and (self.path is not None or self.rows.clock >= self._due):
+            self._due = self.rows.clock + self._patience
             self.drain()
 
     def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
@@ -117,9 +116,12 @@ class VectorRecorder(Recorder):
     # held out, number.
 
     def _batch(self) -> NDArray[np.int64]:
-        columns = zip(*self._waiting, strict=True)
-        table = [np.concatenate(column, dtype=np.int64) for column in columns]
-        return np.stack(table, axis=1) if table else np.empty((0, 7), dtype=np.int64)
+        if not self._waiting:
+            return np.empty((0, 7), dtype=np.int64)
+        envs, ends, held_out, start, *ended, number = zip(*self._waiting, strict=True)
+        columns = [np.concatenate(x) for x in (envs, start, start, *ended, held_out, number)]
+        columns[2] = np.repeat(ends, [len(x) for x in envs]) - columns[1]
+        return np.stack(columns, axis=1)
 
     def _n_steps(self, batch: NDArray[np.int64]) -> int:
         return int(batch[:, 2].sum())

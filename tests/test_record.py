@@ -1,0 +1,653 @@
+"""Recording a single environment."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import ResetNeeded
+from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+
+import wrappers.record
+from ope_gym import trees
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.policies import LinearSigmoid, Uniform
+from ope_gym.trajectories import PropensityMismatch, Trajectories
+from ope_gym.trees import Tree
+from tests.scripted_envs import BOX, Constant, ScriptedEnv, reused, script
+from wrappers import RecordTrajectories
+
+EPISODES = script("..T", "C", ".B")
+SIGMOID = LinearSigmoid(np.array([0.1, -0.2, 0.3]), 0.05)
+
+
+def recorder(env: gym.Env[Any, Any] | None = None, **settings: Any) -> RecordTrajectories:
+    """A recorder that follows a policy; of the usual script, if no environment is given."""
+    recording = RecordTrajectories(ScriptedEnv(EPISODES) if env is None else env, **settings)
+    recording.follow(SIGMOID)
+    return recording
+
+
+def play(
+    env: RecordTrajectories,
+    episodes: int,
+    log_prob: Callable[[int], SupportsFloat | None] | None = None,
+) -> None:
+    """Whole episodes; action and log-probability of a step depend on the clock alone."""
+    for _ in range(episodes):
+        env.reset()
+        over = False
+        while not over:
+            t = env.clock
+            given = None if log_prob is None else log_prob(t)
+            _, _, terminated, truncated, _ = env.step(t % 2, given)
+            over = terminated or truncated
+
+
+def seen(who: float, *steps: tuple[int, int]) -> NDArray[np.float32]:
+    return np.array([(who, episode, step) for episode, step in steps], dtype=np.float32)
+
+
+# What is recorded -----------------------------------------------------------------------------
+
+
+def test_every_column() -> None:
+    env = recorder()
+    play(env, 3)
+    data = env.buffer.view()
+    expected = seen(0, (0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
+    assert_array_equal(data.observations, expected)
+    assert data.observations.dtype == np.float32
+    assert_array_equal(data.actions, [0, 1, 0, 1, 0, 1])
+    assert_array_equal(data.rewards, [1, 2, 3, 1, 1, 2])
+    assert_array_equal(data.offsets, [0, 3, 4, 6])
+    assert_array_equal(data.terminated, [True, False, True])
+    assert_array_equal(data.truncated, [False, True, True])  # the last one is both
+    assert_array_equal(data.held_out, [False] * 3)
+    assert_array_equal(data.start_clock, [0, 3, 4])
+    assert_array_equal(data.schedule_ids, [-1] * 3)
+    assert_array_equal(data.policy_ids, [0] * 6)
+    assert_array_equal(data.log_probs, SIGMOID.log_prob(expected, data.actions))
+    assert data.policies == (SIGMOID,)
+    assert data.observation_space == BOX
+    assert data.action_space == spaces.Discrete(2)
+    data.audit()
+
+
+@pytest.mark.parametrize("made", [None, 7])
+def test_the_time_limit_is_the_horizon(made: int | None) -> None:
+    env = recorder(gym.make("CartPole-v1", max_episode_steps=made))
+    assert env.buffer.horizon == (500 if made is None else made)
+    assert recorder().buffer.horizon is None
+
+
+def test_arrays_that_the_environment_or_the_loop_overwrites() -> None:
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    env = RecordTrajectories(ScriptedEnv(EPISODES, action_space=space, observe=reused()))
+    env.follow(Constant())
+    action = np.zeros(2, dtype=np.float32)
+    observation, _ = env.reset()
+    for t in range(3):
+        action[:] = t / 10
+        observation, *_ = env.step(action)
+        observation[:] = -1
+        action[:] = -1
+    data = env.buffer.view()
+    # the loop's own changes of the array are the loop's; what the env gave is what counts
+    assert_array_equal(data.observations, seen(0, (0, 0), (0, 1), (0, 2)))
+    assert_array_equal(data.actions, np.array([[0, 0], [0.1, 0.1], [0.2, 0.2]], dtype=np.float32))
+
+
+def test_observations_of_changing_dtype_and_shape() -> None:
+    def observe(who: int, episode: int, step: int) -> Any:
+        if episode == 1 and step == 1:
+            return np.zeros((3, 1))
+        return np.array([who, episode, step + 0.5 if step else 0])  # integers at first
+
+    env = recorder(ScriptedEnv(script("..T", "..T", "..T"), observe=observe))
+    play(env, 3)
+    with pytest.raises(ValueError, match="the episode was dropped, not recorded"):
+        len(env.buffer)
+    assert (env.dropped_episodes, env.dropped_steps) == (1, 3)
+    expected = [[0, 0, 0], [0, 0, 1.5], [0, 0, 2.5], [0, 2, 0], [0, 2, 1.5], [0, 2, 2.5]]
+    assert_array_equal(env.buffer.view().observations, expected)
+
+
+def test_a_buffer_in_hand_sees_what_comes_later() -> None:
+    env = recorder()
+    buffer = env.buffer
+    for n in range(1, 5):
+        play(env, 1)
+        assert len(buffer) == n
+        assert len(buffer.view()) == n
+    play(env, 1)
+    env.reset()
+    env.step(0)
+    assert len(buffer) == 5  # the open episode goes on where it was
+    buffer.clear()
+    env.step(0)
+    assert_array_equal(buffer.view().observations, seen(0, (5, 0), (5, 1)))
+
+
+def test_a_buffer_takes_episodes_from_elsewhere_too() -> None:
+    env, other = recorder(), recorder()
+    play(other, 2)
+    play(env, 1)
+    env.buffer.extend(other.buffer)
+    play(env, 1)
+    assert_array_equal(env.buffer.view().lengths, [3, 3, 1, 1])
+
+
+def test_many_episodes() -> None:
+    env = recorder(ScriptedEnv(script("." * 99 + "T", "." * 6 + "C")))
+    play(env, 200)  # the buffer takes them several times on the way
+    data = env.buffer.view()
+    assert_array_equal(data.lengths, [100, 7] * 100)
+    assert_array_equal(data.observations[:, 1], np.repeat(np.arange(200), data.lengths))
+    assert_array_equal(data.observations[:, 2], data.steps)
+    assert_array_equal(data.start_clock, data.offsets[:-1])
+    data.audit(1e-12)
+
+
+def test_large_observations_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers.record, "_WAITING_BYTES", 40)  # an observation has 12
+    env = recorder()
+    play(env, 3)
+    assert TrajectoryBuffer.__len__(env.buffer) > 0
+    assert_array_equal(env.buffer.view().lengths, [3, 1, 2])
+
+
+EXOTIC: dict[str, tuple[gym.Space[Any], Callable[[int], Any]]] = {
+    "Discrete": (spaces.Discrete(9, start=-4), lambda t: t - 4),
+    "MultiDiscrete": (spaces.MultiDiscrete([9, 9]), lambda t: np.array([t, 8 - t])),
+    "MultiBinary": (spaces.MultiBinary(3), lambda t: np.array([t % 2, 1, 0], dtype=np.int8)),
+    "image": (spaces.Box(0, 255, (4, 4, 3), np.uint8), lambda t: np.full((4, 4, 3), t, np.uint8)),
+    "Tuple": (
+        spaces.Tuple([spaces.Discrete(9), spaces.Box(0, 9, (2,), np.float64)]),
+        lambda t: (t, np.array([t, t + 0.5])),
+    ),
+    "Dict": (
+        spaces.Dict(b=spaces.Discrete(9), a=spaces.Dict(word=spaces.Text(9))),
+        lambda t: {"b": np.int64(t), "a": {"word": "x" * (t + 1)}},
+    ),
+    "Text": (spaces.Text(9), lambda t: "y" * (t + 1)),
+    "Sequence": (
+        spaces.Sequence(spaces.Discrete(9)),
+        lambda t: tuple(np.int64(i) for i in range(t)),
+    ),
+    "Graph": (
+        spaces.Graph(spaces.Box(0, 9, (1,), np.float32), None),
+        lambda t: spaces.GraphInstance(np.full((t + 1, 1), t, np.float32), None, None),
+    ),
+    "OneOf": (
+        spaces.OneOf([spaces.Discrete(9), spaces.Text(9)]),
+        lambda t: (np.int64(0), np.int64(t)) if t % 2 else (np.int64(1), "z" * (t + 1)),
+    ),
+}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two elements of a space are equal, whatever they are made of."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a is b or bool(np.all(a == b))
+
+
+def row(tree: Tree, i: int) -> Any:
+    return trees.map_leaves(lambda leaf: leaf[i], tree)
+
+
+@pytest.mark.parametrize("name", EXOTIC)
+def test_any_space(name: str, tmp_path: Path) -> None:
+    space, element = EXOTIC[name]
+    env = RecordTrajectories(
+        ScriptedEnv(
+            script("...T", "C"),
+            observation_space=space,
+            action_space=space,
+            observe=lambda who, episode, step: element(step),
+        ),
+        path=tmp_path / "episodes",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the policy's class is not registered
+        env.follow(Constant())
+    env.reset()
+    for t in range(4):
+        assert space.contains(element(t + 4))
+        env.step(element(t + 4))
+    env.close()
+    for data in (env.buffer.view(), Trajectories.load(tmp_path / "episodes")):
+        assert len(data) == 1
+        for t in range(4):
+            assert same(row(data.observations, t), element(t)), t
+            assert same(row(data.actions, t), element(t + 4)), t
+
+
+# Probabilities --------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Asked:
+    """A policy that counts the batches it is asked about."""
+
+    batches: list[int] = field(default_factory=list)
+
+    def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+        self.batches.append(len(actions))
+        return np.full(len(actions), -0.7)
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> Any:
+        raise NotImplementedError
+
+
+def test_the_policy_is_asked_in_batches() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    policy = Asked()
+    env.follow(policy)
+    play(env, 3)
+    assert len(env.buffer) == 3
+    assert policy.batches == [6]
+
+
+def test_given_log_probs_are_kept_as_they_are() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.follow(Constant(-0.5))
+    play(env, 3, lambda t: None if t in (1, 3) else np.float32(-0.5 + 1e-5 * t))
+    expected = [-0.5 if t in (1, 3) else float(np.float32(-0.5 + 1e-5 * t)) for t in range(6)]
+    assert_array_equal(env.buffer.view().log_probs, expected)
+
+
+def test_a_mismatch_is_raised_at_the_end_of_its_episode() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.follow(Constant(-0.5))
+    play(env, 1, lambda t: -0.5)
+    env.reset()
+    with pytest.raises(PropensityMismatch) as caught:
+        env.step(0, -0.6)
+    message = str(caught.value)
+    for part in ("episode 1, step 0", "-0.6", "-0.5", "policy 0, Constant", "1 of 1 steps"):
+        assert part in message
+    assert "dropped, not recorded" in message
+    assert (caught.value.episode, caught.value.step) == (1, 0)
+    assert (env.dropped_episodes, env.dropped_steps) == (1, 1)
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+    play(env, 1, lambda t: -0.5)  # life goes on
+    assert_array_equal(env.buffer.view().lengths, [3, 2])
+    assert_array_equal(env.buffer.view().start_clock, [0, 4])
+
+
+def test_a_mismatch_leaves_waiting_episodes_alone() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.follow(Constant(-0.5))
+    play(env, 2)  # these wait
+    with pytest.raises(PropensityMismatch, match=r"episode 2, step 1: .*1 of 2 steps"):
+        play(env, 1, lambda t: -0.5 if t == 4 else -0.8)
+    assert_array_equal(env.buffer.view().lengths, [3, 1])
+
+
+def test_without_an_audit_the_loop_is_believed() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES), audit=False)
+    policy = Asked()
+    env.follow(policy)
+    play(env, 1, lambda t: -0.1 * (t + 1))
+    assert_array_equal(env.buffer.view().log_probs, [-0.1, -0.2, -0.1 * 3])
+    assert policy.batches == []
+    with pytest.raises(PropensityMismatch):
+        env.buffer.audit()
+
+
+def test_an_action_of_probability_zero() -> None:
+    @dataclass(frozen=True)
+    class Never(Constant):
+        def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+            return np.where(observations[:, 1] + observations[:, 2] == 2, -np.inf, -0.5)
+
+    env = RecordTrajectories(ScriptedEnv(script("..T", "T", "T", "..T")))
+    env.follow(Never())
+    play(env, 4)
+    with pytest.raises(ValueError, match=r"episode 0, step 2: log_probs is -inf.*was dropped"):
+        env.buffer.view()
+    # of the others nothing is lost; they are raised once
+    assert_array_equal(env.buffer.view().observations[:, 1], [1, 3, 3, 3])
+    assert (env.dropped_episodes, env.dropped_steps) == (2, 4)
+
+
+def test_a_policy_that_answers_nonsense() -> None:
+    @dataclass(frozen=True)
+    class Scalar(Constant):
+        def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+            return np.zeros((len(actions), 1))
+
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.follow(Scalar())
+    play(env, 1)
+    with pytest.raises(ValueError, match=r"policy 0: log_prob gave shape \(3, 1\)"):
+        env.buffer.view()
+
+
+def test_a_reward_that_is_no_number() -> None:
+    class Broken(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return (observation, math.nan if self._episode == 1 else np.float32(reward), *rest)
+
+    env = recorder(Broken(EPISODES))
+    play(env, 3)
+    with pytest.raises(ValueError, match=r"rewards is nan.*was dropped, not recorded"):
+        env.buffer.view()
+    assert_array_equal(env.buffer.view().rewards, [1, 2, 3, 1, 2])
+
+
+# Who acts -------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_changes_between_episodes() -> None:
+    env = recorder()
+    play(env, 1)
+    assert env.follow(Constant()) == 1
+    play(env, 1)
+    assert env.follow(SIGMOID) == 0  # an equal policy is the same
+    env.reset()
+    assert env.follow(Constant()) == 1  # nobody has acted yet
+    for t in range(2):
+        env.step(t)
+    data = env.buffer.view()
+    assert_array_equal(data.policy_ids, [0, 0, 0, 1, 1, 1])
+    assert_array_equal(data.schedule_ids, [-1, -1, -1])
+    assert data.schedules == ()
+
+
+def test_a_policy_that_changes_inside_an_episode() -> None:
+    env = recorder()
+    play(env, 2)  # they ended before the change, and have the schedule all the same
+    env.reset()  # clock 4
+    env.step(0)
+    assert env.follow(Constant(-0.25)) == 1
+    env.step(1)
+    data = env.buffer.view()
+    assert_array_equal(data.policy_ids, [0, 0, 0, 0, 0, 1])
+    assert_array_equal(data.schedule_ids, [0, 0, 0])
+    assert_array_equal(data.start_clock, [0, 3, 4])
+    assert_array_equal(data.schedules[0].clocks, [0, 5])
+    assert_array_equal(data.schedules[0].policies, [0, 1])
+    assert data.log_probs[-1] == -0.25
+    data.audit(1e-12)
+
+
+def test_nobody_acts_unknown() -> None:
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"call follow\(policy\) before the first step"):
+        env.step(0)
+    env.follow(SIGMOID)  # after the reset is early enough
+    for t in range(3):
+        env.step(t % 2)
+    assert len(env.buffer) == 1
+    with pytest.raises(TypeError, match="log_prob and sample"):
+        env.follow("a policy")  # type: ignore[arg-type]
+
+
+# Held out -------------------------------------------------------------------------------------
+
+
+def held_out_by_definition(n: int, share: float) -> list[bool]:
+    return [math.floor((i + 1) * share) > math.floor(i * share) for i in range(n)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.7, 1.0])
+def test_the_number_of_an_episode_decides(share: float) -> None:
+    env = recorder(held_out=share)
+    told = []
+    for _ in range(40):
+        env.reset()
+        env.reset()  # begins no episode of its own
+        told.append(env.held_out)
+        while not any(env.step(0)[2:4]):
+            assert env.held_out == told[-1]
+        assert env.held_out == told[-1]  # until the reset it is the last one
+    assert told == held_out_by_definition(40, share)
+    assert_array_equal(env.buffer.view().held_out, told)
+    assert sum(told) == math.floor(40 * share)
+
+
+def test_dropped_episodes_keep_their_number() -> None:
+    env = recorder(ScriptedEnv(script("..T")), held_out=0.5)
+    play(env, 1)
+    env.reset()
+    assert env.held_out
+    env.step(0)
+    env.abandon()
+    env.reset()
+    assert not env.held_out
+    play(env, 2)
+    assert_array_equal(env.buffer.view().held_out, [False, False, True])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan])
+def test_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(ValueError, match=f"held_out={share}"):
+        recorder(held_out=share)
+
+
+# The same run with and without ----------------------------------------------------------------
+
+
+def run(env: gym.Env[Any, Any], log_prob: float | None = None) -> list[Any]:
+    """Everything that a seeded run gives, and the state of the random numbers at its end."""
+    given = {} if log_prob is None else {"log_prob": log_prob}
+    found: list[Any] = [env.reset(seed=3)]
+    rng = np.random.default_rng(4)
+    for i in range(300):
+        found.append(env.step(int(rng.integers(2)), **given))
+        if found[-1][2] or found[-1][3]:
+            found.append(env.reset(options={"low": -0.01, "high": 0.01} if i % 2 else None))
+    found.append((env.unwrapped.np_random.bit_generator.state, {}))
+    return found
+
+
+@pytest.mark.parametrize("log_prob", [None, math.log(0.5)])
+def test_transparent(log_prob: float | None, tmp_path: Path) -> None:
+    bare = run(gym.make("CartPole-v1"))
+    env = RecordTrajectories(gym.make("CartPole-v1"), held_out=0.3, path=tmp_path / "episodes")
+    env.follow(Uniform(2))
+    recorded = run(env, log_prob)
+    assert len(bare) == len(recorded)
+    for a, b in zip(bare, recorded, strict=True):
+        assert pickle.dumps(a) == pickle.dumps(b)
+    rewards = np.concatenate([[x[1] for x in bare if len(x) == 5]])
+    env.close()
+    data = env.buffer.view()
+    assert_array_equal(data.rewards, rewards[: data.n_steps])
+
+
+def test_seeds_and_options_reach_the_environment_as_they_are() -> None:
+    inner = ScriptedEnv(EPISODES)
+    env = recorder(inner)
+    options = {"a": 1}
+    env.reset()
+    env.reset(seed=5, options=options)
+    assert inner.resets == [(None, None), (5, options)]
+    assert inner.resets[1][1] is options
+
+
+# Unfinished episodes and errors ---------------------------------------------------------------
+
+
+def test_a_reset_in_the_middle_warns_once_and_counts() -> None:
+    env = recorder()
+    env.reset()
+    env.step(0)
+    env.step(0)
+    with pytest.warns(UserWarning, match="1 unfinished episode.* of 2 steps") as caught:
+        env.reset()
+    assert caught[0].filename == __file__
+    while not any(env.step(0)[2:4]):
+        pass
+    env.reset()
+    env.step(0)
+    env.reset()  # the script says two steps: this one is unfinished, too, and nobody warns
+    assert (env.dropped_episodes, env.dropped_steps) == (2, 3)
+    assert_array_equal(env.buffer.view().start_clock, [2])
+    assert_array_equal(env.buffer.view().truncated, [True])
+
+
+def test_step_only_between_reset_and_end() -> None:
+    env = recorder()
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+    play(env, 1)
+    with pytest.raises(ResetNeeded, match="call reset"):
+        env.step(0)
+    assert env.clock == 3
+    env.reset()
+
+
+def test_an_environment_that_raises_leaves_the_buffer_whole() -> None:
+    env = recorder(ScriptedEnv(script("..T", "...T", ".T"), broken_at=(1, 1)))
+    play(env, 1)
+    env.reset()
+    env.step(0)
+    with pytest.raises(OSError, match="gone"):
+        env.step(1)
+    assert len(env.buffer) == 1
+    # as in the bare environment, the loop may try again; what comes of it is not recorded
+    assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
+    assert (env.dropped_episodes, env.dropped_steps) == (1, 1)
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+    play(env, 1)
+    data = env.buffer.view()
+    assert_array_equal(data.lengths, [3, 2])
+    assert_array_equal(data.start_clock, [0, 7])
+    assert_array_equal(data.observations[3:, 1], [2, 2])
+
+
+def test_a_reset_that_raises() -> None:
+    class Once(ScriptedEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if options == "fail":
+                raise OSError("gone")
+            return super().reset(seed=seed, options=options)
+
+    env = recorder(Once(EPISODES))
+    env.reset()
+    env.step(0)
+    with pytest.warns(UserWarning, match="unfinished"), pytest.raises(OSError, match="gone"):
+        env.reset(options="fail")  # type: ignore[arg-type]
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+    play(env, 1)
+    assert len(env.buffer) == 1
+
+
+def test_a_log_prob_that_is_no_number_drops_the_step_with_its_episode() -> None:
+    env = recorder()
+    env.reset()
+    env.step(0)
+    with pytest.raises(TypeError):
+        env.step(0, ())  # type: ignore[arg-type]
+    env.step(0)
+    assert len(env.buffer) == 0
+    assert env.dropped_steps == 1
+
+
+def test_an_interrupt_while_episodes_are_taken_in_loses_nothing() -> None:
+    @dataclass(eq=False)
+    class Interrupted(Asked):
+        def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+            if not self.batches:
+                self.batches.append(0)
+                raise KeyboardInterrupt
+            return super().log_prob(observations, actions)
+
+    env = RecordTrajectories(ScriptedEnv(EPISODES))
+    env.follow(Interrupted())
+    play(env, 3)
+    with pytest.raises(KeyboardInterrupt):
+        env.buffer.view()
+    assert_array_equal(env.buffer.view().lengths, [3, 1, 2])
+
+
+# Gymnasium's rules ----------------------------------------------------------------------------
+
+
+def test_rebuilt_from_its_spec(tmp_path: Path) -> None:
+    env = RecordTrajectories(
+        gym.make("CartPole-v1"), held_out=0.25, path=tmp_path / "episodes", audit=False
+    )
+    spec = env.spec
+    assert spec is not None
+    (wrapper,) = (w for w in spec.additional_wrappers if w.name == "RecordTrajectories")
+    path = str(tmp_path / "episodes")
+    assert wrapper.kwargs == {"held_out": 0.25, "path": path, "audit": False}
+    for again in (spec, EnvSpec.from_json(spec.to_json())):
+        rebuilt = gym.make(again)
+        assert isinstance(rebuilt, RecordTrajectories)
+        assert rebuilt.spec == spec
+        rebuilt.follow(Uniform(2))
+        with pytest.raises(RuntimeError, match="open in another writer"):
+            env.follow(Uniform(2))
+        play(rebuilt, 4)
+        assert rebuilt.buffer.view().held_out.sum() == 1
+        rebuilt.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_copies_go_their_own_way(duplicate: Callable[[Any], Any], tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = RecordTrajectories(gym.make("CartPole-v1"), path=path)
+    env.follow(Uniform(2))
+    play(env, 2)
+    env.reset(seed=1)
+    env.step(1)
+    other = duplicate(env)
+    lengths = []
+    for each in (env, other):
+        while not any(each.step(1)[2:4]):
+            pass
+        each.close()  # the file has one writer at a time
+        lengths.append(each.buffer.view().lengths)
+    assert len(lengths[0]) == 3
+    assert_array_equal(lengths[0], lengths[1])
+    assert_array_equal(Trajectories.load(path).lengths, [*lengths[0], lengths[0][-1]])
+
+
+def test_a_buffer_can_be_pickled_by_itself() -> None:
+    env = recorder()
+    play(env, 2)
+    buffer = pickle.loads(pickle.dumps(env.buffer))
+    play(env, 1)
+    assert (len(buffer), len(env.buffer)) == (2, 3)
+
+
+def test_close_as_often_as_you_like(tmp_path: Path) -> None:
+    for path in (None, tmp_path / "episodes"):
+        env = recorder(ScriptedEnv(script("..T")), path=path)
+        play(env, 1)
+        env.reset()
+        env.step(0)
+        env.close()
+        env.close()
+        assert len(env.buffer) == 1
+        assert env.dropped_episodes == 1
+
+
+def test_a_vector_env_belongs_into_the_other_wrapper() -> None:
+    with pytest.raises(TypeError, match=r"wrappers\.vector\.RecordTrajectories"):
+        RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]
