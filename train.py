@@ -1,9 +1,9 @@
 """Train an agent, keep what every policy recorded, and evaluate the final policy from it.
 
-examples:
+Examples:
   python train.py --env CartPole-v1
-      PoWER, 10 policies of 30 episodes each; half of the episodes are held out from the learner,
-      and the final policy is evaluated from those
+      PoWER, 10 policies; each plays 30 episodes for the learner and 30 that are held out, and the
+      final policy is evaluated from those
   python train.py --env Blackjack-v1 --rollouts 500
       epsilon-greedy Monte-Carlo control
   python train.py --env Acrobot-v1 --iterations 20 --policies 10
@@ -46,11 +46,12 @@ class Args:
 
     env: str = option("CartPole-v1", "Gymnasium id of the environment")
     policies: int = option(10, "how many of the last policies leave data for the evaluation")
-    rollouts: int = option(30, "episodes recorded with each policy")
+    rollouts: int = option(30, "episodes of each policy that the learner sees")
     iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
     held_out: float = option(
-        0.5, "share of the episodes kept from the learner; the evaluation uses these alone. With 0 "
-        "it uses the episodes the target was trained on, and is optimistic",
+        0.5, "share of the recorded episodes that the learner does not see, on top of --rollouts; "
+        "the evaluation uses these alone. With 0 it uses the episodes the target was trained on, "
+        "and is optimistic",
     )  # fmt: skip
     seed: int = option(0, "same seed, same numbers")
     gamma: float = option(1.0, "discount of the evaluated return")
@@ -59,19 +60,24 @@ class Args:
     )
     level: float = option(0.95, "confidence level of the intervals")
     interval: str = option("ess-t", "kind of interval: ess-t, percentile, bca")
-    truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with; 0: none")
+    truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with")
     vector_envs: int | None = option(
         None, "environments stepped side by side (default: one an episode, at most 64)", type=int
     )
-    logdir: Path = option(Path("runs"), "folder of TensorBoard runs")
-    save: Path | None = option(None, "also save all recorded episodes to this file", type=Path)
-    json: Path | None = option(None, "also write the evaluation to this file", type=Path)
+    logdir: str = option("runs", "folder of TensorBoard runs")
+    save: str | None = option(None, "also save all recorded episodes to this file")
+    json: str | None = option(None, "also write the evaluation to this file")
     quiet: bool = option(False, "no progress bars")
 
     @property
     def updates(self) -> int:
         """Updates of the agent."""
         return self.policies if self.iterations is None else self.iterations
+
+    @property
+    def recorded(self) -> int:
+        """Episodes recorded with each policy."""
+        return max(round(self.rollouts / (1.0 - self.held_out)), self.rollouts)
 
 
 def parse(arguments: list[str] | None = None) -> Args:
@@ -135,7 +141,7 @@ class Run:
     def iterate(self) -> float:
         """Record with the current policy, learn from it; the mean return."""
         first = len(self.env.buffer)
-        collect(self.env, self.agent.policy, self.args.rollouts, self.rng, seed=self.seed())
+        collect(self.env, self.agent.policy, self.args.recorded, self.rng, seed=self.seed())
         fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
         self.agent.learn(fresh.select(held_out=False))
         self.done += 1
@@ -221,9 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     from ope_gym.tensorboard import EvaluationWriter
 
-    logdir = args.logdir / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
+    logdir = Path(args.logdir) / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
     logdir.mkdir(parents=True, exist_ok=True)
-    env = make_env(args, args.rollouts, held_out=args.held_out, path=logdir / "episodes.ope")
+    env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     truth = None
     with EvaluationWriter(logdir) as writer:
@@ -231,6 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
             train(run, writer)
         except KeyboardInterrupt:
             print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
+        env.follow(agent.policy)  # so that the file holds the policy that is evaluated
         if args.save:
             env.buffer.save(args.save)
         if not len(run.data()):

@@ -168,7 +168,7 @@ def fit_sigmoid(
     """argmax_θ of Σ w log π_θ(a|x) - ridge·‖θ‖²/2 by Newton's method, w scaled to mean 1.
 
     The objective is concave, strictly so thanks to the ridge; a step that does not raise it is
-    halved. From a start nearby about five iterations suffice.
+    halved. On CartPole-v1 three or four iterations suffice.
 
     Args:
         x: (S, d).

@@ -10,6 +10,7 @@ import numpy as np
 from ope_gym.weights import FloatArray, IntArray
 
 GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
+AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 _CALIBRATION = 4.0  # |Z| beyond which a policy's recorded propensities are called wrong
 
 
@@ -142,6 +143,9 @@ def judge(
 ) -> Verdict:
     """The verdict: green for ESS >= 40 and no share above 5 %, red below ESS 10.
 
+    A mean weight well below 1 makes it amber, then red: the part of the target that no episode
+    shows is missing from plain estimates, and guessed by normalised ones.
+
     Args:
         diagnostics: of the estimate.
         value: the estimate; NaN if the weights do not support one.
@@ -170,6 +174,11 @@ def judge(
         red.append("one trajectory per behaviour: their spread cannot be known")
     if d.max_share > GREEN_SHARE and trajectories > 1 and not red:
         amber.append(f"one episode holds {d.max_share:.0%} of the weight")
+    if np.isfinite(value) and d.uncovered > AMBER_MISSING and trajectories > 1:
+        (red if d.uncovered > RED_MISSING else amber).append(
+            f"the mean weight is {d.mean_weight:.2f} instead of 1: the data miss much of what the "
+            "target does"
+        )
     if d.support_violations:
         amber.append(
             f"at {d.support_violations} visited steps the target may act as the data never could"

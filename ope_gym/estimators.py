@@ -43,8 +43,9 @@ ESTIMATORS: dict[str, Composition] = {
     ),
     "NBIS": Composition("basic", normalised=True, use="only logged propensities at hand"),
     "NBCIS": Composition("basic", True, True, use="the same, when a few weights dominate"),
-    "FIS": Composition(
-        "fused", use="unbiased for policies fixed in advance; never noisier than BIS"
+    "FIS": Composition(  # with rewards of both signs over several steps BIS can vary less
+        "fused",
+        use="unbiased for policies fixed in advance; for rewards of one sign never noisier than BIS",
     ),
     "FCIS": Composition("fused", capped=True, use="FIS when a few weights dominate"),
     "NFIS": Composition("fused", normalised=True, use="the first choice of this table"),

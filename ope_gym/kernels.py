@@ -368,17 +368,20 @@ def column_sums(
         ended: (2, T + 1) added to: sum w, sum w^2 of the last weights of trajectories of length t.
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
+    weight = np.empty(scale.size)
     for i in range(begin, end):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
-        total = 0.0
         for t in range(length):
             v = min(log_w[start + t], log_cap) - scale[t]
-            w = _exp(v) if v > -708.0 else 0.0
-            paid = w * rewards[start + t]
+            weight[t] = _exp(v) if v > -708.0 else 0.0
+        for t in range(length):
+            w = weight[t]
             sums[0, t] += w
             sums[1, t] += w * w
-            sums[2, t] += paid
-            total += pay[t] * paid
+            sums[2, t] += w * rewards[start + t]
+        total = 0.0
+        for t in range(length):  # a loop that writes too would add up in an order that depends on
+            total += pay[t] * (weight[t] * rewards[start + t])  # where the arrays lie in memory
         psi[i] = total
         v = min(log_w[start + length - 1], log_cap) - gone[length]
         w = _exp(v) if v > -708.0 else 0.0

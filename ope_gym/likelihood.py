@@ -18,6 +18,7 @@ from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray, IntArray
 
 _ROWS = 1 << 15  # steps evaluated at once
+_ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
 
 
@@ -257,9 +258,11 @@ def check_propensities(
                     gap = trees.take(seen, np.flatnonzero(missing))
                     uncovered += _uncovered(data, behaviours, gap, target_probs[mine][missing])
     support = {"basic": own_only, "fused": uncovered, "optimal": uncovered} if finite else {}
+    acted = np.bincount(data.policy_ids, minlength=size)
+    flat = variance <= acted * _ROUNDING**2  # uniform, deterministic: rounding is all there is
+    exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
     with np.errstate(divide="ignore", invalid="ignore"):
-        exact = np.abs(surprise) <= 1e-8  # deterministic policies: no spread, no surprise
-        z = np.where((variance == 0) & exact, 0.0, surprise / np.sqrt(variance))
+        z = np.where(exact, 0.0, surprise / np.sqrt(variance))
     z[~np.isin(np.arange(size), data.policy_ids)] = np.nan
     return PropensityReport(z, support)
 

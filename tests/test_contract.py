@@ -284,6 +284,18 @@ def test_block_size_and_threads_do_not_matter(
         assert_same(run()[1], other)  # the number of threads never matters
 
 
+def test_it_does_not_matter_where_arrays_lie_in_memory() -> None:
+    """Vectorised sums may depend on it: the same data must give the same bits, run after run."""
+    data = heavy(12, spread=0.02)
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(60):
+        elsewhere = [np.empty(rng.integers(1, 3000)) for _ in range(10)]
+        got = evaluate_log_probs(*[column.copy() for column in data], estimators=["OUIS", "NFIS"])
+        seen.add(tuple(e.influence.tobytes() for e in got.values()))
+        del elsewhere
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("behaviours", [1, 2, 3, 4, 5, 7, 8, 9])
 def test_weights_across_hundreds_of_decades_agree_with_the_reference(behaviours: int) -> None:
     """Any number of behaviours, prefixes so far apart that no common scale holds them."""

@@ -130,11 +130,8 @@ class Recorder:
             batch = self._batch()
             if not len(batch):
                 return
-            error: Exception | None = None
-            try:
-                taken = [self._take(self._columns(batch))]
-            except Exception:
-                taken, error = self._one_by_one(batch)
+            taken: list[Trajectories] = []
+            error = self._take_in(batch, taken)
             self._forget()
             self._write(taken)
             if error is not None:
@@ -146,20 +143,23 @@ class Recorder:
         finally:
             self._draining = False
 
-    def _one_by_one(self, batch: Any) -> tuple[list[Trajectories], Exception | None]:
-        taken: list[Trajectories] = []
-        first: Exception | None = None
-        for i in range(len(batch)):
-            try:
-                taken.append(self._take(self._columns(batch[i : i + 1])))
-            except Exception as error:
-                self.count_dropped(1, self._n_steps(batch[i : i + 1]), warn=False)
-                if first is None:
-                    first = error
-                    if type(error) is ValueError:
-                        first = ValueError(f"{error}; the episode was dropped, not recorded")
-                        first.__cause__ = error
-        return taken, first
+    def _take_in(self, batch: Any, taken: list[Trajectories]) -> Exception | None:
+        """All episodes at once; if that fails, half of them and the other half. The first error."""
+        try:
+            taken.append(self._take(self._columns(batch)))
+            return None
+        except Exception as error:
+            if len(batch) == 1:
+                self.count_dropped(1, self._n_steps(batch), warn=False)
+                if type(error) is not ValueError:
+                    return error
+                explained = ValueError(f"{error}; the episode was dropped, not recorded")
+                explained.__cause__ = error
+                return explained
+        half = len(batch) // 2
+        first = self._take_in(batch[:half], taken)
+        second = self._take_in(batch[half:], taken)
+        return second if first is None else first
 
     def _take(self, finished: Finished) -> Trajectories:
         ids = self._policy_ids(finished)

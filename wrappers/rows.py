@@ -62,6 +62,10 @@ class Rows:
         self.clock = 0
         self._spaces = (observation_space, action_space)
         self._simple = tuple(map(spaces.is_column, self._spaces))  # the usual case, made fast
+        self._shapes = [
+            [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
+            for space in self._spaces
+        ]
         self._num_envs = num_envs
         self._base = 0
         self._carried = 0
@@ -88,12 +92,12 @@ class Rows:
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
             self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
             self._rewards = np.empty(self._capacity)
-        self._put(self._seen, leaves, "observations")
+        self._put(self._seen, leaves, 0)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """What it chooses, and how likely that was."""
         leaves = [np.asarray(actions)] if self._simple[1] else flatten(self._spaces[1], actions)
-        self._put(self._chosen, leaves, "actions")
+        self._put(self._chosen, leaves, 1)
         here = slice(self._at, self._at + self._num_envs)
         if self._ever_given:
             self._given[here] = log_prob is not None
@@ -116,22 +120,21 @@ class Rows:
         self._at += self._num_envs
         self.clock += 1
 
-    def _put(self, columns: list[NDArray[Any]], leaves: list[NDArray[Any]], name: str) -> None:
+    def _put(self, columns: list[NDArray[Any]], leaves: list[NDArray[Any]], what: int) -> None:
         n = self._num_envs
+        for leaf, shape in zip(leaves, self._shapes[what], strict=True):
+            if leaf.shape != shape:
+                name = ("observations", "actions")[what]
+                raise ValueError(
+                    f"{name} has shape {leaf.shape}, expected {shape}: a row for each sub-env, as "
+                    f"in {self._spaces[what]}"
+                )
         if not columns:
-            if any(leaf.shape[:1] != (n,) for leaf in leaves):
-                shapes = [leaf.shape for leaf in leaves]
-                raise ValueError(f"{name} has shape {shapes}, expected ({n}, ...): a row a sub-env")
             columns += [np.empty((self._capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
         for i, leaf in enumerate(leaves):
-            column = columns[i]
-            if leaf.shape != (n, *column.shape[1:]):
-                raise ValueError(
-                    f"{name} has shape {leaf.shape}, expected {(n, *column.shape[1:])} as before"
-                )
-            if leaf.dtype != column.dtype:  # never lose digits of what the policy saw
-                column = columns[i] = column.astype(np.promote_types(column.dtype, leaf.dtype))
-            column[self._at : self._at + n] = leaf
+            if leaf.dtype != columns[i].dtype:  # never lose digits of what the policy saw
+                columns[i] = columns[i].astype(np.promote_types(columns[i].dtype, leaf.dtype))
+            columns[i][self._at : self._at + n] = leaf
 
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]

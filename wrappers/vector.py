@@ -127,11 +127,11 @@ class RecordTrajectories(
             mask = np.array(options["reset_mask"])  # now, because the environment may take it out
         try:
             observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+            self._recorder.drop(mask, warn=True)
+            self._recorder.rows.see(observations)
         except BaseException:
             self._go_astray()
             raise
-        self._recorder.drop(mask, warn=True)
-        self._recorder.rows.see(observations)
         self._recorder.begin(np.flatnonzero(mask))
         self._ended &= ~mask
         self._astray &= ~mask
@@ -155,12 +155,12 @@ class RecordTrajectories(
         recorder.act(actions, log_prob)
         try:
             result = self.env.step(actions)
+            observations, rewards, terminations, truncations, _ = result
+            done = np.logical_or(terminations, truncations)
+            recorder.advance(observations, rewards, terminations, truncations, done)
         except BaseException:
             self._go_astray()
             raise
-        observations, rewards, terminations, truncations, _ = result
-        done = terminations | truncations
-        recorder.advance(observations, rewards, terminations, truncations, done)
         if self._mode is not AutoresetMode.DISABLED:
             was_reset = done if self._mode is AutoresetMode.SAME_STEP else self._ended
             if self._any_astray:

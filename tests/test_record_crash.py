@@ -1,0 +1,223 @@
+"""What reaches the file, and what is left of it when the process is killed."""
+
+from __future__ import annotations
+
+import errno
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import wrappers
+import wrappers.vector
+from ope_gym import storage
+from ope_gym.policies import LinearSigmoid, Uniform
+from ope_gym.trajectories import Trajectories
+from tests.scripted_envs import Constant, ScriptedEnv, script
+from tests.test_record import play
+
+ROOT = Path(__file__).parents[1]
+SUB_ENVS = 8
+
+
+def recorder(kind: str, path: Path | None) -> Any:
+    if kind == "single":
+        env = gym.make("CartPole-v1")
+        return wrappers.RecordTrajectories(env, held_out=0.25, path=path)
+    envs = gym.make_vec("CartPole-v1", SUB_ENVS)
+    return wrappers.vector.RecordTrajectories(envs, held_out=0.25, path=path)
+
+
+def endless(env: Any) -> Iterator[int]:
+    """A run without end, always the same; says after every step how many episodes have ended."""
+    single = isinstance(env, wrappers.RecordTrajectories)
+    rng = np.random.default_rng(0)
+    env.reset(seed=1)
+    ended = 0
+    for i in range(10**9):
+        if i % 50 == 0:  # in the middle of episodes, too
+            env.follow(LinearSigmoid(np.full(4, 0.01 * (i // 50))))
+        actions = rng.integers(2, size=SUB_ENVS)
+        *_, terminated, truncated, _ = env.step(int(actions[0]) if single else actions)
+        over = int(np.sum(np.logical_or(terminated, truncated)))
+        ended += over
+        if single and over:
+            env.reset()
+        yield ended
+
+
+def announce(kind: str, path: str) -> None:
+    """The process that will be killed."""
+    for ended in endless(recorder(kind, Path(path))):
+        print(ended, flush=True)
+
+
+def announced_by_the_killed(kind: str, path: Path, seconds: float) -> int:
+    code = "import sys; from tests.test_record_crash import announce; announce(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, kind, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(seconds)
+        process.kill()
+        lines = [first, *process.stdout.read().splitlines(keepends=True)]
+    assert process.returncode == -signal.SIGKILL
+    return int([line for line in lines if line.endswith(b"\n")][-1])
+
+
+def load_quietly(path: Path) -> Trajectories:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
+        return Trajectories.load(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    moments = random.Random(kind)
+    runs: list[int] = []  # episodes of each, as recovered
+    for _ in range(2):  # the second goes on in the file that the first has left
+        announced = announced_by_the_killed(kind, path, moments.uniform(0.0, 0.3))
+        recovered = len(load_quietly(path)) - sum(runs)
+        # only what ended in the very step that was not announced any more may be on top
+        assert announced <= recovered <= announced + (1 if kind == "single" else SUB_ENVS)
+        runs.append(recovered)
+    data = load_quietly(path)
+    env = recorder(kind, None)
+    for ended in endless(env):
+        if ended >= max(runs):
+            break
+    expected = env.buffer.view()
+    for first, n in zip((0, runs[0]), runs, strict=True):
+        part, whole = (
+            data.select(episodes=slice(first, first + n)),
+            expected.select(episodes=slice(n)),
+        )
+        # the last digit of a probability depends on how many rows a policy is asked about
+        assert_allclose(part.log_probs, whole.log_probs, rtol=1e-14)
+        for name in ("observations", "actions", "rewards", "offsets", "terminated", "truncated",
+                     "held_out", "start_clock"):  # fmt: skip
+            assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
+    data.audit(1e-12)
+    # what is in the file can be continued without end
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
+        env = recorder(kind, path)
+        for ended in endless(env):
+            if ended:
+                break
+    env.close()
+    assert len(Trajectories.load(path)) == sum(runs) + ended
+
+
+def scripted(path: Path | str, *episodes: str) -> wrappers.RecordTrajectories:
+    env = wrappers.RecordTrajectories(ScriptedEnv(script(*(episodes or ("..T",)))), path=path)
+    env.follow(Uniform(2))
+    return env
+
+
+def test_each_episode_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    assert len(Trajectories.load(path)) == 0
+    for n in range(1, 4):
+        play(env, 1)
+        assert len(Trajectories.load(path)) == n
+    env.reset()
+    env.step(0)
+    env.follow(LinearSigmoid(np.zeros(3)))
+    env.step(0)
+    env.step(0)
+    data = Trajectories.load(path)
+    assert_array_equal(data.policy_ids[-3:], [0, 1, 1])
+    assert_array_equal(data.schedules[0].clocks, [0, 10])
+    assert_array_equal(data.schedule_ids, [0] * 4)
+    env.close()
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100])
+def test_a_cut_file_is_continued(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    play(env, 3)
+    env.close()
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.warns(UserWarning, match="ended inside its last block"):
+        env = scripted(path)
+    play(env, 2)
+    env.close()
+    data = Trajectories.load(path)
+    assert_array_equal(data.lengths, [3] * 4)
+    assert data.policies == (Uniform(2),)
+
+
+def test_two_writers(tmp_path: Path) -> None:
+    env = scripted(tmp_path / "episodes")
+    with pytest.raises(RuntimeError, match="open in another writer"):
+        scripted(tmp_path / "episodes")
+    env.close()
+    scripted(tmp_path / "episodes").close()
+
+
+def test_a_file_of_another_environment(tmp_path: Path) -> None:
+    scripted(tmp_path / "episodes").close()
+    env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=tmp_path / "episodes")
+    with pytest.raises(ValueError, match="holds episodes of another environment"):
+        env.follow(Uniform(2))
+
+
+def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("three years")
+    with pytest.raises(storage.DamagedFileError, match="not an ope_gym file"):
+        scripted(tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "three years"
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="its folder does not exist"):
+        scripted(tmp_path / "no" / "episodes")
+
+
+def test_a_file_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = scripted("episodes")
+    play(env, 1)
+    env.close()
+    assert len(Trajectories.load("episodes")) == 1
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = scripted(tmp_path / "episodes")
+    play(env, 1)
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(storage, "_write_all", fail)
+        with pytest.raises(OSError, match=r"No space left.*are in the buffer, but not in the file"):
+            play(env, 1)
+    play(env, 1)
+    env.close()
+    assert len(env.buffer) == 3
+    assert len(Trajectories.load(tmp_path / "episodes")) == 2
+
+
+def test_a_policy_that_no_file_can_hold(tmp_path: Path) -> None:
+    env = wrappers.RecordTrajectories(ScriptedEnv(script("T")), path=tmp_path / "episodes")
+    with pytest.warns(UserWarning, match="Constant is not registered"):
+        env.follow(Constant())
+    play(env, 1)
+    env.close()
+    assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, [-0.5])
