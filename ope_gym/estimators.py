@@ -43,10 +43,8 @@ ESTIMATORS: dict[str, Composition] = {
     ),
     "NBIS": Composition("basic", normalised=True, use="only logged propensities at hand"),
     "NBCIS": Composition("basic", True, True, use="the same, when a few weights dominate"),
-    "FIS": Composition(  # with rewards of both signs over several steps BIS can vary less
-        "fused",
-        use="unbiased for policies fixed in advance; for rewards of one sign never noisier than BIS",
-    ),
+    # never noisier than BIS for one step or rewards of one sign, but not in general
+    "FIS": Composition("fused", use="unbiased for policies fixed in advance"),
     "FCIS": Composition("fused", capped=True, use="FIS when a few weights dominate"),
     "NFIS": Composition("fused", normalised=True, use="the first choice of this table"),
     "NFCIS": Composition("fused", True, True, use="NFIS when a few weights dominate"),

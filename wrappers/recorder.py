@@ -151,9 +151,10 @@ class Recorder:
         except Exception as error:
             if len(batch) == 1:
                 self.count_dropped(1, self._n_steps(batch), warn=False)
-                if type(error) is not ValueError:
+                if isinstance(error, PropensityMismatch):  # it says so itself
                     return error
-                explained = ValueError(f"{error}; the episode was dropped, not recorded")
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                explained = kind(f"{error}; the episode was dropped, not recorded")
                 explained.__cause__ = error
                 return explained
         half = len(batch) // 2
@@ -184,12 +185,12 @@ class Recorder:
 
     def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """(S,) what the acting policies say; each is asked once."""
-        found = np.empty(len(ids))
+        found, policies = np.empty(len(ids)), self.buffer.policies
         alone = ids.min() == ids.max()
         for k in ids[:1] if alone else np.unique(ids):
             rows = slice(None) if alone else np.flatnonzero(ids == k)
             seen = trees.take(finished.observations, rows)
-            answer = self.buffer.policies[k].log_prob(seen, trees.take(finished.actions, rows))
+            answer = policies[k].log_prob(seen, trees.take(finished.actions, rows))
             if np.shape(answer) != found[rows].shape:
                 raise ValueError(
                     f"policy {k}: log_prob gave shape {np.shape(answer)}, expected one number for "

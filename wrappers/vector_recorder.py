@@ -57,6 +57,7 @@ class VectorRecorder(Recorder):
         another one begins no episode.
         """
         if self.quota is not None:
+            self.held_out[envs] = False
             envs = envs[self.quota[envs] > 0]
         self._open[envs] = True
         self._start[envs] = self.rows.clock
