@@ -59,7 +59,9 @@ class Args:
         None, f"which ones (default: all): {', '.join(ope_gym.ESTIMATORS)}", nargs="+", type=str
     )
     level: float = option(0.95, "confidence level of the intervals")
-    interval: str = option("ess-t", "kind of interval: ess-t, percentile, bca")
+    interval: str = option(
+        "ess-t", "kind of interval: ess-t, percentile, bca", choices=("ess-t", "percentile", "bca")
+    )
     truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with")
     vector_envs: int | None = option(
         None, "environments stepped side by side (default: one an episode, at most 64)", type=int
@@ -104,6 +106,10 @@ def parse(arguments: list[str] | None = None) -> Args:
             parser.error(f"--{name.replace('_', '-')} must be at least {low}")
     if not 0.0 <= args.held_out < 1.0:
         parser.error(f"--held-out is {args.held_out}; give a share within [0, 1)")
+    if not 0.0 <= args.gamma <= 1.0:
+        parser.error(f"--gamma is {args.gamma}; a discount lies within [0, 1]")
+    if not 0.0 < args.level < 1.0:
+        parser.error(f"--level is {args.level}; give a confidence within (0, 1), such as 0.95")
     unknown = [name for name in args.estimators or () if name not in ope_gym.ESTIMATORS]
     if unknown:
         parser.error(f"--estimators {unknown[0]}: known are {', '.join(ope_gym.ESTIMATORS)}")

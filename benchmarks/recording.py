@@ -1,20 +1,23 @@
-"""What recording costs: the time of a run beside that of the bare environment.
+"""What recording costs: the CPU time of a run beside that of the bare environment.
 
     python benchmarks/recording.py [--repetitions 20]
 
 Every repetition runs all contenders one after the other, so that a busy machine is busy for all of
-them. Shown are medians over the repetitions of the ratio to the bare environment in the same
-repetition, and what that adds to a step. Ours includes putting all
-episodes into the buffer.
+them. Shown are medians over the repetitions: the ratio to the bare environment of the same
+repetition, and what that adds to a step. Actions are uniformly random. Ours includes asking the
+policy for their probabilities and putting all episodes into the buffer.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
+import importlib
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,11 +25,12 @@ import numpy as np
 
 import wrappers
 import wrappers.vector
-from ope_gym.policies import LinearSigmoid
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
-POLICY = LinearSigmoid([0.0, 0.0, 0.0, 0.0])
+UNIFORM = Uniform(2)
+SIGMOID = LinearSigmoid(np.zeros(4))  # the same, but it has to look at the observations
 LOG_HALF = float(np.log(0.5))
-Run = Callable[[], None]
+Run = Callable[[], object]
 
 
 class NullEnv(gym.Env[Any, Any]):
@@ -64,43 +68,43 @@ def play_vector(env: Any, actions: list[Any], **given: Any) -> None:
         env.step(action, **given)
 
 
-def recorded(env: Any, run: Callable[..., None], actions: list[Any], **given: Any) -> Run:
-    env.follow(POLICY)
+def recorded(
+    env: Any, play: Callable[..., None], actions: list[Any], policy: Policy = UNIFORM, **given: Any
+) -> Run:
+    env.follow(policy)
 
-    def once() -> None:
+    def run() -> None:
         env.abandon()
-        run(env, actions, **given)
+        play(env, actions, **given)
         env.buffer.clear()  # takes in what has not been taken in yet, then forgets it
 
-    return once
+    return run
 
 
-def collected(env: Any, actions: list[int]) -> Run:
-    """Minari's collector; it is emptied after each run, which is not timed away: it is cheap."""
-    import minari  # noqa: PLC0415
-
-    collector = minari.DataCollector(env)
-
-    def once() -> None:
-        play(collector, actions)
-        collector._reset_storage() if hasattr(collector, "_reset_storage") else None
-
-    return once
+def by_minari(env: gym.Env[Any, Any], actions: list[int]) -> dict[str, Run]:
+    """Minari's collector, which writes to a temporary file, if it is installed."""
+    try:
+        collector = importlib.import_module("minari").DataCollector(env)
+    except ImportError as error:
+        print(f"(left out: Minari's DataCollector, {error})")
+        return {}
+    return {"Minari DataCollector": lambda: play(collector, actions)}
 
 
-def single(make: Callable[[], gym.Env[Any, Any]], steps: int) -> dict[str, Run]:
+def single(make: Callable[[], gym.Env[Any, Any]], steps: int, folder: Path) -> dict[str, Run]:
     actions = np.random.default_rng(0).integers(2, size=steps).tolist()
-    bare, counted, to_minari = make(), gym.wrappers.RecordEpisodeStatistics(make()), make()
+    bare, counted = make(), gym.wrappers.RecordEpisodeStatistics(make())
     record = wrappers.RecordTrajectories
-    runs: dict[str, Run] = {
+    path = Path(tempfile.mkdtemp(dir=folder)) / "episodes"
+    return {
         "bare": lambda: play(bare, actions),
         "RecordEpisodeStatistics": lambda: play(counted, actions),
         "RecordTrajectories": recorded(record(make()), play, actions),
+        "  a linear-sigmoid policy": recorded(record(make()), play, actions, SIGMOID),
         "  log_prob given, audited": recorded(record(make()), play, actions, log_prob=LOG_HALF),
+        "  each episode to a file": recorded(record(make(), path=path), play, actions),
+        **by_minari(make(), actions),
     }
-    if importlib.util.find_spec("minari"):
-        runs["Minari DataCollector"] = collected(to_minari, actions)
-    return runs
 
 
 def vector(num_envs: int, steps: int) -> dict[str, Run]:
@@ -109,12 +113,12 @@ def vector(num_envs: int, steps: int) -> dict[str, Run]:
 
     actions = list(np.random.default_rng(0).integers(2, size=(steps, num_envs)))
     bare, counted = make(), gym.wrappers.vector.RecordEpisodeStatistics(make())
-    record = wrappers.vector.RecordTrajectories
-    given = np.full(num_envs, LOG_HALF)
+    record, given = wrappers.vector.RecordTrajectories, np.full(num_envs, LOG_HALF)
     return {
         "bare": lambda: play_vector(bare, actions),
         "RecordEpisodeStatistics": lambda: play_vector(counted, actions),
         "RecordTrajectories": recorded(record(make()), play_vector, actions),
+        "  a linear-sigmoid policy": recorded(record(make()), play_vector, actions, SIGMOID),
         "  log_prob given, audited": recorded(record(make()), play_vector, actions, log_prob=given),
     }
 
@@ -128,7 +132,7 @@ def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> N
             if repetition:  # the first is a rehearsal
                 seconds[name].append(time.process_time() - start)
     bare = np.array(seconds["bare"])
-    print(f"\n{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")
+    print(f"{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")
     for name, values in seconds.items():
         taken = np.array(values)
         ratio, added = np.median(taken / bare), np.median(taken - bare) / steps * 1e6
@@ -136,16 +140,18 @@ def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=20)
     n = parser.parse_args().repetitions
-    warnings.simplefilter("ignore")
-    if importlib.util.find_spec("minari") is None:
-        print("Minari is not installed here: its DataCollector is left out")
-    compare("CartPole-v1", single(lambda: gym.make("CartPole-v1"), 5_000), 5_000, n)
-    compare("null env", single(NullEnv, 20_000), 20_000, n)
-    compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
-    compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # runs end in the middle of episodes
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cart_pole = single(lambda: gym.make("CartPole-v1"), 4_000, folder)
+        compare("CartPole-v1", cart_pole, 4_000, n)
+        compare("an environment that does nothing", single(NullEnv, 10_000, folder), 10_000, n)
+        compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
+        compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)
 
 
 if __name__ == "__main__":

@@ -328,13 +328,14 @@ def test_a_mismatch_is_named_and_the_others_are_kept() -> None:
     env.close()
 
 
-def test_the_audit_does_not_wait_for_a_reader() -> None:
+def test_the_audit_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wrappers.vector_recorder._WAITING_ROWS", 100)
     env = RecordTrajectories(sync([script("T")] * 8, AutoresetMode.SAME_STEP))
     env.follow(Constant(-0.5))
     env.reset()
     with pytest.raises(PropensityMismatch, match=r"episode 8 \(sub-env 0\), step 0"):
-        drive(env, 1_200, log_prob=lambda t: np.full(8, -0.7 if t == 1 else -0.5))
-    assert env.clock < 1_200
+        drive(env, 100, log_prob=lambda t: np.full(8, -0.7 if t == 1 else -0.5))
+    assert env.clock < 100
     assert env.dropped_episodes == 8
     drive(env, 10)
     env.close()

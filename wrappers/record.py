@@ -291,8 +291,8 @@ class _EpisodeRecorder(Recorder):
         self.rows = (observations[n:], actions[n:], rewards[n:], given, dtype, shape)
         self._first, self._waiting = 0, []
 
-    def _n_steps(self, batch: list[Any]) -> int:
-        return sum(labels[0] for _, labels in batch)
+    def _size(self, batch: list[Any]) -> tuple[int, int]:
+        return len(batch), sum(labels[0] for _, labels in batch)
 
     def _columns(self, batch: list[Any]) -> Finished:
         table = np.array([labels for _, labels in batch], dtype=np.int64)

@@ -102,15 +102,19 @@ class Recorder:
     # Episodes that are -------------------------------------------------------------------
 
     def _batch(self) -> Any:
-        """All that wait, as a sequence of episodes."""
+        """All that wait."""
         return self._waiting
 
-    def _columns(self, batch: Any) -> Finished:
-        """A slice of `_batch` as columns."""
+    def _part(self, batch: Any, first: int, last: int) -> Any:
+        """The episodes first … last - 1 of a batch."""
+        return batch[first:last]
+
+    def _size(self, batch: Any) -> tuple[int, int]:
+        """How many episodes a batch has, and how many steps."""
         raise NotImplementedError
 
-    def _n_steps(self, batch: Any) -> int:
-        """How many steps a slice of `_batch` has."""
+    def _columns(self, batch: Any) -> Finished:
+        """A batch as columns."""
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -127,9 +131,9 @@ class Recorder:
         self._draining = True
         before = len(self.buffer)
         try:
-            batch = self._batch()
-            if not len(batch):
+            if not self._waiting:
                 return
+            batch = self._batch()
             taken: list[Trajectories] = []
             error = self._take_in(batch, taken)
             self._forget()
@@ -149,17 +153,18 @@ class Recorder:
             taken.append(self._take(self._columns(batch)))
             return None
         except Exception as error:
-            if len(batch) == 1:
-                self.count_dropped(1, self._n_steps(batch), warn=False)
+            episodes, steps = self._size(batch)
+            if episodes == 1:
+                self.count_dropped(1, steps, warn=False)
                 if isinstance(error, PropensityMismatch):  # it says so itself
                     return error
                 kind = ValueError if isinstance(error, ValueError) else RuntimeError
                 explained = kind(f"{error}; the episode was dropped, not recorded")
                 explained.__cause__ = error
                 return explained
-        half = len(batch) // 2
-        first = self._take_in(batch[:half], taken)
-        second = self._take_in(batch[half:], taken)
+        half = episodes // 2
+        first = self._take_in(self._part(batch, 0, half), taken)
+        second = self._take_in(self._part(batch, half, episodes), taken)
         return second if first is None else first
 
     def _take(self, finished: Finished) -> Trajectories:

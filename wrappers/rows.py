@@ -61,7 +61,7 @@ class Rows:
     def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
         self.clock = 0
         self._spaces = (observation_space, action_space)
-        self._simple = tuple(map(spaces.is_column, self._spaces))  # the usual case, made fast
+        self._simple = tuple(map(spaces.is_column, self._spaces))
         self._shapes = [
             [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
             for space in self._spaces
@@ -86,21 +86,24 @@ class Rows:
 
     def see(self, observations: Any) -> None:
         """What the policy sees at `clock`."""
-        simple = self._simple[0]
-        leaves = [np.asarray(observations)] if simple else flatten(self._spaces[0], observations)
         if not self._seen:
+            leaves = flatten(self._spaces[0], observations)
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
             self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
             self._rewards = np.empty(self._capacity)
-        self._put(self._seen, leaves, 0)
+        self._put(self._seen, observations, 0)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """What it chooses, and how likely that was."""
-        leaves = [np.asarray(actions)] if self._simple[1] else flatten(self._spaces[1], actions)
-        self._put(self._chosen, leaves, 1)
+        self._put(self._chosen, actions, 1)
+        if not self._ever_given and log_prob is None:
+            return
+        if not self._ever_given:
+            self._ever_given = True
+            self._log_probs = np.empty(self._capacity)
+            self._given = np.zeros(self._capacity, dtype=bool)
         here = slice(self._at, self._at + self._num_envs)
-        if self._ever_given:
-            self._given[here] = log_prob is not None
+        self._given[here] = log_prob is not None
         if log_prob is not None:
             given = np.asarray(log_prob, dtype=np.float64)
             if given.shape != (self._num_envs,):
@@ -108,11 +111,7 @@ class Rows:
                     f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number "
                     "for each sub-env"
                 )
-            if not self._ever_given:
-                self._ever_given = True
-                self._log_probs = np.empty(self._capacity)
-                self._given = np.zeros(self._capacity, dtype=bool)
-            self._log_probs[here], self._given[here] = given, True
+            self._log_probs[here] = given
 
     def advance(self, rewards: ArrayLike) -> None:
         """What it earned; the clock goes on."""
@@ -120,8 +119,14 @@ class Rows:
         self._at += self._num_envs
         self.clock += 1
 
-    def _put(self, columns: list[NDArray[Any]], leaves: list[NDArray[Any]], what: int) -> None:
-        n = self._num_envs
+    def _put(self, columns: list[NDArray[Any]], batch: Any, what: int) -> None:
+        first, last = self._at, self._at + self._num_envs
+        if self._simple[what] and columns:  # the usual case, in as few words as possible
+            array, column = np.asarray(batch), columns[0]
+            if array.dtype == column.dtype and array.shape == self._shapes[what][0]:
+                column[first:last] = array
+                return
+        leaves = flatten(self._spaces[what], batch)
         for leaf, shape in zip(leaves, self._shapes[what], strict=True):
             if leaf.shape != shape:
                 name = ("observations", "actions")[what]
@@ -134,7 +139,7 @@ class Rows:
         for i, leaf in enumerate(leaves):
             if leaf.dtype != columns[i].dtype:  # never lose digits of what the policy saw
                 columns[i] = columns[i].astype(np.promote_types(columns[i].dtype, leaf.dtype))
-            columns[i][self._at : self._at + n] = leaf
+            columns[i][first:last] = leaf
 
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -172,19 +177,21 @@ class Rows:
         # as much free room as carried rows, so that a row is moved about twice in its life
         self._capacity = max(self._capacity, 2 * kept + 4 * n)
 
-        def moved(column: NDArray[Any]) -> NDArray[Any]:
-            carried, current = column.take(rows, axis=0), column[self._at : self._at + n].copy()
+        def moved(column: NDArray[Any], last: int) -> NDArray[Any]:
+            carried = column[:last].take(rows, axis=0)
+            current = column[self._at : last].copy()
             if len(column) < self._capacity:
                 column = np.empty((self._capacity, *column.shape[1:]), dtype=column.dtype)
             column[:kept] = carried
-            column[kept : kept + n] = current
+            column[kept : kept + len(current)] = current
             return column
 
-        self._seen = [moved(column) for column in self._seen]
-        self._chosen = [moved(column) for column in self._chosen]
-        self._rewards = moved(self._rewards)
+        at = self._at  # rows from here on: the observation that waits for its action
+        self._seen = [moved(column, at + n) for column in self._seen]
+        self._chosen = [moved(column, at) for column in self._chosen]
+        self._rewards = moved(self._rewards, at)
         if self._ever_given:
-            self._log_probs, self._given = moved(self._log_probs), moved(self._given)
+            self._log_probs, self._given = moved(self._log_probs, at), moved(self._given, at)
         self._carried_at[envs] = np.cumsum(lengths) - lengths
         self._carried, self._base, self._at = kept, self.clock, kept
 

@@ -113,22 +113,25 @@ class VectorRecorder(Recorder):
         if lengths.any():
             self.count_dropped(int((lengths > 0).sum()), int(lengths.sum()), warn=warn)
 
-    # A waiting episode is a row: sub-env, clock at its start, length, terminated, truncated,
-    # held out, number.
+    # Of waiting episodes: sub-env, clock at the start, length, terminated, truncated, held out,
+    # number. An episode is a column.
 
     def _batch(self) -> NDArray[np.int64]:
-        if not self._waiting:
-            return np.empty((0, 7), dtype=np.int64)
         envs, ends, held_out, start, *ended, number = zip(*self._waiting, strict=True)
-        columns = [np.concatenate(x) for x in (envs, start, start, *ended, held_out, number)]
-        columns[2] = np.repeat(ends, [len(x) for x in envs]) - columns[1]
-        return np.stack(columns, axis=1)
+        table = np.array(
+            [np.concatenate(x) for x in (envs, start, start, *ended, held_out, number)]
+        )
+        table[2] = np.repeat(ends, [len(x) for x in envs]) - table[1]
+        return table
 
-    def _n_steps(self, batch: NDArray[np.int64]) -> int:
-        return int(batch[:, 2].sum())
+    def _part(self, batch: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+        return batch[:, first:last]
+
+    def _size(self, batch: NDArray[np.int64]) -> tuple[int, int]:
+        return batch.shape[1], int(batch[2].sum())
 
     def _columns(self, batch: NDArray[np.int64]) -> Finished:
-        envs, start, length, terminated, truncated, held_out, number = batch.T.copy()
+        envs, start, length, terminated, truncated, held_out, number = batch
         return Finished(
             *self.rows.read(envs, start, length),
             length,

@@ -1,0 +1,151 @@
+"""Errors of estimators over runs: mean square, bias, spread, and paired comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from studies.claims import Array, Evidence, number
+
+RESAMPLES = 4000
+LEVELS = (5.0, 50.0, 95.0)
+
+
+def streams(seed: np.random.SeedSequence, count: int) -> list[np.random.Generator]:
+    """Independent generators of one run; `seed` is left as it is, so the same ones come again."""
+    keys = [(*seed.spawn_key, stream) for stream in range(count)]
+    return [
+        np.random.default_rng(np.random.SeedSequence(seed.entropy, spawn_key=key)) for key in keys
+    ]
+
+
+def describe(errors: Array, noise: Array, covered: NDArray[np.bool_]) -> dict[str, Any]:
+    """What errors (R, E) of E estimators in R runs amount to.
+
+    Args:
+        errors: estimate − truth.
+        noise: (R,) variance of the truth in each run, which is no error of an estimator: it is
+            subtracted from mean squares and variances.
+        covered: (R, E) whether the interval of the estimate holds the truth.
+    """
+    runs = len(errors)
+    shares = _resample(runs)  # (B, R)
+    squares = errors**2 - noise[:, None]
+    mse = squares.mean(axis=0)
+    again = shares @ squares  # (B, E)
+    spread = errors.var(axis=0, ddof=1) - noise.mean() if runs > 1 else mse * math.nan
+    batches = np.stack([batch.mean(axis=0) for batch in np.split(squares, _cuts(runs))])
+    return {
+        "mse": mse,
+        "mse_error": standard_errors(squares),
+        "mse_percentiles": np.percentile(again, LEVELS, axis=0).T,  # (E, 3)
+        "rmse": root(mse),
+        "rmse_percentiles": root(np.percentile(again, LEVELS, axis=0).T),
+        "bias": errors.mean(axis=0),
+        "bias_error": standard_errors(errors),
+        "deviation": root(spread),
+        "median": np.median(np.abs(errors), axis=0),
+        "coverage": covered.mean(axis=0),
+        "largest_share": (errors**2).max(axis=0) / np.maximum((errors**2).sum(axis=0), 1e-300),
+        "batch_rmse": root(batches),  # (batches, E)
+        "batch_size": len(np.split(squares, _cuts(runs))[0]),
+        "pairs": _pairs(errors, squares, again),
+    }
+
+
+def _pairs(errors: Array, squares: Array, again: Array) -> dict[str, Array]:
+    """(E, E) each, of row against column: differences of MSE, log ratios of RMSE, shares of runs.
+
+    The standard error of a log ratio is that of a paired bootstrap: both MSEs are of the same
+    resampled runs.
+    """
+    log = 0.5 * _log(again)
+    ratio, mse = log[:, :, None] - log[:, None], squares.mean(axis=0)
+    difference = squares[:, :, None] - squares[:, None]
+    size = np.abs(errors)
+    alone = len(errors) < 2
+    return {
+        "difference": difference.mean(axis=0),
+        "difference_error": standard_errors(difference),
+        "log_ratio": 0.5 * (_log(mse)[:, None] - _log(mse)),
+        "log_ratio_error": ratio.mean(axis=0) * math.nan if alone else ratio.std(axis=0),
+        "larger": (size[:, :, None] > size[:, None]).mean(axis=0),
+    }
+
+
+def standard_errors(values: Array) -> Array:
+    """Of the means over the first axis; NaN for a single run."""
+    if len(values) < 2:
+        return np.full(values.shape[1:], math.nan)
+    return np.asarray(values.std(axis=0, ddof=1) / math.sqrt(len(values)))
+
+
+def root(values: Array) -> Array:
+    """√, NaN below 0: there the noise of the truth hides the error."""
+    return np.sqrt(np.where(values >= 0, values, math.nan))
+
+
+def larger_rmse(
+    where: str, found: dict[str, Any], names: Sequence[str], pairs: Sequence[tuple[str, str]]
+) -> tuple[Evidence, ...]:
+    """Evidence ln(RMSE(a) / RMSE(b)) > 0 of each pair (a, b).
+
+    The logarithm, since squares of heavy-tailed errors have no useful standard error of their own.
+    """
+    rows, made = found["pairs"], []
+    for a, b in pairs:
+        i, j = names.index(a), names.index(b)
+        note = (
+            f"RMSE {number(found['rmse'][i])} and {number(found['rmse'][j])}; the error of {a} is "
+            f"the larger one in {rows['larger'][i][j]:.0%} of the runs"
+        )
+        made.append(
+            Evidence(
+                f"{where}: {a} > {b}",
+                rows["log_ratio"][i][j],
+                rows["log_ratio_error"][i][j],
+                note=note,
+            )
+        )
+    return tuple(made)
+
+
+def larger_mse(
+    where: str, found: dict[str, Any], names: Sequence[str], pairs: Sequence[tuple[str, str]]
+) -> tuple[Evidence, ...]:
+    """Evidence MSE(a) − MSE(b) > 0 of each pair (a, b)."""
+    rows, made = found["pairs"], []
+    for a, b in pairs:
+        i, j = names.index(a), names.index(b)
+        note = f"{number(rows['difference'][i][j] / found['mse'][j] * 100, 2)} %"
+        made.append(
+            Evidence(
+                f"{where}: {a} > {b}",
+                rows["difference"][i][j],
+                rows["difference_error"][i][j],
+                note=note,
+            )
+        )
+    return tuple(made)
+
+
+def _resample(runs: int) -> Array:
+    """(B, R) share of each run in each bootstrap resample; always the same draws."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(runs, size=(RESAMPLES, runs)) + runs * np.arange(RESAMPLES)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=RESAMPLES * runs)
+    return counts.reshape(RESAMPLES, runs) / runs
+
+
+def _cuts(runs: int) -> NDArray[np.int64]:
+    """Where batches begin: as many as the paper's 400 runs if there are several, else eighths."""
+    size = 400 if runs >= 800 else max(runs // 8, 1)
+    return np.arange(size, runs - size + 1, size)
+
+
+def _log(values: Array) -> Array:
+    return np.log(np.where(values > 0, values, math.nan))

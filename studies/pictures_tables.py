@@ -1,0 +1,116 @@
+"""Pictures of tables 2 and 3: errors beside the paper's, biases, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from studies.claims_blackjack import PAPER as TABLE_3
+from studies.claims_cartpole import PAPER as TABLE_2
+from studies.frame import Summary
+from studies.pictures import BLACK, BLUE, GREEN, PINK, RED, dress, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def cartpole_figure(summary: Summary) -> Figure:
+    """RMSE beside the paper's, bias, and the RMSE of batches of runs."""
+    names, sources = summary["names"], summary["sources"]
+    figure = new_figure(13.5, 4.6)
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1.3, 1.1, 1.1])
+    for shift, (label, colour) in zip((0.0, 0.22), _SOURCE_COLOURS.items(), strict=True):
+        _dots(left, names, sources[label]["rmse_percentiles"], shift, colour, f"ours, {label}")
+        y = np.arange(len(names)) + shift
+        error = 3 * np.array(sources[label]["bias_error"], dtype=np.float64)
+        middle.errorbar(
+            sources[label]["bias"], y, xerr=error, fmt="o", ms=4, lw=1.3, color=colour, label=label
+        )
+    paper = [TABLE_2.get(name, (np.nan,) * 3) for name in names]
+    _dots(left, names, paper, -0.22, BLACK, "paper")
+    left.set_xscale("log")
+    left.set_title("RMSE, 5th to 95th percentile over runs", loc="left", fontsize=10)
+    dress(left, "RMSE", "")
+    middle.axvline(0.0, color=BLACK, lw=0.8)
+    middle.set_xscale("symlog", linthresh=10.0)
+    middle.set_title("Bias ± 3 standard errors", loc="left", fontsize=10)
+    dress(middle, "bias", "")
+    for ax in (left, middle):
+        ax.set_yticks(np.arange(len(names)), names)
+        ax.invert_yaxis()
+        ax.legend(fontsize=7, frameon=False, loc="lower right")
+    found = sources["fresh"]
+    batches = np.array(found["batch_rmse"], dtype=np.float64)
+    for name, colour in (("BIS", BLUE), ("BCIS", PINK), ("FIS", RED), ("NFIS", GREEN)):
+        at = np.arange(1, len(batches) + 1)
+        right.plot(at, batches[:, names.index(name)], "o-", color=colour, ms=4, lw=1, label=name)
+    right.set_yscale("log")
+    right.set_xticks(np.arange(1, len(batches) + 1))
+    right.legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
+    right.set_ylim(top=right.get_ylim()[1] * 1.6)
+    size = found["batch_size"]
+    right.set_title(f"RMSE by batches of {size} runs (fresh)", loc="left", fontsize=10)
+    dress(right, "batch", "RMSE")
+    figure.suptitle(f"{summary['env']}, {summary['runs']} runs", fontsize=11)
+    return figure
+
+
+_SOURCE_COLOURS = {"fresh": BLUE, "in-sample": RED}
+
+
+def _dots(
+    ax: Axes,
+    names: Sequence[str],
+    percentiles: Sequence[Sequence[float]],
+    shift: float,
+    colour: str,
+    label: str,
+) -> None:
+    """The 50th percentile as a dot, the 5th and 95th as the ends of a line."""
+    low, middle, high = np.array(percentiles, dtype=np.float64).T
+    y = np.arange(len(names)) + shift
+    ax.errorbar(
+        middle, y, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.3, color=colour,
+        label=label,
+    )  # fmt: skip
+
+
+def blackjack_figure(summary: Summary) -> Figure:
+    """MSE beside the paper's, and paired differences, for both schedules."""
+    names, schedules = summary["names"], summary["schedules"]
+    figure = new_figure(13.5, 4.4)
+    axes = figure.subplots(1, 3, width_ratios=[1, 1, 1.2])
+    for s, (ax, name) in enumerate(zip(axes, schedules, strict=False)):
+        _dots(ax, names, schedules[name]["mse_percentiles"], 0.12, BLUE, "ours")
+        _dots(ax, names, [TABLE_3[name][e] for e in names], -0.12, BLACK, "paper")
+        plain = summary["plain"][s]
+        label = f"{summary['games']:,} games of the target"
+        ax.axvline(plain, color=GREEN, lw=1, ls="--", label=label)
+        ax.set_xscale("log")
+        ax.set_yticks(np.arange(len(names)), names)
+        ax.invert_yaxis()
+        ax.set_title(f"MSE with {name}, 5th to 95th percentile", loc="left", fontsize=10)
+        ax.legend(fontsize=7, frameon=False, loc="lower center")
+        dress(ax, "MSE", "")
+    shown = [("BIS", "FIS"), ("FIS", "OUIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS"),
+             ("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NBIS")]  # fmt: skip
+    right = axes[2]
+    for shift, colour, (name, found) in zip(
+        (-0.1, 0.1), (BLUE, RED), schedules.items(), strict=True
+    ):
+        at = [(names.index(a), names.index(b)) for a, b in shown]
+        value = [1000 * found["pairs"]["difference"][i][j] for i, j in at]
+        error = [3000 * found["pairs"]["difference_error"][i][j] for i, j in at]
+        y = np.arange(len(shown)) + shift
+        right.errorbar(value, y, xerr=error, fmt="o", ms=4, lw=1.3, color=colour, label=name)
+    right.axvline(0.0, color=BLACK, lw=0.8)
+    right.set_yticks(np.arange(len(shown)), [f"{a} − {b}" for a, b in shown])
+    right.invert_yaxis()
+    right.legend(fontsize=7, frameon=False)
+    right.set_title("Differences of MSE ± 3 standard errors", loc="left", fontsize=10)
+    dress(right, "MSE − MSE, thousandths; the paper says: positive", "")
+    figure.suptitle(f"Blackjack-v1, {summary['runs']} runs", fontsize=11)
+    return figure

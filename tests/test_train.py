@@ -1,0 +1,215 @@
+"""train.py and `python -m ope_gym` as a user runs them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ope_gym
+import train
+from ope_gym.__main__ import main as command
+
+ROOT = Path(__file__).parent.parent
+
+
+def small(logdir: Path, *more: str) -> list[str]:
+    return [
+        "--policies", "3", "--rollouts", "6", "--truth-episodes", "20", "--quiet",
+        "--logdir", str(logdir), *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run on CartPole, with a saved file and JSON."""
+    folder = tmp_path_factory.mktemp("train")
+    files = ["--save", str(folder / "all.ope"), "--json", str(folder / "result.json")]
+    assert train.main(small(folder / "runs", "--seed", "3", *files)) == 0
+    return folder
+
+
+def test_table_says_regime_truth_and_where_things_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(small(tmp_path, "--estimators", "NFIS", "BIS")) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^NFIS .* (green|amber|red) .*se$", text, re.MULTILINE)
+    assert "data: held-out" in text
+    assert "off truth" in text
+    assert "fresh rollouts:" in text
+    assert "never saw these episodes" in text
+    assert f"tensorboard --logdir {tmp_path}" in text
+    assert "FIS, " not in text.split("verdict")[0]
+
+
+def test_without_held_out_episodes_the_result_is_called_optimistic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(small(tmp_path, "--held-out", "0", "--truth-episodes", "0")) == 0
+    text = capsys.readouterr().out
+    assert "In-sample" in text
+    assert "not held out" in text
+    assert "off truth" not in text
+
+
+def test_file_holds_all_episodes_and_the_target(finished: Path) -> None:
+    (recorded,) = finished.glob("runs/*/episodes.ope")
+    data = ope_gym.Trajectories.load(recorded)
+    saved = ope_gym.Trajectories.load(finished / "all.ope")
+    assert len(data) == len(saved) == 3 * 12
+    assert data.held_out.sum() == 3 * 6
+    assert len(data.policies) == 4  # the last one was evaluated and never acted
+    np.testing.assert_array_equal(data.rewards, saved.rewards)
+
+
+def test_saved_file_gives_the_same_evaluation(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = str(finished / "all.ope"), finished / "again.json"
+    assert command(["evaluate", path, "--held-out", "--json", str(out)]) == 0
+    assert "value of policy 3" in capsys.readouterr().out
+    again, first = (json.loads(p.read_text()) for p in (out, finished / "result.json"))
+    assert again["estimates"]["NFIS"]["value"] == first["estimates"]["NFIS"]["value"]
+    assert again["regime"] == first["regime"] == "held-out"
+
+
+def test_info_has_a_line_for_each_policy(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["info", str(finished / "all.ope")]) == 0
+    text = capsys.readouterr().out
+    assert "36 episodes" in text
+    assert "time limit 500" in text
+    assert re.search(r"^policy 0: 12 episodes, mean return .*LinearSigmoid", text, re.MULTILINE)
+    assert "policy 3: 0 episodes" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "9"], "policies 0 to 3"),
+        (["--target", "best"], "give the number of a policy, or last"),
+        (["--gamma", "2"], "gamma is 2.0"),
+        (["--estimators", "WIS"], "estimators has 'WIS'"),
+        (["--interval", "betting"], "reward_range"),
+    ],
+)
+def test_command_names_what_is_wrong(
+    finished: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["evaluate", str(finished / "all.ope"), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_command_refuses_a_foreign_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(b"something else")
+    assert command(["info", str(path)]) == 2
+    assert "not an ope_gym file" in capsys.readouterr().err
+    assert command(["info", str(tmp_path / "none")]) == 2
+
+
+def test_same_seed_same_numbers(tmp_path: Path) -> None:
+    values = []
+    for name, envs in (("a", "4"), ("b", "4")):
+        out = tmp_path / f"{name}.json"
+        arguments = small(tmp_path, "--seed", "5", "--vector-envs", envs, "--json", str(out))
+        assert train.main([*arguments, "--truth-episodes", "0"]) == 0
+        values.append(out.read_text())
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("env", ["Blackjack-v1", "Acrobot-v1"])
+def test_other_environments(env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = small(tmp_path, "--env", env, "--truth-episodes", "0", "--policies", "2")
+    assert train.main(arguments) == 0
+    assert f"on {env}" in capsys.readouterr().out
+
+
+def test_unsupported_environment_lists_what_is_supported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(small(tmp_path, "--env", "Pendulum-v1")) == 2
+    assert "Blackjack" in capsys.readouterr().err
+    assert train.main(small(tmp_path, "--env", "Nowhere-v0")) == 2
+    assert "Nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policies", "0"], "--policies must be at least 1"),
+        (["--held-out", "1"], "--held-out is 1.0"),
+        (["--estimators", "WIS"], "known are BIS"),
+        (["--interval", "wald"], "--interval"),
+        (["--gamma", "1.5"], "--gamma"),
+        (["--level", "95"], "--level"),
+    ],
+)
+def test_wrong_options_end_at_once(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train.parse(arguments)
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.parse(["--help"])
+    text = capsys.readouterr().out
+    assert "Examples:" in text
+    for option in (
+        "env policies rollouts iterations seed gamma estimators level interval held-out "
+        "truth-episodes vector-envs logdir save json quiet"
+    ).split():
+        assert f"--{option}" in text
+
+
+def test_ctrl_c_keeps_and_evaluates_what_was_recorded(tmp_path: Path) -> None:
+    arguments = [
+        "--iterations", "100000", "--rollouts", "4", "--quiet", "--logdir", str(tmp_path),
+        "--save", str(tmp_path / "kept.ope"),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:  # until some episodes are on disk
+        found = list(tmp_path.glob("*/episodes.ope"))
+        if found and found[0].stat().st_size > 20_000:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "stopped after" in err
+    assert "NFIS" in out
+    assert len(ope_gym.Trajectories.load(tmp_path / "kept.ope")) >= 8
+
+
+def test_the_example_loop_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "hand_written_loop.py")],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "NFIS" in done.stdout
+    assert "data: held-out" in done.stdout
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(blocks[0], "README.md", "exec"), {})
+    assert "NFIS" in capsys.readouterr().out
