@@ -108,9 +108,7 @@ def test_command_names_what_is_wrong(
     assert words in capsys.readouterr().err
 
 
-def test_command_refuses_a_foreign_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_refuses_a_foreign_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"something else")
     assert command(["info", str(path)]) == 2
@@ -169,10 +167,24 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         train.parse(["--help"])
     text = capsys.readouterr().out
     assert "Examples:" in text
-    for option in (
-        "env policies rollouts iterations seed gamma estimators level interval held-out "
-        "truth-episodes vector-envs logdir save json quiet"
-    ).split():
+    for option in [
+        "env",
+        "policies",
+        "rollouts",
+        "iterations",
+        "seed",
+        "gamma",
+        "estimators",
+        "level",
+        "interval",
+        "held-out",
+        "truth-episodes",
+        "vector-envs",
+        "logdir",
+        "save",
+        "json",
+        "quiet",
+    ]:
         assert f"--{option}" in text
 
 
