@@ -2,7 +2,7 @@
 
     python benchmarks/estimators.py                         all sizes; needs about 12 GB of memory
     python benchmarks/estimators.py --quick                 the two small sizes
-    python benchmarks/estimators.py --peer scope-rl=peer-scope/bin/python --peer rllib=... --peer obp=...
+    python benchmarks/estimators.py --peer scope-rl=peer-scope/bin/python --peer rllib=...
 
 What is compared is timed in turn, repetition by repetition, so that a busy moment of the machine
 meets all of them. "read" is one pass of numpy over the (K, S) matrix. benchmarks/peers/README.md
@@ -48,10 +48,11 @@ class Arrays:
     rewards: NDArray[np.float64]
     offsets: NDArray[np.int64]
 
-    def evaluate(self, estimators: list[str], **options: str) -> ope_gym.Evaluation:
+    def evaluate(self, estimators: list[str], interval: str = "ess-t") -> ope_gym.Evaluation:
+        """Our call."""
         return ope_gym.evaluate_log_probs(
             self.target_log_probs, self.behaviour_log_probs, self.behaviour_ids, self.rewards,
-            self.offsets, estimators=estimators, interval=options.get("interval", "ess-t"),
+            self.offsets, estimators=estimators, interval=interval,
         )  # fmt: skip
 
 
@@ -158,7 +159,8 @@ def bootstrap(repetitions: int, replicates: int = 1000) -> dict[str, float]:
     ratio = float(np.median(np.array(seconds["loop"]) / ours))
     print(
         f"bootstrap of NFIS, {replicates} replicates at K={k}, n={n}, T={length}: "
-        f"{np.median(ours) * 1e3:.1f} ms, loop {np.median(seconds['loop']) * 1e3:.0f} ms: {ratio:.1f} x"
+        f"{np.median(ours) * 1e3:.1f} ms, loop {np.median(seconds['loop']) * 1e3:.0f} ms: "
+        f"{ratio:.1f} x"
     )
     return {
         "ours": float(np.median(ours)),

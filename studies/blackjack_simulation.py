@@ -22,7 +22,7 @@ from studies.claims import Array
 Ints = NDArray[np.int64]
 
 CELLS = math.prod(SHAPE)
-_LONGEST = 21  # aces and a hit at every hard sum: no hand is longer
+_LONGEST = 20  # steps, for aces alone: soft 12 … 21, hard 12 … 21
 
 
 class Control(NamedTuple):
@@ -104,8 +104,8 @@ def _episode(greedy: Any, epsilon: Any, rng: Any, cells: Any, actions: Any, row:
     natural = total == 21
     while True:
         cell = (total * 11 + shown) * 2 + ace
-        hit = 1.0 - 0.5 * epsilon if greedy[cell] == 1 else 0.5 * epsilon
-        action = 1 if rng.random() < hit else 0
+        stick = 0.5 * epsilon if greedy[cell] == 1 else 1.0 - 0.5 * epsilon
+        action = 0 if rng.random() < stick else 1
         cells[row] = cell
         actions[row] = action
         row += 1

@@ -1,4 +1,4 @@
-"""Table 2: the value of the last of PoWER's policies on CartPole from the rollouts of ten before it.
+"""Table 2: the value of PoWER's last policy on CartPole from rollouts of the ten before it.
 
 Two sources of data: fresh rollouts of the ten policies, and the very rollouts that PoWER learned
 from, which the target fits too well (in-sample).
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents import Power
 from ope_gym import LinearSigmoid, Trajectories, evaluate
 from studies.cartpole_simulation import HORIZON, mean_return, rollouts
-from studies.claims import Array, number
+from studies.claims import number
 from studies.claims_cartpole import PAPER, cartpole_claims
 from studies.errors import describe, standard_errors, streams
 from studies.frame import Runs, Seeds, Study, Summary
@@ -53,15 +52,9 @@ class CartPole(Study):
     def run(self, seeds: Seeds) -> Runs:
         """Values (R, 2, E) and whether intervals cover; truths; returns of the ten policies."""
         found = [self._one(seed) for seed in seeds]
-        values, covered, truths, errors, learned = (np.stack(part) for part in zip(*found))  # noqa: B905
-        return {
-            "values": values, "covered": covered, "truth": truths, "truth_error": errors,
-            "learned": learned,
-        }  # fmt: skip
+        return {name: np.stack([one[name] for one in found]) for name in found[0]}
 
-    def _one(
-        self, seed: np.random.SeedSequence
-    ) -> tuple[Array, NDArray[np.bool_], Array, Array, Array]:
+    def _one(self, seed: np.random.SeedSequence) -> Runs:
         training, fresh, true = streams(seed, 3)
         policies, trained, target = self.train(training)
         horizon = HORIZON[self.env]
@@ -73,8 +66,13 @@ class CartPole(Study):
             estimates = evaluate(data, target, estimators=NAMES, cap=self.cap).values()
             values[source] = [e.value for e in estimates]
             covered[source] = [e.interval.low <= truth <= e.interval.high for e in estimates]
-        learned = np.array([batch.returns().mean() for batch in trained])
-        return values, covered, np.array(truth), np.array(error), learned
+        return {
+            "values": values,
+            "covered": covered,
+            "truth": np.array(truth),
+            "truth_error": np.array(error),
+            "learned": np.array([batch.returns().mean() for batch in trained]),
+        }
 
     def train(
         self, rng: np.random.Generator
@@ -156,17 +154,21 @@ def _source_table(title: str, names: Sequence[str], found: Summary) -> list[str]
 
 def _batches(summary: Summary) -> list[str]:
     """How steady an RMSE is."""
-    names, found = summary["names"], summary["sources"]["fresh"]
-    shown = [names.index(name) for name in ("BIS", "BCIS", "NBIS", "FIS", "NFIS")]
-    bis = names.index("BIS")
+    names, sources = summary["names"], summary["sources"]
+    shown = [(s, names.index(e)) for s in sources for e in ("BIS", "BCIS", "NBIS", "FIS", "NFIS")]
+    bis, nfis = names.index("BIS"), names.index("NFIS")
+    most = " and ".join(
+        f"{found['largest_share'][bis]:.0%} ({source}; of NFIS {found['largest_share'][nfis]:.0%})"
+        for source, found in sources.items()
+    )
     lines = [
-        f"BIS is heavy-tailed: RMSE by batches of {found['batch_size']} runs (fresh). One run of "
-        f"{summary['runs']} makes {found['largest_share'][bis]:.0%} of the sum of its squares, "
-        f"{found['largest_share'][names.index('NFIS')]:.0%} of that of NFIS.",
+        f"BIS is heavy-tailed: RMSE by batches of {sources['fresh']['batch_size']} runs. A single "
+        f"run of {summary['runs']} makes {most} of the sum of its squares.",
         "",
-        "| batch | " + " | ".join(names[i] for i in shown) + " |",
+        "| batch | " + " | ".join(f"{names[i]}, {source}" for source, i in shown) + " |",
         "|---|" + "---|" * len(shown),
     ]
-    for number_, row in enumerate(found["batch_rmse"], start=1):
-        lines.append(f"| {number_} | " + " | ".join(number(row[i]) for i in shown) + " |")
+    for batch in range(len(sources["fresh"]["batch_rmse"])):
+        row = [number(sources[source]["batch_rmse"][batch][i]) for source, i in shown]
+        lines.append(f"| {batch + 1} | " + " | ".join(row) + " |")
     return lines

@@ -93,7 +93,7 @@ def blackjack_figure(summary: Summary) -> Figure:
         ax.set_yticks(np.arange(len(names)), names)
         ax.invert_yaxis()
         ax.set_title(f"MSE with {name}, 5th to 95th percentile", loc="left", fontsize=10)
-        ax.legend(fontsize=7, frameon=False, loc="lower center")
+        ax.legend(fontsize=7, frameon=False, loc="center")
         dress(ax, "MSE", "")
     shown = [("BIS", "FIS"), ("FIS", "OUIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS"),
              ("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NBIS")]  # fmt: skip

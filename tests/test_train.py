@@ -167,24 +167,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         train.parse(["--help"])
     text = capsys.readouterr().out
     assert "Examples:" in text
-    for option in [
-        "env",
-        "policies",
-        "rollouts",
-        "iterations",
-        "seed",
-        "gamma",
-        "estimators",
-        "level",
-        "interval",
-        "held-out",
-        "truth-episodes",
-        "vector-envs",
-        "logdir",
-        "save",
-        "json",
-        "quiet",
-    ]:
+    for name in train.Args.__dataclass_fields__:
+        option = name.replace("_", "-")
         assert f"--{option}" in text
 
 
