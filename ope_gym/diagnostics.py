@@ -144,7 +144,8 @@ def judge(
     """The verdict: green for ESS >= 40 and no share above 5 %, red below ESS 10.
 
     A mean weight well below 1 makes it amber, then red: the part of the target that no episode
-    shows is missing from plain estimates, and guessed by normalised ones.
+    shows is missing from plain estimates, and guessed by normalised ones. A cap that met a weight
+    makes it amber, since cut weights look better than they are.
 
     Args:
         diagnostics: of the estimate.
@@ -178,6 +179,10 @@ def judge(
         (red if d.uncovered > RED_MISSING else amber).append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: the data miss much of what the "
             "target does"
+        )
+    if d.capped_share > 0:
+        amber.append(
+            f"the cap met {d.capped_share:.1%} of the steps: a bias that no interval shows"
         )
     if d.support_violations:
         amber.append(

@@ -22,7 +22,7 @@ from studies.claims import Array
 Ints = NDArray[np.int64]
 
 CELLS = math.prod(SHAPE)
-_LONGEST = 20  # steps, for aces alone: soft 12 … 21, hard 12 … 21
+LONGEST = 20  # steps, for aces alone: soft 12 … 21, hard 12 … 21
 
 
 class Control(NamedTuple):
@@ -52,7 +52,7 @@ def rollouts(
     greedy = np.stack([np.asarray(policy.greedy).reshape(-1) for policy in policies])
     epsilons = np.array([policy.epsilon for policy in policies])
     n = len(policies) * episodes
-    cells = np.empty(n * _LONGEST, dtype=np.int64)
+    cells = np.empty(n * LONGEST, dtype=np.int64)
     actions, rewards = np.empty_like(cells), np.empty(n)
     offsets = np.zeros(n + 1, dtype=np.int64)
     _rollouts(greedy, epsilons, episodes, rng, cells, actions, offsets, rewards)
@@ -126,8 +126,8 @@ def _episode(greedy: Any, epsilon: Any, rng: Any, cells: Any, actions: Any, row:
 @compiled()
 def _control(epsilons: Any, every: int, rng: Any, totals: Any, visits: Any, snapshots: Any) -> None:
     best = np.zeros(totals.shape[0], dtype=np.int64)
-    cells = np.empty(_LONGEST, dtype=np.int64)
-    actions = np.empty(_LONGEST, dtype=np.int64)
+    cells = np.empty(LONGEST, dtype=np.int64)
+    actions = np.empty(LONGEST, dtype=np.int64)
     for t in range(epsilons.size):
         steps, reward = _episode(best, epsilons[t], rng, cells, actions, 0)
         for j in range(steps):  # rewards before the last are 0: all returns are the last one
@@ -161,8 +161,8 @@ def _rollouts(
 
 @compiled()
 def _returns(greedy: Any, epsilon: float, episodes: int, rng: Any) -> Any:
-    cells = np.empty(_LONGEST, dtype=np.int64)
-    actions = np.empty(_LONGEST, dtype=np.int64)
+    cells = np.empty(LONGEST, dtype=np.int64)
+    actions = np.empty(LONGEST, dtype=np.int64)
     found = np.empty(episodes)
     for i in range(episodes):
         _, found[i] = _episode(greedy, epsilon, rng, cells, actions, 0)

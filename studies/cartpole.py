@@ -94,6 +94,7 @@ class CartPole(Study):
         return {
             "runs": len(truth),
             "env": self.env,
+            "weighting": self.weighting,
             "names": NAMES,
             "truth": [truth.mean(), np.sqrt(noise.mean()), *np.percentile(truth, (5, 50, 95))],
             "truth_rollouts": self.truth_rollouts,
@@ -115,7 +116,8 @@ class CartPole(Study):
         mean, error, low, middle, high = summary["truth"]
         curve = ", ".join(f"{value:.0f}" for value in summary["learned"])
         lines = [
-            f"{summary['env']}, {summary['runs']} runs. The value of θ_10 is the mean of "
+            f"{summary['env']}, {summary['runs']} runs; PoWER weights by the "
+            f"{summary['weighting']}. The value of θ_10 is the mean of "
             f"{summary['truth_rollouts']:,} rollouts: {mean:.0f} on average, 5th, 50th and 95th "
             f"percentile {low:.0f}, {middle:.0f}, {high:.0f}, its standard error {number(error)} "
             "(root mean square); this variance is subtracted from all mean squares. Mean returns "

@@ -81,13 +81,14 @@ def _plain(summary: Summary) -> list[Claim]:
             "with ε² OUIS has a lower MSE than FIS, as expected",
             "MSE(FIS) − MSE(OUIS)",
             (Evidence(second, some, some_error, note=some_note),),
-            "With ε² the last policies are nearly deterministic: the only action of a short game has "
-            "p near 0.975, and p / (1 − p) is 39 where an early policy has 1. So OUIS listens to the "
-            "last policies alone, and its effective sample size is less than half that of FIS. The "
-            "formula is wrong here twice: OUIS is not the optimum of its family (the proof leaves "
-            "out covariances), and p / (1 − p) takes rewards for deterministic given the actions, "
-            "while most of their variance comes from the cards. With the variance put in (`--set "
-            "reward_model=cross-fit`) it loses less.",
+            "With ε² the last policies are nearly deterministic: the one action of a short game "
+            "has p = 0.975, so p / (1 − p) is 39 where an early policy has about 1. OUIS listens "
+            "to the last policies alone, and its effective sample size is less than half that of "
+            "FIS. "
+            "The formula is wrong here twice: OUIS is not the optimum of its family (the proof "
+            "leaves out covariances), and p / (1 − p) takes rewards for deterministic given the "
+            "actions, while most of their variance comes from the cards. With the variance put in "
+            "(`--set reward_model=cross-fit`) it loses less.",
         ),
         Claim(
             _SOURCE,

@@ -41,21 +41,29 @@ def cartpole_figure(summary: Summary) -> Figure:
     for ax in (left, middle):
         ax.set_yticks(np.arange(len(names)), names)
         ax.invert_yaxis()
-        ax.legend(fontsize=7, frameon=False, loc="lower right")
-    found = sources["fresh"]
-    batches = np.array(found["batch_rmse"], dtype=np.float64)
-    for name, colour in (("BIS", BLUE), ("BCIS", PINK), ("FIS", RED), ("NFIS", GREEN)):
-        at = np.arange(1, len(batches) + 1)
-        right.plot(at, batches[:, names.index(name)], "o-", color=colour, ms=4, lw=1, label=name)
-    right.set_yscale("log")
-    right.set_xticks(np.arange(1, len(batches) + 1))
-    right.legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
-    right.set_ylim(top=right.get_ylim()[1] * 1.6)
-    size = found["batch_size"]
-    right.set_title(f"RMSE by batches of {size} runs (fresh)", loc="left", fontsize=10)
-    dress(right, "batch", "RMSE")
+        ax.legend(fontsize=7, frameon=False, loc="center right")
+    _batches(right, summary)
     figure.suptitle(f"{summary['env']}, {summary['runs']} runs", fontsize=11)
     return figure
+
+
+def _batches(ax: Axes, summary: Summary) -> None:
+    """RMSE of each batch of runs: fresh data as full, in-sample data as dashed lines."""
+    names = summary["names"]
+    for source, line in (("fresh", "o-"), ("in-sample", "o--")):
+        batches = np.array(summary["sources"][source]["batch_rmse"], dtype=np.float64)
+        at = np.arange(1, len(batches) + 1)
+        for name, colour in (("BIS", BLUE), ("BCIS", PINK), ("FIS", RED), ("NFIS", GREEN)):
+            label = name if source == "fresh" else None
+            ax.plot(at, batches[:, names.index(name)], line, color=colour, ms=3, lw=1, label=label)
+    ax.set_yscale("log")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
+    ax.set_ylim(top=ax.get_ylim()[1] * 2)
+    size = summary["sources"]["fresh"]["batch_size"]
+    title = f"RMSE by batches of {size} runs (dashed: in-sample)"
+    ax.set_title(title, loc="left", fontsize=10)
+    dress(ax, "batch", "RMSE")
 
 
 _SOURCE_COLOURS = {"fresh": BLUE, "in-sample": RED}

@@ -363,3 +363,18 @@ def test_the_order_of_shares_is_that_of_the_behaviours() -> None:
     data = one_step([0.5, 0.1, 0.5], [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]], [1, 0, 1], [1, 1, 1])
     d = evaluate_log_probs(*data, estimators="BIS")["BIS"].diagnostics
     np.testing.assert_allclose(d.behaviour_shares, [0.2 / 2.2, 2 / 2.2], rtol=1e-14)
+
+
+def test_a_cap_that_bites_is_never_green() -> None:
+    assert verdict(diagnostics(capped_share=0.0)).colour == "green"
+    cut = verdict(diagnostics(capped_share=0.031))
+    assert cut.colour == "amber"
+    assert "the cap met 3.1% of the steps" in str(cut)
+
+
+def test_a_mean_weight_far_below_one_is_named() -> None:
+    assert verdict(diagnostics(mean_weight=0.85)).colour == "green"
+    assert verdict(diagnostics(mean_weight=0.7)).colour == "amber"
+    missing = verdict(diagnostics(mean_weight=0.5))
+    assert missing.colour == "red"
+    assert "the mean weight is 0.50 instead of 1" in str(missing)

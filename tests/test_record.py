@@ -337,7 +337,9 @@ def test_a_policy_that_answers_nonsense() -> None:
     env = RecordTrajectories(ScriptedEnv(EPISODES))
     env.follow(Scalar())
     play(env, 1)
-    with pytest.raises(ValueError, match=r"policy 0: log_prob gave shape \(3, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"policy 0: log_prob gave shape \(3, 1\) instead of \(3,\)"
+    ):
         env.buffer.view()
 
 

@@ -156,7 +156,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
                     if observation.__class__ is ndarray
                     and observation.dtype is dtype
                     and observation.shape == shape
-                    else _kept(observation)
+                    else self._recorder.odd(observation)
                 )
             actions.append(chosen)
             rewards.append(reward if reward.__class__ is float else float(reward))
@@ -229,6 +229,7 @@ class _EpisodeRecorder(Recorder):
     work of an array.
     """
 
+    _all_alike = True  # whether all observations are bytes
     _enough = _WAITING_STEPS
     _first = 0  # row at which the open episode begins
 
@@ -259,7 +260,14 @@ class _EpisodeRecorder(Recorder):
             dtype, shape = observation.dtype, observation.shape
             self.rows = (*self.rows[:4], dtype, shape)
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, observation.nbytes))
-        observations.append(_kept_observation(observation, dtype, shape))
+        alike = observation.__class__ is ndarray and observation.dtype is dtype
+        alike = alike and observation.shape == shape
+        observations.append(observation.tobytes() if alike else self.odd(observation))
+
+    def odd(self, observation: Any) -> Any:
+        """A copy of an observation that is not an array like the first one."""
+        self._all_alike = False
+        return _kept(observation)
 
     def forget_open(self) -> None:
         """Remove the steps of the open episode."""
@@ -287,9 +295,10 @@ class _EpisodeRecorder(Recorder):
         n = self._first
         observations, actions, rewards, given, dtype, shape = self.rows
         given = [(row - n, value) for row, value in given if row >= n]
-        # one assignment: an interrupt cannot leave columns of different lengths
-        self.rows = (observations[n:], actions[n:], rewards[n:], given, dtype, shape)
-        self._first, self._waiting = 0, []
+        left: _Rows = (observations[n:], actions[n:], rewards[n:], given, dtype, shape)
+        self._all_alike = self._all_alike or not left[0]
+        # no call in between: an interrupt cannot leave half of it
+        self._waiting, self.rows, self._first = [], left, 0
 
     def _size(self, batch: list[Any]) -> tuple[int, int]:
         return len(batch), sum(labels[0] for _, labels in batch)
@@ -304,7 +313,7 @@ class _EpisodeRecorder(Recorder):
             if rows.start <= row < rows.stop:
                 log_probs[row - rows.start], given[row - rows.start] = value, True
         seen = observations[rows]
-        if set(map(type, seen)) == {bytes}:
+        if self._all_alike:
             batch_seen: Tree = np.frombuffer(bytearray().join(seen), dtype).reshape(n, *shape)
         else:
             seen = [np.frombuffer(x, dtype).reshape(shape) if type(x) is bytes else x for x in seen]
@@ -321,11 +330,6 @@ class _EpisodeRecorder(Recorder):
             start_clock=table[:, 4].copy(),
             numbers=table[:, 5],
         )
-
-
-def _kept_observation(observation: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> Any:
-    alike = observation.__class__ is ndarray and observation.dtype is dtype
-    return observation.tobytes() if alike and observation.shape == shape else _kept(observation)
 
 
 def _kept(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from ope_gym.spaces import Space
 from ope_gym.trajectories import PropensityMismatch, Trajectories
 from wrappers.finished import Finished, LiveBuffer
 
+_ASK_ROWS = (
+    4096  # a policy's arrays for more are fresh pages of memory, which cost more than itself
+)
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
 
 
@@ -189,17 +193,15 @@ class Recorder:
         return np.asarray(table[found, 1], dtype=np.int32)
 
     def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(S,) what the acting policies say; each is asked once."""
+        """(S,) what the acting policies say."""
         found, policies = np.empty(len(ids)), self.buffer.policies
-        alone = ids.min() == ids.max()
-        for k in ids[:1] if alone else np.unique(ids):
-            rows = slice(None) if alone else np.flatnonzero(ids == k)
-            seen = trees.take(finished.observations, rows)
-            answer = policies[k].log_prob(seen, trees.take(finished.actions, rows))
-            if np.shape(answer) != found[rows].shape:
+        for k, rows in _blocks(ids):
+            seen, chosen = (trees.take(x, rows) for x in (finished.observations, finished.actions))
+            answer, expected = policies[k].log_prob(seen, chosen), found[rows].shape
+            if np.shape(answer) != expected:
                 raise ValueError(
-                    f"policy {k}: log_prob gave shape {np.shape(answer)}, expected one number for "
-                    f"each of {len(found[rows])} steps"
+                    f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {expected}, "
+                    "one number for each step"
                 )
             found[rows] = answer
         return found
@@ -292,6 +294,16 @@ class Recorder:
     def __getstate__(self) -> dict[str, Any]:
         """Without the open file: a copy that records on begins a section of its own."""
         return self.__dict__ | {"_writer": None}
+
+
+def _blocks(ids: NDArray[np.int32]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """Policies and some of the rows in which they act, until all are covered."""
+    alone = ids.min() == ids.max()
+    for k in ids[:1] if alone else np.unique(ids):
+        own = None if alone else np.flatnonzero(ids == k)
+        for first in range(0, len(ids) if own is None else len(own), _ASK_ROWS):
+            block = slice(first, first + _ASK_ROWS)
+            yield int(k), block if own is None else own[block]
 
 
 def _require_same_env(

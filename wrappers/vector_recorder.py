@@ -13,7 +13,8 @@ from wrappers.finished import Finished
 from wrappers.recorder import Recorder
 from wrappers.rows import Rows
 
-_WAITING_ROWS = 8192  # after about so many rows finished episodes go to the buffer together
+# Finished episodes go to the buffer together after so many rows, or vector steps.
+_WAITING_ROWS, _WAITING_STEPS = 24_576, 256
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -42,7 +43,7 @@ class VectorRecorder(Recorder):
         self._start = np.zeros(num_envs, dtype=np.int64)
         self._number = np.zeros(num_envs, dtype=np.int64)
         self._numbered = 0
-        self._patience = max(_WAITING_ROWS // num_envs, 1)  # vector steps between two drains
+        self._patience = min(max(_WAITING_ROWS // num_envs, 1), _WAITING_STEPS)
         self._due = self._patience
         self._fresh = _NONE  # sub-envs about to take the first step of a recorded episode
 

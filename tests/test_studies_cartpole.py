@@ -1,0 +1,247 @@
+"""Table 2 in miniature, and a simulation that is Gymnasium's."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ope_gym import LinearSigmoid, evaluate_log_probs
+from studies import cartpole, errors, load_study
+from studies import cartpole_simulation as simulation
+from studies.claims import FAILS, HOLDS, UNDECIDED
+from studies.frame import Summary, collect, conduct, seeds_of
+from wrappers import RecordTrajectories
+from wrappers import collect as play
+
+SMALL = cartpole.CartPole(env="CartPole-v0", truth_rollouts=1000)
+POLICIES = [
+    LinearSigmoid(np.zeros(4)),
+    LinearSigmoid(np.array([0.1, 0.5, 9.0, 3.0])),  # balances: some episodes meet the time limit
+    LinearSigmoid(np.array([-40.0, 10.0, 500.0, 100.0]), bias=0.5),  # nearly deterministic
+]
+
+
+def make(name: str) -> gym.Env[NDArray[np.float32], np.int64]:
+    with warnings.catch_warnings():  # Gymnasium says that v0 is out of date
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return gym.make(name)
+
+
+# --- simulation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", simulation.HORIZON)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rollouts_are_those_recorded_from_gymnasium(name: str, policy: LinearSigmoid) -> None:
+    env = RecordTrajectories(make(name))
+    rng = np.random.default_rng(3)
+    env.unwrapped.np_random = rng  # one generator for starts and actions, as in the simulation
+    play(env, policy, 12, rng)
+    theirs, horizon = env.buffer.view(), simulation.HORIZON[name]
+    ours = simulation.rollouts(policy, 12, horizon, np.random.default_rng(3))
+    assert horizon == theirs.horizon == ours.horizon
+    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    np.testing.assert_array_equal(ours.actions, theirs.actions)
+    np.testing.assert_array_equal(ours.terminated, theirs.terminated)
+    np.testing.assert_array_equal(ours.truncated, theirs.truncated)
+    np.testing.assert_array_equal(ours.rewards, theirs.rewards)
+    # cos and sin may differ by a rounding error, which grows; float32 shows little of it
+    np.testing.assert_allclose(ours.observations, theirs.observations, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(ours.log_probs, theirs.log_probs, rtol=1e-4, atol=1e-6)
+    assert ours.observations.dtype == theirs.observations.dtype == np.float32
+
+
+def test_the_test_above_meets_falls_and_time_limits() -> None:
+    found = simulation.rollouts(POLICIES[1], 12, 200, np.random.default_rng(3))
+    assert found.terminated.any()
+    assert found.truncated.any()
+
+
+def test_states_are_gymnasiums_step_by_step() -> None:
+    env, rng = make("CartPole-v1").unwrapped, np.random.default_rng(0)
+    env.reset(seed=0)
+    for _ in range(300):
+        start = rng.normal(size=4) * [2.0, 2.0, 0.3, 3.0]
+        action = rng.integers(2)
+        env.state = start  # type: ignore[attr-defined]
+        env.steps_beyond_terminated = None  # type: ignore[attr-defined]
+        env.step(action)
+        after = simulation.follow(start, np.array([action]))[1]
+        np.testing.assert_allclose(after, env.state, rtol=1e-14, atol=1e-16)  # type: ignore[attr-defined]
+
+
+def test_given_actions_lead_to_the_same_states() -> None:
+    env = make("CartPole-v1").unwrapped
+    env.reset(seed=1)
+    start, actions = np.array(env.state), np.arange(60) % 2  # type: ignore[attr-defined]
+    states = []
+    for action in actions:
+        _, _, fallen, _, _ = env.step(action)
+        states.append(env.state)  # type: ignore[attr-defined]
+        if fallen:
+            break
+    assert len(states) > 30
+    ours = simulation.follow(start, actions[: len(states)])[1:]
+    np.testing.assert_allclose(ours, states, rtol=1e-10, atol=1e-12)
+
+
+def test_time_limits_are_those_registered() -> None:
+    for name, horizon in simulation.HORIZON.items():
+        assert gym.spec(name).max_episode_steps == horizon
+
+
+def test_truth_is_the_mean_of_rollouts() -> None:
+    mean, error = simulation.mean_return(POLICIES[1], 50, 200, np.random.default_rng(1))
+    returns = simulation.rollouts(POLICIES[1], 50, 200, np.random.default_rng(1)).returns()
+    assert mean == returns.mean()
+    assert error == pytest.approx(returns.std(ddof=1) / math.sqrt(50))
+
+
+def test_recorded_probabilities_are_the_policys() -> None:
+    simulation.rollouts(POLICIES[1], 5, 200, np.random.default_rng(0)).audit()
+
+
+# --- study ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> Summary:
+    return SMALL.summarise(SMALL.run(seeds_of(0, (0, 48))))
+
+
+def test_runs_depend_on_their_seed_alone() -> None:
+    seeds = seeds_of(5, (0, 3))
+    whole, again = SMALL.run(seeds), SMALL.run(seeds)
+    single = SMALL.run(seeds_of(5, (2, 3)))
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], again[name])
+        np.testing.assert_array_equal(whole[name][2:], single[name])
+
+
+def test_workers_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cartpole.CartPole, "chunk", 2)
+    one = collect(SMALL, tmp_path / "one", runs=4, seed=1, progress=False)
+    two = collect(SMALL, tmp_path / "two", runs=4, seed=1, workers=2, progress=False)
+    for name in one:
+        np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_values_are_those_of_the_door_for_arrays() -> None:
+    seed = seeds_of(2, (0, 1))[0]
+    training, fresh, _ = errors.streams(seed, 3)
+    policies, trained, target = SMALL.train(training)
+    again = [simulation.rollouts(p, SMALL.rollouts, 200, fresh) for p in policies]
+    run = SMALL.run([seed])
+    for source, batches in enumerate((again, trained)):
+        data = batches[0].merge(*batches[1:])
+        assert len(data) == 300
+        found = evaluate_log_probs(
+            target.log_prob(data.observations, data.actions),
+            LinearSigmoid.log_prob_stack(policies, data.observations, data.actions),
+            np.repeat(np.arange(10), 30),
+            data.rewards,
+            data.offsets,
+            estimators=cartpole.NAMES,
+        )
+        values = [estimate.value for estimate in found.values()]
+        np.testing.assert_allclose(run["values"][0, source], values, rtol=1e-9)
+
+
+def test_fresh_data_are_held_out_and_in_sample_data_are_what_was_learned_from() -> None:
+    policies, trained, target = SMALL.train(np.random.default_rng(0))
+    assert len(policies) == len(trained) == SMALL.iterations
+    assert [batch.policies[0] for batch in trained] == policies
+    assert not any(batch.held_out.any() for batch in trained)
+    assert (policies[0].theta == 0).all()
+    assert target not in policies
+
+
+def test_steady_claims_of_table_2(small: Summary) -> None:
+    claims = {claim.words: claim for claim in SMALL.claims(small)}
+    for source in cartpole.SOURCES:
+        similar = f"OUIS has similar performance to FIS: within 1% ({source} data)"
+        assert claims[similar].verdict == HOLDS
+        for words in (
+            "FIS dominates BIS",
+            "the larger weights, the larger the error: BIS, BCIS > NBIS > NFIS",
+            "BIS > FIS > NFIS",
+        ):
+            claim = claims[f"{words} ({source} data)"]
+            assert claim.verdict != FAILS
+            assert all(evidence.difference > 0 for evidence in claim.evidence)
+    assert claims["FIS and OUIS are unbiased (on fresh rollouts)"].verdict == HOLDS
+
+
+def test_summary_shows_truth_and_learning(small: Summary) -> None:
+    assert small["learned"][0] == pytest.approx(22, abs=2)
+    assert small["learned"][-1] > 2 * small["learned"][0]
+    assert 0 < small["truth"][1] < 3
+    for found in small["sources"].values():
+        np.testing.assert_allclose(
+            found["mse"],
+            found["bias"] ** 2 + found["deviation"] ** 2 * 47 / 48 - small["truth"][1] ** 2 / 48,
+            rtol=1e-9,
+        )
+
+
+def test_one_run_leaves_comparisons_undecided(tmp_path: Path) -> None:
+    result = conduct(SMALL, tmp_path, runs=1, progress=False)
+    assert {claim["verdict"] for claim in result["claims"]} == {UNDECIDED}
+    assert "| BIS | 122.32 | 236.73 | 321.40 |" in result["table"]
+    assert (tmp_path / "cartpole.png").stat().st_size > 10_000
+
+
+def test_unknown_environment_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of CartPole-v0, CartPole-v1"):
+        load_study("cartpole", env="CartPole-v2")
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def test_errors_in_numbers() -> None:
+    two = np.array([[1.0, 2.0], [-1.0, 4.0], [1.0, 2.0], [-1.0, 4.0]])
+    covered = np.array([[True, False]] * 4)
+    found = errors.describe(two, np.full(4, 0.5), covered)
+    np.testing.assert_allclose(found["mse"], [0.5, 9.5])
+    np.testing.assert_allclose(found["bias"], [0.0, 3.0])
+    np.testing.assert_allclose(found["deviation"] ** 2, [4 / 3 - 0.5, 4 / 3 - 0.5])
+    np.testing.assert_allclose(found["coverage"], [1.0, 0.0])
+    np.testing.assert_allclose(found["largest_share"], [0.25, 0.4])
+    np.testing.assert_allclose(found["pairs"]["difference"], [[0.0, -9.0], [9.0, 0.0]])
+    assert found["pairs"]["log_ratio"][1, 0] == pytest.approx(0.5 * math.log(19))
+    assert found["pairs"]["larger"][1, 0] == 1.0
+    np.testing.assert_allclose(found["mse_percentiles"][0], 0.5)
+    assert found["batch_rmse"].shape == (4, 2)
+
+
+def test_percentiles_are_those_of_a_bootstrap_over_runs() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(500, 1))
+    found = errors.describe(values, np.zeros(500), np.ones((500, 1), dtype=np.bool_))
+    low, middle, high = found["mse_percentiles"][0]
+    assert middle == pytest.approx(found["mse"][0], rel=0.01)
+    assert (high - low) / found["mse"][0] == pytest.approx(
+        2 * 1.645 * float(found["mse_error"][0] / found["mse"][0]), rel=0.05
+    )
+
+
+def test_noise_above_the_error_leaves_no_number() -> None:
+    found = errors.describe(np.ones((3, 1)), np.full(3, 2.0), np.ones((3, 1), dtype=np.bool_))
+    assert np.isnan(found["rmse"]).all()
+    evidence = errors.larger_rmse("here", found, ["BIS"], [("BIS", "BIS")])[0]
+    assert evidence.verdict == UNDECIDED
+
+
+def test_streams_are_independent_of_what_was_drawn_before() -> None:
+    seed = np.random.SeedSequence(1, spawn_key=(4,))
+    first = [rng.random() for rng in errors.streams(seed, 3)]
+    assert first == [rng.random() for rng in errors.streams(seed, 3)]
+    assert first[:2] == [rng.random() for rng in errors.streams(seed, 2)]
+    assert len(set(first)) == 3
