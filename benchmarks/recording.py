@@ -147,8 +147,8 @@ def main() -> None:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # runs end in the middle of episodes
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cart_pole = single(lambda: gym.make("CartPole-v1"), 4_000, folder)
-        compare("CartPole-v1", cart_pole, 4_000, n)
+        cart_pole = single(lambda: gym.make("CartPole-v1"), 8_000, folder)
+        compare("CartPole-v1", cart_pole, 8_000, n)
         compare("an environment that does nothing", single(NullEnv, 10_000, folder), 10_000, n)
         compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
         compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)

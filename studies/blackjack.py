@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from agents import epsilon_1, epsilon_2
 from agents.blackjack import SHAPE, value
 from ope_gym import EpsilonGreedyTable, evaluate
 from studies.blackjack_simulation import control, returns, rollouts
-from studies.claims import number
+from studies.claims import Array, number
 from studies.claims_blackjack import PAPER, blackjack_claims
 from studies.errors import describe, standard_errors, streams
 from studies.frame import Runs, Seeds, Study, Summary
@@ -59,7 +59,7 @@ class Blackjack(Study):
         shape = (len(seeds), len(SCHEDULES))
         values, ess = np.empty((*shape, len(NAMES))), np.empty((*shape, len(NAMES)))
         covered = np.empty(values.shape, dtype=np.bool_)
-        truth, played, variance = np.empty(shape), np.empty(shape), np.empty(shape)
+        truth, rolled, variance = np.empty(shape), np.empty(shape), np.empty(shape)
         for r, seed in enumerate(seeds):
             generators = streams(seed, 3 * len(SCHEDULES))
             for s in range(len(SCHEDULES)):
@@ -76,24 +76,19 @@ class Blackjack(Study):
                 )
                 truth[r, s] = exact = value(target)
                 games = returns(target, self.truth_rollouts, true)
-                played[r, s], variance[r, s] = games.mean(), games.var(ddof=1)
+                rolled[r, s], variance[r, s] = games.mean(), games.var(ddof=1)
                 values[r, s] = [e.value for e in found]
                 ess[r, s] = [e.diagnostics.ess for e in found]
                 covered[r, s] = [e.interval.low <= exact <= e.interval.high for e in found]
         return {
-            "values": values, "covered": covered, "ess": ess, "truth": truth, "played": played,
+            "values": values, "covered": covered, "ess": ess, "truth": truth, "rolled": rolled,
             "variance": variance,
         }  # fmt: skip
 
-    def epsilons(self, schedule: int) -> Callable[[int], float]:
-        """ε of the t-th episode."""
-        return epsilon_1 if schedule == 0 else partial(epsilon_2, n_iter=self.episodes)
-
     def train(self, schedule: int, rng: np.random.Generator) -> list[EpsilonGreedyTable]:
         """The snapshots of Monte-Carlo control."""
-        epsilon = self.epsilons(schedule)
-        played = np.array([epsilon(t) for t in range(1, self.episodes + 1)])
-        tables = control(played, self.every, rng).greedy
+        epsilon = schedule_of(schedule, self.episodes)
+        tables = control(played(schedule, self.episodes), self.every, rng).greedy
         return [
             EpsilonGreedyTable(table.reshape(SHAPE), epsilon((k + 1) * self.every + 1), 2)
             for k, table in enumerate(tables)
@@ -102,7 +97,7 @@ class Blackjack(Study):
     def summarise(self, runs: Runs) -> Summary:
         """MSE, bias, spread and comparisons of the estimators, by schedule."""
         errors = runs["values"] - runs["truth"][..., None]  # (R, 2, E)
-        check = runs["played"] - runs["truth"]
+        check = runs["rolled"] - runs["truth"]
         gap = errors[..., NAMES.index("FIS")] ** 2 - errors[..., NAMES.index("OUIS")] ** 2  # (R, 2)
         wider = gap[:, 1] * np.sign(gap[:, 1].mean()) - gap[:, 0] * np.sign(gap[:, 0].mean())
         games = self.rollouts * (self.episodes // self.every)
@@ -155,6 +150,18 @@ class Blackjack(Study):
         from studies.pictures_tables import blackjack_figure
 
         return blackjack_figure(summary)
+
+
+def schedule_of(schedule: int, episodes: int) -> Callable[[int], float]:
+    """ε¹ (0) or ε² (1) of the t-th of so many episodes."""
+    return epsilon_1 if schedule == 0 else partial(epsilon_2, n_iter=episodes)
+
+
+@cache
+def played(schedule: int, episodes: int) -> Array:
+    """(episodes,) ε of each episode that control plays."""
+    epsilon = schedule_of(schedule, episodes)
+    return np.array([epsilon(t) for t in range(1, episodes + 1)])
 
 
 def _schedule_table(

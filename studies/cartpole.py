@@ -15,9 +15,8 @@ import numpy as np
 from agents import Power
 from ope_gym import LinearSigmoid, Trajectories, evaluate
 from studies.cartpole_simulation import HORIZON, mean_return, rollouts
-from studies.claims import number
 from studies.claims_cartpole import PAPER, cartpole_claims
-from studies.errors import describe, standard_errors, streams
+from studies.errors import amount, describe, standard_errors, streams
 from studies.frame import Runs, Seeds, Study, Summary
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class CartPole(Study):
             f"{summary['env']}, {summary['runs']} runs; PoWER weights by the "
             f"{summary['weighting']}. The value of θ_10 is the mean of "
             f"{summary['truth_rollouts']:,} rollouts: {mean:.0f} on average, 5th, 50th and 95th "
-            f"percentile {low:.0f}, {middle:.0f}, {high:.0f}, its standard error {number(error)} "
+            f"percentile {low:.0f}, {middle:.0f}, {high:.0f}, its standard error {amount(error)} "
             "(root mean square); this variance is subtracted from all mean squares. Mean returns "
             f"of θ_0 … θ_10: {curve}.",
             "",
@@ -145,11 +144,11 @@ def _source_table(title: str, names: Sequence[str], found: Summary) -> list[str]
     ]
     for i, name in enumerate(names):
         paper = [f"{value:.2f}" for value in PAPER[name]] if name in PAPER else [""] * 3
-        ours = [number(value) for value in found["rmse_percentiles"][i]]
+        ours = [amount(value) for value in found["rmse_percentiles"][i]]
         lines.append(
-            f"| {name} | {' | '.join([*paper, *ours])} | {number(found['bias'][i])} ± "
-            f"{number(found['bias_error'][i], 2)} | {number(found['deviation'][i])} | "
-            f"{number(found['median'][i])} | {found['coverage'][i]:.0%} |"
+            f"| {name} | {' | '.join([*paper, *ours])} | {amount(found['bias'][i])} ± "
+            f"{amount(found['bias_error'][i])} | {amount(found['deviation'][i])} | "
+            f"{amount(found['median'][i])} | {found['coverage'][i]:.0%} |"
         )
     return lines
 
@@ -171,6 +170,6 @@ def _batches(summary: Summary) -> list[str]:
         "|---|" + "---|" * len(shown),
     ]
     for batch in range(len(sources["fresh"]["batch_rmse"])):
-        row = [number(sources[source]["batch_rmse"][batch][i]) for source, i in shown]
+        row = [amount(sources[source]["batch_rmse"][batch][i]) for source, i in shown]
         lines.append(f"| {batch + 1} | " + " | ".join(row) + " |")
     return lines

@@ -28,7 +28,7 @@ PAPER = {  # 5th, 50th, 95th percentile of the MSE; 2,000 runs
     },
 }
 
-_MSE = "MSE − MSE, paired by run; in the last column as a share of the smaller one"
+_MSE = "MSE − MSE, paired by run"
 _SOURCE = "section 3.4, table 3"
 _ORDER = [("BIS", "FIS"), ("FIS", "OUIS"), ("OUIS", "NBIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS")]
 
@@ -54,7 +54,7 @@ def _plain(summary: Summary) -> list[Claim]:
     def gap(name: str) -> tuple[float, float, str]:
         found = summary["schedules"][name]
         difference = found["pairs"]["difference"][i][j]
-        note = f"{number(100 * difference / found['mse'][i], 2)} % of the MSE of FIS"
+        note = f"{100 * difference / found['mse'][i]:+.1f} % of the MSE of FIS"
         return difference, found["pairs"]["difference_error"][i][j], note
 
     none, none_error, none_note = gap(first)
@@ -159,7 +159,7 @@ def _impossible(summary: Summary) -> str:
     width = (high - low) / middle
     # the mean of 2,000 squares of a normal error: its 5th to 95th percentile is 3.29 √(2 / 2000)
     normal = 2 * 1.645 * math.sqrt(2 / runs)
-    bias = math.sqrt(middle)
+    bias, other = math.sqrt(middle), math.sqrt(PAPER["ε¹"]["NBIS"][1])
     spread = (high - low) * math.sqrt(runs) / (2 * 1.645 * 2 * bias)
     return (
         f"They cannot come from 1,000 games. A return is −1, 0 or 1, with variance "
@@ -169,10 +169,11 @@ def _impossible(summary: Summary) -> str:
         f"estimator: the squares of normal errors vary so much that over {runs:,} runs the 5th and "
         f"95th percentile of their mean lie {normal:.0%} of the MSE apart; for BIS the paper has "
         f"{width:.1%}. So narrow an interval needs nearly the same error in every run: a constant "
-        f"{bias:.2f} with a spread of {spread:.2f} gives just that. It is as if estimates had been "
-        "compared with a number that is not the value of the target; 0.35 is, for instance, how "
-        "much worse than the best policy the uniform one is. What remains of the table are its "
-        "orderings."
+        f"{bias:.2f} with a spread of {spread:.2f} gives just that. A wrong truth alone cannot be "
+        f"it: plain and normalised estimators differ by their mean weight only, which is 1, and "
+        f"still one would be off by {bias:.2f} and the other by {other:.2f}. So either the weights "
+        "or the returns of the paper are others than its text says, and what is left to compare "
+        "are orderings."
     )
 
 

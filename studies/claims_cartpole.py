@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from studies.claims import Claim, Evidence, number
-from studies.errors import larger_rmse
+from studies.claims import Claim, Evidence
+from studies.errors import amount, larger_rmse
 from studies.frame import Summary
 
 PAPER = {  # 5th, 50th, 95th percentile of the RMSE; 400 runs
@@ -88,8 +88,8 @@ def _similar(source: str, found: dict[str, Any], names: list[str]) -> Evidence:
 
 def _order_why(found: dict[str, Any], names: list[str]) -> str:
     wrong = [
-        f"{a} ({number(found['rmse'][names.index(a)])}) is not above {b} "
-        f"({number(found['rmse'][names.index(b)])})"
+        f"{a} ({amount(found['rmse'][names.index(a)])}) is not above {b} "
+        f"({amount(found['rmse'][names.index(b)])})"
         for a, b in _ORDER
         if not found["pairs"]["log_ratio"][names.index(a)][names.index(b)] > 0
     ]
@@ -106,7 +106,7 @@ def _bias(summary: Summary) -> list[Claim]:
 
     def bis(source: str) -> str:
         i, found = names.index("BIS"), own[source]
-        return f"{number(found['bias'][i])} ± {number(found['bias_error'][i], 2)}"
+        return f"{amount(found['bias'][i])} ± {amount(found['bias_error'][i])}"
 
     def unbiased(source: str) -> tuple[Evidence, ...]:
         found = own[source]
@@ -149,7 +149,7 @@ def _bias(summary: Summary) -> list[Claim]:
                     name,
                     summary["optimism"][0][i],
                     summary["optimism"][1][i],
-                    note=f"median {number(summary['optimism_median'][i])}; 95 % intervals cover "
+                    note=f"median {amount(summary['optimism_median'][i])}; 95 % intervals cover "
                     f"{own['in-sample']['coverage'][i]:.0%}, fresh "
                     f"{own['fresh']['coverage'][i]:.0%}",
                 )

@@ -100,7 +100,7 @@ def larger_rmse(
     for a, b in pairs:
         i, j = names.index(a), names.index(b)
         note = (
-            f"RMSE {number(found['rmse'][i])} and {number(found['rmse'][j])}; the error of {a} is "
+            f"RMSE {amount(found['rmse'][i])} and {amount(found['rmse'][j])}; the error of {a} is "
             f"the larger one in {rows['larger'][i][j]:.0%} of the runs"
         )
         made.append(
@@ -121,7 +121,7 @@ def larger_mse(
     rows, made = found["pairs"], []
     for a, b in pairs:
         i, j = names.index(a), names.index(b)
-        note = f"{number(rows['difference'][i][j] / found['mse'][j] * 100, 2)} %"
+        note = f"{100 * rows['difference'][i][j] / found['mse'][j]:+.1f} % of MSE({b})"
         made.append(
             Evidence(
                 f"{where}: {a} > {b}",
@@ -131,6 +131,12 @@ def larger_mse(
             )
         )
     return tuple(made)
+
+
+def amount(value: float) -> str:
+    """A number for a table, three digits or all before the point: 1290, not 1.29e+03."""
+    whole = len(str(int(abs(value)))) if math.isfinite(value) else 0
+    return number(value, max(3, whole))
 
 
 def _resample(runs: int) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from studies.claims_blackjack import PAPER as TABLE_3
 from studies.claims_cartpole import PAPER as TABLE_2
@@ -57,7 +58,7 @@ def _batches(ax: Axes, summary: Summary) -> None:
             label = name if source == "fresh" else None
             ax.plot(at, batches[:, names.index(name)], line, color=colour, ms=3, lw=1, label=label)
     ax.set_yscale("log")
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
     ax.set_ylim(top=ax.get_ylim()[1] * 2)
     size = summary["sources"]["fresh"]["batch_size"]
@@ -101,7 +102,7 @@ def blackjack_figure(summary: Summary) -> Figure:
         ax.set_yticks(np.arange(len(names)), names)
         ax.invert_yaxis()
         ax.set_title(f"MSE with {name}, 5th to 95th percentile", loc="left", fontsize=10)
-        ax.legend(fontsize=7, frameon=False, loc="center")
+        ax.legend(fontsize=7, frameon=False, loc="upper center")
         dress(ax, "MSE", "")
     shown = [("BIS", "FIS"), ("FIS", "OUIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS"),
              ("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NBIS")]  # fmt: skip

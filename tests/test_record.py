@@ -110,10 +110,11 @@ def test_arrays_that_the_environment_or_the_loop_overwrites() -> None:
     assert_array_equal(data.actions, np.array([[0, 0], [0.1, 0.1], [0.2, 0.2]], dtype=np.float32))
 
 
-def test_observations_of_changing_dtype_and_shape() -> None:
+@pytest.mark.parametrize("odd", [4, (1, 2), (1, 3)])
+def test_observations_of_changing_dtype_and_shape(odd: Any) -> None:
     def observe(who: int, episode: int, step: int) -> Any:
         if episode == 1 and step == 1:
-            return np.zeros((3, 1))
+            return np.zeros(odd)
         return np.array([who, episode, step + 0.5 if step else 0])  # integers at first
 
     env = recorder(ScriptedEnv(script("..T", "..T", "..T"), observe=observe))
@@ -123,6 +124,24 @@ def test_observations_of_changing_dtype_and_shape() -> None:
     assert (env.dropped_episodes, env.dropped_steps) == (1, 3)
     expected = [[0, 0, 0], [0, 0, 1.5], [0, 0, 2.5], [0, 2, 0], [0, 2, 1.5], [0, 2, 2.5]]
     assert_array_equal(env.buffer.view().observations, expected)
+
+
+@pytest.mark.parametrize(("first", "odd"), [((3,), (4,)), ((2, 3), (3, 2)), ((), (1,))])
+def test_observations_of_the_right_dtype_and_the_wrong_shape(
+    first: tuple[int, ...], odd: tuple[int, ...]
+) -> None:
+    def observe(who: int, episode: int, step: int) -> NDArray[np.float64]:
+        wrong = odd if (episode, step) == (1, 1) else first
+        return np.arange(math.prod(wrong), dtype=np.float64).reshape(wrong) + step
+
+    space = spaces.Box(-9, 9, first, np.float64)
+    env = RecordTrajectories(ScriptedEnv(script("..T"), observation_space=space, observe=observe))
+    env.follow(Constant())
+    play(env, 3)
+    with pytest.raises(ValueError, match="the episode was dropped, not recorded"):
+        len(env.buffer)
+    data = env.buffer.view()
+    assert_array_equal(data.observations, [observe(0, 0, t) for t in [0, 1, 2] * 2])
 
 
 def test_a_buffer_in_hand_sees_what_comes_later() -> None:

@@ -68,7 +68,7 @@ def test_rollouts_are_those_recorded_from_gymnasium(
 def test_control_is_the_agents(table: tuple[RecordTrajectories, np.random.Generator]) -> None:
     env, rng = table
     for schedule in range(2):
-        epsilon = blackjack.Blackjack(episodes=400, every=100).epsilons(schedule)
+        epsilon = blackjack.schedule_of(schedule, 400)
         agent = MonteCarloControl(rules.SHAPE, 2, epsilon=epsilon)
         before = rng.bit_generator.state
         snapshots = []
@@ -82,8 +82,7 @@ def test_control_is_the_agents(table: tuple[RecordTrajectories, np.random.Genera
         again.bit_generator.state = before
         assert blackjack.Blackjack(episodes=400, every=100).train(schedule, again) == snapshots
         again.bit_generator.state = before
-        played = np.array([epsilon(t) for t in range(1, 401)])
-        found = simulation.control(played, 100, again)
+        found = simulation.control(blackjack.played(schedule, 400), 100, again)
         q = found.totals / np.maximum(found.visits, 1)
         np.testing.assert_array_equal(q.reshape(agent.q.shape), agent.q)
         assert again.bit_generator.state == rng.bit_generator.state
@@ -120,7 +119,7 @@ def test_no_hand_is_longer_than_the_arrays_allow() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Summary:
-    return SMALL.summarise(SMALL.run(seeds_of(0, (0, 120))))
+    return SMALL.summarise(SMALL.run(seeds_of(0, (0, 80))))
 
 
 def test_runs_depend_on_their_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

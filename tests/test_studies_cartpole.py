@@ -245,3 +245,10 @@ def test_streams_are_independent_of_what_was_drawn_before() -> None:
     assert first == [rng.random() for rng in errors.streams(seed, 3)]
     assert first[:2] == [rng.random() for rng in errors.streams(seed, 2)]
     assert len(set(first)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1290.4, "1290"), (-0.01234, "−0.0123"), (math.nan, "undefined")]
+)
+def test_amounts_have_no_exponent(value: float, text: str) -> None:
+    assert errors.amount(value) == text

@@ -155,7 +155,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
                     observation.tobytes()
                     if observation.__class__ is ndarray
                     and observation.dtype is dtype
-                    and observation.shape == shape
+                    and (shape is None or observation.shape == shape)
                     else self._recorder.odd(observation)
                 )
             actions.append(chosen)
@@ -210,15 +210,15 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
 
 
 # Observations, actions, rewards and (row, given log-probability) of the episodes that wait and,
-# behind them, of the open one, which has one more observation; dtype and shape of observations. A
-# plain tuple: it is unpacked at every step.
+# behind them, of the open one, which has one more observation; dtype of observations, and their
+# shape, but None if it has one axis. A plain tuple: it is unpacked at every step.
 _Rows: TypeAlias = tuple[
     list[Any],
     list[Any],
     list[float],
     list[tuple[int, float]],
     "np.dtype[Any] | None",
-    tuple[int, ...],
+    "tuple[int, ...] | None",
 ]
 
 
@@ -226,7 +226,7 @@ class _EpisodeRecorder(Recorder):
     """The rows of a single env.
 
     An observation that is an array like the very first one is kept as bytes, which is half the
-    work of an array.
+    work of an array. Bytes of vectors have their length looked at later.
     """
 
     _all_alike = True  # whether all observations are bytes
@@ -246,7 +246,9 @@ class _EpisodeRecorder(Recorder):
         super().__init__(
             observation_space, action_space, horizon, held_out=held_out, path=path, audit=audit
         )
-        self.rows: _Rows = ([], [], [], [], None, ())
+        self.rows: _Rows = ([], [], [], [], None, None)
+        self._shape: tuple[int, ...] = ()  # of the very first observation
+        self._n_bytes = 0
 
     @property
     def open_steps(self) -> int:
@@ -255,13 +257,15 @@ class _EpisodeRecorder(Recorder):
 
     def start(self, observation: Any) -> None:
         """The first observation of an episode."""
-        observations, _, _, _, dtype, shape = self.rows
-        if observation.__class__ is ndarray and dtype is None and observation.dtype != object:
-            dtype, shape = observation.dtype, observation.shape
+        observations, _, _, _, dtype, _ = self.rows
+        is_array = observation.__class__ is ndarray
+        if is_array and dtype is None and observation.dtype != object:
+            dtype, self._shape = observation.dtype, observation.shape
+            self._n_bytes = observation.nbytes
+            self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
+            shape = None if observation.ndim == 1 else self._shape
             self.rows = (*self.rows[:4], dtype, shape)
-            self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, observation.nbytes))
-        alike = observation.__class__ is ndarray and observation.dtype is dtype
-        alike = alike and observation.shape == shape
+        alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.odd(observation))
 
     def odd(self, observation: Any) -> Any:
@@ -307,15 +311,17 @@ class _EpisodeRecorder(Recorder):
         table = np.array([labels for _, labels in batch], dtype=np.int64)
         rows = slice(batch[0][0], batch[0][0] + int(table[:, 0].sum()))
         n = rows.stop - rows.start
-        observations, actions, rewards, pairs, dtype, shape = self.rows
+        observations, actions, rewards, pairs, dtype, _ = self.rows
         log_probs, given = np.zeros(n), np.zeros(n, dtype=bool)
         for row, value in pairs:
             if rows.start <= row < rows.stop:
                 log_probs[row - rows.start], given[row - rows.start] = value, True
         seen = observations[rows]
-        if self._all_alike:
-            batch_seen: Tree = np.frombuffer(bytearray().join(seen), dtype).reshape(n, *shape)
+        if self._all_alike and set(map(len, seen)) == {self._n_bytes}:
+            joined = np.frombuffer(bytearray().join(seen), dtype)
+            batch_seen: Tree = joined.reshape(n, *self._shape)
         else:
+            shape = self.rows[5] or (-1,)
             seen = [np.frombuffer(x, dtype).reshape(shape) if type(x) is bytes else x for x in seen]
             batch_seen = spaces.stack(self.buffer.observation_space, seen)
         return Finished(
