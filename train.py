@@ -134,11 +134,17 @@ class Run:
     logdir: Path
     rng: np.random.Generator
     done: int = 0  # finished iterations
+    complete: int = 0  # episodes of finished iterations
 
     def data(self) -> Trajectories:
-        """The episodes that the evaluation may use."""
+        """The episodes that the evaluation may use.
+
+        Those of an iteration that was cut short are left out: the ones that finished by then are
+        the short ones.
+        """
         held_out = True if self.args.held_out > 0 else None
-        return self.env.buffer.view().select(held_out=held_out, last=self.args.policies)
+        whole = self.env.buffer.view().select(episodes=np.arange(self.complete))
+        return whole.select(held_out=held_out, last=self.args.policies)
 
     def seed(self) -> int:
         """The next seed for resets."""
@@ -151,6 +157,7 @@ class Run:
         fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
         self.agent.learn(fresh.select(held_out=False))
         self.done += 1
+        self.complete = len(self.env.buffer)
         return float(fresh.returns(self.args.gamma).mean())
 
     def evaluate(self, **options: Any) -> Evaluation:
@@ -170,7 +177,7 @@ def train(run: Run, writer: Any) -> None:
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
-                writer.add_evaluation(run.evaluate(), iteration + 1)
+                writer.add_evaluation(run.evaluate(interval=run.args.interval), iteration + 1)
             bar.set_postfix(mean_return=f"{mean_return:.4g}")
             bar.update()
 
@@ -210,7 +217,8 @@ def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) 
     if truth:
         lines.append(f"fresh rollouts: {truth[0]:.5g} ± {truth[1]:.2g} ({args.truth_episodes:,})")
     lines.append(
-        "The learner never saw these episodes: the intervals mean what they say."
+        "The learner never saw these episodes, so training makes none of this optimistic; the "
+        "verdicts say how far to trust each row."
         if args.held_out > 0
         else "In-sample: the policy was trained on these episodes, so all of this is optimistic; "
         "--held-out 0.5 keeps episodes apart."
@@ -226,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         env_spec = gym.spec(args.env)
         probe = gym.make(args.env)
-        agent = make_agent(probe, seed=args.seed)
+        agent = make_agent(probe, gamma=args.gamma, seed=args.seed)
         probe.close()
     except (ValueError, gym.error.Error) as error:
         print(f"train.py: {error}", file=sys.stderr)

@@ -3,7 +3,8 @@
     python benchmarks/train_coverage.py --env CartPole-v1 --seeds 50
 
 Prints, for each estimator, the share of seeds whose interval holds the fresh mean (its own error
-added to the width), the mean distance in standard errors, and the colours of the verdicts.
+added to the width), the mean distance in standard errors, and both by the colour of the verdict.
+Undefined intervals are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import gymnasium as gym
@@ -48,33 +48,38 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     args, more = parser.parse_known_args()
-    hits: dict[str, list[bool]] = {}
-    distances: dict[str, list[float]] = {}
-    colours: dict[str, Counter[str]] = {}
+    found: dict[str, list[tuple[str, bool | None, float]]] = {}
     for seed in tqdm(range(args.first_seed, args.first_seed + args.seeds), unit="run"):
         evaluation, (truth, error) = one(args.env, seed, more)
         for name, estimate in evaluation.items():
-            interval, se = estimate.interval, estimate.standard_error
-            slack = (interval.high - interval.low) / 2 * (np.hypot(1.0, error / se) - 1.0)
-            inside = interval.low - slack <= truth <= interval.high + slack
-            hits.setdefault(name, []).append(bool(inside))
-            distances.setdefault(name, []).append((estimate.value - truth) / np.hypot(se, error))
-            colours.setdefault(name, Counter())[estimate.verdict.colour] += 1
+            low, high, se = estimate.interval.low, estimate.interval.high, estimate.standard_error
+            width = np.hypot(1.0, error / se) if se > 0 else 1.0  # the fresh mean has its own error
+            middle, half = (low + high) / 2, (high - low) / 2 * width
+            inside = None if np.isnan(half) else bool(abs(truth - middle) <= half)
+            off = (estimate.value - truth) / np.hypot(se, error)
+            found.setdefault(name, []).append((estimate.verdict.colour, inside, float(off)))
     print(f"{args.env}, {args.seeds} seeds from {args.first_seed}, {' '.join(more) or 'defaults'}")
-    print(f"{'estimator':10}{'coverage':>9}{'±':>6}{'mean off':>10}  green amber red")
+    print("| estimator | coverage | mean distance, se | green: seeds, covered | amber | red |")
+    print("|---|---|---|---|---|---|")
     rows = {}
-    for name, inside in hits.items():
-        share = float(np.mean(inside))
-        spread = float(np.sqrt(share * (1 - share) / len(inside)))
-        off = float(np.mean(distances[name]))
-        count = colours[name]
-        print(
-            f"{name:10}{share:9.2f}{spread:6.2f}{off:+10.2f}  "
-            f"{count['green']:5}{count['amber']:6}{count['red']:4}"
-        )
-        rows[name] = {"coverage": share, "standard_error": spread, "mean_off": off, **count}
+    for name, entries in found.items():
+        share, spread = _share([inside for _, inside, _ in entries])
+        off = float(np.nanmean([distance for *_, distance in entries]))
+        cells = []
+        for colour in ("green", "amber", "red"):
+            mine = [inside for c, inside, _ in entries if c == colour]
+            cells.append(f"{len(mine)}, {_share(mine)[0]:.2f}" if mine else "0")
+        print(f"| {name} | {share:.2f} ± {spread:.2f} | {off:+.1f} | {' | '.join(cells)} |")
+        rows[name] = {"coverage": share, "standard_error": spread, "mean_off": off}
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _share(inside: list[bool | None]) -> tuple[float, float]:
+    """Share of the defined intervals that hold the truth, and its standard error."""
+    known = [hit for hit in inside if hit is not None]
+    share = float(np.mean(known)) if known else np.nan
+    return share, float(np.sqrt(share * (1 - share) / max(len(known), 1)))
 
 
 if __name__ == "__main__":

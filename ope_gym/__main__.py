@@ -3,7 +3,7 @@
 Examples:
   python -m ope_gym info episodes.ope
   python -m ope_gym evaluate episodes.ope                      the last recorded policy
-  python -m ope_gym evaluate episodes.ope --target 3 --held-out --interval bca
+  python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
   python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
 """
 
@@ -37,7 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--target", default="last", help="number of the policy to evaluate, or last (default)"
     )
     value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
-    value.add_argument("--held-out", action="store_true", help="use only held-out episodes")
+    value.add_argument(
+        "--data",
+        choices=("auto", "held-out", "all"),
+        default="auto",
+        help="which episodes: held-out ones if there are any (auto, the default), or all",
+    )
     value.add_argument("--gamma", type=float, default=1.0)
     value.add_argument("--cap", type=float, default=10.0)
     value.add_argument("--interval", default="ess-t", choices=METHODS)
@@ -45,20 +50,23 @@ def main(arguments: list[str] | None = None) -> int:
     value.add_argument("--resamples", type=int, default=1000)
     value.add_argument("--seed", type=int, default=0)
     value.add_argument("--reward-range", type=float, nargs=2, metavar=("LOW", "HIGH"))
+    value.add_argument("--horizon", type=int, help="longest possible episode, for betting")
     value.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
     args = parser.parse_args(arguments)
     try:
         data = Trajectories.load(args.buffer)
         print(describe(data) if args.command == "info" else _evaluate(data, args))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _evaluate(data: Trajectories, args: argparse.Namespace) -> str:
-    if args.held_out:
+    if args.data == "held-out" or (args.data == "auto" and data.held_out.any()):
         data = data.select(held_out=True)
+        if not len(data):
+            raise ValueError(f"--data held-out: {args.buffer} holds no held-out episode")
     if not data.policies:
         raise ValueError(f"{args.buffer} holds no policy to evaluate")
     number = len(data.policies) - 1 if args.target == "last" else _number(args.target)
@@ -68,6 +76,7 @@ def _evaluate(data: Trajectories, args: argparse.Namespace) -> str:
         data, data.policies[number], estimators=args.estimators, gamma=args.gamma, cap=args.cap,
         interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
         reward_range=tuple(args.reward_range) if args.reward_range else None,
+        horizon=args.horizon,
     )  # fmt: skip
     if args.json:
         evaluation.to_json(args.json)

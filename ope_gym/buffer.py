@@ -10,25 +10,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import spaces, storage, trees
-from ope_gym.policies import Policy
-from ope_gym.spaces import Space
-from ope_gym.trajectories import (
+from ope_gym.columns import (
     CHANGES_NEED_A_CLOCK,
-    ChangeTable,
-    PolicyTable,
-    Schedule,
     Steps,
-    Trajectories,
-    Viewable,
-    agree,
     check_horizon,
+    check_lengths,
     check_policy_ids,
     check_steps,
+    flags,
+    floats,
     freeze,
-    join,
-    nothing,
-    renumber,
+    per_episode,
 )
+from ope_gym.policies import Policy
+from ope_gym.schedules import ChangeTable, PolicyTable, Schedule
+from ope_gym.spaces import Space
+from ope_gym.trajectories import Trajectories, Viewable, agree, join, nothing, renumber
 from ope_gym.trees import Tree
 
 __all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
@@ -178,6 +175,119 @@ class TrajectoryBuffer:
         self._view = None
         return index
 
+    def append_many(
+        self,
+        observations: Tree,
+        actions: Tree,
+        rewards: ArrayLike,
+        log_probs: ArrayLike,
+        policy_ids: ArrayLike,
+        *,
+        lengths: ArrayLike,
+        terminated: ArrayLike,
+        truncated: ArrayLike = False,
+        held_out: ArrayLike = False,
+        start_clock: ArrayLike = -1,
+        copy: bool = True,
+    ) -> Steps:
+        """Add finished episodes as `append` would one by one, only faster; all of them or none.
+
+        Args:
+            observations: Batch of S rows, those of the first episode first.
+            actions: Batch of S rows.
+            rewards: (S,).
+            log_probs: (S,).
+            policy_ids: The policy that acted, or (S,) of them.
+            lengths: (n,) number of steps of each episode.
+            terminated: (n,), or one value for all episodes, like the others below.
+            truncated: (n,).
+            held_out: (n,).
+            start_clock: (n,), -1 where it is unknown.
+            copy: Whether to copy the batches. Otherwise the buffer keeps them, read-only.
+
+        Returns:
+            The steps as the buffer keeps them.
+        """
+        first, n_steps = len(self), len(floats(rewards, "rewards", _of_many, copy=False))
+        sizes, offsets = check_lengths(lengths, n_steps)
+        n = len(sizes)
+
+        def where(row: int | None) -> str:
+            if row is None:
+                return f"episodes {first} to {first + n - 1}" if n else _of_many(row)
+            i = int(np.searchsorted(offsets, row, side="right")) - 1
+            return f"episode {first + i}, step {row - offsets[i]}"
+
+        steps = check_steps(
+            Steps(observations, actions, rewards, log_probs),  # type: ignore[arg-type]
+            self.observation_space,
+            self.action_space,
+            discrete=self._discrete,
+            where=where,
+            copy=copy,
+        )
+        clocks = per_episode(start_clock, n, "start_clock", np.int64)
+        slots = np.full(n, _OWN if self._changes.clocks else -1, dtype=np.int32)
+        reach = clocks + sizes
+        if n and clocks.min() < 0:
+            slots[clocks < 0], reach[clocks < 0] = -1, 0
+        part = Trajectories(
+            *steps,
+            check_policy_ids(policy_ids, n_steps, len(self._policies.policies), where, copy),
+            offsets,
+            flags(terminated, n, "terminated"),
+            flags(truncated, n, "truncated"),
+            flags(held_out, n, "held_out"),
+            clocks,
+            slots,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
+        )
+        if n == 0:
+            return steps
+        i = 0 if n == 1 else self._first_doubtful(part, sizes)
+        if i is not None:
+            name, begin, clock = f"episode {first + i}", int(offsets[i]), int(clocks[i])
+            self._check_episode(int(sizes[i]), bool(part.terminated[i] or part.truncated[i]), name)
+            if clock != -1:
+                _as_clock(clock, f"{name}: start_clock")
+            ids = part.policy_ids[begin : begin + int(sizes[i])]
+            self._check_policies(ids, clock, lambda row: where(begin + (row or 0)))
+        signature = self._check_signature(
+            steps, where(None), self.observation_space, self.action_space
+        )
+        # everything is checked: from here on nothing can fail
+        self._flush()
+        self._signature = signature
+        self._parts.append(freeze(part))
+        self._n += n
+        self._latest = max(self._latest, int(reach.max()))
+        self._view = None
+        return steps
+
+    def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
+        """The first episode that `append` would refuse, if there is one."""
+        clocks, changes = part.start_clock, self._changes
+        good = (part.terminated | part.truncated) & (clocks >= -1)
+        if self.horizon is not None:
+            good &= sizes <= self.horizon
+        if not good.all():
+            return int(np.argmin(good))
+        expected: Any
+        if changes.clocks and clocks.min() >= changes.clocks[-1]:
+            expected = changes.policies[-1]
+        else:
+            expected = np.repeat(part.policy_ids[part.offsets[:-1]], sizes)
+            scheduled = np.repeat(part.schedule_ids == _OWN, sizes)
+            if scheduled.any():
+                at = np.repeat(clocks - part.offsets[:-1], sizes) + np.arange(part.n_steps)
+                expected[scheduled] = changes.policy_at(at[scheduled])
+        wrong = part.policy_ids != expected
+        if not wrong.any():
+            return None
+        return int(np.searchsorted(part.offsets, np.argmax(wrong), side="right")) - 1
+
     def _check_episode(self, n: int, ended: bool, name: str) -> None:
         if n == 0:
             raise ValueError(f"{name} has no steps; an episode has at least one")
@@ -196,7 +306,7 @@ class TrajectoryBuffer:
         if scheduled:
             expected = self._changes.policy_over(clock, len(ids))
             if expected is None:
-                expected = self._changes.schedule().policy_at(clock + np.arange(len(ids)))
+                expected = self._changes.policy_at(clock + np.arange(len(ids)))
         wrong = ids != expected
         if not wrong.any():
             return
@@ -340,6 +450,10 @@ class TrajectoryBuffer:
         buffer = cls()
         buffer.extend(Trajectories.load(path, recover=recover))
         return buffer
+
+
+def _of_many(row: int | None) -> str:
+    return "append_many"
 
 
 def _as_clock(value: Any, name: str) -> int:

@@ -11,7 +11,7 @@ from ope_gym.weights import FloatArray, IntArray
 
 GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
-_CALIBRATION = 4.0  # |Z| beyond which a policy's recorded propensities are called wrong
+_EXCESS = 4.0  # standard errors by which the mean weight may exceed 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,13 @@ class Diagnostics:
     log_last: FloatArray
     support_violations: int | None = None
     calibration: FloatArray | None = None
+
+    @property
+    def mean_weight_error(self) -> float:
+        """Standard error of the mean weight, from the spread of the last weights."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread = float(np.std(np.exp(self.log_last)))
+        return spread / float(np.sqrt(self.log_last.size)) if np.isfinite(spread) else np.inf
 
     @property
     def uncovered(self) -> float:
@@ -140,6 +147,7 @@ def judge(
     names: Sequence[str],
     *,
     notes: Sequence[str] = (),
+    cautions: Sequence[str] = (),
 ) -> Verdict:
     """The verdict: green for ESS >= 40 and no share above 5 %, red below ESS 10.
 
@@ -155,10 +163,11 @@ def judge(
         behaviour_counts: (K,) n_k.
         names: (K,) names of the behaviours.
         notes: further reasons that make the result red.
+        cautions: further reasons that make it amber.
     """
     d = diagnostics
     red: list[str] = list(notes)
-    amber: list[str] = []
+    amber: list[str] = list(cautions)
     if np.isnan(value) and d.ess == 0:
         red.append(f"no episode supports the target from step {d.ess_step} on: all weights are 0")
     elif not np.isfinite(value):
@@ -175,12 +184,20 @@ def judge(
         red.append("one trajectory per behaviour: their spread cannot be known")
     if d.max_share > GREEN_SHARE and trajectories > 1 and not red:
         amber.append(f"one episode holds {d.max_share:.0%} of the weight")
-    if np.isfinite(value) and d.uncovered > AMBER_MISSING and trajectories > 1:
+    if error == 0 and trajectories > 1:
+        amber.append("all episodes agree, so no spread is seen: rare outcomes would not show")
+    if d.mean_weight > 1.01 + _EXCESS * d.mean_weight_error:
+        amber.append(
+            f"the mean weight is {d.mean_weight:.2f} instead of 1: a propensity or a behaviour "
+            "may be wrong"
+        )
+    capped = d.capped_share > 0
+    if np.isfinite(value) and d.uncovered > AMBER_MISSING and trajectories > 1 and not capped:
         (red if d.uncovered > RED_MISSING else amber).append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: the data miss much of what the "
             "target does"
         )
-    if d.capped_share > 0:
+    if capped:
         amber.append(
             f"the cap met {d.capped_share:.1%} of the steps: a bias that no interval shows"
         )
@@ -188,10 +205,6 @@ def judge(
         amber.append(
             f"at {d.support_violations} visited steps the target may act as the data never could"
         )
-    if d.calibration is not None:
-        for policy in np.flatnonzero(np.abs(np.nan_to_num(d.calibration)) > _CALIBRATION):
-            z = d.calibration[policy]
-            red.append(f"the propensities of policy {policy} look wrongly recorded (Z = {z:.1f})")
     colour = "red" if red else "amber" if amber else "green"
     reasons = tuple(red + amber) or (f"effective sample size {d.ess:.0f}",)
     advice = () if d.ess >= GREEN_ESS else (_advice(d, behaviour_counts, names),)

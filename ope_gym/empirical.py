@@ -30,6 +30,7 @@ def empirical_average(
     """The EA estimate of `target`.
 
     Influence values: psi_i = v(x_i) + w_i (r_i - r(x_i, a_i)), w_i = n_x pi_e(a_i|x_i) / n_x,a.
+    For the standard error residuals are scaled by sqrt(n_x,a / (n_x,a - 1)).
     """
     probs, actions = _one_step(data, target)
     n = len(data)
@@ -43,7 +44,8 @@ def empirical_average(
     mean = np.bincount(cell, data.rewards) / n_cell
     worth = np.bincount(cell_context, mass * mean, minlength=n_context.size)  # v(x)
     weights = n_context[context] * mass[cell] / n_cell[cell]
-    influence = worth[context] + weights * (data.rewards - mean[cell])
+    residual = weights * (data.rewards - mean[cell])
+    influence = worth[context] + residual
     value = float(np.mean(worth[context]))
     total, square = weights.sum(), np.sum(weights**2)
     if total == 0:  # as for weights: no estimate, not an estimate of 0
@@ -55,7 +57,9 @@ def empirical_average(
     diagnostics = weight_diagnostics(
         scaled, ess, log_last, behaviour_ids, sample.counts.size, 0.0, None, None
     )
-    error = standard_error(influence, sample.strata)
+    # residuals from a fitted mean are too small by (n - 1) / n; those of a single draw are 0
+    freedom = np.sqrt(n_cell / np.maximum(n_cell - 1, 1))
+    error = standard_error(influence + (freedom[cell] - 1.0) * residual, sample.strata)
     replicates = None
     if options.interval == "betting":
         raise ValueError("interval='betting' bounds weighted means; EA is none: use FIS or BIS")
@@ -75,7 +79,14 @@ def empirical_average(
         notes.append(
             f"{diagnostics.uncovered:.1%} of the target's actions were never sampled and count as 0"
         )
-    verdict = judge(diagnostics, value, error, n, sample.counts, sample.behaviours, notes=notes)
+    single = float(np.sum(weights[n_cell[cell] == 1]) / max(total, np.finfo(float).tiny))
+    cautions = []
+    if single > 0:
+        cautions.append(f"{single:.0%} of it rests on actions sampled once: the error is too small")
+    verdict = judge(
+        diagnostics, value, error, n, sample.counts, sample.behaviours,
+        notes=notes, cautions=cautions,
+    )  # fmt: skip
     seed = options.seed if replicates is not None else None
     return Estimate(
         "EA", value, error, interval, diagnostics, verdict, influence, sample, replicates, seed

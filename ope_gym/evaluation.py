@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,7 +49,15 @@ class _Data:
     sample: Sample
     support: dict[str, int]
     calibration: FloatArray | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # red for all
+    cautions: tuple[str, ...] = ()  # amber for weights against a mixture
+
+
+_FOLLOWING = (
+    "the policy changed during episodes: where one follows the other, its start depends on how "
+    "long the last one lived, and weights against a mixture are not exactly unbiased"
+)
+_BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 
 
 def evaluate(
@@ -72,10 +81,12 @@ def evaluate(
     Args:
         trajectories: recorded episodes with the policies that acted.
         target: the policy to evaluate.
-        estimators: names from `ope_gym.ESTIMATORS`, or "EA" for one-step data; all by default.
+        estimators: names from `ope_gym.ESTIMATORS`, or "EA" for one-step data; all by default, EA
+            only where the time limit is one step.
         gamma: discount within [0, 1].
         cap: upper bound of the weights of capped estimators.
-        interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards).
+        interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards; made
+            from the plain weights, so it holds the value, not always the normalised estimate).
         level: confidence level of the intervals.
         rng: seed or generator of the bootstrap draws; a fixed seed by default, so that two
             evaluations of the same trajectories share their draws.
@@ -139,10 +150,12 @@ def evaluate(
             data.log_probs[offsets[:-1]], data.log_probs[offsets[1:] - 1],
         ),
     )  # fmt: skip
-    notes = (rows.mismatch,) if rows.mismatch else ()
+    notes = report.notes + ((rows.mismatch,) if rows.mismatch else ())
+    cautions = (_FOLLOWING,) if (data.schedule_ids >= 0).any() else ()
     bundle = _Data(
-        data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes
-    )
+        data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes,
+        cautions,
+    )  # fmt: skip
     draws = intervals.Resamples(sample.strata, options.resamples, options.seed, progress)
     estimates = _estimate(log_w, bundle, options, draws)
     if "EA" in options.estimators:
@@ -255,6 +268,7 @@ def _estimate(
     resamples: intervals.Resamples,
 ) -> dict[str, Estimate]:
     """Every estimator of the table that was asked for."""
+    log_w, data = _within_discount(log_w, data, options.gamma)
     columns: dict[tuple[str, bool], Columns] = {}
     estimates = {}
     for name in options.estimators:
@@ -293,7 +307,10 @@ def _estimate_one(
     error = standard_error(result.influence, sample.strata)
     replicates = None
     notes = list(data.notes)
+    cautions = [] if composition.scheme == "basic" else list(data.cautions)
     if options.interval == "betting":
+        if composition.scheme != "basic" and sample.regime == "not held out":
+            cautions.append(_BETTING)
         interval = _betting(weights, cap, data, options)
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
@@ -318,12 +335,27 @@ def _estimate_one(
         )
     verdict = judge(
         diagnostics, result.value, error, sample.trajectories, sample.counts, sample.behaviours,
-        notes=notes,
+        notes=notes, cautions=cautions,
     )  # fmt: skip
     return Estimate(
         name, result.value, error, interval, diagnostics, verdict, result.influence, sample,
         replicates, options.seed if replicates is not None else None,
     )  # fmt: skip
+
+
+def _within_discount(
+    log_w: dict[str, FloatArray], data: _Data, gamma: float
+) -> tuple[dict[str, FloatArray], _Data]:
+    """The steps that gamma leaves any weight: the first ones alone if gamma is 0."""
+    lengths = np.diff(data.offsets)
+    counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
+    if counted == lengths.max():
+        return log_w, data
+    steps = np.arange(data.rewards.size) - np.repeat(data.offsets[:-1], lengths)
+    kept = steps < counted
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, counted))])
+    data = dataclasses.replace(data, rewards=data.rewards[kept], offsets=offsets)
+    return {scheme: weights[kept] for scheme, weights in log_w.items()}, data
 
 
 def _betting(
@@ -356,7 +388,7 @@ def _default_estimators(
 ) -> list[str]:
     """All that the data allow: without the policies only the basic weights can be had."""
     names = [name for name, c in ESTIMATORS.items() if available or c.scheme == "basic"]
-    if data.lengths.max() == 1 and hasattr(target, "probs") and interval != "betting":
+    if data.horizon == 1 and hasattr(target, "probs") and interval != "betting":
         names.append("EA")
     return names
 

@@ -41,8 +41,15 @@ _Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (float(q) for q in _Q)
 
 def compiled(fastmath: Iterable[str] = ()) -> Callable[[F], F]:
     """Compile on first use, keep the machine code on disk, release the GIL."""
-    decorator = njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))
-    return cast(Callable[[F], F], decorator)
+
+    def decorate(function: F) -> F:
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
+        try:
+            return cast(F, njit(cache=True, **options)(function))
+        except RuntimeError:  # there is no folder to keep it in
+            return cast(F, njit(**options)(function))
+
+    return decorate
 
 
 @intrinsic

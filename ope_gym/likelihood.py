@@ -18,6 +18,7 @@ from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray, IntArray
 
 _ROWS = 1 << 15  # steps evaluated at once
+_FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
 _ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
 
@@ -214,12 +215,23 @@ class PropensityReport:
     Args:
         calibration: (all policies,) Z_k = sum [ln pi(a|s) + H] / sqrt(sum Var[ln pi]) over the
             steps at which policy k acted, about standard normal if they were recorded rightly.
+        alarms: policies whose surprise is too large for chance, by Bernstein's inequality with the
+            largest single surprise as the jump: one rare but legal action raises none.
         support: by scheme, visited steps at which the target may choose an action that its own
             behaviour (basic), or every behaviour (fused, optimal), never would.
     """
 
     calibration: FloatArray
+    alarms: tuple[int, ...]
     support: dict[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The alarms in words."""
+        return tuple(
+            f"the propensities of policy {k} look wrongly recorded (Z = {self.calibration[k]:.1f})"
+            for k in self.alarms
+        )
 
 
 def check_propensities(
@@ -227,7 +239,7 @@ def check_propensities(
 ) -> PropensityReport:
     """Calibration of each policy that acted, and support of the target."""
     size = len(data.policies)
-    surprise, variance = np.zeros(size), np.zeros(size)
+    surprise, variance, jump = np.zeros(size), np.zeros(size), np.zeros(size)
     own_only, uncovered = 0, 0
     known = (target, *(data.policies[k] for k in behaviours.policies))
     finite = all(hasattr(policy, "probs") for policy in known)
@@ -243,8 +255,10 @@ def check_propensities(
             if moments is None:
                 variance[k] = np.nan
                 continue
-            surprise[k] += np.sum(data.log_probs[rows][mine] - moments[0])
+            surprises = data.log_probs[rows][mine] - moments[0]
+            surprise[k] += np.sum(surprises)
             variance[k] += np.sum(moments[1])
+            jump[k] = max(jump[k], np.abs(surprises).max())
             if target_probs is not None:
                 taken = policy.probs(seen) > 0
                 if taken.shape[1] != target_probs.shape[1]:
@@ -263,8 +277,11 @@ def check_propensities(
     exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(exact, 0.0, surprise / np.sqrt(variance))
-    z[~np.isin(np.arange(size), data.policy_ids)] = np.nan
-    return PropensityReport(z, support)
+        exponent = surprise**2 / (2 * variance + jump * np.abs(surprise) / 1.5)
+    z[acted == 0] = np.nan
+    limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
+    alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
+    return PropensityReport(z, tuple(alarms.tolist()), support)
 
 
 def _uncovered(

@@ -59,7 +59,7 @@ def log_sigmoid_stack(theta: Floats, x: Floats, chosen: NDArray[np.intp]) -> Flo
     out = np.empty((len(theta), len(x)))
     small = out.size <= SMALL
     scaled_theta = theta if small else theta * CELLS  # a power of two, so nothing is rounded
-    work = LogSigmoidTable(0 if small else BLOCK)
+    work = LogSigmoidTable(0 if small else min(BLOCK, out.size))
     for k, rows in tiles(*out.shape):
         columns = with_one(x[rows])
         columns *= 2.0 * chosen[rows] - 1.0  # d + 1 signs a row instead of K

@@ -91,7 +91,8 @@ class Estimate:
     def difference(self, other: Estimate) -> Difference:
         """Paired difference self - other: two targets or two estimators on the same trajectories.
 
-        Shared bootstrap draws are used where both have them, the influence values otherwise.
+        Percentiles of the shared bootstrap draws where both have them, ess-t from the influence
+        values otherwise.
         """
         if self.sample.fingerprint != other.sample.fingerprint:
             raise ValueError(
@@ -102,6 +103,11 @@ class Estimate:
             raise ValueError(
                 f"other ({other.name}) has gamma {other.sample.gamma:g}, but {self.name} has "
                 f"{self.sample.gamma:g}: a difference needs one discount"
+            )
+        if self.interval.level != other.interval.level:
+            raise ValueError(
+                f"{self.name} has level {self.interval.level} and {other.name} "
+                f"{other.interval.level}: evaluate both at one level"
             )
         value = self.value - other.value
         error = standard_error(self.influence - other.influence, self.sample.strata)

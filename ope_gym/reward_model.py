@@ -22,6 +22,13 @@ def cross_fitted_log_weights(
     Each half is weighted against its own mixture (its own shares of the behaviours), so that each
     half, and their average, is unbiased for policies fixed in advance.
     """
+    few = np.flatnonzero(behaviours.counts < _FOLDS)
+    if few.size:
+        raise ValueError(
+            f"reward_model='cross-fit' splits the episodes of each behaviour, but "
+            f"{behaviours.names[few[0]]} has only {behaviours.counts[few[0]]}: record more of it, "
+            "or use 'deterministic' or (mean, variance)"
+        )
     fold = folds_within(behaviours.ids, _FOLDS)
     row_fold = np.repeat(fold, data.lengths)
     log_w = np.empty(data.n_steps)

@@ -5,9 +5,6 @@ of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of 
 JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
 the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
 arrays, each at a multiple of 64. There is no pickle: opening a file runs nobody's code.
-
-A `spaces` block opens a section; `policy`, `changes` and `episodes` blocks count policies and
-schedules from the start of their section. So a second run may append to the file of a first.
 """
 
 from __future__ import annotations
@@ -23,17 +20,14 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ope_gym import spaces, trees
-from ope_gym.policies import Policy, UnavailablePolicy, policy_from_arrays, policy_to_arrays
-from ope_gym.spaces import NUMERIC_DTYPES, Space
-from ope_gym.trees import Tree
+from ope_gym.spaces import NUMERIC_DTYPES
 
 if sys.platform == "win32":
     import msvcrt
@@ -45,7 +39,8 @@ ALIGNMENT = 64
 _BLOCK_MAGIC = 0x4B4C424F
 _HEADER = struct.Struct("<IIQII")
 # What JSON of the wrong shape raises in code that takes it apart.
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -117,7 +112,7 @@ def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
     while offset < size:
         try:
             block, end = _read_block(file, offset, size)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             reason = str(error) if type(error) is ValueError else f"malformed block, {error!r}"
             remedy = (
                 f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
@@ -242,7 +237,7 @@ class BlockWriter:
             raise ValueError(f"the writer of {self.path} is closed")
         entries, payload, length = _lay_out(arrays)
         fields = {"kind": kind, **meta, "arrays": entries}
-        text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+        text = _ENCODER.encode(fields).encode()
         text += b" " * (-(self._end + _HEADER.size + len(text)) % ALIGNMENT)
         crc = zlib.crc32(text)
         for part in payload:
@@ -353,273 +348,3 @@ def replacing(path: PathLike) -> Iterator[BlockWriter]:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-# What ope_gym puts into blocks ---------------------------------------------------------------
-
-
-def write_spaces(
-    writer: BlockWriter,
-    observation_space: Space | None,
-    action_space: Space | None,
-    horizon: int | None,
-) -> None:
-    """Open a section: what follows has these spaces, its own policies and its own clock."""
-    meta = {
-        "observation_space": spaces.space_to_json(observation_space),
-        "action_space": spaces.space_to_json(action_space),
-        "horizon": horizon,
-    }
-    writer.append("spaces", meta, {})
-
-
-def write_policy(writer: BlockWriter, policy: Policy) -> None:
-    """The next policy of the section; the first has number 0."""
-    name, arrays = policy_to_arrays(policy)
-    if name.startswith("unregistered:") and not isinstance(policy, UnavailablePolicy):
-        warnings.warn(
-            f"{type(policy).__qualname__} is not registered: {writer.path} will not hold its "
-            "parameters; decorate the class with ope_gym.policies.register_policy",
-            UserWarning,
-            stacklevel=2,
-        )
-    writer.append("policy", {"policy": name}, arrays)
-
-
-def write_change(
-    writer: BlockWriter, policy_id: int, clock: int, *, mid_episode: bool, schedule: int = 0
-) -> None:
-    """From `clock` on `policy_id` acts, as `TrajectoryBuffer.change_policy` has it."""
-    write_changes(writer, [clock], [policy_id], mid_episode=mid_episode, schedule=schedule)
-
-
-def write_changes(
-    writer: BlockWriter,
-    clocks: ArrayLike,
-    policies: ArrayLike,
-    *,
-    mid_episode: bool,
-    schedule: int = 0,
-) -> None:
-    """Several changes of one schedule, in order."""
-    arrays: dict[str, NDArray[Any]] = {
-        "clocks": np.asarray(clocks, dtype=np.int64),
-        "policies": np.asarray(policies, dtype=np.int32),
-    }
-    writer.append("changes", {"schedule": schedule, "mid_episode": bool(mid_episode)}, arrays)
-
-
-def write_episode(
-    writer: BlockWriter,
-    observations: Tree,
-    actions: Tree,
-    rewards: ArrayLike,
-    log_probs: ArrayLike,
-    policy_ids: ArrayLike,
-    *,
-    terminated: bool,
-    truncated: bool = False,
-    held_out: bool = False,
-    start_clock: int | None = None,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
-) -> None:
-    """One finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
-
-    The spaces are those of the section. An episode with a `start_clock` follows schedule 0.
-    """
-    received = np.asarray(rewards, dtype=np.float64)
-    n = len(received)
-    schedule = -1 if start_clock is None else 0
-    clock = -1 if start_clock is None else start_clock
-    seen, chosen = (
-        spaces.to_columns(space, batch, n, name=name, where=_unnamed, copy=False)
-        for space, batch, name in (
-            (observation_space, observations, "observations"),
-            (action_space, actions, "actions"),
-        )
-    )
-    write_episodes(
-        writer,
-        observations=seen,
-        actions=chosen,
-        rewards=received,
-        log_probs=np.asarray(log_probs, dtype=np.float64),
-        policy_ids=np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
-        episodes=np.array([[n, terminated, truncated, held_out, clock, schedule]], dtype=np.int64),
-        observation_space=observation_space,
-        action_space=action_space,
-    )
-
-
-def write_episodes(
-    writer: BlockWriter,
-    *,
-    observations: Tree,
-    actions: Tree,
-    rewards: NDArray[np.float64],
-    log_probs: NDArray[np.float64],
-    policy_ids: NDArray[np.int32],
-    episodes: NDArray[np.int64],
-    observation_space: Space | None,
-    action_space: Space | None,
-) -> None:
-    """Episodes as columns; `episodes` has the columns of `EPISODE_COLUMNS`."""
-    arrays: dict[str, NDArray[Any]] = {
-        "rewards": rewards,
-        "log_probs": log_probs,
-        "policy_ids": policy_ids,
-        "episodes": episodes,
-    }
-    meta = {
-        "observations": _pack(observations, observation_space, "observations", arrays),
-        "actions": _pack(actions, action_space, "actions", arrays),
-    }
-    writer.append("episodes", meta, arrays)
-
-
-_COLUMN_DTYPES = {"rewards": "f8", "log_probs": "f8", "policy_ids": "i4", "episodes": "i8"}
-EPISODE_COLUMNS = ("length", "terminated", "truncated", "held_out", "start_clock", "schedule")
-
-
-@dataclass
-class Section:
-    """What the blocks of one section hold, still in pieces, one for each block of episodes."""
-
-    observation_space: Space | None
-    action_space: Space | None
-    horizon: int | None
-    policies: list[Policy] = field(default_factory=list)
-    changes: list[tuple[int, list[int], list[int], bool]] = field(default_factory=list)
-    observations: list[Tree] = field(default_factory=list)
-    actions: list[Tree] = field(default_factory=list)
-    columns: dict[str, list[NDArray[Any]]] = field(
-        default_factory=lambda: {name: [] for name in _COLUMN_DTYPES}
-    )
-
-    def column(self, name: str) -> NDArray[Any]:
-        """All blocks' rewards, log_probs, policy_ids or episodes."""
-        none = np.empty(
-            (0, len(EPISODE_COLUMNS)) if name == "episodes" else 0, _COLUMN_DTYPES[name]
-        )
-        return np.concatenate(self.columns[name]) if self.columns[name] else none
-
-
-def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
-    """The sections of a file; see `read_blocks` for cut and damaged files."""
-    sections: list[Section] = []
-    for block in read_blocks(path, recover=recover):
-        try:
-            if block.kind == "spaces":
-                sections.append(_open_section(block))
-            elif not sections:
-                raise ValueError("the first block is not of kind 'spaces'")
-            else:
-                _add(sections[-1], block)
-        except _MALFORMED as error:
-            damage = DamagedFileError(
-                path,
-                block.offset,
-                f"malformed block of kind {block.kind!r}: {error}",
-                "what precedes it is readable: load with recover=True",
-            )
-            if not recover:
-                raise damage from error
-            warnings.warn(f"recovered what precedes the damage: {damage}", stacklevel=2)
-            break
-    return sections
-
-
-def _open_section(block: Block) -> Section:
-    seen, chosen = (
-        spaces.space_from_json(block.meta[name]) for name in ("observation_space", "action_space")
-    )
-    return Section(seen, chosen, block.meta["horizon"])
-
-
-def _add(section: Section, block: Block) -> None:
-    arrays = block.arrays
-    if block.kind == "policy":
-        name = block.meta["policy"]
-        if not isinstance(name, str):
-            raise ValueError(f"the policy is of kind {name!r}")
-        section.policies.append(policy_from_arrays(name, arrays))
-    elif block.kind == "changes":
-        clocks, policies = arrays["clocks"], arrays["policies"]
-        if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":
-            raise ValueError("clocks and policies are not two equally long columns")
-        schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
-        section.changes.append((schedule, clocks.tolist(), policies.tolist(), mid_episode))
-    elif block.kind == "episodes":
-        _add_episodes(section, block)
-    else:
-        raise ValueError("unknown kind; a newer version of ope_gym may know it")
-
-
-def _add_episodes(section: Section, block: Block) -> None:
-    arrays = block.arrays
-    episodes, n = arrays["episodes"], len(arrays["rewards"])
-    seen = _unpack(block.meta["observations"], section.observation_space, arrays)
-    chosen = _unpack(block.meta["actions"], section.action_space, arrays)
-    steps = [arrays["rewards"], arrays["log_probs"], arrays["policy_ids"]]
-    for name, dtype in _COLUMN_DTYPES.items():
-        if arrays[name].dtype != dtype or arrays[name].ndim != 1 + (name == "episodes"):
-            raise ValueError(f"{name} has dtype {arrays[name].dtype}, shape {arrays[name].shape}")
-    if any(len(column) != n for column in (*steps, *trees.leaves(seen), *trees.leaves(chosen))):
-        raise ValueError("its columns differ in length")
-    if episodes.shape[1] != len(EPISODE_COLUMNS) or not len(episodes):
-        raise ValueError(f"episodes has shape {episodes.shape}")
-    if episodes[:, 0].sum() != n:  # in each block, or its rows would go to another's episodes
-        raise ValueError(f"its episodes have {episodes[:, 0].sum()} steps, its columns {n}")
-    section.observations.append(seen)
-    section.actions.append(chosen)
-    for name in _COLUMN_DTYPES:
-        section.columns[name].append(arrays[name])
-
-
-def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Add the leaves of a batch to `arrays`; the result says how to put them together."""
-    if isinstance(tree, tuple | dict) and name in ("observations", "actions"):
-        name += "."
-    if isinstance(tree, tuple):
-        parts = _parts(space)
-        return {"tuple": [_pack(x, parts.get(i), name, arrays) for i, x in enumerate(tree)]}
-    if isinstance(tree, dict):
-        if not all(isinstance(key, str) for key in tree):
-            raise TypeError(
-                f"a dict of {name[:-1]} needs string keys to be saved, got {list(tree)}"
-            )
-        parts = _parts(space)
-        return {"dict": [[key, _pack(x, parts.get(key), name, arrays)] for key, x in tree.items()]}
-    if name.endswith("."):
-        name += str(len(arrays))
-    if tree.dtype != object:
-        arrays[name] = tree
-        return name
-    if space is None:
-        raise TypeError(f"{name} holds Python objects; to save them give the buffer their space")
-    arrays[name] = np.frombuffer(spaces.elements_to_json(space, tree), dtype=np.uint8)
-    return {"json": name}
-
-
-def _unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]]) -> Tree:
-    if isinstance(layout, str):
-        return arrays[layout]
-    ((kind, content),) = layout.items()
-    parts = _parts(space)
-    if kind == "tuple":
-        return tuple(_unpack(x, parts.get(i), arrays) for i, x in enumerate(content))
-    if kind == "dict":
-        return {str(key): _unpack(x, parts.get(key), arrays) for key, x in content}
-    if kind != "json" or space is None:
-        raise ValueError(f"unknown layout {kind!r} of a column")
-    return spaces.elements_from_json(space, arrays[content].tobytes())
-
-
-def _parts(space: Space | None) -> dict[Any, Space]:
-    inner = getattr(space, "spaces", None)
-    return dict(enumerate(inner)) if isinstance(inner, tuple) else dict(inner or {})
-
-
-def _unnamed(row: int | None) -> str:
-    return "the episode" if row is None else f"step {row}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ope_gym.trajectories import Trajectories
 
 REGIMES = {
-    "held-out": "The learner never trained on these episodes: the intervals mean what they say.",
+    "held-out": "The learner never trained on these episodes: training makes none optimistic.",
     "not held out": (
         "The learner may have trained on these episodes. The value of a policy that was trained on "
         "them is overestimated and its interval is too narrow; hold out a share of the episodes."
@@ -127,6 +127,8 @@ class EvaluationWriter:
             note = self._weights(name, estimate, step)
             if note:
                 notes.append(note)
+        if truth is not None:
+            self._scalar("ope/truth", truth, step)
         self._writer.add_text("ope/report", markdown(evaluation, truth=truth, notes=notes), step)
         self._hparams(evaluation, hparams, step)
         self._writer.flush()

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import spaces, storage, trees
+from ope_gym import episode_files, spaces, storage, trees
+from ope_gym.columns import BY_EPISODE, BY_STEP, Floats, Ints, checked, freeze
 from ope_gym.policies import Policy
-from ope_gym.spaces import Space, Where
+from ope_gym.schedules import ChangeTable, PolicyTable, Schedule
+from ope_gym.spaces import Space
 from ope_gym.trees import Tree
 
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
-
-LOG_PROB_TOLERANCE = 1e-9  # rounding may lift the log of a probability of 1 a little above 0
+__all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
 
 
 class Viewable(Protocol):
@@ -38,221 +36,6 @@ class PropensityMismatch(ValueError):
     def __init__(self, message: str, *, episode: int, step: int) -> None:
         super().__init__(message)
         self.episode, self.step = episode, step
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """Which policy acts when: `policies[j]` from step `clocks[j]` of the loop on.
-
-    >>> Schedule([0, 100], [0, 1]).policy_at(np.array([0, 99, 100]))
-    array([0, 0, 1], dtype=int32)
-    """
-
-    clocks: Ints  # (C,) increasing
-    policies: NDArray[np.int32]  # (C,)
-
-    def __post_init__(self) -> None:
-        clocks = _integers(self.clocks, "clocks", np.int64)
-        policies = _integers(self.policies, "policies", np.int32)
-        if clocks.ndim != 1 or clocks.shape != policies.shape or not len(clocks):
-            raise ValueError(
-                f"a schedule needs as many clocks as policies, at least one: got shapes "
-                f"{clocks.shape} and {policies.shape}"
-            )
-        if clocks[0] < 0 or (np.diff(clocks) <= 0).any() or policies.min() < 0:
-            raise ValueError("the clocks of a schedule increase from 0 or more; policies are >= 0")
-        object.__setattr__(self, "clocks", clocks)
-        object.__setattr__(self, "policies", policies)
-
-    def policy_at(self, clocks: ArrayLike) -> NDArray[np.int32]:
-        """The policy that acts at each clock; -1 before the first."""
-        found = np.searchsorted(self.clocks, clocks, side="right") - 1
-        return np.where(found < 0, np.int32(-1), self.policies[found])
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Schedule)
-            and np.array_equal(self.clocks, other.clocks)
-            and np.array_equal(self.policies, other.policies)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.clocks.tobytes(), self.policies.tobytes()))
-
-
-class ChangeTable:
-    """The changes of policy of one loop, as they happen."""
-
-    def __init__(self) -> None:
-        self.clocks: list[int] = []
-        self.policies: list[int] = []
-        self.clocked = False  # whether a policy ever changed inside an episode
-
-    def change(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
-        """From `clock` on `policy_id` acts."""
-        last = self.clocks[-1] if self.clocks else 0
-        if clock < last:
-            raise ValueError(
-                f"clock={clock} is before the last change of policy, at clock {last}: "
-                "changes are recorded in order"
-            )
-        if self.policies and self.policies[-1] == policy_id:
-            return
-        if self.clocks and clock == last:  # the policy it replaces never acted
-            self.policies[-1] = policy_id
-        else:
-            self.clocks.append(clock)
-            self.policies.append(policy_id)
-        self.clocked |= mid_episode
-
-    def policy_over(self, start: int, n: int) -> int | None:
-        """The one policy of the `n` steps from `start` on; -1 before the first, None if several."""
-        first = bisect_right(self.clocks, start) - 1
-        last = bisect_right(self.clocks, start + n - 1) - 1
-        if first != last:
-            return None
-        return -1 if first < 0 else self.policies[first]
-
-    def schedule(self) -> Schedule:
-        """The table as it stands."""
-        return Schedule(np.array(self.clocks), np.array(self.policies))
-
-
-class PolicyTable:
-    """Policies with their numbers; an equal policy has the same number."""
-
-    def __init__(self, policies: Iterable[Policy] = ()) -> None:
-        self.policies: list[Policy] = []
-        self._numbers: dict[Policy, int] = {}
-        for policy in policies:
-            self.add(policy)
-
-    def add(self, policy: Policy) -> int:
-        """The number of the policy, a new one if no equal policy is known."""
-        if not isinstance(policy, Policy):
-            raise TypeError(
-                f"policy is {policy!r}, which has no log_prob and sample: wrap it in a class that "
-                "has them (ope_gym.policies.Policy), or use a snapshot of ope_gym.policies"
-            )
-        try:
-            number = self._numbers.setdefault(policy, len(self.policies))
-        except TypeError:  # unhashable
-            number = self._search(policy)
-        if number == len(self.policies):
-            self.policies.append(policy)
-        return number
-
-    def _search(self, policy: Policy) -> int:
-        for number, known in enumerate(self.policies):
-            try:
-                if known is policy or (type(known) is type(policy) and bool(known == policy)):
-                    return number
-            except ValueError:  # the truth value of an array: its class compares no policies
-                continue
-        return len(self.policies)
-
-
-class Steps(NamedTuple):
-    """Checked columns of one or more episodes."""
-
-    observations: Tree
-    actions: Tree
-    rewards: Floats
-    log_probs: Floats
-
-
-def check_steps(
-    steps: Steps,
-    observation_space: Space | None,
-    action_space: Space | None,
-    *,
-    discrete: bool | None,
-    where: Where,
-    copy: bool = True,
-) -> Steps:
-    """The columns as arrays of equal length; ValueError names what is wrong, and where."""
-    rewards = _floats(steps.rewards, "rewards", where, copy)
-    n = len(rewards)
-    log_probs = _floats(steps.log_probs, "log_probs", where, copy)
-    if len(log_probs) != n:
-        raise ValueError(f"{where(None)}: {n} rewards but {len(log_probs)} log_probs")
-    seen = spaces.to_columns(
-        observation_space, steps.observations, n, name="observations", where=where, copy=copy
-    )
-    chosen = spaces.to_columns(
-        action_space, steps.actions, n, name="actions", where=where, copy=copy
-    )
-    if n == 0:
-        return Steps(seen, chosen, rewards, log_probs)
-    _require_finite(rewards, "rewards", where)
-    for leaf in trees.leaves(chosen):
-        if leaf.dtype.kind == "f":
-            _require_finite(leaf, "actions", where)
-    if discrete is None:  # whole numbers are actions with probabilities
-        discrete = all(leaf.dtype.kind in "iub" for leaf in trees.leaves(chosen))
-    limit = LOG_PROB_TOLERANCE if discrete else np.finfo(np.float64).max
-    if not (log_probs.min() > -np.inf and log_probs.max() <= limit):  # false for NaN, too
-        row = int(np.flatnonzero(~((log_probs > -np.inf) & (log_probs <= limit)))[0])
-        raise ValueError(f"{where(row)}: log_probs is {log_probs[row]}, {_why(log_probs[row])}")
-    return Steps(seen, chosen, rewards, log_probs)
-
-
-def check_policy_ids(
-    policy_ids: ArrayLike, n: int, n_policies: int, where: Where
-) -> NDArray[np.int32]:
-    """Policy numbers of `n` steps as a column; one number stands for all steps."""
-    ids = np.asarray(policy_ids)
-    if ids.dtype.kind not in "iu" or ids.shape not in ((), (n,)):
-        raise ValueError(
-            f"{where(None)}: policy_ids has dtype {ids.dtype} and shape {ids.shape}, expected one "
-            f"policy number or {n} of them"
-        )
-    if n and (ids.min() < 0 or ids.max() >= n_policies):
-        row = int(np.flatnonzero((ids < 0) | (ids >= n_policies))[0])
-        raise ValueError(
-            f"{where(row)}: policy_ids is {ids.reshape(-1)[row]}, but the policies known are "
-            f"numbered 0 to {n_policies - 1}; add_policy gives a policy its number"
-            if n_policies
-            else f"{where(row)}: policy_ids is {ids.reshape(-1)[row]}, but no policy is known; "
-            "add_policy gives a policy its number"
-        )
-    return np.full(n, ids, dtype=np.int32)
-
-
-def _floats(values: ArrayLike, name: str, where: Where, copy: bool) -> Floats:
-    try:
-        array = np.asarray(values).astype(np.float64, order="C", copy=copy)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where(None)}: {name} are not numbers: {error}") from error
-    if array.ndim != 1:
-        raise ValueError(f"{where(None)}: {name} has shape {array.shape}, expected (steps,)")
-    return array
-
-
-def _integers(values: ArrayLike, name: str, dtype: Any) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{name} has dtype {array.dtype}, expected integers")
-    array = array.astype(dtype)
-    array.setflags(write=False)
-    return array
-
-
-def _require_finite(array: Floats, name: str, where: Where) -> None:
-    finite = np.isfinite(array)
-    if not finite.all():
-        row = int(np.argwhere(~finite)[0, 0])
-        raise ValueError(f"{where(row)}: {name} is {array[row]}, it must be finite")
-
-
-def _why(log_prob: float) -> str:
-    if np.isnan(log_prob):
-        return "which is no number: the policy or its observation is broken"
-    if log_prob == -np.inf:
-        return "but an action that was executed cannot have probability zero"
-    if log_prob == np.inf:
-        return "an infinite density: the policy puts all its mass on one point"
-    return "above 0, but these are natural logarithms of probabilities, which are at most 1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -446,9 +229,8 @@ class Trajectories:
         lengths = self.lengths[chosen]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        by_step = ("observations", "actions", "rewards", "log_probs", "policy_ids")
-        taken = {name: trees.take(getattr(self, name), rows) for name in by_step}
-        taken |= {name: getattr(self, name)[chosen] for name in _BY_EPISODE}
+        taken = {name: trees.take(getattr(self, name), rows) for name in BY_STEP}
+        taken |= {name: getattr(self, name)[chosen] for name in BY_EPISODE}
         return freeze(dataclasses.replace(self, offsets=offsets, **taken))
 
     def merge(self, *others: Viewable) -> Trajectories:
@@ -500,17 +282,19 @@ class Trajectories:
     def save(self, path: storage.PathLike) -> None:
         """Write everything to a file, which replaces an older one only when it is complete."""
         with storage.replacing(path) as writer:
-            storage.write_spaces(writer, self.observation_space, self.action_space, self.horizon)
+            episode_files.write_spaces(
+                writer, self.observation_space, self.action_space, self.horizon
+            )
             for policy in self.policies:
-                storage.write_policy(writer, policy)
+                episode_files.write_policy(writer, policy)
             for s, schedule in enumerate(self.schedules):
-                storage.write_changes(
+                episode_files.write_changes(
                     writer, schedule.clocks, schedule.policies, mid_episode=True, schedule=s
                 )
             if len(self) == 0:
                 return
-            by_episode = [getattr(self, name) for name in _BY_EPISODE]
-            storage.write_episodes(
+            by_episode = [getattr(self, name) for name in BY_EPISODE]
+            episode_files.write_episodes(
                 writer,
                 observations=self.observations,
                 actions=self.actions,
@@ -531,7 +315,9 @@ class Trajectories:
             recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
         """
         try:
-            parts = [_from_section(part) for part in storage.read_sections(path, recover=recover)]
+            parts = [
+                _from_section(part) for part in episode_files.read_sections(path, recover=recover)
+            ]
             return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
         except storage.DamagedFileError:
             raise
@@ -539,9 +325,6 @@ class Trajectories:
             raise storage.DamagedFileError(
                 os.fspath(path), 0, f"the contents contradict each other: {error}", "not readable"
             ) from error
-
-
-_BY_EPISODE = ("terminated", "truncated", "held_out", "start_clock", "schedule_ids")
 
 
 def nothing(
@@ -564,14 +347,6 @@ def nothing(
     )
 
 
-def freeze(trajectories: Trajectories) -> Trajectories:
-    """The same object, its arrays made read-only in place."""
-    for field in dataclasses.fields(trajectories)[:11]:
-        for leaf in trees.leaves(getattr(trajectories, field.name)):
-            leaf.setflags(write=False)
-    return trajectories
-
-
 def join(parts: Sequence[Trajectories]) -> Trajectories:
     """The columns of all parts in order, with nothing renumbered; policies are left out."""
     full = [part for part in parts if len(part)] or [parts[0]]
@@ -585,7 +360,7 @@ def join(parts: Sequence[Trajectories]) -> Trajectories:
             raise ValueError(f"{name} differ in structure, shape or dtype: {kinds[0]} and {other}")
     columns: dict[str, Any] = {
         name: trees.concatenate([getattr(part, name) for part in full])
-        for name in ("observations", "actions", "rewards", "log_probs", "policy_ids", *_BY_EPISODE)
+        for name in (*BY_STEP, *BY_EPISODE)
     }
     lengths = np.concatenate([part.lengths for part in full])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -600,7 +375,8 @@ def agree(parts: Sequence[Any]) -> dict[str, Any]:
         stated = [v for v, part in zip(values, parts, strict=True) if v is not None or len(part)]
         agreed[name] = stated[0] if stated else None
         for value in stated:
-            if value != agreed[name]:
+            # comparing two large Boxes takes long
+            if value is not agreed[name] and value != agreed[name]:
                 raise ValueError(
                     f"{name} differs: {agreed[name]} and {value}; only trajectories of one "
                     "environment can be put together"
@@ -622,141 +398,6 @@ def renumber(
     return changed, schedules
 
 
-def checked(raw: Trajectories, *, copy: bool) -> Trajectories:
-    """The columns as checked arrays; ValueError names what is wrong, with episode and step."""
-    rewards = _floats(raw.rewards, "rewards", lambda row: "Trajectories", copy=False)
-    offsets = _check_offsets(raw.offsets, len(rewards))
-    n = len(offsets) - 1
-
-    def where(row: int | None) -> str:
-        if row is None:
-            return "Trajectories"
-        episode = int(np.searchsorted(offsets, row, side="right")) - 1
-        return f"episode {episode}, step {row - offsets[episode]}"
-
-    steps = check_steps(
-        Steps(raw.observations, raw.actions, raw.rewards, raw.log_probs),
-        raw.observation_space,
-        raw.action_space,
-        discrete=raw.discrete,
-        where=where,
-        copy=copy,
-    )
-    found = dataclasses.replace(
-        raw,
-        **steps._asdict(),
-        policy_ids=check_policy_ids(raw.policy_ids, len(rewards), len(raw.policies), where),
-        offsets=offsets,
-        terminated=_flags(raw.terminated, n, "terminated"),
-        truncated=_flags(raw.truncated, n, "truncated"),
-        held_out=_flags(raw.held_out, n, "held_out"),
-        start_clock=_per_episode(raw.start_clock, n, "start_clock", np.int64),
-        schedule_ids=_per_episode(raw.schedule_ids, n, "schedule_ids", np.int32),
-        horizon=check_horizon(raw.horizon),
-        policies=tuple(raw.policies),
-    )
-    for k, policy in enumerate(found.policies):
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policies[{k}] is {policy!r}, which has no log_prob and sample")
-    _check_episodes(found)
-    return freeze(found)
-
-
-def check_horizon(horizon: Any) -> int | None:
-    """A time limit of at least one step, or None."""
-    if horizon is None:
-        return None
-    if not isinstance(horizon, int | np.integer) or horizon < 1:
-        raise ValueError(f"horizon={horizon!r} must be a number of steps, at least 1, or None")
-    return int(horizon)
-
-
-def _check_offsets(values: ArrayLike, n_steps: int) -> Ints:
-    offsets = _integers(values, "offsets", np.int64)
-    if offsets.ndim != 1 or not len(offsets):
-        raise ValueError(f"offsets has shape {offsets.shape}, expected (episodes + 1,)")
-    if offsets[0] != 0 or offsets[-1] != n_steps:
-        raise ValueError(
-            f"offsets goes from {offsets[0]} to {offsets[-1]}, but must go from 0 to the number of "
-            f"rewards, {n_steps}"
-        )
-    short = np.flatnonzero(offsets[1:] <= offsets[:-1])
-    if len(short):
-        i = int(short[0])
-        raise ValueError(
-            f"episode {i}: offsets[{i}]={offsets[i]} and offsets[{i + 1}]={offsets[i + 1]}, but an "
-            "episode has at least one step"
-        )
-    return offsets
-
-
-def _check_episodes(data: Trajectories) -> None:
-    """Ends, time limit, and that the policies that acted are those that should have."""
-    if not (data.terminated | data.truncated).all():
-        i = int(np.flatnonzero(~(data.terminated | data.truncated))[0])
-        raise ValueError(
-            f"episode {i}: terminated and truncated are both false: an unfinished episode has no "
-            "return; leave it out"
-        )
-    if data.horizon is not None and (data.lengths > data.horizon).any():
-        i = int(np.flatnonzero(data.lengths > data.horizon)[0])
-        raise ValueError(f"episode {i} has {data.lengths[i]} steps, horizon={data.horizon} is less")
-    if (data.start_clock < -1).any() or (data.schedule_ids < -1).any():
-        raise ValueError("start_clock and schedule_ids must be at least 0, or -1 for none")
-    for s, schedule in enumerate(data.schedules):
-        if schedule.policies.max() >= len(data.policies):
-            raise ValueError(
-                f"schedules[{s}] names policy {schedule.policies.max()}, but there are "
-                f"{len(data.policies)} policies"
-            )
-    if (data.schedule_ids >= len(data.schedules)).any():
-        i = int(np.flatnonzero(data.schedule_ids >= len(data.schedules))[0])
-        raise ValueError(
-            f"episode {i}: schedule_ids is {data.schedule_ids[i]}, but there are "
-            f"{len(data.schedules)} schedules"
-        )
-    if ((data.schedule_ids >= 0) & (data.start_clock < 0)).any():
-        i = int(np.flatnonzero((data.schedule_ids >= 0) & (data.start_clock < 0))[0])
-        raise ValueError(f"episode {i} follows a schedule, so its start_clock must be known")
-    expected = np.repeat(data.policy_ids[data.offsets[:-1]], data.lengths)
-    for s in np.unique(data.schedule_ids[data.schedule_ids >= 0]):
-        rows = np.flatnonzero(data.schedule_ids[data.episode_ids] == s)
-        clocks = data.start_clock[data.episode_ids[rows]] + data.steps[rows]
-        expected[rows] = data.schedules[s].policy_at(clocks)
-    wrong = np.flatnonzero(expected != data.policy_ids)
-    if len(wrong):
-        row = int(wrong[0])
-        i = int(data.episode_ids[row])
-        raise ValueError(
-            f"episode {i}, step {data.steps[row]}: policy_ids is {data.policy_ids[row]}, but "
-            f"policy {expected[row]} should act there: "
-            + ("so says its schedule" if data.schedule_ids[i] >= 0 else CHANGES_NEED_A_CLOCK)
-        )
-
-
-CHANGES_NEED_A_CLOCK = (
-    "an episode whose policy changes needs its start_clock and the clocks of all changes, since "
-    "its behaviour is the sequence of policies it would have followed had it lasted"
-)
-
-
-def _flags(values: ArrayLike, n: int, name: str) -> NDArray[np.bool_]:
-    array = np.asarray(values)
-    if array.dtype.kind not in "biu" or (array.size and (array.min() < 0 or array.max() > 1)):
-        raise ValueError(f"{name} has dtype {array.dtype}, expected truth values")
-    return _per_episode(array.astype(bool), n, name, np.bool_)
-
-
-def _per_episode(values: ArrayLike, n: int, name: str, dtype: Any) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.dtype.kind not in "biu" or array.shape not in ((), (n,)):
-        raise ValueError(
-            f"{name} has dtype {array.dtype} and shape {array.shape}, expected one value or {n}, "
-            "one for each episode"
-        )
-    return np.full(n, array, dtype=dtype)
-
-
 def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
     if episodes is None or isinstance(episodes, slice):
         return np.arange(n)[slice(None) if episodes is None else episodes]
@@ -769,7 +410,7 @@ def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
     return chosen
 
 
-def _from_section(section: storage.Section) -> Trajectories:
+def _from_section(section: episode_files.Section) -> Trajectories:
     tables: dict[int, ChangeTable] = {}
     for number, clocks, policies, mid_episode in section.changes:
         table = tables.setdefault(number, ChangeTable())

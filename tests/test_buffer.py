@@ -238,6 +238,189 @@ def test_clear_keeps_policies() -> None:
     assert buffer.view().policy_ids.tolist() == [3, 3, 3]
 
 
+# Appending many -------------------------------------------------------------------------------
+
+
+def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """Arguments of `append_many` for arguments of several `append`."""
+    lengths = [len(one["rewards"]) for one in episodes]
+    batches = {
+        name: trees.concatenate([one[name] for one in episodes])
+        for name in ("observations", "actions", "rewards", "log_probs")
+    }
+    ids = [np.full(n, one["policy_ids"]) for n, one in zip(lengths, episodes, strict=True)]
+    return {
+        **batches,
+        "policy_ids": np.concatenate(ids),
+        "lengths": lengths,
+        "terminated": [one["terminated"] for one in episodes],
+        "truncated": [one.get("truncated", False) for one in episodes],
+        "held_out": [one.get("held_out", False) for one in episodes],
+        "start_clock": [one.get("start_clock", -1) for one in episodes],
+    } | changes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    known=st.booleans(),
+    gaps=st.lists(st.integers(1, 9), max_size=6),
+    mid_episode=st.booleans(),
+)
+def test_many_at_once_are_as_one_by_one(
+    seed: int, known: bool, gaps: list[int], mid_episode: bool
+) -> None:
+    """With and without spaces, changes of policy, clocks; after and before other episodes."""
+    rng = np.random.default_rng(seed)
+    space = (BOX, TWO) if known else (None, None)
+    one_by_one, at_once = TrajectoryBuffer(*space), TrajectoryBuffer(*space)
+    clocks = np.cumsum([int(rng.integers(3)), *gaps])
+    acting = np.arange(len(clocks)) % 3
+    for buffer in (one_by_one, at_once):
+        for k in range(3):
+            buffer.add_policy(sigmoid(k, 0))
+        if seed % 4:  # else no change is known
+            for j, (clock, k) in enumerate(zip(clocks.tolist(), acting.tolist(), strict=True)):
+                buffer.change_policy(k, clock, mid_episode=mid_episode and j > 0)
+    schedule = Schedule(clocks, acting)
+    for _ in range(3):
+        episodes: list[dict[str, Any]] = []
+        for _ in range(int(rng.integers(0, 5))):
+            n, start = int(rng.integers(1, 8)), int(rng.integers(clocks[0], clocks[-1] + 9))
+            own: dict[str, Any] = {"policy_ids": int(rng.integers(3))}
+            if seed % 4 and rng.random() < 0.8:
+                own = {"policy_ids": schedule.policy_at(start + np.arange(n)), "start_clock": start}
+            elif rng.random() < 0.5 and not seed % 4:
+                own["start_clock"] = start
+            ends = {"terminated": bool(rng.integers(2)), "truncated": True}
+            seen, logs = rng.normal(size=(n, 2)), -rng.random(n)
+            own |= {"observations": seen, "log_probs": logs, "held_out": bool(rng.integers(2))}
+            episodes.append(episode(n, rewards=rng.normal(size=n), **ends, **own))
+        for one in episodes:
+            one_by_one.append(**one)
+        if episodes:
+            at_once.append_many(**together(episodes))
+        if rng.random() < 0.5:
+            assert at_once.append(**episode()) == one_by_one.append(**episode())
+    refused: list[str] = []
+    assert len(at_once) == len(one_by_one)
+    assert same(fingerprint(at_once.view()), fingerprint(one_by_one.view()))
+    for clock in range(40):  # both know the last clock at which a step was taken
+        for buffer in (one_by_one, at_once):
+            try:
+                buffer.change_policy(clock % 3, clock, mid_episode=False)
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                refused.append("")
+        assert refused[-2] == refused[-1]
+
+
+@pytest.mark.parametrize("space", ALL_SPACES, ids=repr)
+def test_many_of_every_space(space: gym.Space[Any]) -> None:
+    space.seed(5)
+    seen, chosen = (spaces.stack(space, [space.sample() for _ in range(6)]) for _ in "ab")
+    one_by_one, at_once = TrajectoryBuffer(space, space), TrajectoryBuffer(space, space)
+    for buffer in (one_by_one, at_once):
+        buffer.add_policy(Uniform(2))
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 6)):
+        part = (trees.take(seen, rows), trees.take(chosen, rows))
+        n = rows.stop - rows.start
+        one_by_one.append(*part, np.ones(n), np.full(n, -1.0), 0, terminated=True)
+    at_once.append_many(
+        seen, chosen, np.ones(6), np.full(6, -1.0), 0, lengths=[3, 1, 2], terminated=True
+    )
+    assert same(fingerprint(at_once.view()), fingerprint(one_by_one.view()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": NAN_AT_1}, "episode 2, step 1: rewards is nan"),
+        ({"log_probs": [-1, -np.inf, -1]}, "episode 2, step 1: log_probs is -inf"),
+        ({"actions": [0, 1, 2]}, "episode 2, step 2: actions is 2"),
+        ({"policy_ids": 3}, "episode 2, step 0: policy_ids is 3.*numbered 0 to 2.*add_policy"),
+        ({"policy_ids": [0, 1, 1]}, "episode 2, step 1: policy_ids is 1 after 0.*start_clock"),
+        ({"policy_ids": 0, "start_clock": 3}, "episode 2, step 2: policy_ids is 0 at clock 5"),
+        ({"policy_ids": 1, "start_clock": 7}, "episode 2, step 2: .* clock 9.*policy 2 acts"),
+        ({"policy_ids": 0, "start_clock": 1}, "episode 2, step 0: .* clock 1.*no policy acts"),
+        ({"terminated": False}, "episode 2: .*both false: an unfinished episode"),
+        ({"start_clock": -2}, "episode 2: start_clock=-2"),
+        (episode(6), "episode 2 has 6 steps, horizon=5"),
+    ],
+)
+def test_one_invalid_episode_of_many_is_named_and_changes_nothing(
+    changes: dict[str, Any], message: str
+) -> None:
+    buffer = small_buffer(3, horizon=5)
+    for k, clock in enumerate([2, 5, 9]):
+        buffer.change_policy(k, clock, mid_episode=clock > 2)
+    buffer.append(**episode())
+    before = buffer.view()
+    good = episode(2, policy_ids=2, start_clock=20)
+    bad = episode(**changes)
+    bad |= {"actions": np.asarray(bad["actions"]), "rewards": np.asarray(bad["rewards"])}
+    with pytest.raises(ValueError, match=message):
+        buffer.append_many(**together([good, bad, good]))
+    assert buffer.view() is before
+    for last in (good, episode(policy_ids=0)):
+        with pytest.raises(ValueError, match=r"episode 2, step 1: policy_ids is 0 at clock 21"):
+            buffer.append_many(**together([good, good | {"policy_ids": [2, 0]}, last]))
+    assert buffer.view() is before
+    buffer.change_policy(0, 9, mid_episode=False)  # no episode has been at clock 20
+    buffer.append_many(**together([good | {"policy_ids": 0}]))
+    assert len(buffer) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": [3, 2]}, "lengths add up to 5, but there are 6 rewards"),
+        ({"lengths": []}, "lengths add up to 0, but there are 6 rewards"),
+        ({"lengths": [3, 0, 3]}, r"lengths\[1\] is 0"),
+        ({"lengths": [7, -1]}, r"lengths\[1\] is -1"),
+        ({"lengths": 6}, r"lengths has shape \(\)"),
+        ({"lengths": [6.0]}, "lengths has dtype float64"),
+        ({"rewards": np.ones((6, 1))}, r"append_many: rewards has shape \(6, 1\)"),
+        ({"log_probs": [-1.0]}, "episodes 0 to 1: 6 rewards but 1 log_probs"),
+        ({"policy_ids": [0, 0]}, "episodes 0 to 1: policy_ids has dtype"),
+        ({"terminated": [True] * 3}, "terminated has dtype bool and shape"),
+        ({"truncated": 0.5}, "truncated has dtype float64"),
+        ({"held_out": [0, 2]}, "held_out has dtype int64, expected truth values"),
+        ({"start_clock": [0.5, 1]}, "start_clock has dtype float64"),
+    ],
+)
+def test_many_at_once_must_fit_together(changes: dict[str, Any], message: str) -> None:
+    buffer = small_buffer()
+    before = buffer.view()
+    with pytest.raises(ValueError, match=message):
+        buffer.append_many(**together([episode(), episode()], **changes))
+    assert buffer.view() is before
+
+
+def test_none_of_many() -> None:
+    buffer = small_buffer()
+    before = buffer.view()
+    nothing = np.empty((0, 2)), np.empty(0, int), [], [], 0
+    steps = buffer.append_many(*nothing, lengths=[], terminated=True)
+    assert len(steps.rewards) == 0
+    assert buffer.view() is before
+
+
+def test_many_are_copied_unless_told_otherwise() -> None:
+    buffer = small_buffer()
+    given = together([episode(), episode(2)])
+    kept = buffer.append_many(**given)
+    given["observations"][:] = given["rewards"][:] = 1
+    shared = buffer.append_many(**given, copy=False)
+    assert shared.observations is given["observations"]
+    for steps, value in ((kept, 0), (shared, 1)):
+        assert (steps.observations == value).all()
+        with pytest.raises(ValueError, match="read-only"):
+            steps.rewards[:] = 0
+    assert buffer.view().observations.sum() == 10
+
+
 # Policies and clocks -------------------------------------------------------------------------
 
 

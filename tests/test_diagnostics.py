@@ -132,13 +132,13 @@ def test_calibration_by_hand() -> None:
 def test_calibration_is_about_standard_normal_when_all_is_right() -> None:
     rng = np.random.default_rng(1)
     z = []
-    for _ in range(300):
+    for _ in range(200):
         data = acted(rng, RIGHT, RIGHT)
         calibration = evaluate(data, Table(RIGHT), estimators="BIS")["BIS"].diagnostics.calibration
         assert calibration is not None
         z.append(float(calibration[0]))
-    assert np.mean(z) == pytest.approx(0, abs=4 / math.sqrt(300))
-    assert np.var(z) == pytest.approx(1, abs=4 * math.sqrt(2 / 300))
+    assert np.mean(z) == pytest.approx(0, abs=4 / math.sqrt(200))
+    assert np.var(z) == pytest.approx(1, abs=4 * math.sqrt(2 / 200))
 
 
 def test_calibration_finds_a_wrongly_recorded_policy() -> None:
@@ -291,12 +291,11 @@ def test_reasons_add_up() -> None:
     )
     assert got.colour == "amber"
     assert len(got.reasons) == 3
-    bad = verdict(diagnostics(20.0, calibration=np.array([3.9, np.nan, -4.1, np.inf])))
-    assert bad.colour == "red"
-    assert [reason.split(" look")[0] for reason in bad.reasons if "look" in reason] == [
-        "the propensities of policy 2",
-        "the propensities of policy 3",
-    ]
+    careful = judge(
+        diagnostics(), 1.0, 0.1, 200, np.array([200]), ["policy 0"], cautions=["a caution"]
+    )
+    assert careful.colour == "amber"
+    assert careful.reasons == ("a caution",)
     noted = judge(diagnostics(), 1.0, 0.1, 200, np.array([200]), ["policy 0"], notes=["a note"])
     assert noted.colour == "red"
     assert noted.reasons == ("a note",)

@@ -459,7 +459,7 @@ def noisy() -> MDP:
     )
 
 
-@pytest.mark.parametrize("ids", [(0,), (0, 1), (0, 0, 1, 1), (1, 0, 1, 1), (0, 0, 0)])
+@pytest.mark.parametrize("ids", [(0, 0), (0, 0, 1, 1), (1, 0, 1, 0), (1, 0, 0, 1, 1), (0, 0, 0)])
 def test_cross_fitted_weights_are_unbiased(ids: tuple[int, ...]) -> None:
     """The mean over every data set; a model fitted on the reward it weighs would be biased."""
     mdp, target = noisy(), Table(np.array([[0.4, 0.6]]))
@@ -693,3 +693,70 @@ def test_estimates_show_themselves_briefly() -> None:
     assert "value=" in repr(got)
     assert "influence" not in repr(got)
     assert len(repr(got)) < 1000
+
+
+def test_steps_that_gamma_leaves_no_weight_are_not_judged() -> None:
+    """Full support at step 0, none at step 1: with gamma = 0 only the first counts."""
+    half = np.log(0.5)
+    got = evaluate_log_probs(
+        [half, -np.inf] * 50, [[half, half] * 50], [0] * 50, [1.0, 5.0] * 50,
+        np.arange(51) * 2, gamma=0.0,
+    )  # fmt: skip
+    for name, estimate in got.items():
+        assert estimate.value == pytest.approx(1.0), name
+        assert estimate.diagnostics.ess == pytest.approx(50)
+        assert estimate.verdict.colour != "red"
+
+
+def test_a_rare_legal_action_raises_no_alarm() -> None:
+    """Peaked policies make Z far from normal; right propensities must not be called wrong."""
+    rng, red = np.random.default_rng(0), 0
+    tables = [np.array([[0.998, 0.002]]), np.array([[0.005, 0.995]])]
+    for _ in range(100):
+        ids = [0] * 30 + [1] * 30
+        steps = [small_mdps.Path((0,), (int(rng.random() < tables[k][0, 1]),), (1.0,), 1.0)
+                 for k in ids]  # fmt: skip
+        got = evaluate(buffer_of(steps, ids, tables), Table(np.array([[0.5, 0.5]])))
+        red += "wrongly recorded" in str(got["FIS"].verdict)
+    assert red == 0
+
+
+def test_cross_fit_needs_two_episodes_of_each_behaviour() -> None:
+    sure = [np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])]
+    steps = [small_mdps.Path((0,), (k,), (1.0,), 1.0) for k in (0, 1)]
+    data, target = buffer_of(steps, [0, 1], sure), Table(np.array([[0.5, 0.5]]))
+    with pytest.raises(ValueError, match="policy 0 has only 1"):
+        evaluate(data, target, estimators="OUIS", reward_model="cross-fit")
+    assert evaluate(data, target, estimators="OUIS")["OUIS"].value == 1.0
+
+
+def test_the_error_of_ea_allows_for_its_fitted_means() -> None:
+    """Uniform bandit, 10 contexts and 2 actions, 200 draws: coverage within 3 standard errors."""
+    rng, target, hits = np.random.default_rng(5), Table(np.full((10, 2), 0.5)), 0
+    for _ in range(200):
+        states, actions = rng.integers(10, size=200), rng.integers(2, size=200)
+        data = Trajectories.from_arrays(
+            states, actions, rng.normal(size=200), np.full(200, np.log(0.5)),
+            offsets=np.arange(201), policies=[target], terminated=True,
+        )  # fmt: skip
+        got = evaluate(data, target, estimators="EA", level=0.9)["EA"]
+        hits += 0.0 in got.interval
+    assert hits / 200 > 0.9 - 3 * np.sqrt(0.9 * 0.1 / 200)
+
+
+def test_no_spread_is_not_green() -> None:
+    half = [np.log(0.5)] * 60
+    got = evaluate_log_probs(half, [half], [0] * 60, [0.0] * 60, np.arange(61))["NFIS"]
+    assert (got.value, got.standard_error) == (0.0, 0.0)
+    assert got.verdict.colour == "amber"
+    assert "no spread is seen" in str(got.verdict)
+
+
+def test_differences_need_one_level() -> None:
+    half = [np.log(0.5)] * 6
+    a, b = (
+        evaluate_log_probs(half, [half], [0] * 6, [0.0, 1.0] * 3, np.arange(7), level=level)
+        for level in (0.5, 0.95)
+    )
+    with pytest.raises(ValueError, match="evaluate both at one level"):
+        a.difference(b)

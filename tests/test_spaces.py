@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces as S
 from numpy.typing import NDArray
 
-from ope_gym import spaces, trees
+from ope_gym import space_json, spaces, trees
 
 ALL_SPACES: list[gym.Space[Any]] = [
     S.Box(-1.0, 1.0, (2, 3)),
@@ -73,8 +73,8 @@ def columns(space: gym.Space[Any] | None, batch: Any, n: int) -> Any:
 
 @pytest.mark.parametrize("space", ALL_SPACES, ids=repr)
 def test_a_space_survives_json(space: gym.Space[Any]) -> None:
-    text = json.dumps(spaces.space_to_json(space), allow_nan=False)
-    back = spaces.space_from_json(json.loads(text))
+    text = json.dumps(space_json.space_to_json(space), allow_nan=False)
+    back = space_json.space_from_json(json.loads(text))
     assert back == space
     assert type(back) is type(space)
     if isinstance(space, S.Box):
@@ -88,17 +88,17 @@ def test_a_space_survives_json(space: gym.Space[Any]) -> None:
 
 
 def test_unknown_spaces_are_null() -> None:
-    assert spaces.space_to_json(None) is None
-    assert spaces.space_from_json(None) is None
+    assert space_json.space_to_json(None) is None
+    assert space_json.space_from_json(None) is None
 
 
 def test_the_order_of_characters_and_keys_survives() -> None:
     text = S.Text(3, charset="cab")
-    back = spaces.space_from_json(spaces.space_to_json(text))
+    back = space_json.space_from_json(space_json.space_to_json(text))
     assert isinstance(back, S.Text)
     assert back.character_list == ("c", "a", "b")
     unsorted = S.Dict({"b": S.Discrete(2), "a": S.Discrete(2)}, sort_keys=False)
-    loaded = spaces.space_from_json(spaces.space_to_json(unsorted))
+    loaded = space_json.space_from_json(space_json.space_to_json(unsorted))
     assert isinstance(loaded, S.Dict)
     assert list(loaded.spaces) == ["b", "a"]
     assert loaded.sort_keys is False
@@ -119,7 +119,7 @@ class Custom(gym.Space[Any]):
 )
 def test_what_cannot_be_described_is_refused(space: gym.Space[Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        spaces.space_to_json(space)
+        space_json.space_to_json(space)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_cannot_be_described_is_refused(space: gym.Space[Any], message: str
 )
 def test_what_describes_no_space_is_an_error(data: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # many are Gymnasium's own messages
-        spaces.space_from_json(data)
+        space_json.space_from_json(data)
 
 
 def test_a_space_nested_too_deeply_is_an_error() -> None:
@@ -160,7 +160,7 @@ def test_a_space_nested_too_deeply_is_an_error() -> None:
     for _ in range(20_000):
         data = {"type": "Tuple", "spaces": [data]}
     with pytest.raises(ValueError, match="not a Gymnasium space"):
-        spaces.space_from_json(data)
+        space_json.space_from_json(data)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_stacked_samples_are_columns_and_can_be_written(space: gym.Space[Any]) -
     assert same(trees.concatenate([spaces.empty(space), found]), found)
     if not spaces.is_column(space) and not isinstance(space, S.Tuple | S.Dict):
         assert same(list(found), samples)
-        text = spaces.elements_to_json(space, found)
-        assert same(spaces.elements_from_json(space, text), found)
+        text = space_json.elements_to_json(space, found)
+        assert same(space_json.elements_from_json(space, text), found)
 
 
 def test_arrays_without_rows_keep_their_shape() -> None:
@@ -211,8 +211,8 @@ def test_arrays_without_rows_keep_their_shape() -> None:
     for space, element in ((stacked, none), (graph, no_edges)):
         column = np.empty(1, dtype=object)
         column[0] = element
-        text = spaces.elements_to_json(space, column)
-        assert same(spaces.elements_from_json(space, text)[0], element)
+        text = space_json.elements_to_json(space, column)
+        assert same(space_json.elements_from_json(space, text)[0], element)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_arrays_without_rows_keep_their_shape() -> None:
 )
 def test_text_that_holds_no_elements_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        spaces.elements_from_json(S.OneOf([S.Discrete(2), S.Box(-1, 1, (2,))]), text)
+        space_json.elements_from_json(S.OneOf([S.Discrete(2), S.Box(-1, 1, (2,))]), text)
 
 
 def test_stack_without_a_space_follows_the_first_element() -> None:

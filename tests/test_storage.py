@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import storage
+from ope_gym import episode_files, storage
 from ope_gym.buffer import Trajectories, TrajectoryBuffer
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from ope_gym.storage import BlockWriter, DamagedFileError, read_blocks
@@ -34,12 +34,12 @@ def write_run(path: Path, lengths: tuple[int, ...], *, close: bool = True) -> li
     """A recorder's file: spaces, a policy, one block an episode. Where each block ends."""
     ends = []
     with BlockWriter(path) as writer:
-        storage.write_spaces(writer, BOX, TWO, 50)
+        episode_files.write_spaces(writer, BOX, TWO, 50)
         ends.append(path.stat().st_size)
-        storage.write_policy(writer, SIGMOID)
+        episode_files.write_policy(writer, SIGMOID)
         ends.append(path.stat().st_size)
         for i, n in enumerate(lengths):
-            storage.write_episode(
+            episode_files.write_episode(
                 writer,
                 np.full((n, 2), i, dtype=np.float32),
                 np.arange(n) % 2,
@@ -558,7 +558,7 @@ def test_a_failed_save_keeps_the_old_file(saved: Path, monkeypatch: pytest.Monke
 
     for name in ("write_episodes", "write_spaces"):
         with monkeypatch.context() as patch:
-            patch.setattr(storage, name, fail)
+            patch.setattr(episode_files, name, fail)
             with pytest.raises(OSError, match="no space left"):
                 data.save(saved)
         assert saved.read_bytes() == before
@@ -606,12 +606,12 @@ def test_a_second_run_appends_a_section(tmp_path: Path) -> None:
     path = tmp_path / "run"
     write_run(path, (3, 1))
     with BlockWriter(path) as writer:
-        storage.write_spaces(writer, BOX, TWO, 50)
-        storage.write_policy(writer, Uniform(2))
-        storage.write_policy(writer, SIGMOID)
-        storage.write_change(writer, 0, 0, mid_episode=False)
-        storage.write_change(writer, 1, 4, mid_episode=True)
-        storage.write_episode(
+        episode_files.write_spaces(writer, BOX, TWO, 50)
+        episode_files.write_policy(writer, Uniform(2))
+        episode_files.write_policy(writer, SIGMOID)
+        episode_files.write_change(writer, 0, 0, mid_episode=False)
+        episode_files.write_change(writer, 1, 4, mid_episode=True)
+        episode_files.write_episode(
             writer, np.zeros((4, 2)), [0, 1, 0, 1], np.ones(4), np.full(4, -0.7), [0, 0, 1, 1],
             terminated=True, start_clock=2, observation_space=BOX, action_space=TWO,
         )  # fmt: skip
@@ -632,13 +632,17 @@ def test_a_second_run_appends_a_section(tmp_path: Path) -> None:
 def test_changes_between_episodes_need_no_schedule(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with BlockWriter(path) as writer:
-        storage.write_spaces(writer, None, None, None)
-        storage.write_policy(writer, Uniform(2))
-        storage.write_policy(writer, Uniform(3))
-        storage.write_change(writer, 0, 0, mid_episode=False)
-        storage.write_episode(writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0)
-        storage.write_change(writer, 1, 1, mid_episode=False)
-        storage.write_episode(writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1)
+        episode_files.write_spaces(writer, None, None, None)
+        episode_files.write_policy(writer, Uniform(2))
+        episode_files.write_policy(writer, Uniform(3))
+        episode_files.write_change(writer, 0, 0, mid_episode=False)
+        episode_files.write_episode(
+            writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0
+        )
+        episode_files.write_change(writer, 1, 1, mid_episode=False)
+        episode_files.write_episode(
+            writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1
+        )
     found = Trajectories.load(path)
     assert found.schedules == ()
     assert found.schedule_ids.tolist() == [-1, -1]
@@ -650,24 +654,24 @@ def test_a_file_and_a_buffer_give_the_same_schedules(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(BOX, TWO)
     policies: list[Policy] = [Uniform(2), SIGMOID, LinearSigmoid(np.zeros(2))]
     with BlockWriter(tmp_path / "run") as writer:
-        storage.write_spaces(writer, BOX, TWO, None)
+        episode_files.write_spaces(writer, BOX, TWO, None)
 
         def change(k: int, clock: int, mid_episode: bool) -> None:
             buffer.change_policy(k, clock, mid_episode=mid_episode)
-            storage.write_change(writer, k, clock, mid_episode=mid_episode)
+            episode_files.write_change(writer, k, clock, mid_episode=mid_episode)
 
         def append(ids: list[int], clock: int | None) -> None:
             n = len(ids)
             steps = (np.zeros((n, 2)), [0] * n, np.ones(n), np.full(n, -0.7), ids)
             buffer.append(*steps, terminated=True, start_clock=clock)
-            storage.write_episode(
+            episode_files.write_episode(
                 writer, *steps, terminated=True, start_clock=clock,
                 observation_space=BOX, action_space=TWO,
             )  # fmt: skip
 
         for policy in policies:
             buffer.add_policy(policy)
-            storage.write_policy(writer, policy)
+            episode_files.write_policy(writer, policy)
         append([2], 0)  # before anything is known of changes
         change(0, 2, False)
         append([0, 0], 2)
@@ -747,7 +751,7 @@ def test_impossible_lengths_are_damage(tmp_path: Path, lengths: list[int]) -> No
 def test_a_file_must_begin_with_spaces(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with BlockWriter(path) as writer:
-        storage.write_policy(writer, Uniform(2))
+        episode_files.write_policy(writer, Uniform(2))
     with pytest.raises(DamagedFileError, match="first block is not of kind 'spaces'"):
         Trajectories.load(path)
 
@@ -772,10 +776,10 @@ def test_thousands_of_small_blocks(tmp_path: Path) -> None:
     path = tmp_path / "run"
     lengths = tuple(1 + i % 3 for i in range(2000))
     with BlockWriter(path) as writer:
-        storage.write_spaces(writer, BOX, TWO, None)
-        storage.write_policy(writer, Uniform(2))
+        episode_files.write_spaces(writer, BOX, TWO, None)
+        episode_files.write_policy(writer, Uniform(2))
         for i, n in enumerate(lengths):
-            storage.write_episode(
+            episode_files.write_episode(
                 writer, np.zeros((n, 2)), [0] * n, [float(i)] * n, [-0.7] * n, 0,
                 terminated=True, observation_space=BOX, action_space=TWO,
             )  # fmt: skip

@@ -73,7 +73,7 @@ def test_saved_file_gives_the_same_evaluation(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = str(finished / "all.ope"), finished / "again.json"
-    assert command(["evaluate", path, "--held-out", "--json", str(out)]) == 0
+    assert command(["evaluate", path, "--json", str(out)]) == 0
     assert "value of policy 3" in capsys.readouterr().out
     again, first = (json.loads(p.read_text()) for p in (out, finished / "result.json"))
     assert again["estimates"]["NFIS"]["value"] == first["estimates"]["NFIS"]["value"]

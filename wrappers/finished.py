@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.trajectories import Steps, Trajectories, check_steps
+from ope_gym.trajectories import Trajectories
 from ope_gym.trees import Tree
 
 if TYPE_CHECKING:
@@ -82,49 +82,3 @@ class LiveBuffer(TrajectoryBuffer):
     def __len__(self) -> int:
         self._pull()
         return super().__len__()
-
-    def append_finished(
-        self, finished: Finished, log_probs: NDArray[np.float64], policy_ids: NDArray[np.int32]
-    ) -> Trajectories:
-        """Add episodes as `append` would one after the other; invalid ones change nothing."""
-        lengths, ends = finished.lengths, np.cumsum(finished.lengths)
-        first = len(self)
-
-        def where(row: int | None) -> str:
-            if row is None:
-                return f"episodes {first} to {first + len(lengths) - 1}"
-            i = int(np.searchsorted(ends, row, side="right"))
-            return f"episode {first + i}, step {row - ends[i] + lengths[i]}"
-
-        steps = check_steps(
-            Steps(finished.observations, finished.actions, finished.rewards, log_probs),
-            self.observation_space,
-            self.action_space,
-            discrete=self._discrete,
-            where=where,
-            copy=False,
-        )
-        if self.horizon is not None and lengths.max() > self.horizon:
-            i = int(np.argmax(lengths > self.horizon))
-            raise ValueError(
-                f"episode {first + i} has {lengths[i]} steps, horizon={self.horizon} is less"
-            )
-        part = Trajectories(
-            *steps,
-            policy_ids,
-            np.concatenate([[0], ends]),
-            finished.terminated,
-            finished.truncated,
-            finished.held_out,
-            finished.start_clock,
-            schedule_ids=np.zeros(len(lengths), dtype=np.int32),
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            horizon=self.horizon,
-        )
-        self._flush()
-        self._parts.append(part)
-        self._n += len(part)
-        self._latest = max(self._latest, int((finished.start_clock + lengths).max()))
-        self._view = None
-        return part

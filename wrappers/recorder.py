@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import spaces, storage, trees
+from ope_gym import episode_files, space_json, storage, trees
+from ope_gym.columns import Steps
 from ope_gym.policies import Policy
 from ope_gym.spaces import Space
-from ope_gym.trajectories import PropensityMismatch, Trajectories
+from ope_gym.trajectories import PropensityMismatch
 from wrappers.finished import Finished, LiveBuffer
 
 _ASK_ROWS = (
     4096  # a policy's arrays for more are fresh pages of memory, which cost more than itself
 )
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
+
+Taken: TypeAlias = tuple[Finished, Steps, NDArray[np.int32]]
+"""Episodes that are in the buffer, their steps as it has them, (S,) which policy acted."""
 
 
 class Recorder:
@@ -138,7 +142,7 @@ class Recorder:
             if not self._waiting:
                 return
             batch = self._batch()
-            taken: list[Trajectories] = []
+            taken: list[Taken] = []
             error = self._take_in(batch, taken)
             self._forget()
             self._write(taken)
@@ -151,10 +155,12 @@ class Recorder:
         finally:
             self._draining = False
 
-    def _take_in(self, batch: Any, taken: list[Trajectories]) -> Exception | None:
+    def _take_in(self, batch: Any, taken: list[Taken]) -> Exception | None:
         """All episodes at once; if that fails, half of them and the other half. The first error."""
         try:
-            taken.append(self._take(self._columns(batch)))
+            done = self._take(self._columns(batch))
+            if self.path is not None:  # else let go of what the buffer does not need
+                taken.append(done)
             return None
         except Exception as error:
             episodes, steps = self._size(batch)
@@ -171,17 +177,31 @@ class Recorder:
         second = self._take_in(self._part(batch, half, episodes), taken)
         return second if first is None else first
 
-    def _take(self, finished: Finished) -> Trajectories:
+    def _take(self, finished: Finished) -> Taken:
         ids = self._policy_ids(finished)
         if finished.given is None:
-            return self.buffer.append_finished(finished, self._ask(finished, ids), ids)
-        log_probs, given = finished.given
-        if self.audit or not given.all():
-            found = self._ask(finished, ids)
-            if self.audit:
-                self._compare(finished, found, ids)
-            log_probs = np.where(given, log_probs, found)
-        return self.buffer.append_finished(finished, log_probs, ids)
+            log_probs = self._ask(finished, ids)
+        else:
+            log_probs, given = finished.given
+            if self.audit or not given.all():
+                found = self._ask(finished, ids)
+                if self.audit:
+                    self._compare(finished, found, ids)
+                log_probs = np.where(given, log_probs, found)
+        steps = self.buffer.append_many(
+            finished.observations,
+            finished.actions,
+            finished.rewards,
+            log_probs,
+            ids,
+            lengths=finished.lengths,
+            terminated=finished.terminated,
+            truncated=finished.truncated,
+            held_out=finished.held_out,
+            start_clock=finished.start_clock,
+            copy=False,
+        )
+        return finished, steps, ids
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
         """(S,) which policy acted."""
@@ -240,39 +260,36 @@ class Recorder:
             env = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
             _require_same_env(self.path, *env)
             self._writer, self._written = storage.BlockWriter(self.path), [0, 0]
-            storage.write_spaces(self._writer, *env)
+            episode_files.write_spaces(self._writer, *env)
         for policy in self.buffer.policies[self._written[0] :]:
-            storage.write_policy(self._writer, policy)
+            episode_files.write_policy(self._writer, policy)
             self._written[0] += 1
         for clock, k, mid_episode in self._changes[self._written[1] :]:
-            storage.write_change(self._writer, k, clock, mid_episode=mid_episode)
+            episode_files.write_change(self._writer, k, clock, mid_episode=mid_episode)
             self._written[1] += 1
         return self._writer
 
-    def _write(self, taken: list[Trajectories]) -> None:
+    def _write(self, taken: list[Taken]) -> None:
         try:
-            for part in taken:
+            for finished, steps, ids in taken:
                 writer = self._sync_file()
                 if writer is None:
                     return
                 by_episode = [
-                    part.lengths,
-                    part.terminated,
-                    part.truncated,
-                    part.held_out,
-                    part.start_clock,
-                    part.schedule_ids,
+                    finished.lengths,
+                    finished.terminated,
+                    finished.truncated,
+                    finished.held_out,
+                    finished.start_clock,
+                    np.zeros_like(finished.lengths),  # the one schedule there is
                 ]
-                storage.write_episodes(
+                episode_files.write_episodes(
                     writer,
-                    observations=part.observations,
-                    actions=part.actions,
-                    rewards=part.rewards,
-                    log_probs=part.log_probs,
-                    policy_ids=part.policy_ids,
-                    episodes=np.stack(by_episode, axis=1).astype(np.int64),
-                    observation_space=part.observation_space,
-                    action_space=part.action_space,
+                    **steps._asdict(),
+                    policy_ids=ids,
+                    episodes=np.array(by_episode, dtype=np.int64).T,
+                    observation_space=self.buffer.observation_space,
+                    action_space=self.buffer.action_space,
                 )
         except OSError as error:
             raise OSError(
@@ -316,8 +333,8 @@ def _require_same_env(
     if not os.path.exists(path) or not os.path.getsize(path):
         return
     ours = {
-        "observation_space": spaces.space_to_json(observation_space),
-        "action_space": spaces.space_to_json(action_space),
+        "observation_space": space_json.space_to_json(observation_space),
+        "action_space": space_json.space_to_json(action_space),
         "horizon": horizon,
     }
     with warnings.catch_warnings():
