@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +108,11 @@ def parse(arguments: list[str] | None = None) -> Args:
             parser.error(f"--{name.replace('_', '-')} must be at least {low}")
     if not 0.0 <= args.held_out < 1.0:
         parser.error(f"--held-out is {args.held_out}; give a share within [0, 1)")
+    if args.seed < 0:
+        parser.error(f"--seed is {args.seed}; give 0 or more")
+    for path in filter(None, (args.save, args.json)):
+        if not Path(path).parent.is_dir():
+            parser.error(f"{path}: its folder does not exist")
     if not 0.0 <= args.gamma <= 1.0:
         parser.error(f"--gamma is {args.gamma}; a discount lies within [0, 1]")
     if not 0.0 < args.level < 1.0:
@@ -169,11 +176,13 @@ class Run:
         )  # fmt: skip
 
 
-def train(run: Run, writer: Any) -> None:
+def train(run: Run, writer: Any, stop: threading.Event) -> None:
     """All iterations; each new policy is evaluated from the data so far."""
     bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
     with bar:
         for iteration in range(run.args.updates):
+            if stop.is_set():  # an interrupt that compiled code swallowed
+                raise KeyboardInterrupt
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
@@ -241,6 +250,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     from ope_gym.tensorboard import EvaluationWriter
 
+    stop = threading.Event()
+
+    def interrupt(*_: Any) -> None:
+        stop.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     logdir = Path(args.logdir) / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
     logdir.mkdir(parents=True, exist_ok=True)
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
@@ -248,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     truth = None
     with EvaluationWriter(logdir) as writer:
         try:
-            train(run, writer)
+            train(run, writer, stop)
         except KeyboardInterrupt:
             print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
         env.follow(agent.policy)  # so that the file holds the policy that is evaluated

@@ -260,7 +260,10 @@ class TrajectoryBuffer:
         # everything is checked: from here on nothing can fail
         self._flush()
         self._signature = signature
-        self._parts.append(freeze(part))
+        for column in steps:  # `view` freezes the others, which nobody else has
+            for leaf in trees.leaves(column):
+                leaf.setflags(write=False)
+        self._parts.append(part)
         self._n += n
         self._latest = max(self._latest, int(reach.max()))
         self._view = None

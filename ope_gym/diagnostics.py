@@ -183,7 +183,7 @@ def judge(
     elif np.isnan(error) and np.isfinite(value):
         red.append("one trajectory per behaviour: their spread cannot be known")
     if d.max_share > GREEN_SHARE and trajectories > 1 and not red:
-        amber.append(f"one episode holds {d.max_share:.0%} of the weight")
+        amber.append(f"one episode holds {d.max_share:.1%} of the weight")
     if error == 0 and trajectories > 1:
         amber.append("all episodes agree, so no spread is seen: rare outcomes would not show")
     if d.mean_weight > 1.01 + _EXCESS * d.mean_weight_error:

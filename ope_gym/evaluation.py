@@ -108,7 +108,14 @@ def evaluate(
     )
     from ope_gym.reward_model import cross_fitted_log_weights
 
+    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+        raise TypeError(
+            f"target is {target!r}, which has no log_prob and sample: give a policy of "
+            "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write one"
+        )
     data = trajectories.view()
+    if not len(data):
+        raise ValueError("trajectories is empty: record at least one episode first")
     offsets = check_offsets(data.offsets, data.n_steps)
     behaviours = behaviours_of(data)
     if estimators is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +156,18 @@ class Estimate:
         }
 
 
+class Differences(dict[str, Difference]):
+    """Differences of two targets by estimator; prints a line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name}: {d.value:.5g} ± {d.standard_error:.2g}, "
+            f"{d.interval.level:.0%} ({d.interval.method}) "
+            f"[{_text(d.interval.low)}, {_text(d.interval.high)}]"
+            for name, d in self.items()
+        )
+
+
 class Evaluation(Mapping[str, Estimate]):
     """Estimates of one policy's value by several estimators; prints as a table."""
 
@@ -177,14 +190,14 @@ class Evaluation(Mapping[str, Estimate]):
         """The trajectories the estimates rest on."""
         return next(iter(self.values())).sample
 
-    def difference(self, other: Evaluation) -> dict[str, Difference]:
+    def difference(self, other: Evaluation) -> Differences:
         """Paired differences self - other of each estimator: which of two targets is better."""
         shared = [name for name in self if name in other._estimates]
         if not shared:
             raise ValueError(
                 f"other has none of the estimators {', '.join(self)}; it has {', '.join(other)}"
             )
-        return {name: self[name].difference(other[name]) for name in shared}
+        return Differences({name: self[name].difference(other[name]) for name in shared})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists; undefined numbers are None."""
@@ -245,9 +258,10 @@ class Evaluation(Mapping[str, Estimate]):
             truth_error: standard error of the truth.
         """
         sample, first = self.sample, next(iter(self.values()))
+        behaviours = np.count_nonzero(sample.counts)
         head = (
             f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
-            f"{np.count_nonzero(sample.counts)} behaviours, gamma {sample.gamma:g}; "
+            f"{behaviours} behaviour{'' if behaviours == 1 else 's'}, gamma {sample.gamma:g}; "
             f"data: {sample.regime}"
         )
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
@@ -281,7 +295,10 @@ class Evaluation(Mapping[str, Estimate]):
         for name, estimate in self.items():
             if estimate.verdict.colour != "green":
                 grouped.setdefault(str(estimate.verdict), []).append(name)
-        return [f"{', '.join(names)}: {reason}" for reason, names in grouped.items()]
+        return [
+            textwrap.fill(f"{', '.join(names)}: {reason}", 100, subsequent_indent="    ")
+            for reason, names in grouped.items()
+        ]
 
 
 def _number(value: float) -> float | None:

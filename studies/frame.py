@@ -112,6 +112,7 @@ def conduct(
         "seed": seed,
         "version": ope_gym.__version__,
         "settings": plain(dataclasses.asdict(study)),
+        "changed": _changed(study),
         "summary": plain(summary),
         "table": study.table(summary),
         "claims": [plain(claim.to_dict()) for claim in study.claims(summary)],
@@ -199,9 +200,16 @@ def _die_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _changed(study: Study) -> dict[str, str]:
+    """The settings that are not the study's own, as --set takes them."""
+    values, usual = (plain(dataclasses.asdict(s)) for s in (study, type(study)()))
+    return {name: json.dumps(v).strip('"') for name, v in values.items() if v != usual[name]}
+
+
 def study_section(result: dict[str, Any], picture: str | None) -> str:
     """Markdown of a study: its tables, picture and claims."""
     command = f"python -m studies {result['study']} --runs {result['runs']} --seed {result['seed']}"
+    command += "".join(f" --set {name}={value}" for name, value in result["changed"].items())
     parts = [
         f"## {result['title']}",
         f"`{command}`, ope_gym {result['version']}.",

@@ -275,7 +275,7 @@ def test_many_at_once_are_as_one_by_one(
     space = (BOX, TWO) if known else (None, None)
     one_by_one, at_once = TrajectoryBuffer(*space), TrajectoryBuffer(*space)
     clocks = np.cumsum([int(rng.integers(3)), *gaps])
-    acting = np.arange(len(clocks)) % 3
+    acting = np.arange(len(clocks), dtype=np.int32) % 3
     for buffer in (one_by_one, at_once):
         for k in range(3):
             buffer.add_policy(sigmoid(k, 0))
@@ -401,8 +401,8 @@ def test_many_at_once_must_fit_together(changes: dict[str, Any], message: str) -
 def test_none_of_many() -> None:
     buffer = small_buffer()
     before = buffer.view()
-    nothing = np.empty((0, 2)), np.empty(0, int), [], [], 0
-    steps = buffer.append_many(*nothing, lengths=[], terminated=True)
+    seen, chosen = np.empty((0, 2)), np.empty(0, dtype=int)
+    steps = buffer.append_many(seen, chosen, [], [], 0, lengths=[], terminated=True)
     assert len(steps.rewards) == 0
     assert buffer.view() is before
 

@@ -181,19 +181,29 @@ def test_ctrl_c_keeps_and_evaluates_what_was_recorded(tmp_path: Path) -> None:
         [sys.executable, str(ROOT / "train.py"), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup ignores it
     )  # fmt: skip
+    try:
+        out, err = _interrupt_when_recording(process, tmp_path)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "stopped after" in err
+    assert "NFIS" in out
+    (head,) = re.findall(r"^([\d,]+) episodes.*data: held-out$", out, re.MULTILINE)
+    assert int(head.replace(",", "")) % 4 == 0  # complete iterations alone
+    assert len(ope_gym.Trajectories.load(tmp_path / "kept.ope")) >= 8
+
+
+def _interrupt_when_recording(process: "subprocess.Popen[str]", folder: Path) -> tuple[str, str]:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:  # until some episodes are on disk
-        found = list(tmp_path.glob("*/episodes.ope"))
+        found = list(folder.glob("*/episodes.ope"))
         if found and found[0].stat().st_size > 20_000:
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "stopped after" in err
-    assert "NFIS" in out
-    assert len(ope_gym.Trajectories.load(tmp_path / "kept.ope")) >= 8
+    return process.communicate(timeout=120)
 
 
 def test_the_example_loop_runs() -> None:

@@ -24,7 +24,7 @@ def collect(
     env: RecordTrajectories | vector.RecordTrajectories,
     policy: Policy,
     episodes: int,
-    rng: np.random.Generator,
+    rng: np.random.Generator | int,
     *,
     seed: int | None = None,
     on_episode: OnEpisode | None = None,
@@ -48,7 +48,7 @@ def collect(
         env: A recorder.
         policy: The policy, which the recorder is told to follow.
         episodes: How many, at least 1.
-        rng: Draws the actions.
+        rng: Draws the actions; a generator, or a seed.
         seed: Of the first reset; None goes on with the environment's own random numbers.
         on_episode: Called after each episode with the number of those finished so far.
     """
@@ -62,7 +62,7 @@ def collect(
         raise TypeError(f"env is {env}, not a recorder: wrap it in RecordTrajectories, outermost")
     env.abandon()
     try:
-        return play(env, policy, episodes, rng, seed, on_episode)
+        return play(env, policy, episodes, np.random.default_rng(rng), seed, on_episode)
     except BaseException:
         env.abandon()
         raise

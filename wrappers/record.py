@@ -313,11 +313,9 @@ class _EpisodeRecorder(Recorder):
         n = rows.stop - rows.start
         observations, actions, rewards, pairs, dtype, _ = self.rows
         log_probs, given = np.zeros(n), np.zeros(n, dtype=bool)
-        if pairs:
-            at, values = (np.array(column) for column in zip(*pairs, strict=True))
-            inside = (at >= rows.start) & (at < rows.stop)
-            at = at[inside] - rows.start
-            log_probs[at], given[at] = values[inside], True
+        for row, value in pairs:
+            if rows.start <= row < rows.stop:
+                log_probs[row - rows.start], given[row - rows.start] = value, True
         seen = observations[rows]
         if self._all_alike and set(map(len, seen)) == {self._n_bytes}:
             joined = np.frombuffer(bytearray().join(seen), dtype)

@@ -107,6 +107,17 @@ class Recorder:
                 stacklevel=4,
             )
 
+    def warn_of_cut(self, episodes: int) -> None:
+        """Warn if many of all episodes are dropped at the end: what is left are the short ones."""
+        if episodes >= 10 and episodes > 0.1 * len(self.buffer):
+            warnings.warn(
+                f"closed with {episodes} unfinished episodes beside {len(self.buffer)} finished "
+                "ones: long episodes are missing, so the recorded returns are biased. Play a fixed "
+                "number of episodes to their end (wrappers.collect does)",
+                UserWarning,
+                stacklevel=3,
+            )
+
     # Episodes that are -------------------------------------------------------------------
 
     def _batch(self) -> Any:

@@ -190,7 +190,9 @@ class RecordTrajectories(
     def close(self, **kwargs: Any) -> None:
         """Close the environment and the file; may be called again."""
         try:
+            before = self._recorder.dropped_episodes
             self._recorder.drop(warn=False)
+            self._recorder.warn_of_cut(self._recorder.dropped_episodes - before)
             self._recorder.close()
         finally:
             self.env.close(**kwargs)
