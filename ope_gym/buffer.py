@@ -372,8 +372,10 @@ class TrajectoryBuffer:
             self._flush()
             self._parts = [join([self._nothing(), *self._parts])]
             ids, schedules = self._parts[0].schedule_ids, tuple(self._foreign)
-            if self._changes.clocked:
+            if self._changes.clocked_from is not None:
                 schedules = (self._changes.schedule(), *schedules)
+                early = self._parts[0].start_clock < self._changes.clocked_from
+                ids = np.where((ids == _OWN) & early, np.int32(-1), ids)
             else:  # own episodes need no schedule: their policy does not change inside them
                 ids = np.maximum(ids - 1, -1)
             self._view = freeze(

@@ -54,12 +54,17 @@ class Schedule:
 
 
 class ChangeTable:
-    """The changes of policy of one loop, as they happen."""
+    """The changes of policy of one loop, as they happen.
+
+    A loop that changes policies between episodes waits for their end: an episode would have kept
+    its policy. From the policy on that is first replaced inside an episode, changes come by the
+    clock, and an episode would have met them.
+    """
 
     def __init__(self) -> None:
         self.clocks: list[int] = []
         self.policies: list[int] = []
-        self.clocked = False  # whether a policy ever changed inside an episode
+        self.clocked_from: int | None = None  # clock from which changes come by the clock
 
     def change(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
         """From `clock` on `policy_id` acts."""
@@ -73,10 +78,12 @@ class ChangeTable:
             return
         if self.clocks and clock == last:  # the policy it replaces never acted
             self.policies[-1] = policy_id
+            last = self.clocks[-2] if len(self.clocks) > 1 else last
         else:
             self.clocks.append(clock)
             self.policies.append(policy_id)
-        self.clocked |= mid_episode
+        if mid_episode and self.clocked_from is None:
+            self.clocked_from = last
 
     def policy_over(self, start: int, n: int) -> int | None:
         """The one policy of the `n` steps from `start` on; -1 before the first, None if several."""

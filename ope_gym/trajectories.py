@@ -417,11 +417,12 @@ def _from_section(section: episode_files.Section) -> Trajectories:
         for clock, policy_id in zip(clocks, policies, strict=True):
             table.change(policy_id, clock, mid_episode=mid_episode)
     # where no policy changed inside an episode its policy says it all
-    clocked = [number for number, table in tables.items() if table.clocked]
+    clocked = [number for number, table in tables.items() if table.clocked_from is not None]
     episodes = section.column("episodes")
     ids = np.full(len(episodes), -1, dtype=np.int32)
     for s, number in enumerate(clocked):
-        known = episodes[:, 4] >= tables[number].clocks[0]  # as in a buffer, see `append`
+        table = tables[number]  # as in a buffer, see `append` and `view`
+        known = episodes[:, 4] >= max(table.clocks[0], table.clocked_from or 0)
         ids[(episodes[:, 5] == number) & known] = s
     n = len(episodes)
     raw = Trajectories(

@@ -760,3 +760,35 @@ def test_differences_need_one_level() -> None:
     )
     with pytest.raises(ValueError, match="evaluate both at one level"):
         a.difference(b)
+
+
+def test_a_later_change_inside_an_episode_leaves_earlier_behaviours_alone(tmp_path: Path) -> None:
+    """Policies that changed between episodes stay the behaviours of the episodes before."""
+    first, second, third = (Table(np.array([[p, 1 - p]])) for p in (0.5, 0.6, 0.7))
+    buffer = TrajectoryBuffer(spaces.Discrete(1), spaces.Discrete(2))
+    clock = 0
+
+    def play(acting: Sequence[int]) -> None:
+        nonlocal clock
+        n = len(acting)
+        logs = [buffer.policies[k].log_prob(np.zeros(1, int), np.zeros(1, int))[0] for k in acting]
+        buffer.append(
+            np.zeros(n, int), np.zeros(n, int), np.ones(n), logs, np.array(acting),
+            terminated=True, start_clock=clock,
+        )  # fmt: skip
+        clock += n
+
+    for policy in (first, second):
+        buffer.change_policy(buffer.add_policy(policy), clock, mid_episode=False)
+        play([len(buffer.policies) - 1] * 3)
+        play([len(buffer.policies) - 1] * 2)
+    before = behaviours_of(buffer.view())
+    assert [len(plan) for plan in before.plans] == [1, 1]
+    buffer.change_policy(buffer.add_policy(third), clock + 2, mid_episode=True)
+    play([1, 1, 2])
+    after = behaviours_of(buffer.view())
+    assert after.plans[after.ids[0]] == after.plans[after.ids[1]] == ((0, 0),)
+    assert after.plans[after.ids[4]] == ((0, 1), (2, 2))
+    buffer.save(tmp_path / "file.ope")
+    again = behaviours_of(Trajectories.load(tmp_path / "file.ope"))
+    assert [again.plans[k] for k in again.ids] == [after.plans[k] for k in after.ids]
