@@ -186,7 +186,7 @@ def judge(
         amber.append(f"one episode holds {d.max_share:.1%} of the weight")
     if error == 0 and trajectories > 1:
         amber.append("all episodes agree, so no spread is seen: rare outcomes would not show")
-    if d.mean_weight > 1.01 + _EXCESS * d.mean_weight_error:
+    if d.mean_weight > 1.01 and d.mean_weight > 1.01 + _EXCESS * d.mean_weight_error:
         amber.append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: a propensity or a behaviour "
             "may be wrong"

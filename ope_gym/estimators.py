@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.weights import FloatArray, IntArray, chunk_ranges, in_chunks
+from ope_gym.weights import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -106,35 +106,17 @@ def column_sums(
 
     n, horizon = offsets.size - 1, int(np.diff(offsets).max())
     log_cap = np.inf if cap is None else float(np.log(cap))
-    ranges = {chunk: number for number, chunk in enumerate(chunk_ranges(offsets, 1))}
-    peaks = np.full((len(ranges), horizon), -np.inf)
-    ends = np.full((len(ranges), horizon + 1), -np.inf)
-
-    def find_peaks(begin: int, end: int) -> None:
-        part = ranges[begin, end]
-        kernels.column_peaks(log_w, log_cap, begin, end, offsets, peaks[part], ends[part])
-
-    in_chunks(find_peaks, offsets, 1)
-    gone = np.maximum.accumulate(ends.max(axis=0))
-    peak = np.maximum(peaks.max(axis=0), gone[:-1])
+    peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
+    kernels.column_peaks(log_w, log_cap, offsets, peak, gone)
+    gone = np.maximum.accumulate(gone)
+    peak = np.maximum(peak, gone[:-1])
     scale = np.where(np.isneginf(peak), 0.0, peak)
     gone_scale = np.where(np.isneginf(gone), 0.0, gone)
     with np.errstate(over="ignore"):
         pay = gamma ** np.arange(horizon) * np.exp(np.minimum(scale, 700.0))
-    parts = np.zeros((len(ranges), 3, horizon))
-    ended = np.zeros((len(ranges), 2, horizon + 1))
-    psi = np.empty(n)
-
-    def add_up(begin: int, end: int) -> None:
-        part = ranges[begin, end]
-        kernels.column_sums(
-            log_w, log_cap, rewards, begin, end, offsets, scale, gone_scale, pay,
-            parts[part], ended[part], psi,
-        )  # fmt: skip
-
-    in_chunks(add_up, offsets, 1)
-    sums = parts.sum(axis=0)
-    kernels.add_ended(scale, gone, ended.sum(axis=0), sums)
+    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    kernels.column_sums(log_w, log_cap, rewards, offsets, scale, gone_scale, pay, sums, ended, psi)
+    kernels.add_ended(scale, gone, ended, sums)
     return Columns(log_cap, peak, sums, psi)
 
 
@@ -158,13 +140,9 @@ def moments(
         value = np.nan
         if np.all(sums[0] > 0):
             value = float(np.sum(discount * sums[2] / sums[0]))
-
-            def influence(begin: int, end: int) -> None:
-                kernels.normalised_influence(
-                    log_w, log_cap, rewards, begin, end, offsets, discount, peak, sums, psi
-                )
-
-            in_chunks(influence, offsets, 1)
+            kernels.normalised_influence(
+                log_w, log_cap, rewards, offsets, discount, peak, sums, psi
+            )
     else:
         if peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), rewards, offsets, discount)

@@ -153,8 +153,7 @@ def evaluate(
         len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, options.gamma,
         "held-out" if data.held_out.all() else "not held out",
         kernels.fingerprint(
-            data.rewards, offsets, behaviours.ids,
-            data.log_probs[offsets[:-1]], data.log_probs[offsets[1:] - 1],
+            data.rewards, offsets, behaviours.ids, data.log_probs[_some_ends(offsets)]
         ),
     )  # fmt: skip
     notes = report.notes + ((rows.mismatch,) if rows.mismatch else ())
@@ -260,7 +259,7 @@ def evaluate_log_probs(
     sample = Sample(
         offsets.size - 1, steps, ids, names, counts, options.gamma, "unstated",
         kernels.fingerprint(
-            rewards, offsets, ids, rows[ids, offsets[:-1]], rows[ids, offsets[1:] - 1]
+            rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]
         ),
     )  # fmt: skip
     draws = intervals.Resamples(ids, options.resamples, options.seed)
@@ -388,6 +387,16 @@ def _betting(
         log_w, cap, data.rewards, data.offsets, options.gamma, options.horizon,
         options.reward_range, options.level,
     )  # fmt: skip
+
+
+def _some(n: int) -> slice:
+    """At most some thousand trajectories, evenly spread."""
+    return slice(None, None, 1 + n // 4096)
+
+
+def _some_ends(offsets: IntArray) -> IntArray:
+    """The last rows of those."""
+    return (offsets[1:] - 1)[_some(offsets.size - 1)]
 
 
 def _default_estimators(

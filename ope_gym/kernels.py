@@ -288,14 +288,14 @@ def cumulate_own(
 
 @compiled()
 def fingerprint(
-    rewards: Any, offsets: Any, ids: Any, first: Any, last: Any
+    rewards: Any, offsets: Any, ids: Any, chosen: Any
 ) -> tuple[float, float, float, float]:
     """Sums in which all trajectories take part, in order: rewards, lengths, behaviours, choices.
 
-    Rewards and lengths alone may agree by chance (CartPole pays 1): the log-probabilities of each
-    trajectory's first and last action (n,) do not.
+    Rewards and lengths alone may agree by chance (CartPole pays 1): the log-probabilities `chosen`
+    of the last actions of some trajectories do not.
     """
-    paid, lengths, behaviours, chosen = 0.0, 0.0, 0.0, 0.0
+    paid, lengths, behaviours, choices = 0.0, 0.0, 0.0, 0.0
     for i in range(ids.size):
         place = i + 0.5
         total = 0.0
@@ -304,8 +304,9 @@ def fingerprint(
         paid += place * total
         lengths += place * offsets[i + 1]
         behaviours += place * ids[i]
-        chosen += place * (first[i] + 0.7 * last[i])
-    return paid, lengths, behaviours, chosen
+    for i in range(chosen.size):
+        choices += (i + 0.5) * chosen[i]
+    return paid, lengths, behaviours, choices
 
 
 @compiled()
@@ -323,21 +324,17 @@ def first_outside(values: Any, low: float, high: float) -> int:
 
 
 @compiled()
-def column_peaks(
-    log_w: Any, log_cap: float, begin: int, end: int, offsets: Any, peak: Any, gone: Any
-) -> None:
+def column_peaks(log_w: Any, log_cap: float, offsets: Any, peak: Any, gone: Any) -> None:
     """Largest log weight at each step: of running trajectories, and of those that end there.
 
     Args:
         log_w: (S,) log weights.
         log_cap: upper bound put on them (inf: none).
-        begin: first trajectory.
-        end: one past the last.
         offsets: (n + 1,).
         peak: (T,) raised to the log weights at t.
         gone: (T + 1,) raised to the last log weights of the trajectories of length t.
     """
-    for i in range(begin, end):
+    for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         for t in range(length):
             peak[t] = max(peak[t], min(log_w[start + t], log_cap))
@@ -349,8 +346,6 @@ def column_sums(
     log_w: Any,
     log_cap: float,
     rewards: Any,
-    begin: int,
-    end: int,
     offsets: Any,
     scale: Any,
     gone: Any,
@@ -359,14 +354,12 @@ def column_sums(
     ended: Any,
     psi: Any,
 ) -> None:
-    """Sums over trajectories begin..end-1 at each step, and the plain influence values.
+    """Sums over trajectories at each step, and the plain influence values.
 
     Args:
         log_w: (S,) log weights.
         log_cap: upper bound put on them.
         rewards: (S,).
-        begin: first trajectory.
-        end: one past the last.
         offsets: (n + 1,).
         scale: (T,) M_t: weights are divided by exp(M_t).
         gone: (T + 1,) scale of the last weights of the trajectories that ended by t.
@@ -376,7 +369,7 @@ def column_sums(
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
     weight = np.empty(scale.size)
-    for i in range(begin, end):
+    for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         for t in range(length):
             v = min(log_w[start + t], log_cap) - scale[t]
@@ -416,8 +409,6 @@ def normalised_influence(
     log_w: Any,
     log_cap: float,
     rewards: Any,
-    begin: int,
-    end: int,
     offsets: Any,
     discount: Any,
     peak: Any,
@@ -438,7 +429,7 @@ def normalised_influence(
         floor[t] = min(floor[t + 1], peak[t])
         tail[t] = tail[t + 1] * math.exp(floor[t] - floor[t + 1])
         tail[t] += factor[t] * mean[t] * math.exp(floor[t] - peak[t])
-    for i in range(begin, end):
+    for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         total = 0.0
         for t in range(length):

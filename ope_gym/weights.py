@@ -31,6 +31,7 @@ IntArray = NDArray[np.int64]
 LOG_PROB_TOLERANCE = 1e-9  # how far above 0 the log of a probability may round
 _BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
 _STEPS = 1 << 16  # and steps
+_THREADS = 1 << 22  # elements from which threads are worth their start
 
 
 class LogProbRows(Protocol):
@@ -130,8 +131,16 @@ def log_weights(
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
 
-    threads = isinstance(behaviour_log_probs, np.ndarray)  # policies need not be thread-safe
-    in_chunks(run, offsets, behaviour_log_probs.shape[0], threads=threads)
+    chunks = list(_chunks(offsets, behaviour_log_probs.shape[0]))
+    # policies need not be thread-safe, and few elements are not worth a thread
+    threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
+    workers = min(len(chunks), _cores()) if threads else 1
+    if workers > 1:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(run, *zip(*chunks, strict=True)))
+    else:
+        for begin, end in chunks:
+            run(begin, end)
     return result
 
 
@@ -155,25 +164,11 @@ def _block(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArra
     return source.block(start, stop)
 
 
-def in_chunks(
-    run: Callable[[int, int], None], offsets: IntArray, behaviours: int, *, threads: bool = True
-) -> None:
-    """Call run(begin, end) for ranges of whole trajectories, in threads if there are many.
+def _chunks(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each.
 
-    The ranges depend on the data alone, so that results do not depend on the number of cores.
+    They depend on the data alone, so that results do not depend on the number of cores.
     """
-    chunks = list(chunk_ranges(offsets, behaviours))
-    workers = min(len(chunks), _cores()) if threads else 1
-    if workers > 1:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda chunk: run(*chunk), chunks))
-    else:
-        for begin, end in chunks:
-            run(begin, end)
-
-
-def chunk_ranges(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
-    """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each."""
     begin, n = 0, offsets.size - 1
     size = max(1, min(_BLOCK // behaviours, _STEPS))
     while begin < n:

@@ -242,7 +242,7 @@ def test_what_is_allowed() -> None:
 def test_no_trajectories() -> None:
     empty = TrajectoryBuffer(spaces.Discrete(2), spaces.Discrete(2))
     for data in (empty, empty.view(), recorded(0).trajectories.select(episodes=[])):
-        with pytest.raises(ValueError, match="no trajectory: record at least one episode"):
+        with pytest.raises(ValueError, match="trajectories is empty: record at least one episode"):
             evaluate(data, Uniform(2))
 
 

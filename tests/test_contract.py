@@ -276,6 +276,7 @@ def test_block_size_and_threads_do_not_matter(
     log_w, one = run()
     for block, cores in ((1, 1), (1, 4), (5000, 1), (5000, 3)):
         monkeypatch.setattr(weights, "_BLOCK", block)
+        monkeypatch.setattr(weights, "_THREADS", 0)
         monkeypatch.setattr(weights, "_cores", lambda cores=cores: cores)
         again, other = run()
         for scheme in log_w:  # an episode's weights are its own affair: not a bit may change

@@ -268,7 +268,7 @@ def verdict(d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200
         (39.9, 0.05, "amber", "effective sample size 40 at step 3, below 40"),
         (10.0, 0.05, "amber", "effective sample size 10 at step 3, below 40"),
         (9.99, 0.05, "red", "effective sample size 10.0 at step 3 is below 10"),
-        (40.0, 0.051, "amber", "one episode holds 5% of the weight"),
+        (40.0, 0.051, "amber", "one episode holds 5.1% of the weight"),
         (5.0, 0.5, "red", "effective sample size 5.0"),
         (0.0, 1.0, "red", "from step 3 on all weights are 0"),
     ],
