@@ -186,7 +186,8 @@ def test_any_run(mode: AutoresetMode, seed: int, monkeypatch: pytest.MonkeyPatch
         assert_array_equal(column, values)
     assert_array_equal(data.start_clock, [episode[0][4] for episode in expected])
     early, late = (data.start_clock[data.schedule_ids == k] for k in (-1, 0))
-    assert len(late) and (not len(early) or early.max() < late.min())
+    assert len(late)
+    assert not len(early) or early.max() < late.min()
     data.audit(1e-12)
 
 
