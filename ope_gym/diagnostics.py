@@ -153,7 +153,8 @@ def judge(
 
     A mean weight well below 1 makes it amber, then red: the part of the target that no episode
     shows is missing from plain estimates, and guessed by normalised ones. A cap that met a weight
-    makes it amber, since cut weights look better than they are.
+    makes it amber, since cut weights look better than they are, and red if much of the weight is
+    missing.
 
     Args:
         diagnostics: of the estimate.
@@ -198,8 +199,9 @@ def judge(
             "target does"
         )
     if capped:
-        amber.append(
-            f"the cap met {d.capped_share:.1%} of the steps: a bias that no interval shows"
+        (red if d.uncovered > AMBER_MISSING else amber).append(
+            f"the cap met {d.capped_share:.1%} of the steps, leaving a mean weight of "
+            f"{d.mean_weight:.2f}: a bias that no interval shows"
         )
     if d.support_violations:
         amber.append(

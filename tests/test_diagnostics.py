@@ -369,6 +369,7 @@ def test_a_cap_that_bites_is_never_green() -> None:
     cut = verdict(diagnostics(capped_share=0.031))
     assert cut.colour == "amber"
     assert "the cap met 3.1% of the steps" in str(cut)
+    assert verdict(diagnostics(capped_share=0.031, mean_weight=0.7)).colour == "red"
 
 
 def test_a_mean_weight_far_below_one_is_named() -> None:
