@@ -11,6 +11,8 @@ Mean return on CartPole-v1 after 300 rollouts, over 20 seeds ± the standard dev
     weighting="return"           198 ± 142   ten batches of 30; between 55 and 477
     weighting="reward-to-go"     392 ± 112   ten batches of 30; between 214 and 497
     exploration="parameters"     461 ± 98    300 batches of one; between 62 and 500
+
+`noise` was chosen among eight settings on six of these seeds, so the last line flatters itself.
 """
 
 from __future__ import annotations
