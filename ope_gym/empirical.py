@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ope_gym import intervals, trees
+from ope_gym import intervals, regimes, trees
 from ope_gym.diagnostics import judge, weight_diagnostics
 from ope_gym.estimators import standard_error
 from ope_gym.policies import Policy
@@ -61,8 +61,6 @@ def empirical_average(
     freedom = np.sqrt(n_cell / np.maximum(n_cell - 1, 1))
     error = standard_error(influence + (freedom[cell] - 1.0) * residual, sample.strata)
     replicates = None
-    if options.interval == "betting":
-        raise ValueError("interval='betting' bounds weighted means; EA is none: use FIS or BIS")
     if options.interval == "ess-t":
         interval = intervals.ess_t(value, error, diagnostics.ess, options.level)
     elif not np.isfinite(error):
@@ -80,7 +78,7 @@ def empirical_average(
             f"{diagnostics.uncovered:.1%} of the target's actions were never sampled and count as 0"
         )
     single = float(np.sum(weights[n_cell[cell] == 1]) / max(total, np.finfo(float).tiny))
-    cautions = []
+    cautions = list(regimes.cautions(sample.regime, ""))
     if single > 0:
         cautions.append(f"{single:.0%} of it rests on actions sampled once: the error is too small")
     verdict = judge(

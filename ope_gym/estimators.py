@@ -1,8 +1,9 @@
-"""The estimators: a table of compositions (scheme, cap, normalisation) and the sums they share.
+"""The estimators: a table of compositions (scheme, cap, normalisation, q) and the sums they share.
 
-    plain       J = 1/n sum_i sum_t gamma^t w_i,t r_i,t
-    normalised  J = sum_t gamma^t (sum_i w_i,t r_i,t) / (sum_i w_i,t)
-    capped      w <- min(w, c) on the cumulative weight, before normalising
+    plain          J = 1/n sum_i sum_t gamma^t w_i,t r_i,t
+    normalised     J = sum_t gamma^t (sum_i w_i,t r_i,t) / (sum_i w_i,t)
+    capped         w <- min(w, c) on the cumulative weight, before normalising
+    doubly robust  J = 1/n sum_i v_i,0 + either of the above with r_t - q_t + gamma v_t+1 for r_t
 
 After an episode ends its reward is 0 and its weight stays: the denominator at step t runs over all
 n trajectories, never over the survivors only.
@@ -22,15 +23,21 @@ class Composition:
     """What an estimator is made of.
 
     Args:
-        scheme: weighting scheme, a name in `ope_gym.weights.SCHEMES`.
+        scheme: weighting scheme, a name in `ope_gym.weights.SCHEMES`; empty if none.
         capped: weights are cut at the cap.
         normalised: each step's sum is divided by the sum of the weights instead of n.
+        baseline: needs a q model; as a weighted sum it is doubly robust.
+        method: how it is computed, a name in `ope_gym.methods.METHODS`.
+        common: part of an evaluation that names no estimators.
         use: when to use it, in a line.
     """
 
     scheme: str
     capped: bool = False
     normalised: bool = False
+    baseline: bool = False
+    method: str = "weighted"
+    common: bool = True
     use: str = ""
 
 
@@ -43,14 +50,53 @@ ESTIMATORS: dict[str, Composition] = {
     ),
     "NBIS": Composition("basic", normalised=True, use="only logged propensities at hand"),
     "NBCIS": Composition("basic", True, True, use="the same, when a few weights dominate"),
-    # never noisier than BIS for one step or rewards of one sign, but not in general
+    # FIS is never noisier than BIS for one step or rewards of one sign, but not in general
     "FIS": Composition("fused", use="unbiased for policies fixed in advance"),
     "FCIS": Composition("fused", capped=True, use="FIS when a few weights dominate"),
-    "NFIS": Composition("fused", normalised=True, use="the first choice of this table"),
+    "NFIS": Composition("fused", normalised=True, use="the first choice without a q model"),
     "NFCIS": Composition("fused", True, True, use="NFIS when a few weights dominate"),
     "OUIS": Composition("optimal", use="to compare with the paper; not always better than FIS"),
     "NOUIS": Composition("optimal", normalised=True, use="to compare with the paper"),
-}
+    "DM": Composition(
+        "", baseline=True, method="direct",
+        use="the q model alone: steady, and as wrong as the model; its interval does not know that",
+    ),
+    "DR": Composition(
+        "basic", baseline=True, common=False,
+        use="unbiased with a q fitted elsewhere; as noisy as BIS where the model is poor",
+    ),
+    "WDR": Composition(
+        "basic", normalised=True, baseline=True, common=False,
+        use="doubly robust with only logged propensities at hand",
+    ),
+    "FDR": Composition(
+        "fused", baseline=True, common=False, use="DR against the mixture: FIS with a q model"
+    ),
+    "FWDR": Composition(
+        "fused", normalised=True, baseline=True,
+        use="NFIS with a q model that is known to be good; a poor one can cost",
+    ),
+    "MAGIC": Composition(
+        "fused", normalised=True, baseline=True, method="magic", common=False,
+        use="to compare: a blend of DM and FWDR, better only where the q model is good",
+    ),
+    "FISCV": Composition(
+        "fused", method="control variates", common=False,
+        use="FIS with the behaviours' ratios as control variates: many episodes, few behaviours",
+    ),
+    "ADR": Composition(
+        "basic", baseline=True, method="adaptive", common=False,
+        use="policies learned from the data, target fixed in advance, nothing held out",
+    ),
+    "EA": Composition(
+        "", method="average", common=False, use="one-step data with a finite action set only"
+    ),
+    "auto": Composition(
+        "fused", normalised=True, method="auto",
+        use="the first choice: NFIS, corrected by the q model as far as that helps",
+    ),
+}  # fmt: skip
+WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym import intervals, trees
+from ope_gym import intervals, regimes, trees
 from ope_gym.diagnostics import judge, weight_diagnostics
-from ope_gym.estimators import (
-    ESTIMATORS,
-    Columns,
-    Composition,
-    column_sums,
-    moments,
-    standard_error,
-)
+from ope_gym.estimators import ESTIMATORS, standard_error
+from ope_gym.methods import Problem, compute
 from ope_gym.results import Estimate, Evaluation, Sample
 from ope_gym.validation import (
     Options,
@@ -34,18 +28,16 @@ from ope_gym.validation import (
 from ope_gym.weights import FloatArray, IntArray, log_weights
 
 if TYPE_CHECKING:
+    from ope_gym.baselines.contract import Baseline, QModel
     from ope_gym.buffer import TrajectoryBuffer
     from ope_gym.policies import Policy
     from ope_gym.trajectories import Trajectories
 
 
 @dataclass(frozen=True, eq=False)
-class _Data:
-    """What every estimator needs beside its weights; support counts are by scheme."""
+class _Known:
+    """What is known of the data beside the numbers; support counts are by scheme."""
 
-    rewards: FloatArray
-    offsets: IntArray
-    behaviour_ids: IntArray
     sample: Sample
     support: dict[str, int]
     calibration: FloatArray | None = None
@@ -65,6 +57,9 @@ def evaluate(
     target: Policy,
     *,
     estimators: str | Iterable[str] | None = None,
+    data: str = "all",
+    origin: str | None = None,
+    q_model: QModel | Baseline | str | None = "default",
     gamma: float = 1.0,
     cap: float = 10.0,
     interval: str = "ess-t",
@@ -81,15 +76,21 @@ def evaluate(
     Args:
         trajectories: recorded episodes with the policies that acted.
         target: the policy to evaluate.
-        estimators: names from `ope_gym.ESTIMATORS`, or "EA" for one-step data; all by default, EA
-            only where the time limit is one step.
+        estimators: names from `ope_gym.ESTIMATORS`; by default the common ones that the data
+            allow, "EA" only where the time limit is one step.
+        data: "all" episodes, or only the "held-out" ones.
+        origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
+            it was not; None to tell it from the recorded policies (see `ope_gym.regimes`).
+        q_model: a model of `ope_gym.baselines` for the estimators that need one; "default" takes
+            `TabularQ` for discrete observations and `LinearQ` for arrays of numbers; None for none;
+            or a `Baseline`, the values q and v at every step.
         gamma: discount within [0, 1].
         cap: upper bound of the weights of capped estimators.
         interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards; made
             from the plain weights, so it holds the value, not always the normalised estimate).
         level: confidence level of the intervals.
-        rng: seed or generator of the bootstrap draws; a fixed seed by default, so that two
-            evaluations of the same trajectories share their draws.
+        rng: seed or generator of the bootstrap draws and of the q model; a fixed seed by default,
+            so that two evaluations of the same trajectories share their draws.
         resamples: bootstrap replicates.
         reward_range: lowest and highest possible reward; needed by "betting".
         horizon: longest possible episode, needed by "betting"; by default the recorded time limit.
@@ -100,75 +101,241 @@ def evaluate(
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
-    from ope_gym import kernels
-    from ope_gym.likelihood import (
-        behaviours_of,
-        check_propensities,
-        policy_log_probs,
-    )
-    from ope_gym.reward_model import cross_fitted_log_weights
+    return Evaluator(
+        trajectories, estimators=estimators, data=data, q_model=q_model, gamma=gamma, cap=cap,
+        interval=interval, level=level, rng=rng, resamples=resamples, reward_range=reward_range,
+        horizon=horizon, reward_model=reward_model, progress=progress,
+    ).evaluate(target, origin=origin)  # fmt: skip
 
-    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
-        raise TypeError(
-            f"target is {target!r}, which has no log_prob and sample: give a policy of "
-            "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write one"
-        )
-    data = trajectories.view()
-    if not len(data):
-        raise ValueError("trajectories is empty: record at least one episode first")
-    offsets = check_offsets(data.offsets, data.n_steps)
-    behaviours = behaviours_of(data)
-    if estimators is None:
-        estimators = _default_estimators(data, target, behaviours.available, interval)
-    options = check_options(
-        estimators, gamma, cap, interval, level, rng, resamples, reward_range,
-        data.horizon if horizon is None else horizon,
-    )  # fmt: skip
-    density = _has_densities(data)
-    steps = data.n_steps
-    check_finite(data.rewards, "rewards", offsets)
-    target_log_probs = policy_log_probs(target, "target", data)
-    check_log_probs(target_log_probs, "target_log_probs", offsets, density)
-    schemes = _schemes(options)
-    model = _check_reward_model(reward_model, steps, offsets)
-    if interval == "betting" and model == "cross-fit" and "optimal" in schemes:
-        raise ValueError(
-            "interval='betting' needs independent episodes, but the weights of "
-            "reward_model='cross-fit' learn from each other's rewards: give (mean, variance)"
-        )
 
-    log_w = {}
-    rows = behaviours.rows(data, only_own=schemes in ([], ["basic"]))
-    if "optimal" in schemes and model == "cross-fit" and not density:
-        log_w["optimal"] = cross_fitted_log_weights(data, target_log_probs, behaviours, rows)
-        schemes = [scheme for scheme in schemes if scheme != "optimal"]
-    if schemes:
-        log_w |= log_weights(
-            target_log_probs, rows, behaviours.ids, offsets, schemes,
-            counts=behaviours.counts, density=density,
-            reward_model=model if isinstance(model, tuple) else None,
+class Evaluator:
+    """Trajectories made ready once, to evaluate any number of targets.
+
+    The mixtures of the behaviours do not depend on the target, so they are computed for the first
+    and kept: a further target costs its own log-probabilities and its q model. The options are
+    those of `evaluate`.
+    """
+
+    def __init__(
+        self,
+        trajectories: Trajectories | TrajectoryBuffer,
+        *,
+        estimators: str | Iterable[str] | None = None,
+        data: str = "all",
+        q_model: QModel | Baseline | str | None = "default",
+        gamma: float = 1.0,
+        cap: float = 10.0,
+        interval: str = "ess-t",
+        level: float = 0.95,
+        rng: int | np.random.Generator | None = None,
+        resamples: int = 1000,
+        reward_range: tuple[float, float] | None = None,
+        horizon: int | None = None,
+        reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        from ope_gym import kernels
+        from ope_gym.likelihood import behaviours_of
+
+        whole = trajectories.view()
+        if not len(whole):
+            raise ValueError("trajectories is empty: record at least one episode first")
+        self.data = regimes.held_out_only(whole, data)
+        self._offsets = check_offsets(self.data.offsets, self.data.n_steps)
+        self._behaviours = behaviours_of(self.data)
+        self._density = _has_densities(self.data)
+        self._named = None if estimators is None else _names(estimators)
+        self._options = check_options(
+            list(ESTIMATORS) if self._named is None else self._named, gamma, cap, interval, level,
+            rng, resamples, reward_range, self.data.horizon if horizon is None else horizon,
         )  # fmt: skip
-    report = check_propensities(data, target, behaviours)
-    sample = Sample(
-        len(data), steps, behaviours.strata, behaviours.names, behaviours.counts, options.gamma,
-        "held-out" if data.held_out.all() else "not held out",
-        kernels.fingerprint(
-            data.rewards, offsets, behaviours.ids, data.log_probs[_some_ends(offsets)]
-        ),
-    )  # fmt: skip
-    notes = report.notes + ((rows.mismatch,) if rows.mismatch else ())
-    cautions = (_FOLLOWING,) if (data.schedule_ids >= 0).any() else ()
-    bundle = _Data(
-        data.rewards, offsets, behaviours.ids, sample, report.support, report.calibration, notes,
-        cautions,
-    )  # fmt: skip
-    draws = intervals.Resamples(sample.strata, options.resamples, options.seed, progress)
-    estimates = _estimate(log_w, bundle, options, draws)
-    if "EA" in options.estimators:
-        from ope_gym.empirical import empirical_average
+        check_finite(self.data.rewards, "rewards", self._offsets)
+        self._reward_model = _check_reward_model(reward_model, self.data.n_steps, self._offsets)
+        self._q_model = q_model
+        self._bases: dict[str, FloatArray] = {}
+        self._mismatch = ""
+        self._fingerprint = kernels.fingerprint(
+            self.data.rewards, self._offsets, self._behaviours.ids,
+            np.nan_to_num(self.data.log_probs[_some_ends(self._offsets)]),  # NaN: not recorded
+        )  # fmt: skip
+        self._draws = intervals.Resamples(
+            self._behaviours.strata, self._options.resamples, self._options.seed, progress
+        )
 
-        estimates["EA"] = empirical_average(data, target, sample, behaviours.ids, options, draws)
-    return Evaluation({name: estimates[name] for name in options.estimators})
+    def evaluate(self, target: Policy, *, origin: str | None = None) -> Evaluation:
+        """The value of `target` by every estimator; `origin` as in `ope_gym.evaluate`."""
+        from ope_gym import kernels
+        from ope_gym.likelihood import check_propensities, policy_log_probs
+
+        if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+            raise TypeError(
+                f"target is {target!r}, which has no log_prob and sample: give a policy of "
+                "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write one"
+            )
+        data, offsets, options = self.data, self._offsets, self._options
+        model = self._resolve(target)
+        names = self._named or _common(
+            self._behaviours.available, model is not None, options.interval,
+            one_step=data.horizon == 1 and hasattr(target, "probs"),
+            propensities=data.has_propensities,
+        )  # fmt: skip
+        self._require(names, model)
+        own = policy_log_probs(target, "target", data)
+        check_log_probs(own, "target_log_probs", offsets, self._density)
+        prefix = np.empty(own.size)
+        kernels.cumulate(own, 0, len(data), offsets, prefix)
+        self._prepare({ESTIMATORS[name].scheme for name in names} - {""})
+        log_w = {
+            scheme: base + prefix
+            for scheme, base in self._bases.items()
+            if any(ESTIMATORS[name].scheme == scheme for name in names)
+        }
+        regime = regimes.regime_of(data, target, origin)
+        report = check_propensities(data, target, self._behaviours)
+        known = _Known(
+            Sample(
+                len(data), data.n_steps, self._behaviours.strata, self._behaviours.names,
+                self._behaviours.counts, options.gamma, regime, self._fingerprint,
+            ),
+            report.support, report.calibration,
+            report.notes + ((self._mismatch,) if self._mismatch else ()),
+            (_FOLLOWING,) if (data.schedule_ids >= 0).any() else (),
+        )  # fmt: skip
+        problem = Problem(
+            data.rewards, offsets, self._behaviours.ids, log_w, options.gamma, options.cap,
+            counts=self._behaviours.counts, endings=lambda: self._endings,
+            rounds=lambda: self._rounds(model, target, own),
+        )  # fmt: skip
+        if model is not None and any(_uses_q(name) for name in names):
+            baseline = self._baseline(model, target)
+            problem.start = baseline.at_start(offsets)
+            problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
+        problem = problem.within_discount()
+        estimates = {}
+        for name in names:
+            if ESTIMATORS[name].method == "average":
+                from ope_gym.empirical import empirical_average
+
+                estimates[name] = empirical_average(
+                    data, target, known.sample, self._behaviours.ids, options, self._draws
+                )
+            else:
+                estimates[name] = _estimate(name, problem, known, options, self._draws)
+        return Evaluation(estimates)
+
+    def _resolve(self, target: Policy) -> QModel | Baseline | None:
+        """The q model, if one may be needed: as given, or the default for these observations."""
+        if self._named is not None and not any(_uses_q(name) for name in self._named):
+            return None
+        if self._q_model != "default":
+            if isinstance(self._q_model, str):
+                raise ValueError(
+                    f"q_model is {self._q_model!r}; give 'default', None, a model of "
+                    "ope_gym.baselines or a Baseline"
+                )
+            return self._q_model
+        from ope_gym.baselines.choice import default_model
+
+        return default_model(self.data, target) if len(self.data) > 1 else None
+
+    def _require(self, names: Iterable[str], model: object) -> None:
+        """Refuse estimators that these data, or these options, cannot give."""
+        if not names:
+            raise ValueError(
+                "trajectories have no log_probs, so there are no weights, and without a q model "
+                "there is no estimate: give q_model a model of ope_gym.baselines"
+            )
+        for name in names:
+            c = ESTIMATORS[name]
+            if c.scheme and not self.data.has_propensities:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs the probabilities of all actions, but "
+                    "an unknown policy acted (trajectories.has_propensities is false): use 'DM', "
+                    "or select(policies=...) the episodes of known ones"
+                )
+            if c.baseline and model is None:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs a q model: give q_model a model of "
+                    "ope_gym.baselines (there is no default for such observations, or for a "
+                    "single episode)"
+                )
+            _refuse_betting(name, self._options.interval)
+            if (
+                self._options.interval == "betting"
+                and c.scheme == "optimal"
+                and (self._reward_model == "cross-fit")
+            ):
+                raise ValueError(
+                    "interval='betting' needs independent episodes, but the weights of "
+                    "reward_model='cross-fit' learn from each other's rewards: give (mean, "
+                    "variance)"
+                )
+
+    def _prepare(self, schemes: set[str]) -> None:
+        """Log weights of a target that is certain of everything: those of any other add its own."""
+        from ope_gym.reward_model import cross_fitted_log_weights
+
+        missing = sorted(schemes - self._bases.keys())
+        if not missing:
+            return
+        certain = np.zeros(self.data.n_steps)
+        rows = self._behaviours.rows(self.data, only_own=missing == ["basic"])
+        model = self._reward_model
+        if "optimal" in missing and model == "cross-fit" and not self._density:
+            self._bases["optimal"] = cross_fitted_log_weights(
+                self.data, certain, self._behaviours, rows
+            )
+            missing.remove("optimal")
+        if missing:
+            self._bases |= log_weights(
+                certain, rows, self._behaviours.ids, self._offsets, missing,
+                counts=self._behaviours.counts, density=self._density,
+                reward_model=model if isinstance(model, tuple) else None,
+            )  # fmt: skip
+        self._mismatch = self._mismatch or rows.mismatch
+
+    @cached_property
+    def _endings(self) -> FloatArray:
+        """(n, K) log-probabilities of whole trajectories."""
+        from ope_gym.control_variates import last_log_probs
+
+        return last_log_probs(self._behaviours.rows(self.data), self._offsets)
+
+    def _rounds(
+        self, model: QModel | Baseline | None, target: Policy, own: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Past-only v at the start and residuals, and the weights of the behaviours, for ADR."""
+        from ope_gym.adaptive import past_only, stable_weights
+        from ope_gym.baselines.contract import Baseline
+
+        assert model is not None  # `_require` saw to it
+        data, offsets, gamma = self.data, self._offsets, self._options.gamma
+        values = (
+            self._baseline(model, target)
+            if isinstance(model, Baseline)
+            else past_only(
+                model, data, target, self._behaviours, gamma, self._longest,
+                np.random.default_rng(self._options.seed),
+            )
+        )  # fmt: skip
+        start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
+        rows = self._behaviours.rows(data)
+        ids = self._behaviours.ids
+        return start, residuals, stable_weights(own, rows, ids, offsets, gamma, start, residuals)
+
+    @property
+    def _longest(self) -> int:
+        return max(int(self.data.lengths.max()), self._options.horizon or 0)
+
+    def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
+        from ope_gym.baselines.contract import Baseline, cross_fit
+
+        if isinstance(model, Baseline):
+            return _check_baseline(model, self.data.n_steps, self._offsets)
+        return cross_fit(
+            model, self.data, target, self._behaviours.ids, gamma=self._options.gamma,
+            horizon=self._longest, rng=np.random.default_rng(self._options.seed),
+        )  # fmt: skip
 
 
 def evaluate_log_probs(
@@ -188,6 +355,8 @@ def evaluate_log_probs(
     reward_range: tuple[float, float] | None = None,
     horizon: int | None = None,
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    baseline: tuple[ArrayLike, ArrayLike] | None = None,
+    regime: str = "unstated",
     density: bool = False,
 ) -> Evaluation:
     """The value of a target policy, from arrays; S steps, n trajectories, K behaviours.
@@ -199,7 +368,7 @@ def evaluate_log_probs(
         behaviour_ids: (n,) which behaviour each trajectory came from.
         rewards: (S,).
         offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
-        estimators: as in `evaluate`, but for EA, which needs all action probabilities.
+        estimators: as in `evaluate`, but for those that need more than arrays.
         gamma: as in `evaluate`, and so are the other options.
         cap: upper bound of the weights of capped estimators.
         interval: "ess-t", "percentile", "bca" or "betting".
@@ -209,6 +378,9 @@ def evaluate_log_probs(
         reward_range: lowest and highest possible reward, for "betting".
         horizon: longest possible episode, needed by "betting".
         reward_model: "deterministic", or mean (S,) and variance (S,) of the rewards, for OUIS.
+        baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
+        regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
+            "unstated"; see `ope_gym.regimes`.
         density: the numbers are log densities of continuous actions.
 
     Returns:
@@ -222,6 +394,7 @@ def evaluate_log_probs(
     3.0
     """
     from ope_gym import kernels
+    from ope_gym.control_variates import last_log_probs
 
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
@@ -235,89 +408,82 @@ def evaluate_log_probs(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
         )
     ids = _check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    if regime not in regimes.REGIMES:
+        raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
+    names = (
+        _common(True, baseline is not None, interval) if estimators is None else _names(estimators)
+    )
     options = check_options(
-        ESTIMATORS if estimators is None else estimators,
-        gamma, cap, interval, level, rng, resamples, reward_range, horizon,
-    )  # fmt: skip
-    if "EA" in options.estimators:
-        raise ValueError(
-            "estimators has 'EA', which needs the target's probability of every action: "
-            "use evaluate(trajectories, target)"
-        )
+        names, gamma, cap, interval, level, rng, resamples, reward_range, horizon
+    )
+    for name in names:
+        if ESTIMATORS[name].method in _NEED_POLICIES:
+            raise ValueError(
+                f"estimators has {name!r}, which needs observations and policies: use "
+                "evaluate(trajectories, target)"
+            )
+        if ESTIMATORS[name].baseline and baseline is None:
+            raise ValueError(f"estimators has {name!r}, which needs baseline=(q, v)")
+        _refuse_betting(name, interval)
     model = _check_reward_model(reward_model, steps, offsets)
     if model == "cross-fit":
         raise ValueError(
             "reward_model='cross-fit' needs observations and actions: use evaluate(trajectories, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
+    schemes = {ESTIMATORS[name].scheme for name in names} - {""}
     log_w = log_weights(
-        target, rows, ids, offsets, _schemes(options), density=density,
+        target, rows, ids, offsets, sorted(schemes), density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )  # fmt: skip
-    names = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
+    behaviours = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
     counts = np.bincount(ids, minlength=rows.shape[0])
     sample = Sample(
-        offsets.size - 1, steps, ids, names, counts, options.gamma, "unstated",
+        offsets.size - 1, steps, ids, behaviours, counts, options.gamma, regime,
         kernels.fingerprint(
             rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]
         ),
     )  # fmt: skip
     draws = intervals.Resamples(ids, options.resamples, options.seed)
-    estimates = _estimate(log_w, _Data(rewards, offsets, ids, sample, {}), options, draws)
-    return Evaluation({name: estimates[name] for name in options.estimators})
+    problem = Problem(
+        rewards, offsets, ids, log_w, options.gamma, options.cap, counts=counts,
+        endings=lambda: last_log_probs(rows, offsets),
+    )  # fmt: skip
+    if baseline is not None:
+        from ope_gym.baselines.contract import Baseline
+
+        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
+        values = _check_baseline(values, steps, offsets)
+        problem.start = values.at_start(offsets)
+        problem.residuals = values.residuals(rewards, offsets, options.gamma)
+    problem = problem.within_discount()
+    known = _Known(sample, {})
+    return Evaluation({name: _estimate(name, problem, known, options, draws) for name in names})
 
 
 def _estimate(
-    log_w: dict[str, FloatArray],
-    data: _Data,
-    options: Options,
-    resamples: intervals.Resamples,
-) -> dict[str, Estimate]:
-    """Every estimator of the table that was asked for."""
-    log_w, data = _within_discount(log_w, data, options.gamma)
-    columns: dict[tuple[str, bool], Columns] = {}
-    estimates = {}
-    for name in options.estimators:
-        if name not in ESTIMATORS:
-            continue
-        composition = ESTIMATORS[name]
-        weights, key = log_w[composition.scheme], (composition.scheme, composition.capped)
-        if key not in columns:
-            cap = options.cap if composition.capped else None
-            columns[key] = column_sums(weights, data.rewards, data.offsets, options.gamma, cap)
-        estimates[name] = _estimate_one(
-            name, composition, weights, columns[key], data, options, resamples
-        )
-    return estimates
-
-
-def _estimate_one(
-    name: str,
-    composition: Composition,
-    weights: FloatArray,
-    columns: Columns,
-    data: _Data,
-    options: Options,
-    resamples: intervals.Resamples,
+    name: str, problem: Problem, known: _Known, options: Options, resamples: intervals.Resamples
 ) -> Estimate:
-    cap = options.cap if composition.capped else None
-    result = moments(
-        weights, data.rewards, data.offsets, options.gamma, columns,
-        normalised=composition.normalised,
-    )  # fmt: skip
-    sample = data.sample
+    """One estimator: its value, error, interval, diagnostics and verdict."""
+    composition, sample = ESTIMATORS[name], known.sample
+    computed = compute(name, problem)
+    result = computed.moments
     diagnostics = weight_diagnostics(
-        result.sums, result.ess, result.log_last, data.behaviour_ids, sample.counts.size,
-        result.capped_share, data.support.get(composition.scheme), data.calibration,
+        result.sums, result.ess, result.log_last, problem.ids, sample.counts.size,
+        result.capped_share, known.support.get(composition.scheme), known.calibration,
     )  # fmt: skip
-    error = standard_error(result.influence, sample.strata)
+    error = computed.error
+    if error is None:
+        error = standard_error(result.influence, sample.strata)
     replicates = None
-    notes = list(data.notes)
-    cautions = [] if composition.scheme == "basic" else list(data.cautions)
+    notes = list(known.notes)
+    cautions = [*computed.cautions, *regimes.cautions(sample.regime, composition.scheme)]
+    if composition.scheme not in ("", "basic"):
+        cautions += known.cautions
     if options.interval == "betting":
-        if composition.scheme != "basic" and sample.regime == "not held out":
+        if composition.scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
-        interval = _betting(weights, cap, data, options)
+        interval = _betting(composition.scheme, composition.capped, problem, options)
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
     elif options.interval == "ess-t":
@@ -325,12 +491,7 @@ def _estimate_one(
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)
     else:
-        if composition.normalised:
-            replicates = intervals.bootstrap_normalised(
-                weights, cap, data.rewards, data.offsets, options.gamma, result.peak, resamples
-            )
-        else:
-            replicates = intervals.bootstrap_plain(result.influence, resamples)
+        replicates = computed.replicates(resamples)
         lost = int(np.count_nonzero(~np.isfinite(replicates)))
         if lost:
             notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
@@ -345,28 +506,11 @@ def _estimate_one(
     )  # fmt: skip
     return Estimate(
         name, result.value, error, interval, diagnostics, verdict, result.influence, sample,
-        replicates, options.seed if replicates is not None else None,
+        replicates, options.seed if replicates is not None else None, dict(computed.report),
     )  # fmt: skip
 
 
-def _within_discount(
-    log_w: dict[str, FloatArray], data: _Data, gamma: float
-) -> tuple[dict[str, FloatArray], _Data]:
-    """The steps that gamma leaves any weight: the first ones alone if gamma is 0."""
-    lengths = np.diff(data.offsets)
-    counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
-    if counted == lengths.max():
-        return log_w, data
-    steps = np.arange(data.rewards.size) - np.repeat(data.offsets[:-1], lengths)
-    kept = steps < counted
-    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, counted))])
-    data = dataclasses.replace(data, rewards=data.rewards[kept], offsets=offsets)
-    return {scheme: weights[kept] for scheme, weights in log_w.items()}, data
-
-
-def _betting(
-    log_w: FloatArray, cap: float | None, data: _Data, options: Options
-) -> intervals.Interval:
+def _betting(scheme: str, capped: bool, data: Problem, options: Options) -> intervals.Interval:
     assert options.reward_range is not None  # check_options saw to both
     assert options.horizon is not None
     low, high = options.reward_range
@@ -384,8 +528,8 @@ def _betting(
             "steps: give the longest possible"
         )
     return intervals.betting(
-        log_w, cap, data.rewards, data.offsets, options.gamma, options.horizon,
-        options.reward_range, options.level,
+        data.log_w[scheme], options.cap if capped else None, data.rewards, data.offsets,
+        options.gamma, options.horizon, options.reward_range, options.level,
     )  # fmt: skip
 
 
@@ -399,14 +543,52 @@ def _some_ends(offsets: IntArray) -> IntArray:
     return (offsets[1:] - 1)[_some(offsets.size - 1)]
 
 
-def _default_estimators(
-    data: Trajectories, target: Policy, available: bool, interval: str
-) -> list[str]:
-    """All that the data allow: without the policies only the basic weights can be had."""
-    names = [name for name, c in ESTIMATORS.items() if available or c.scheme == "basic"]
-    if data.horizon == 1 and hasattr(target, "probs") and interval != "betting":
-        names.append("EA")
-    return names
+_NEED_POLICIES = ("average", "adaptive")  # methods that need more than arrays
+
+
+def _names(estimators: str | Iterable[str]) -> tuple[str, ...]:
+    return (estimators,) if isinstance(estimators, str) else tuple(estimators)
+
+
+def _common(
+    policies: bool,
+    q_model: bool,
+    interval: str,
+    *,
+    one_step: bool = False,
+    propensities: bool = True,
+) -> tuple[str, ...]:
+    """The common estimators that can be had.
+
+    Without the policies only basic weights can, without propensities none.
+    """
+    betting = interval == "betting"
+    return tuple(
+        name
+        for name, c in ESTIMATORS.items()
+        if (c.common or (one_step and c.method == "average"))
+        and (policies or c.scheme in ("", "basic"))
+        and (propensities or not c.scheme)
+        and (q_model or not c.baseline)
+        and (c.scheme or not betting)
+    )
+
+
+def _refuse_betting(name: str, interval: str) -> None:
+    if interval == "betting" and not ESTIMATORS[name].scheme:
+        raise ValueError(
+            f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
+        )
+
+
+def _uses_q(name: str) -> bool:
+    return ESTIMATORS[name].baseline or ESTIMATORS[name].method == "auto"
+
+
+def _check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
+    for name, values in (("q", baseline.q), ("v", baseline.v)):
+        check_finite(check_column(values, f"baseline {name}", steps), f"baseline {name}", offsets)
+    return baseline
 
 
 def _has_densities(data: Trajectories) -> bool:
@@ -414,11 +596,6 @@ def _has_densities(data: Trajectories) -> bool:
     if data.discrete is not None:
         return not data.discrete
     return any(leaf.dtype.kind not in "iub" for leaf in trees.leaves(data.actions))
-
-
-def _schemes(options: Options) -> list[str]:
-    wanted = {ESTIMATORS[name].scheme for name in options.estimators if name in ESTIMATORS}
-    return sorted(wanted)
 
 
 def _check_reward_model(

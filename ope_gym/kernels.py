@@ -481,3 +481,95 @@ def dense_columns(
             else:
                 out[0, i, j] = math.exp(last - peak[t])
                 out[1, i, j] = 0.0
+
+
+@compiled(_ADD)
+def segment_influence(
+    log_w: Any,
+    log_cap: float,
+    rewards: Any,
+    offsets: Any,
+    factor: Any,
+    mean: Any,
+    peak: Any,
+    ends: Any,
+    out: Any,
+) -> None:
+    """Normalised influence of each stretch of steps: `normalised_influence` cut at some steps.
+
+    Args:
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them.
+        rewards: (S,).
+        offsets: (n + 1,).
+        factor: (T,) gamma^t n / W_t, W_t scaled by exp(-M_t).
+        mean: (T,) R_t.
+        peak: (T,) M_t.
+        ends: (m,) one past the last step of each stretch, rising; the last is T.
+        out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
+    """
+    horizon, stretches = peak.size, ends.size
+    floor, tail = np.empty(horizon), np.empty(horizon)  # as there, but within each stretch
+    for j in range(stretches):
+        begin = ends[j - 1] if j else 0
+        low, total = np.inf, 0.0
+        for t in range(ends[j] - 1, begin - 1, -1):
+            new = min(low, peak[t])
+            total = total * math.exp(new - low) + factor[t] * mean[t] * math.exp(new - peak[t])
+            low = new
+            floor[t], tail[t] = low, total
+    for i in range(offsets.size - 1):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        last = min(log_w[start + length - 1], log_cap)
+        t = 0
+        for j in range(stretches):
+            total = 0.0
+            for u in range(t, min(ends[j], length)):
+                v = min(log_w[start + u], log_cap) - peak[u]
+                w = _exp(v) if v > -708.0 else 0.0
+                total += factor[u] * w * (rewards[start + u] - mean[u])
+            t = max(t, min(ends[j], length))
+            if t < ends[j]:
+                total -= math.exp(last - floor[t]) * tail[t]
+                t = ends[j]
+            out[j, i] = total
+
+
+@compiled()
+def rival_terms(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    offsets: Any,
+    log_target: Any,
+    rewards: Any,
+    discount: Any,
+    terms: Any,
+    last: Any,
+) -> None:
+    """What trajectories begin..end-1 would be worth had each behaviour k drawn them.
+
+    Args:
+        log_probs: (K, columns) log-probability of the taken action under each behaviour.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        offsets: (n + 1,).
+        log_target: (S,) log P_e of each prefix.
+        rewards: (S,).
+        discount: (T,) gamma^t.
+        terms: (K, n) written: sum_t gamma^t P_e,t / P_k,t r_t, each ratio at most exp(700).
+        last: (K, n) written: log P_k of the whole trajectory.
+    """
+    for i in range(begin, end):
+        start, stop = offsets[i], offsets[i + 1]
+        for k in range(log_probs.shape[0]):
+            running, total = 0.0, 0.0
+            for j in range(start, stop):
+                running += log_probs[k, j - shift]
+                if rewards[j] != 0.0 and log_target[j] > -np.inf:
+                    ratio = math.exp(min(log_target[j] - running, 700.0))
+                    total += discount[j - start] * ratio * rewards[j]
+            terms[k, i] = total
+            last[k, i] = running

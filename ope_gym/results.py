@@ -15,6 +15,7 @@ import numpy as np
 from ope_gym.diagnostics import Diagnostics, Verdict
 from ope_gym.estimators import standard_error
 from ope_gym.intervals import Interval, ess_t, percentile
+from ope_gym.regimes import label
 from ope_gym.weights import FloatArray, IntArray
 
 
@@ -29,7 +30,7 @@ class Sample:
         behaviours: (K,) names of the behaviours.
         counts: (K,) trajectories of each.
         gamma: discount.
-        regime: "held-out", "not held out" or "unstated": whether the learner saw the data.
+        regime: what the learner saw of the data, one of `ope_gym.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
     """
 
@@ -76,6 +77,7 @@ class Estimate:
         replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
         sample: the data it rests on.
         seed: of the bootstrap draws.
+        report: numbers of its own: for "auto" the share `c` of the q model's correction.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Estimate:
     sample: Sample = field(repr=False)
     replicates: FloatArray | None = field(default=None, repr=False)
     seed: int | None = field(default=None, repr=False)
+    report: dict[str, float] = field(default_factory=dict, repr=False)
 
     def difference(self, other: Estimate) -> Difference:
         """Paired difference self - other: two targets or two estimators on the same trajectories.
@@ -126,6 +129,7 @@ class Estimate:
         d = self.diagnostics
         return {
             "estimator": self.name,
+            "regime": label(self.sample.regime),
             "value": _number(self.value),
             "standard_error": _number(self.standard_error),
             "interval": {
@@ -153,6 +157,7 @@ class Estimate:
                 "support_violations": d.support_violations,
                 "calibration": None if d.calibration is None else _numbers(d.calibration),
             },
+            "report": {key: _number(value) for key, value in self.report.items()},
         }
 
 
@@ -207,7 +212,7 @@ class Evaluation(Mapping[str, Estimate]):
             "steps": sample.steps,
             "behaviours": dict(zip(sample.behaviours, sample.counts.tolist(), strict=True)),
             "gamma": sample.gamma,
-            "regime": sample.regime,
+            "regime": label(sample.regime),
             "estimates": {name: estimate.to_dict() for name, estimate in self.items()},
         }
 
@@ -237,6 +242,7 @@ class Evaluation(Mapping[str, Estimate]):
                 "max_share": estimate.diagnostics.max_share,
                 "mean_weight": estimate.diagnostics.mean_weight,
                 "verdict": estimate.verdict.colour,
+                "regime": label(estimate.sample.regime),
             }
             for name, estimate in self.items()
         ]
@@ -262,7 +268,7 @@ class Evaluation(Mapping[str, Estimate]):
         head = (
             f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
             f"{behaviours} behaviour{'' if behaviours == 1 else 's'}, gamma {sample.gamma:g}; "
-            f"data: {sample.regime}"
+            f"data: {label(sample.regime)}"
         )
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
         rows = [["estimator", "value", "std.err", interval, "ESS", "verdict"]]
@@ -295,10 +301,13 @@ class Evaluation(Mapping[str, Estimate]):
         for name, estimate in self.items():
             if estimate.verdict.colour != "green":
                 grouped.setdefault(str(estimate.verdict), []).append(name)
-        return [
-            textwrap.fill(f"{', '.join(names)}: {reason}", 100, subsequent_indent="    ")
-            for reason, names in grouped.items()
+        reasons = [f"{', '.join(names)}: {reason}" for reason, names in grouped.items()]
+        reasons += [
+            f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
+            for name, e in self.items()
+            if e.report
         ]
+        return [textwrap.fill(reason, 100, subsequent_indent="    ") for reason in reasons]
 
 
 def _number(value: float) -> float | None:

@@ -40,7 +40,7 @@ def check_options(
     horizon: int | None,
 ) -> Options:
     """The options, or an error that says which one is wrong."""
-    known = (*ESTIMATORS, "EA")
+    known = tuple(ESTIMATORS)
     names = (estimators,) if isinstance(estimators, str) else tuple(estimators)
     if not names:
         raise ValueError(f"estimators is empty; known are {', '.join(known)}")

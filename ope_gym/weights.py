@@ -113,7 +113,7 @@ def log_weights(
         start, stop = int(offsets[begin]), int(offsets[end])
         shift, block = 0, behaviour_log_probs
         if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
-            shift, block = start, _block(behaviour_log_probs, start, stop)
+            shift, block = start, block_of(behaviour_log_probs, start, stop)
         size = stop - start
         target, own = np.empty(size), np.empty(size)
         mixture = np.empty(0 if basic else size)
@@ -131,7 +131,7 @@ def log_weights(
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
 
-    chunks = list(_chunks(offsets, behaviour_log_probs.shape[0]))
+    chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
     # policies need not be thread-safe, and few elements are not worth a thread
     threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
     workers = min(len(chunks), _cores()) if threads else 1
@@ -158,13 +158,13 @@ def reward_parameter(
         return np.asarray(1.0 / (1.0 + ratio**2))
 
 
-def _block(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
+def block_of(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(source[:, start:stop], dtype=np.float64)
     return source.block(start, stop)
 
 
-def _chunks(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
+def chunks_of(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
     """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each.
 
     They depend on the data alone, so that results do not depend on the number of cores.

@@ -56,7 +56,7 @@ both = pytest.mark.parametrize("door", [first_door, second_door])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimators": "WIS"}, r"estimators has 'WIS'; known are BIS, .*NOUIS, EA"),
+        ({"estimators": "WIS"}, r"estimators has 'WIS'; known are BIS, .*NOUIS, .*EA, auto"),
         ({"estimators": ["FIS", "fis"]}, r"estimators has 'fis'"),
         ({"estimators": []}, r"estimators is empty; known are BIS"),
         ({"gamma": 1.01}, r"gamma is 1\.01; a discount lies within \[0, 1\]"),

@@ -12,6 +12,7 @@ import scipy.stats
 
 from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
 from ope_gym.diagnostics import Diagnostics, Verdict, judge, pareto_k
+from ope_gym.estimators import WEIGHTED
 from ope_gym.policies import DiagonalGaussian
 from ope_gym.trajectories import Trajectories
 from tests import small_mdps
@@ -211,7 +212,7 @@ def test_support_of_one_behaviour_and_of_all() -> None:
     beyond = Table(np.array([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]))
     for target, basic, fused in ((within, 2, 0), (beyond, 4, 2)):
         got = evaluate(data, target)
-        for name, composition in ESTIMATORS.items():
+        for name, composition in WEIGHTED.items():
             count = basic if composition.scheme == "basic" else fused
             assert got[name].diagnostics.support_violations == count, name
         if fused:

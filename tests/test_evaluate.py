@@ -19,6 +19,7 @@ from gymnasium import spaces
 
 from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs
 from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.estimators import WEIGHTED
 from ope_gym.likelihood import behaviours_of
 from ope_gym.policies import (
     DiagonalGaussian,
@@ -41,7 +42,7 @@ from tests.builders import (
 from tests.reference import Data
 from tests.small_mdps import MDP
 
-ALL = list(ESTIMATORS)
+ALL = list(WEIGHTED)
 BASIC = [name for name in ALL if ESTIMATORS[name].scheme == "basic"]
 
 

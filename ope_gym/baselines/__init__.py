@@ -1,0 +1,28 @@
+"""Q models for doubly robust estimators and the direct method.
+
+TabularQ   finite observations: counts and backward induction
+LinearQ    numbers: linear features, in closed form
+NetworkQ   the rest: a small network (loads torch when it fits)
+Critic     the values that the learner already has
+"""
+
+from ope_gym.baselines.contract import ActionValues, Baseline, QModel, cross_fit
+from ope_gym.baselines.critic import Critic
+from ope_gym.baselines.features import Fourier, OneHot, Polynomial
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.baselines.network import NetworkQ
+from ope_gym.baselines.tabular import TabularQ
+
+__all__ = [
+    "ActionValues",
+    "Baseline",
+    "Critic",
+    "Fourier",
+    "LinearQ",
+    "NetworkQ",
+    "OneHot",
+    "Polynomial",
+    "QModel",
+    "TabularQ",
+    "cross_fit",
+]

@@ -1,0 +1,32 @@
+"""The q model that fits the observations, where none is named."""
+
+from __future__ import annotations
+
+from ope_gym import trees
+from ope_gym.baselines.contract import QModel
+from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.trajectories import Trajectories
+
+_WIDEST = 64  # numbers in an observation from which a quadratic model has too many features
+
+
+def default_model(data: Trajectories, target: Policy) -> QModel | None:
+    """`TabularQ` for whole numbers, `LinearQ` for small arrays of numbers, None for anything else.
+
+    Images, texts and the like need a model of their own, and so do actions with several parts that
+    are not plain numbers.
+    """
+    kinds = {leaf.dtype.kind for leaf in trees.leaves(data.observations)}
+    width = sum(leaf[0].size for leaf in trees.leaves(data.observations))
+    if kinds <= set("iub") and isinstance(target, FinitePolicy) and width <= _WIDEST:
+        from ope_gym.baselines.tabular import TabularQ
+
+        return TabularQ()
+    actions = trees.leaves(data.actions)
+    finite = isinstance(target, FinitePolicy) and actions[0].ndim == 1
+    plain = len(actions) == 1 and actions[0].dtype.kind in ("iub" if finite else "f")
+    if kinds <= set("iubf") and width <= _WIDEST and plain:
+        from ope_gym.baselines.linear import LinearQ
+
+        return LinearQ()
+    return None

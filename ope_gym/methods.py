@@ -1,0 +1,295 @@
+"""How each estimator of the table is computed, once its weights and the q model are at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ope_gym import intervals
+from ope_gym.estimators import (
+    ESTIMATORS,
+    Columns,
+    Composition,
+    Moments,
+    centre,
+    column_sums,
+    moments,
+    standard_error,
+)
+from ope_gym.intervals import Resamples
+from ope_gym.weights import FloatArray, IntArray
+
+
+@dataclass(eq=False)
+class Problem:
+    """What estimators are computed from; S steps, n trajectories.
+
+    Args:
+        rewards: (S,).
+        offsets: (n + 1,).
+        ids: (n,) behaviour of each trajectory.
+        log_w: by scheme, log weights (S,).
+        gamma: discount.
+        cap: upper bound of the weights of capped estimators.
+        start: (n,) the q model's v at the start; None without a q model.
+        residuals: (S,) r - q + gamma v of the next step; None without a q model.
+        counts: (K,) trajectories of each behaviour.
+        endings: gives (n, K) log-probabilities of whole trajectories under each behaviour.
+        rounds: gives what adaptive data need: v at the start (n,) and residuals (S,) of a q that
+            learned from earlier behaviours alone, and the behaviours' weights (K,).
+    """
+
+    rewards: FloatArray
+    offsets: IntArray
+    ids: IntArray
+    log_w: dict[str, FloatArray]
+    gamma: float
+    cap: float
+    start: FloatArray | None = None
+    residuals: FloatArray | None = None
+    counts: IntArray | None = None
+    endings: Callable[[], FloatArray] | None = None
+    rounds: Callable[[], tuple[FloatArray, FloatArray, FloatArray]] | None = None
+    _columns: dict[tuple[str, bool, bool], Columns] = field(default_factory=dict, repr=False)
+
+    def columns(self, scheme: str, capped: bool, baseline: bool) -> Columns:
+        """Sums over the trajectories, made once for the estimators that share them."""
+        key = scheme, capped, baseline
+        if key not in self._columns:
+            self._columns[key] = column_sums(
+                self.log_w[scheme], self.pay(baseline), self.offsets, self.gamma,
+                self.cap if capped else None,
+            )  # fmt: skip
+        return self._columns[key]
+
+    def pay(self, baseline: bool) -> FloatArray:
+        """(S,) the rewards, or what stands for them in a doubly robust estimate."""
+        if not baseline:
+            return self.rewards
+        assert self.residuals is not None  # whoever asks has a q model
+        return self.residuals
+
+    @cached_property
+    def truncated(self) -> Problem:
+        """The same with fused weights cut at sqrt(n) times their mean at each step."""
+        n = self.offsets.size - 1
+        columns = self.columns("fused", False, False)
+        with np.errstate(divide="ignore"):
+            limit = columns.peak + np.log(columns.sums[0]) - 0.5 * np.log(n)
+        steps = np.arange(self.rewards.size) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        limit = limit[steps]
+        if np.all(self.log_w["fused"] <= limit):
+            return self
+        cut = np.minimum(self.log_w["fused"], limit)
+        return dataclasses.replace(self, log_w={"fused": cut}, _columns={})
+
+    def within_discount(self) -> Problem:
+        """The steps that gamma leaves any weight: the first ones alone if gamma is 0."""
+        lengths = np.diff(self.offsets)
+        counted = int(np.count_nonzero(self.gamma ** np.arange(lengths.max()) > 0))
+        if counted == lengths.max():
+            return self
+        steps = np.arange(self.rewards.size) - np.repeat(self.offsets[:-1], lengths)
+        kept = steps < counted
+        return dataclasses.replace(
+            self,
+            rewards=self.rewards[kept],
+            offsets=np.concatenate([[0], np.cumsum(np.minimum(lengths, counted))]),
+            log_w={scheme: weights[kept] for scheme, weights in self.log_w.items()},
+            residuals=None if self.residuals is None else self.residuals[kept],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What an estimator found.
+
+    Args:
+        moments: value, influence values and the sums behind the diagnostics.
+        replicates: makes bootstrap replicates (R,) from draws.
+        cautions: reasons of its own that make the result amber.
+        report: numbers of its own worth showing.
+        error: standard error, where it is not that of the influence values.
+    """
+
+    moments: Moments
+    replicates: Callable[[Resamples], FloatArray]
+    cautions: tuple[str, ...] = ()
+    report: Mapping[str, float] = field(default_factory=dict)
+    error: float | None = None
+
+
+def compute(name: str, problem: Problem) -> Computed:
+    """One estimator of the table."""
+    composition = ESTIMATORS[name]
+    return METHODS[composition.method](problem, composition)
+
+
+def _weighted(problem: Problem, c: Composition) -> Computed:
+    """Plain, normalised, capped, doubly robust: all of the one formula."""
+    log_w, pay = problem.log_w[c.scheme], problem.pay(c.baseline)
+    columns = problem.columns(c.scheme, c.capped, c.baseline)
+    found = moments(log_w, pay, problem.offsets, problem.gamma, columns, normalised=c.normalised)
+    start = problem.start if c.baseline else None
+    if start is not None:
+        mean = float(start.mean())
+        moved = start - mean if c.normalised else start
+        found = dataclasses.replace(
+            found, value=found.value + mean, influence=found.influence + moved
+        )
+
+    def replicates(resamples: Resamples) -> FloatArray:
+        if not c.normalised:
+            return intervals.bootstrap_plain(found.influence, resamples)
+        cap = problem.cap if c.capped else None
+        drawn = intervals.bootstrap_normalised(
+            log_w, cap, pay, problem.offsets, problem.gamma, found.peak, resamples
+        )
+        return drawn if start is None else drawn + _draw_mean(start, resamples)
+
+    return Computed(found, replicates)
+
+
+def _direct(problem: Problem, c: Composition) -> Computed:
+    """DM: the mean of v at the start."""
+    start = problem.start
+    assert start is not None  # asked for only with a q model
+    n = float(start.size)
+    found = Moments(
+        float(start.mean()), start, np.zeros(1), np.array([[n], [n], [0.0]]), np.zeros(start.size),
+        0.0,
+    )  # fmt: skip
+    caution = "the interval holds the spread of the starts only, not the error of the q model"
+    return Computed(found, lambda resamples: _draw_mean(start, resamples), (caution,))
+
+
+def _auto(problem: Problem, c: Composition) -> Computed:
+    """J = N - c (N - W), N = NFIS and W = FWDR with truncated weights.
+
+    c = clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1), the influence values centred within
+    behaviours, is the share of the correction that lowers the variance: a free meter of the q
+    model. The ESS and the verdict are those of the weights before truncation. Bootstrap replicates
+    keep c.
+    """
+    cut = problem.truncated
+    plain = _weighted(cut, dataclasses.replace(c, method="weighted"))
+    whole, report = plain.moments, {"truncated": 0.0}
+    if cut is not problem:
+        whole = _weighted(problem, dataclasses.replace(c, method="weighted")).moments
+        report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
+    found, other, share = plain.moments, None, 0.0
+    if problem.residuals is not None:
+        other = _weighted(cut, dataclasses.replace(c, method="weighted", baseline=True))
+        share = calibration(found.influence, other.moments.influence, problem.ids)
+        report = {"c": share, **report}
+    value, influence = found.value, found.influence
+    if other is not None:
+        value = (1 - share) * value + share * other.moments.value
+        influence = (1 - share) * influence + share * other.moments.influence
+
+    def replicates(resamples: Resamples) -> FloatArray:
+        drawn = plain.replicates(resamples)
+        return drawn if other is None else (1 - share) * drawn + share * other.replicates(resamples)
+
+    shown = dataclasses.replace(whole, value=value, influence=influence)
+    return Computed(shown, replicates, report=report)
+
+
+def _magic(problem: Problem, c: Composition) -> Computed:
+    """MAGIC: see `ope_gym.magic`. Its error is that of FWDR.
+
+    The bias of the blend is only known to lie within FWDR's own interval, so the spread of the
+    blend alone, which may be the q model's, says too little.
+    """
+    from ope_gym.magic import bootstrap_magic, magic
+
+    log_w, pay, start = problem.log_w[c.scheme], problem.pay(True), problem.start
+    assert start is not None  # asked for only with a q model
+    columns = problem.columns(c.scheme, False, True)
+    shown = _weighted(problem, c).moments
+    blended = magic(log_w, pay, problem.offsets, problem.gamma, start, problem.ids, columns)
+    found = dataclasses.replace(shown, value=blended.value, influence=blended.influence)
+    direct = float(blended.weights[0])
+    cautions = ()
+    if direct > 0.5:
+        cautions = (f"{direct:.0%} of it is the q model alone, whose error no interval shows",)
+
+    def replicates(resamples: Resamples) -> FloatArray:
+        return bootstrap_magic(
+            blended, log_w, pay, problem.offsets, problem.gamma, start, columns, resamples
+        )
+
+    error = standard_error(shown.influence, problem.ids)
+    return Computed(found, replicates, cautions, {"weight of DM": direct}, error)
+
+
+def _control_variates(problem: Problem, c: Composition) -> Computed:
+    """FIS with the behaviours' own ratios as controls: see `ope_gym.control_variates`."""
+    from ope_gym.control_variates import control_variates, mixture_ratios
+
+    assert problem.endings is not None
+    assert problem.counts is not None
+    plain = _weighted(problem, c).moments
+    last = problem.log_w[c.scheme][problem.offsets[1:] - 1]
+    ratios = mixture_ratios(problem.endings(), problem.counts)
+    if not np.all(np.isfinite(plain.influence)):
+        return Computed(
+            plain, lambda resamples: intervals.bootstrap_plain(plain.influence, resamples)
+        )
+    controlled = control_variates(plain.influence, ratios, last, problem.ids)
+    found = dataclasses.replace(plain, value=controlled.value, influence=controlled.influence)
+    return Computed(
+        found,
+        lambda resamples: intervals.bootstrap_plain(controlled.influence, resamples),
+        report={"variance of FIS kept": controlled.variance_ratio},
+    )
+
+
+def _adaptive(problem: Problem, c: Composition) -> Computed:
+    """Stabilised doubly robust: see `ope_gym.adaptive`."""
+    from ope_gym.adaptive import adaptive_dr
+
+    assert problem.rounds is not None
+    start, residuals, weights = problem.rounds()
+    cut = dataclasses.replace(problem, start=start, residuals=residuals, _columns={})
+    plain = _weighted(cut, c).moments
+    rounds = adaptive_dr(plain.influence, problem.ids, weights)
+    found = dataclasses.replace(plain, value=rounds.value, influence=rounds.influence)
+    used = weights[np.unique(problem.ids)]
+    return Computed(
+        found,
+        lambda resamples: intervals.bootstrap_plain(rounds.influence, resamples),
+        report={"largest over smallest weight of a round": float(used.max() / used.min())},
+        error=rounds.standard_error,
+    )
+
+
+def calibration(plain: FloatArray, corrected: FloatArray, strata: IntArray) -> float:
+    """The c in [0, 1] for which (1 - c) plain + c corrected varies least within strata."""
+    base = centre(plain, strata)
+    change = base - centre(corrected, strata)
+    largest = float(np.abs(change).max())
+    if not np.isfinite(largest) or largest == 0.0:
+        return 0.0
+    base, change = base / largest, change / largest  # their squares could leave the floats
+    size = float(change @ change)
+    return float(np.clip(base @ change / size, 0.0, 1.0))
+
+
+def _draw_mean(values: FloatArray, resamples: Resamples) -> FloatArray:
+    """(R,) mean of the drawn values."""
+    return np.concatenate([counts @ values for counts in resamples]) / values.size
+
+
+METHODS: dict[str, Callable[[Problem, Composition], Computed]] = {
+    "weighted": _weighted,
+    "direct": _direct,
+    "auto": _auto,
+    "magic": _magic,
+    "control variates": _control_variates,
+    "adaptive": _adaptive,
+}

@@ -1,0 +1,111 @@
+"""What the learner saw of the data: told from tags and policies, and shown wherever results are."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ope_gym import Trajectories, Uniform, evaluate, evaluate_log_probs, regimes
+from tests.builders import Table, recorded
+
+
+def episodes(policy_ids: list[int], held_out: list[bool], policies: list[Table]) -> Trajectories:
+    """One-step episodes of one state, 30 of each entry."""
+    rng = np.random.default_rng(0)
+    ids, kept = np.repeat(policy_ids, 30), np.repeat(held_out, 30)
+    states = np.zeros(ids.size, dtype=np.int64)
+    actions = rng.integers(2, size=ids.size)
+    logs = np.stack([policy.log_prob(states, actions) for policy in policies])
+    return Trajectories.from_arrays(
+        states, actions, rng.random(ids.size), logs[ids, np.arange(ids.size)],
+        offsets=np.arange(ids.size + 1), policies=policies, policy_ids=ids, terminated=True,
+        held_out=kept, horizon=1,
+    )  # fmt: skip
+
+
+ZERO, ONE, TWO = (Table(np.array([[p, 1 - p]])) for p in (0.5, 0.4, 0.3))
+ALIEN = Table(np.array([[0.35, 0.65]]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "held_out", "target", "origin", "want"),
+    [
+        ([0, 1, 2], [True, True, True], TWO, None, "held-out"),
+        ([0, 1, 2], [True, True, True], ALIEN, "learned", "held-out"),
+        ([0, 1, 2], [False, False, False], TWO, None, "in-sample"),  # 2 learned from 0 and 1
+        ([0, 1, 2], [False, True, True], TWO, None, "in-sample"),
+        ([0, 1, 2], [True, True, False], TWO, None, "adaptive"),  # 2 did not learn from its own
+        ([2, 2, 2], [False, False, False], TWO, None, "fresh"),
+        ([0, 1, 2], [False, False, False], ZERO, None, "adaptive"),  # fixed before all of them
+        ([0, 1, 2], [False, False, False], ALIEN, None, "in-sample"),  # nothing says otherwise
+        ([0, 1, 2], [False, False, False], ALIEN, "fixed", "adaptive"),
+        ([1, 1, 1], [False, False, False], ALIEN, "fixed", "fresh"),
+        ([1, 1, 1], [False, False, False], ALIEN, None, "in-sample"),
+        ([0, 1, 2], [False, False, False], ZERO, "learned", "in-sample"),
+    ],
+)
+def test_the_regime(
+    ids: list[int], held_out: list[bool], target: Table, origin: str | None, want: str
+) -> None:
+    data = episodes(ids, held_out, [ZERO, ONE, TWO])
+    assert regimes.regime_of(data, target, origin) == want
+    found = evaluate(data, target, origin=origin)
+    assert found.sample.regime == want
+    shown = "in-sample, optimistic" if want == "in-sample" else want
+    assert f"data: {shown}" in str(found)
+    told = json.loads(found.to_json())
+    assert told["regime"] == shown
+    assert {e["regime"] for e in told["estimates"].values()} == {shown}
+    assert set(found.to_frame()["regime"]) == {shown}
+    for name, estimate in found.items():
+        if want == "in-sample":
+            assert estimate.verdict.colour != "green"
+            assert "in-sample, optimistic" in str(estimate.verdict)
+        elif want == "adaptive":
+            caution = "adaptive" in str(estimate.verdict)
+            assert caution == (name not in ("BIS", "BCIS", "NBIS", "NBCIS", "DM", "EA")), name
+        else:
+            assert "adaptive" not in str(estimate.verdict)
+    if want in ("held-out", "fresh"):
+        assert found["FIS"].verdict.colour == "green"
+
+
+def test_only_the_held_out_episodes_on_request() -> None:
+    data = episodes([0, 1, 2, 0], [False, True, True, False], [ZERO, ONE, TWO])
+    got = evaluate(data, TWO, data="held-out", estimators=["FIS", "NFIS"])
+    want = evaluate(data.select(held_out=True), TWO, estimators=["FIS", "NFIS"])
+    assert got.sample.regime == "held-out"
+    assert got.sample.trajectories == 60
+    assert got["NFIS"].value == want["NFIS"].value
+    everything = evaluate(data, TWO, estimators="NFIS")
+    assert everything.sample.trajectories == 120
+    assert everything.sample.regime == "in-sample"
+
+
+def test_errors_say_what_to_choose() -> None:
+    data = episodes([0, 1], [False, False], [ZERO, ONE])
+    with pytest.raises(ValueError, match="none of the 60 episodes is held out"):
+        evaluate(data, ONE, data="held-out")
+    with pytest.raises(ValueError, match="data is 'test'; choose 'held-out' or 'all'"):
+        evaluate(data, ONE, data="test")
+    with pytest.raises(ValueError, match="origin is 'random'; choose one of learned, fixed"):
+        evaluate(data, ONE, origin="random")
+    with pytest.raises(ValueError, match="regime is 'good'"):
+        evaluate_log_probs(*recorded(0).arrays, regime="good")
+
+
+def test_arrays_tell_nothing_unless_they_are_said_to() -> None:
+    arrays = recorded(0, (40, 40, 40)).arrays
+    assert evaluate_log_probs(*arrays).sample.regime == "unstated"
+    assert "optimistic" in str(evaluate_log_probs(*arrays, regime="in-sample"))
+
+
+def test_a_policy_that_compares_like_an_array_is_not_mistaken() -> None:
+    class Odd(Uniform):
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("not comparable")
+
+        __hash__ = Uniform.__hash__
+
+    data = episodes([0, 1], [False, False], [ZERO, ONE])
+    assert regimes.regime_of(data, Odd(2)) == "in-sample"
