@@ -12,6 +12,7 @@ from ope_gym import spaces, trees
 from ope_gym.policies import Policy
 from ope_gym.spaces import Space, Where
 from ope_gym.trees import Tree
+from ope_gym.unknown import acts_unknown
 
 if TYPE_CHECKING:
     from ope_gym.trajectories import Trajectories
@@ -46,8 +47,12 @@ def check_steps(
     discrete: bool | None,
     where: Where,
     copy: bool = True,
+    unknown: NDArray[np.bool_] | None = None,
 ) -> Steps:
-    """The columns as arrays of equal length; ValueError names what is wrong, and where."""
+    """The columns as arrays of equal length; ValueError names what is wrong, and where.
+
+    Where `unknown` is true, nobody knows who acted, and NaN may stand for the log-probability.
+    """
     rewards = floats(steps.rewards, "rewards", where, copy)
     n = len(rewards)
     log_probs = floats(steps.log_probs, "log_probs", where, copy)
@@ -69,8 +74,12 @@ def check_steps(
         discrete = all(leaf.dtype.kind in "iub" for leaf in trees.leaves(chosen))
     limit = LOG_PROB_TOLERANCE if discrete else np.finfo(np.float64).max
     if not (log_probs.min() > -np.inf and log_probs.max() <= limit):  # false for NaN, too
-        row = int(np.flatnonzero(~((log_probs > -np.inf) & (log_probs <= limit)))[0])
-        raise ValueError(f"{where(row)}: log_probs is {log_probs[row]}, {_why(log_probs[row])}")
+        wrong = ~((log_probs > -np.inf) & (log_probs <= limit))
+        if unknown is not None:
+            wrong &= ~(unknown & np.isnan(log_probs))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(f"{where(row)}: log_probs is {log_probs[row]}, {_why(log_probs[row])}")
     return Steps(seen, chosen, rewards, log_probs)
 
 
@@ -117,6 +126,7 @@ def checked(raw: Trajectories, *, copy: bool) -> Trajectories:
         episode = int(np.searchsorted(offsets, row, side="right")) - 1
         return f"episode {episode}, step {row - offsets[episode]}"
 
+    policy_ids = check_policy_ids(raw.policy_ids, len(rewards), len(raw.policies), where)
     steps = check_steps(
         Steps(raw.observations, raw.actions, raw.rewards, raw.log_probs),
         raw.observation_space,
@@ -124,11 +134,12 @@ def checked(raw: Trajectories, *, copy: bool) -> Trajectories:
         discrete=raw.discrete,
         where=where,
         copy=copy,
+        unknown=acts_unknown(raw.policies, policy_ids),
     )
     found = dataclasses.replace(
         raw,
         **steps._asdict(),
-        policy_ids=check_policy_ids(raw.policy_ids, len(rewards), len(raw.policies), where),
+        policy_ids=policy_ids,
         offsets=offsets,
         terminated=flags(raw.terminated, n, "terminated"),
         truncated=flags(raw.truncated, n, "truncated"),

@@ -49,7 +49,8 @@ class Trajectories:
         observations: Batch of S rows, what the policy saw.
         actions: Batch of S rows, what it chose.
         rewards: (S,).
-        log_probs: (S,) natural log of the probability (density) of the action when it was chosen.
+        log_probs: (S,) natural log of the probability (density) of the action when it was chosen;
+            NaN where an `UnknownPolicy` acted and nobody recorded it.
         policy_ids: (S,) which policy acted.
         offsets: (n + 1,).
         terminated: (n,).
@@ -170,6 +171,11 @@ class Trajectories:
     def episode_ids(self) -> Ints:
         """(S,) episode of each step."""
         return _frozen(np.repeat(np.arange(len(self)), self.lengths))
+
+    @cached_property
+    def has_propensities(self) -> bool:
+        """Whether the probability of every action is known; all weights need them."""
+        return not np.isnan(self.log_probs).any()
 
     @property
     def discrete(self) -> bool | None:

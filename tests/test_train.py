@@ -206,13 +206,39 @@ def _interrupt_when_recording(process: "subprocess.Popen[str]", folder: Path) ->
     return process.communicate(timeout=120)
 
 
-def test_the_example_loop_runs() -> None:
+# Every file of examples/: what it imports beside ope_gym, how to run it small, what it prints.
+EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
+    "hand_written_loop.py": ("gymnasium", [], ["NFIS", "data: held-out"]),
+    "ppo_cartpole.py": (
+        "torch",
+        ["--total-timesteps", "2048", "--num-envs", "4", "--evaluate-every", "4"],
+        ["step 2048", "NFIS", "data: held-out"],
+    ),
+    "sb3_ppo.py": ("stable_baselines3", ["--timesteps", "512", "--n-steps", "256"], ["NFIS"]),
+    "tianshou_ppo.py": (
+        "tianshou",
+        ["--epochs", "1", "--steps", "300", "--test-episodes", "20"],
+        ["NFIS", "data: held-out", "policy 1"],
+    ),
+}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_runs(name: str, tmp_path: Path) -> None:
+    needed, options, expected = EXAMPLES[name]
+    pytest.importorskip(needed)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "hand_written_loop.py")],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, str(ROOT / "examples" / name), *options],
+        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert "NFIS" in done.stdout
-    assert "data: held-out" in done.stdout
+    assert done.returncode == 0, done.stderr
+    for words in expected:
+        assert words in done.stdout, words
 
 
 def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

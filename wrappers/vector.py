@@ -68,6 +68,7 @@ class RecordTrajectories(
         self._ended = np.ones(env.num_envs, dtype=bool)  # sub-envs whose reset comes next
         self._astray = np.zeros(env.num_envs, dtype=bool)  # an error left them in an unknown state
         self._any_astray = False
+        self._left_alone = bytearray()  # truth values, num_envs of each step since follow
         super().__init__(env)  # last: what has an env is closed when it is deleted
 
     @property
@@ -110,7 +111,15 @@ class RecordTrajectories(
             policy: A frozen snapshot: what it says about a state must not change later.
         """
         recorder = self._recorder
+        self._left_alone = bytearray()
         return recorder.follow(policy, self.clock, mid_episode=bool(recorder.under_way().any()))
+
+    def trainable(self) -> NDArray[np.bool_]:
+        """(steps, num_envs) which rows the learner may train on, of all since the last `follow`.
+
+        Not those of held-out episodes, nor those of the next-step mode in which a sub-env is reset.
+        """
+        return ~np.frombuffer(self._left_alone, dtype=bool).reshape(-1, self.num_envs)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -152,6 +161,9 @@ class RecordTrajectories(
         recorder.require_policy()
         if self.clock == 0 or self._mode is AutoresetMode.DISABLED:
             self._require_reset()
+        only_reset = self._mode is AutoresetMode.NEXT_STEP
+        left_alone = recorder.held_out | self._ended if only_reset else recorder.held_out
+        flags = left_alone.tobytes()  # now, because the next episodes may begin in this step
         recorder.act(actions, log_prob)
         try:
             result = self.env.step(actions)
@@ -161,6 +173,7 @@ class RecordTrajectories(
         except BaseException:
             self._go_astray()
             raise
+        self._left_alone += flags
         if self._mode is not AutoresetMode.DISABLED:
             was_reset = done if self._mode is AutoresetMode.SAME_STEP else self._ended
             if self._any_astray:

@@ -1,0 +1,162 @@
+"""PPO in one file, in the style of CleanRL; ope_gym is three added statements and a changed one.
+
+A quarter of the episodes is held out: PPO never trains on them, so what they say about the current
+policy is not flattered. Every few updates it is evaluated from those of the policies before it.
+
+    python examples/ppo_cartpole.py
+    tensorboard --logdir runs
+"""
+
+import argparse
+import time
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import nn
+from torch.distributions import Categorical
+from torch.utils.tensorboard import SummaryWriter
+
+from ope_gym import evaluate
+from ope_gym.tensorboard import EvaluationWriter
+from ope_gym.torch_policy import TorchPolicy
+from wrappers.vector import RecordTrajectories
+
+ESTIMATORS = ("FIS", "NFIS", "NBIS")
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--env-id", default="CartPole-v1")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--logdir", default="runs")
+    parser.add_argument("--total-timesteps", type=int, default=50_000)
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=128, help="of a rollout, in each env")
+    parser.add_argument("--learning-rate", type=float, default=2.5e-4)
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--num-minibatches", type=int, default=4)
+    parser.add_argument("--update-epochs", type=int, default=4)
+    parser.add_argument("--clip-coef", type=float, default=0.2)
+    parser.add_argument("--ent-coef", type=float, default=0.01)
+    parser.add_argument("--vf-coef", type=float, default=0.5)
+    parser.add_argument("--max-grad-norm", type=float, default=0.5)
+    parser.add_argument("--held-out", type=float, default=0.25, help="share of the episodes")
+    parser.add_argument("--evaluate-every", type=int, default=5, help="updates")
+    return parser.parse_args()
+
+
+def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+    """Orthogonal weights, no bias."""
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, 0.0)
+    return layer
+
+
+def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    """Two hidden layers."""
+    return nn.Sequential(
+        layer_init(nn.Linear(inputs, 64)), nn.Tanh(),
+        layer_init(nn.Linear(64, 64)), nn.Tanh(),
+        layer_init(nn.Linear(64, outputs), std),
+    )  # fmt: skip
+
+
+args = parse_args()
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # networks this small gain nothing from more
+rng = np.random.default_rng(args.seed)
+writer = SummaryWriter(f"{args.logdir}/{args.env_id}__ppo__{args.seed}__{int(time.time())}")
+
+same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
+envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=same_step)
+envs = RecordTrajectories(envs, held_out=args.held_out)  # added, 1 of 3: record all episodes
+size = int(np.prod(envs.single_observation_space.shape))
+actor = network(size, int(envs.single_action_space.n), 0.01)  # logits
+critic = network(size, 1, 1.0)
+parameters = [*actor.parameters(), *critic.parameters()]
+optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=1e-5)
+
+shape = (args.num_steps, args.num_envs)
+obs = torch.zeros((*shape, size))
+actions = torch.zeros(shape, dtype=torch.long)
+logprobs, rewards, dones, values = (torch.zeros(shape) for _ in range(4))
+
+global_step = 0
+episodic_return, finished = np.zeros(args.num_envs), []
+next_obs = torch.as_tensor(envs.reset(seed=args.seed)[0])
+next_done = torch.zeros(args.num_envs)
+num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
+
+for update in range(num_updates):
+    optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
+
+    envs.follow(TorchPolicy(actor))  # added, 2 of 3: whose actions the next steps are
+    for step in range(args.num_steps):
+        global_step += args.num_envs
+        obs[step], dones[step] = next_obs, next_done
+        with torch.no_grad():
+            distribution = Categorical(logits=actor(next_obs))
+            action = distribution.sample()
+            values[step] = critic(next_obs).flatten()
+        actions[step], logprobs[step] = action, distribution.log_prob(action)
+        observation, reward, terminations, truncations, _ = envs.step(action.numpy())
+        done = terminations | truncations
+        rewards[step] = torch.as_tensor(reward)
+        next_obs, next_done = torch.as_tensor(observation), torch.as_tensor(done).float()
+        episodic_return += reward
+        finished += episodic_return[done].tolist()
+        episodic_return[done] = 0.0
+
+    # advantages: generalised advantage estimation
+    with torch.no_grad():
+        next_value = critic(next_obs).flatten()
+        advantages, last = torch.zeros(shape), torch.zeros(args.num_envs)
+        for t in reversed(range(args.num_steps)):
+            final = t == args.num_steps - 1
+            alive = 1.0 - (next_done if final else dones[t + 1])
+            following = next_value if final else values[t + 1]
+            delta = rewards[t] + args.gamma * following * alive - values[t]
+            last = advantages[t] = delta + args.gamma * args.gae_lambda * alive * last
+        returns = advantages + values
+
+    # the learner leaves held-out episodes alone
+    b_inds = np.flatnonzero(envs.trainable())  # changed: was np.arange(batch_size)
+    b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()
+    b_advantages, b_returns = advantages.flatten(), returns.flatten()
+    for _ in range(args.update_epochs):
+        rng.shuffle(b_inds)
+        for mb_inds in np.array_split(b_inds, args.num_minibatches):
+            distribution = Categorical(logits=actor(b_obs[mb_inds]))
+            ratio = (distribution.log_prob(b_actions[mb_inds]) - b_logprobs[mb_inds]).exp()
+            mb_advantages = b_advantages[mb_inds]
+            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+            clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+            pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped).mean()
+            v_loss = 0.5 * ((critic(b_obs[mb_inds]).flatten() - b_returns[mb_inds]) ** 2).mean()
+            entropy = distribution.entropy().mean()
+            loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+            optimizer.step()
+
+    writer.add_scalar("losses/value", v_loss.item(), global_step)
+    writer.add_scalar("losses/policy", pg_loss.item(), global_step)
+    if finished:
+        writer.add_scalar("rollout/return", np.mean(finished), global_step)
+    if (update + 1) % args.evaluate_every == 0:
+        mean = np.mean(finished) if finished else np.nan
+        print(f"step {global_step}: the last rollout's episodes returned {mean:.1f}")
+        evaluation = evaluate(  # added, 3 of 3: what is the policy worth now?
+            envs.buffer.select(held_out=True, last=10), TorchPolicy(actor), estimators=ESTIMATORS
+        )
+        EvaluationWriter(writer).add_evaluation(evaluation, global_step)
+        print(evaluation)
+    finished = []
+
+envs.close()
+writer.close()

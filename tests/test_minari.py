@@ -1,0 +1,491 @@
+"""Minari datasets: what is written comes back, and what others wrote says no more than it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ope_gym import trees
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.columns import BY_EPISODE, BY_STEP
+from ope_gym.minari import from_minari, to_minari
+from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Policy, UnavailablePolicy, Uniform
+from ope_gym.trajectories import Schedule, Trajectories
+from ope_gym.unknown import UnknownPolicy
+from tests.test_record import EXOTIC
+from wrappers import RecordTrajectories, collect
+
+minari = pytest.importorskip("minari")
+EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
+ID = "ope/test-v0"
+STORABLE = [name for name in EXOTIC if name not in ("Sequence", "Graph", "OneOf")]
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+def assert_identical(a: Trajectories, b: Trajectories) -> None:
+    """Bit by bit, with dtypes and structure."""
+    for name in (*BY_STEP, "offsets", *BY_EPISODE):
+        one, other = getattr(a, name), getattr(b, name)
+        assert type(one) is type(other), name
+        if isinstance(one, dict):
+            assert list(one) == list(other)  # also their order
+        for x, y in zip(trees.leaves(one), trees.leaves(other), strict=True):
+            assert x.dtype == y.dtype, name
+            assert x.shape == y.shape, name
+            same = x.tolist() == y.tolist() if x.dtype == object else x.tobytes() == y.tobytes()
+            assert same, name
+    assert a.schedules == b.schedules
+    for name in ("observation_space", "action_space", "horizon"):
+        assert getattr(a, name) == getattr(b, name), name
+
+
+def recording() -> Trajectories:
+    """Policies that change inside and between episodes, ends of all kinds, some held out."""
+    rng = np.random.default_rng(5)
+    lengths = np.array([3, 1, 4, 2])
+    steps = int(lengths.sum())
+    return Trajectories.from_arrays(
+        rng.standard_normal((steps, 4)),  # float64 in a float32 space: kept as they are
+        rng.integers(2, size=steps),
+        rng.standard_normal(steps),
+        np.log(rng.random(steps)),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        policies=[LinearSigmoid(rng.standard_normal(4)), Uniform(2), LinearSigmoid(np.zeros(4))],
+        policy_ids=[0, 0, 1, 2, 1, 1, 1, 2, 0, 0],
+        terminated=[True, False, True, True],
+        truncated=[False, True, True, False],
+        held_out=[True, False, False, True],
+        start_clock=[10, -1, 20, -1],
+        schedules=[Schedule(np.array([0, 12, 23]), np.array([0, 1, 2], dtype=np.int32))],
+        schedule_ids=[0, -1, 0, -1],
+        observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        action_space=spaces.Discrete(2),
+        horizon=7,
+    )
+
+
+def constant_buffer(space: gym.Space[Any], element: Callable[[int], Any]) -> Trajectories:
+    from ope_gym.spaces import stack
+
+    buffer = TrajectoryBuffer(space, space)
+    k = buffer.add_policy(Uniform(2))
+    for first in (0, 2):
+        seen = stack(space, [element(first + t) for t in range(2)])
+        chosen = stack(space, [element(first + t + 3) for t in range(2)])
+        buffer.append(seen, chosen, [1.0, 2.0], [-0.5, -0.25], k, terminated=True)
+    return buffer.view()
+
+
+# There and back ------------------------------------------------------------------------------
+
+
+def test_everything_comes_back() -> None:
+    data = recording()
+    dataset = to_minari(data, ID, description="four episodes")
+    for found in (from_minari(dataset), from_minari(ID)):
+        assert_identical(found, data)
+        assert found.policies == data.policies
+        assert found.has_propensities
+
+
+def test_what_others_see_is_what_minari_promises() -> None:
+    data = recording()
+    to_minari(data, ID, env="CartPole-v1")
+    dataset = minari.load_dataset(ID)
+    assert (dataset.total_episodes, dataset.total_steps) == (4, 10)
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
+    for i, episode in enumerate(dataset.iterate_episodes()):
+        rows = slice(data.offsets[i], data.offsets[i + 1])
+        n = int(data.lengths[i])
+        assert len(episode.rewards) == len(episode.actions) == n
+        assert len(episode.observations) == n + 1
+        assert np.array_equal(episode.observations[-1], episode.observations[-2])
+        assert np.array_equal(episode.observations[:-1], data.observations[rows])
+        assert episode.terminations.tolist() == [False] * (n - 1) + [bool(data.terminated[i])]
+        assert episode.truncations.tolist() == [False] * (n - 1) + [bool(data.truncated[i])]
+        assert np.isnan(episode.infos["log_prob"][0])
+        assert np.array_equal(episode.infos["log_prob"][1:], data.log_probs[rows])
+        assert episode.infos["policy_id"].tolist() == [-1, *data.policy_ids[rows]]
+    stored = dataset.storage.metadata["ope_gym"]
+    assert stored["last_observation"] == "repeated"
+    labels = list(dataset.storage.get_episode_metadata([0, 1]))
+    assert [(bool(x["held_out"]), int(x["start_clock"])) for x in labels] == [
+        (True, 10),
+        (False, -1),
+    ]
+
+
+@pytest.mark.parametrize("name", STORABLE)
+def test_any_space_that_minari_has(name: str) -> None:
+    data = constant_buffer(*EXOTIC[name])
+    to_minari(data, ID)
+    assert_identical(from_minari(ID), data)
+
+
+@pytest.mark.parametrize("name", ["Sequence", "Graph", "OneOf"])
+def test_spaces_that_minari_lacks(name: str, root: Path) -> None:
+    data = constant_buffer(*EXOTIC[name])
+    with pytest.raises(ValueError, match=r"observation_space is .* which Minari cannot store"):
+        to_minari(data, ID)
+    assert not list(root.iterdir())
+
+
+def test_nested_spaces_keep_the_order_of_their_keys() -> None:
+    space = spaces.Dict(
+        {
+            "z": spaces.Tuple([spaces.Discrete(5, start=2), spaces.Dict(a=spaces.MultiBinary(3))]),
+            "a": spaces.Box(0, 255, (2, 2), np.uint8),
+        },
+        sort_keys=False,
+    )
+    space.seed(3)
+    samples = [space.sample() for _ in range(9)]
+    data = constant_buffer(space, lambda t: samples[t])
+    assert list(data.observations) == ["z", "a"]
+    to_minari(data, ID)
+    assert_identical(from_minari(ID), data)
+
+
+def test_images_are_not_compressed_with_loss() -> None:
+    space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    space.seed(0)
+    samples = [space.sample() for _ in range(9)]
+    data = constant_buffer(space, lambda t: samples[t])
+    to_minari(data, ID)
+    assert_identical(from_minari(ID), data)
+
+
+def test_a_dict_key_that_hdf5_would_split(root: Path) -> None:
+    space = spaces.Dict({"a/b": spaces.Discrete(9)})
+    data = constant_buffer(space, lambda t: {"a/b": np.int64(t)})
+    with pytest.raises(ValueError, match=r"observation_space has the key 'a/b'"):
+        to_minari(data, ID)
+    assert not list(root.iterdir())
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    dtype=st.sampled_from([np.float32, np.float64, np.float16]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_recording(lengths: list[int], dtype: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = sum(lengths)
+    n = len(lengths)
+    data = Trajectories.from_arrays(
+        rng.standard_normal((steps, 2, 1)).astype(dtype),
+        (rng.standard_normal((steps, 3)) * 10.0 ** rng.integers(-300, 300)).astype(np.float64),
+        rng.standard_normal(steps) * 1e300,
+        rng.standard_normal(steps) * 100,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        policies=[DiagonalGaussian(rng.standard_normal((3, 2)), np.zeros(3), np.ones(3))],
+        terminated=True,
+        truncated=rng.random(n) < 0.5,
+        held_out=rng.random(n) < 0.5,
+        start_clock=rng.integers(-1, 2**62, size=n),
+        observation_space=spaces.Box(-1, 1, (2, 1), dtype),
+        action_space=spaces.Box(-1, 1, (3,), np.float64),
+    )
+    dataset_id = f"any/{seed}-{len(list(Path(minari_root()).glob('any/*')))}-v0"
+    to_minari(data, dataset_id)
+    found = from_minari(dataset_id)
+    assert_identical(found, data)
+    assert found.policies == data.policies
+
+
+def minari_root() -> str:
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    return str(get_dataset_path(""))
+
+
+def test_some_episodes_of_a_dataset() -> None:
+    data = recording()
+    dataset = to_minari(data, ID)
+    some = dataset.filter_episodes(lambda episode: len(episode) > 1)
+    assert_identical(from_minari(some), data.select(episodes=[0, 2, 3]))
+
+
+def test_policies_that_files_cannot_hold() -> None:
+    class Mine:
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return np.full(len(actions), -0.5)
+
+        def sample(self, observations: Any, rng: Any) -> Any:
+            raise NotImplementedError
+
+    data = dataclasses.replace(recording(), policies=(Mine(), Uniform(2), Uniform(3)))
+    with pytest.warns(UserWarning, match=r"Mine is not registered: the dataset will not"):
+        to_minari(data, ID)
+    found = from_minari(ID).policies
+    assert isinstance(found[0], UnavailablePolicy)
+    assert found[1:] == (Uniform(2), Uniform(3))
+    to_minari(from_minari(ID), "again-v0")  # what is lost already needs no warning
+
+
+def test_torch_policies_keep_their_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    from ope_gym.torch_policy import TorchPolicy
+
+    torch.manual_seed(0)
+    module = torch.nn.Linear(4, 2)
+    data = recording()
+    data = dataclasses.replace(data, policies=(TorchPolicy(module), *data.policies[1:]))
+    to_minari(data, ID)
+    stored = from_minari(ID).policies[0]
+    assert isinstance(stored, UnavailablePolicy)
+    restored = TorchPolicy.restore(stored, torch.nn.Linear(4, 2))
+    expected = data.policies[0].log_prob(data.observations, data.actions)
+    assert np.array_equal(restored.log_prob(data.observations, data.actions), expected)
+
+
+def test_evaluations_agree() -> None:
+    from ope_gym import evaluate
+    from tests.builders import assert_same
+
+    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=20), held_out=1.0)
+    for k, theta in enumerate([np.zeros(4), np.array([0.0, 0.1, 1.0, 0.2])]):
+        collect(env, LinearSigmoid(theta), 20, 7 + k, seed=k)
+    data, target = env.buffer.view(), LinearSigmoid(np.array([0.0, 0.0, 2.0, 0.5]))
+    to_minari(data, ID, env=env.unwrapped)
+    assert_same(evaluate(from_minari(ID), target), evaluate(data, target))
+
+
+# What cannot be written ----------------------------------------------------------------------
+
+
+def test_a_name_that_is_taken_is_left_alone() -> None:
+    data = recording()
+    to_minari(data, ID)
+    with pytest.raises(ValueError, match=r"dataset_id='ope/test-v0' exists already: .*delete"):
+        to_minari(data.select(episodes=[0]), ID)
+    assert_identical(from_minari(ID), data)
+
+
+def test_no_episode() -> None:
+    with pytest.raises(ValueError, match="trajectories is empty"):
+        to_minari(TrajectoryBuffer(spaces.Discrete(2), spaces.Discrete(2)), ID)
+
+
+def test_unknown_spaces() -> None:
+    data = dataclasses.replace(recording(), action_space=None)
+    with pytest.raises(ValueError, match=r"action_space of the trajectories is unknown.*replace"):
+        to_minari(data, ID)
+
+
+def test_a_failure_leaves_nothing_behind(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minari.dataset._storages.hdf5_storage import HDF5Storage
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HDF5Storage, "update_episode_metadata", full)
+        with pytest.raises(OSError, match="No space left"):
+            to_minari(recording(), ID)
+    assert not (root / "ope" / "test-v0").exists()
+    to_minari(recording(), ID)  # the name is free
+
+
+# What others wrote ---------------------------------------------------------------------------
+
+
+def write_foreign(
+    lengths: tuple[int, ...] = (3, 2),
+    *,
+    env: str | None = None,
+    infos: Callable[[int], dict[str, Any]] = lambda n: {},
+    ends: Callable[[int], list[bool]] = lambda n: [False] * (n - 1) + [True],
+) -> Any:
+    buffers = [
+        EpisodeBuffer(
+            observations=np.arange((n + 1) * 4, dtype=np.float32).reshape(n + 1, 4) + i,
+            actions=np.arange(n) % 2,
+            rewards=np.full(n, 1.0 + i),
+            terminations=np.array(ends(n)),
+            truncations=np.zeros(n, dtype=bool),
+            infos=infos(n),
+        )
+        for i, n in enumerate(lengths)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return minari.create_dataset_from_buffers(
+            "foreign-v0",
+            buffers,
+            env=env,
+            observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
+            action_space=spaces.Discrete(2),
+        )
+
+
+def test_without_propensities_nothing_is_made_up(tmp_path: Path) -> None:
+    write_foreign(env="CartPole-v1")
+    data = from_minari("foreign-v0")
+    assert data.observations[:, 0].tolist() == [0, 4, 8, 1, 5]  # without the last ones
+    assert data.rewards.tolist() == [1, 1, 1, 2, 2]
+    assert data.horizon == 500
+    assert not data.has_propensities
+    assert np.isnan(data.log_probs).all()
+    (policy,) = data.policies
+    assert isinstance(policy, UnknownPolicy)
+    with pytest.raises(RuntimeError, match=r"log_prob of an unknown policy: these data do not"):
+        data.audit()
+    data.save(tmp_path / "file")  # and it stays so
+    again = Trajectories.load(tmp_path / "file")
+    assert_identical(again, data)
+    assert isinstance(again.policies[0], UnknownPolicy)
+    to_minari(data, ID)
+    assert_identical(from_minari(ID), data)
+    assert not from_minari(ID).has_propensities
+
+
+def test_two_unknown_policies_are_not_one() -> None:
+    write_foreign()
+    data = from_minari("foreign-v0")
+    both = data.merge(from_minari("foreign-v0"))
+    assert both.policy_ids.tolist() == [0] * 5 + [1] * 5
+    assert len(both.merge(both).policies) == 2  # but each is itself
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_propensities_by_the_name_of_their_info(rows: int) -> None:
+    write_foreign(infos=lambda n: {"logp": -np.arange(n + rows, dtype=np.float64)})
+    data = from_minari("foreign-v0", log_prob="logp")
+    assert data.has_propensities
+    first = float(rows)
+    assert data.log_probs.tolist() == [-first, -first - 1, -first - 2, -first, -first - 1]
+    assert not from_minari("foreign-v0").has_propensities
+
+
+def test_infos_that_are_no_propensities() -> None:
+    write_foreign(infos=lambda n: {"x": np.zeros(n + 1), "y": np.zeros((n + 1, 2))})
+    with pytest.raises(ValueError, match=r"episode 0 has no info 'logp', only \['x', 'y'\]"):
+        from_minari("foreign-v0", log_prob="logp")
+    with pytest.raises(ValueError, match=r"episode 0: info 'y' has shape \(4, 2\), expected \(4,"):
+        from_minari("foreign-v0", log_prob="y")
+
+
+def test_missing_propensities_only_where_nobody_knows_who_acted() -> None:
+    arguments: dict[str, Any] = {"offsets": [0, 2], "terminated": True}
+    known: list[list[Policy]] = [[Uniform(2)], [UnknownPolicy(), Uniform(2)]]
+    for policies in known:
+        with pytest.raises(ValueError, match="episode 0, step 1: log_probs is nan"):
+            Trajectories.from_arrays(
+                np.zeros((2, 1)), [0, 1], [0.0, 0.0], [-0.5, np.nan],
+                policies=policies, policy_ids=len(policies) - 1, **arguments,
+            )  # fmt: skip
+    with pytest.raises(ValueError, match="episode 0, step 0: log_probs is -inf"):
+        Trajectories.from_arrays(
+            np.zeros((2, 1)), [0, 1], [0.0, 0.0], [-np.inf, np.nan],
+            policies=[UnknownPolicy()], **arguments,
+        )  # fmt: skip
+
+
+def test_a_recording_that_outlasts_the_time_limit_has_none() -> None:
+    write_foreign((501, 3), env="CartPole-v1")
+    assert from_minari("foreign-v0").horizon is None
+
+
+def test_unfinished_episodes_are_refused() -> None:
+    dataset = write_foreign((3, 2), ends=lambda n: [False] * (n - 1) + [n == 3])
+    with pytest.raises(ValueError, match="episode 1: terminated and truncated are both false"):
+        from_minari(dataset)
+    assert len(from_minari(dataset.filter_episodes(lambda e: e.terminations[-1]))) == 1
+
+
+def test_episodes_that_go_on_after_their_end_are_refused() -> None:
+    dataset = write_foreign((2, 3), ends=lambda n: [False, True, True][:n])
+    with pytest.raises(ValueError, match="episode 1 has ended at step 1, but goes on for 3 steps"):
+        from_minari(dataset)
+
+
+def test_an_episode_that_somebody_added() -> None:
+    dataset = to_minari(recording(), ID)
+    before = from_minari(dataset)
+    episode = EpisodeBuffer(
+        observations=np.zeros((2, 4)), actions=np.zeros(1, dtype=int), rewards=[1.0],
+        terminations=[True], truncations=[False],
+        infos={"log_prob": np.array([np.nan, -0.5]), "policy_id": np.array([-1, 0])},
+    )  # fmt: skip
+    dataset.update_dataset_from_buffer([episode])
+    with pytest.raises(ValueError, match=r"episode 4 was added .* somebody else; .*log_prob="):
+        from_minari(dataset)
+    without = from_minari(dataset, log_prob="log_prob")
+    assert np.array_equal(without.log_probs[:-1], before.log_probs)
+    assert isinstance(without.policies[0], UnknownPolicy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda meta: meta.update(version=2), "version 2 is not known; update"),
+        (lambda meta: meta.pop("policies"), "'policies'"),
+        (lambda meta: meta["policies"].pop(), "policy_ids is 2"),
+        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(dtype="|O8"), "unknown dtype"),
+        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(base64="!"), "cannot be read"),
+        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(shape=[9]), "reshape"),
+        (lambda meta: meta.update(horizon=2), "horizon=2 is less"),
+    ],
+)
+def test_forged_metadata(change: Callable[[Any], object], message: str, root: Path) -> None:
+    to_minari(recording(), ID)
+    path = root / "ope" / "test-v0" / "data" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    change(metadata["ope_gym"])
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match=message):
+        from_minari(ID)
+
+
+# Evaluation without propensities --------------------------------------------------------------
+
+
+def logged_by_nobody() -> Trajectories:
+    """Episodes of CartPole of which only observations, actions and rewards are known."""
+    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=20), held_out=1.0)
+    collect(env, LinearSigmoid(np.zeros(4)), 60, 7, seed=3)
+    data = env.buffer.view()
+    missing = np.full(data.n_steps, np.nan)
+    to_minari(dataclasses.replace(data, policies=(UnknownPolicy(),), log_probs=missing), ID)
+    return from_minari(ID)
+
+
+def test_without_propensities_only_models_are_evaluated() -> None:
+    from ope_gym import evaluate
+
+    data, target = logged_by_nobody(), LinearSigmoid(np.array([0.0, 0.0, 1.0, 0.5]))
+    evaluation = evaluate(data, target)
+    assert list(evaluation) == ["DM"]
+    assert 15 < evaluation["DM"].value < 20
+    other = evaluate(data, LinearSigmoid(np.zeros(4)))
+    assert np.isfinite(evaluation.difference(other)["DM"].value)  # the same data, and known to be
+
+
+@pytest.mark.parametrize("name", ["BIS", "NFIS", "FWDR", "auto"])
+def test_without_propensities_there_are_no_weights(name: str) -> None:
+    from ope_gym import evaluate
+
+    with pytest.raises(ValueError, match=f"estimators has '{name}', which needs the prob.*'DM'"):
+        evaluate(logged_by_nobody(), LinearSigmoid(np.zeros(4)), estimators=name)
+    with pytest.raises(ValueError, match="no log_probs, so there are no weights, and without a q"):
+        evaluate(from_minari(ID), LinearSigmoid(np.zeros(4)), q_model=None)
