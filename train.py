@@ -8,6 +8,8 @@ Examples:
       epsilon-greedy Monte-Carlo control
   python train.py --env Acrobot-v1 --iterations 20 --policies 10
       softmax-linear policy gradient; 20 updates, data of the last 10 policies
+  python train.py --q-model dynamics --estimators auto NFIS DM
+      with a learned model of the environment behind auto
   python train.py --interval bca --estimators NFIS FIS --json result.json --save episodes.ope
   tensorboard --logdir runs
       estimates with their bands over the iterations, next to the mean return
@@ -31,10 +33,13 @@ from tqdm import tqdm
 
 import ope_gym
 from agents import Agent, make_agent
-from ope_gym import Evaluation, Trajectories
+from ope_gym import Evaluation, Trajectories, baselines
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
+
+
+Q_MODELS = {"linear": "LinearQ", "dynamics": "DynamicsQ", "network": "NetworkQ"}
 
 
 def option(default: Any, text: str, **more: Any) -> Any:
@@ -58,8 +63,14 @@ class Args:
     seed: int = option(0, "same seed, same numbers")
     gamma: float = option(1.0, "discount of the evaluated return")
     estimators: tuple[str, ...] | None = option(
-        None, f"which ones (default: all): {', '.join(ope_gym.ESTIMATORS)}", nargs="+", type=str
-    )
+        None, f"which ones (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}", nargs="+",
+        type=str,
+    )  # fmt: skip
+    q_model: str = option(
+        "default", "what auto and the doubly robust estimators learn action values with: default "
+        "(tabular or linear, by the observations), linear, dynamics (a learned model of the "
+        "environment), network or none", choices=("default", *Q_MODELS, "none"),
+    )  # fmt: skip
     level: float = option(0.95, "confidence level of the intervals")
     interval: str = option(
         "ess-t", "kind of interval: ess-t, percentile, bca", choices=("ess-t", "percentile", "bca")
@@ -167,12 +178,19 @@ class Run:
         self.complete = len(self.env.buffer)
         return float(fresh.returns(self.args.gamma).mean())
 
+    def q_model(self) -> Any:
+        """The q model that --q-model names."""
+        name = self.args.q_model
+        if name in Q_MODELS:
+            return getattr(baselines, Q_MODELS[name])()
+        return None if name == "none" else name
+
     def evaluate(self, **options: Any) -> Evaluation:
         """The current policy, from what was recorded so far."""
         args = self.args
         return ope_gym.evaluate(
             self.data(), self.agent.policy, estimators=args.estimators, gamma=args.gamma,
-            level=args.level, rng=args.seed, **options,
+            level=args.level, rng=args.seed, q_model=self.q_model(), **options,
         )  # fmt: skip
 
 
@@ -211,7 +229,8 @@ def final_evaluation(run: Run) -> Evaluation:
     """The evaluation of the last policy, with a bar for the bootstrap."""
     args = run.args
     bootstrap = args.interval in ("percentile", "bca")
-    count = len(args.estimators or ope_gym.ESTIMATORS)
+    common = [name for name, c in ope_gym.ESTIMATORS.items() if c.common]
+    count = len(args.estimators or common)
     with tqdm(
         total=1000 * count, desc="bootstrap", unit="rep", disable=_silent(args) or not bootstrap
     ) as bar:

@@ -2,12 +2,15 @@
 
 TabularQ   finite observations: counts and backward induction
 LinearQ    numbers: linear features, in closed form
+DynamicsQ  numbers: a learned model of the environment, and the target played in it
 NetworkQ   the rest: a small network (loads torch when it fits)
 Critic     the values that the learner already has
 """
 
+from ope_gym.baselines.choice import default_model
 from ope_gym.baselines.contract import ActionValues, Baseline, QModel, cross_fit
 from ope_gym.baselines.critic import Critic
+from ope_gym.baselines.dynamics import DynamicsQ
 from ope_gym.baselines.features import Fourier, OneHot, Polynomial
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.network import NetworkQ
@@ -17,6 +20,7 @@ __all__ = [
     "ActionValues",
     "Baseline",
     "Critic",
+    "DynamicsQ",
     "Fourier",
     "LinearQ",
     "NetworkQ",
@@ -25,4 +29,5 @@ __all__ = [
     "QModel",
     "TabularQ",
     "cross_fit",
+    "default_model",
 ]

@@ -236,4 +236,6 @@ def fit_value(
         square += weighted @ x.T
         product += weighted @ y[chosen].astype(np.float32)
         mass += float(weight.sum())
-    return np.asarray(np.linalg.solve(square + _RIDGE * mass * np.eye(size), product))
+    penalty = np.full(size, _RIDGE * mass)
+    penalty[0] *= 1e-6  # the level of V is free
+    return np.asarray(np.linalg.solve(square + np.diag(penalty), product))
