@@ -22,7 +22,7 @@ model = PPO(
     seed=0,
     device="cpu",
 )
-ope = OPECallback(gym.make(args.env), n_eval_episodes=5, eval_every=2)  # added: held-out episodes
+ope = OPECallback(gym.make(args.env), n_eval_episodes=10, eval_every=2)  # added: held-out episodes
 model.learn(args.timesteps, callback=ope)  # added: callback; prints a table at the end
 
 for timesteps, evaluation in ope.evaluations:  # added: the value while it trained

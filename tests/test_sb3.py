@@ -1,0 +1,621 @@
+"""The Stable-Baselines3 callback, against real training: what it records, and what it says."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("stable_baselines3")
+
+from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ope_gym
+from ope_gym.torch_policy import TorchPolicy
+from wrappers import collect, vector
+from wrappers.mlp_policy import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
+from wrappers.sb3 import OPECallback
+from wrappers.sb3_policies import actor_module, snapshot
+
+ROOT = Path(__file__).parents[1]
+
+
+def small(**more: Any) -> dict[str, Any]:
+    return {"net_arch": [8]} | more  # a new one each time: SB3 writes into it
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def envs(name: str, n: int = 2, seed: int = 0, limit: int | None = 40) -> VecEnv:
+    return make_vec_env(name, n, seed=seed, env_kwargs={"max_episode_steps": limit})
+
+
+def ppo(env: Any, **options: Any) -> PPO:
+    chosen: dict[str, Any] = {
+        "n_steps": 64,
+        "n_epochs": 2,
+        "batch_size": 64,
+        "policy_kwargs": small(),
+    }
+    return PPO("MlpPolicy", env, **(chosen | {"seed": 0, "device": "cpu"} | options))
+
+
+def dqn(env: Any, **options: Any) -> DQN:
+    chosen: dict[str, Any] = {"learning_starts": 50, "buffer_size": 500, "policy_kwargs": small()}
+    return DQN("MlpPolicy", env, **(chosen | {"seed": 0, "device": "cpu"} | options))
+
+
+class Witness(BaseCallback):
+    """What happened, written down step by step in plain loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policies: list[Any] = []
+        self.open: dict[int, list[Any]] = {}
+        self.episodes: list[tuple[list[Any], bool]] = []  # steps, cut by the time limit?
+
+    def _on_rollout_start(self) -> None:
+        actor: Any = copy.copy(self.model.policy)
+        actor.action_dist = copy.copy(actor.action_dist)
+        actor.action_dist.distribution = None
+        actor.__dict__.pop("optimizer")
+        self.policies.append(copy.deepcopy(actor))
+
+    def _on_step(self) -> bool:
+        seen, model = self.locals, self.model
+        assert isinstance(model._last_obs, np.ndarray)
+        for i in range(seen["env"].num_envs):
+            step = (
+                model._last_obs[i].copy(),
+                seen["actions"][i].copy(),
+                float(seen["rewards"][i]),
+                float(seen["log_probs"][i]),
+                len(self.policies) - 1,
+                self.n_calls - 1,
+            )
+            self.open.setdefault(i, []).append(step)
+            if seen["dones"][i]:
+                cut = seen["infos"][i]["TimeLimit.truncated"]
+                self.episodes.append((self.open.pop(i), cut))
+        return True
+
+    def log_probs(self, steps: list[Any]) -> Any:
+        """Asked of the policies that acted, in SB3's own way."""
+        found = []
+        for observation, action, _, _, k, _ in steps:
+            seen, done = torch.tensor(observation[None]), torch.tensor(action[None])
+            with torch.no_grad():
+                found.append(self.policies[k].evaluate_actions(seen, done)[1].item())
+        return np.array(found)
+
+
+# Recording -----------------------------------------------------------------------------------
+
+RUNS: dict[str, Callable[[], Any]] = {
+    "PPO CartPole": lambda: ppo(envs("CartPole-v1")),
+    "PPO Pendulum": lambda: ppo(envs("Pendulum-v1", limit=25), n_steps=32, batch_size=32),
+    "A2C CartPole": lambda: A2C(
+        "MlpPolicy", envs("CartPole-v1", 3), n_steps=7, seed=1, policy_kwargs=small(), device="cpu"
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_training_is_recorded_as_it_happened(run: str) -> None:
+    model = RUNS[run]()
+    witness, ope = Witness(), OPECallback(eval_every=1000, verbose=0)
+    with pytest.warns(UserWarning, match="in-sample"):
+        model.learn(420, callback=CallbackList([witness, ope]))
+    recorded = ope.training.view()
+    assert len(recorded) == len(witness.episodes) > 5
+    straddling = cut = 0
+    for i, (steps, truncated) in enumerate(witness.episodes):
+        rows = slice(*recorded.offsets[i : i + 2])
+        seen, chosen, rewards, log_probs, ids, clocks = (
+            np.array(column) for column in zip(*steps, strict=True)
+        )
+        np.testing.assert_array_equal(recorded.observations[rows], seen)
+        np.testing.assert_array_equal(recorded.actions[rows], chosen)
+        np.testing.assert_array_equal(recorded.rewards[rows], rewards)
+        np.testing.assert_array_equal(recorded.log_probs[rows], log_probs)
+        np.testing.assert_array_equal(recorded.policy_ids[rows], ids)
+        assert recorded.start_clock[i] == clocks[0]
+        assert (recorded.terminated[i], recorded.truncated[i]) == (not truncated, truncated)
+        np.testing.assert_allclose(witness.log_probs(steps), log_probs, atol=1e-5)
+        straddling += ids[0] != ids[-1]
+        cut += truncated
+    assert straddling > 2
+    assert cut > 0 or run == "A2C CartPole"
+    recorded.audit()
+    monitored = [
+        (start + length, env, r)
+        for env, sub_env in enumerate(model.get_env().envs)
+        for start, length, r in zip(
+            np.cumsum([0, *sub_env.get_episode_lengths()]),
+            sub_env.get_episode_lengths(), sub_env.get_episode_rewards(), strict=False,
+        )
+    ]  # fmt: skip
+    returns = [r for _, _, r in sorted(monitored)]
+    np.testing.assert_allclose(recorded.returns(), returns, rtol=1e-6)
+    assert not recorded.held_out.any()
+
+
+def test_rewards_are_those_of_the_environment_not_with_the_value_of_the_last_state() -> None:
+    model = ppo(envs("Pendulum-v1", 1, limit=10))
+    added: list[float] = []
+
+    class After(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            added.extend(self.model.rollout_buffer.rewards[:, 0].tolist())  # type: ignore[attr-defined]
+
+    ope = OPECallback(verbose=0)
+    with pytest.warns(UserWarning, match="in-sample"):
+        model.learn(64, callback=CallbackList([ope, After()]))
+    kept = ope.training.view().rewards
+    last = np.arange(9, 60, 10)
+    assert np.abs(kept[last] - np.array(added)[last]).min() > 0  # SB3 did add something
+    others = np.setdiff1d(np.arange(60), last)
+    np.testing.assert_allclose(kept[others], np.array(added)[others], rtol=1e-6)
+
+
+def test_training_is_the_same_with_and_without_the_callback() -> None:
+    found = []
+    for callback in (None, OPECallback(envs("CartPole-v1"), eval_every=1, verbose=0)):
+        model = ppo(envs("CartPole-v1"))
+        model.learn(300, callback=callback)
+        found.append(torch.cat([p.flatten() for p in model.policy.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_a_second_learn_goes_on_with_open_episodes() -> None:
+    model, ope = ppo(envs("CartPole-v1")), OPECallback(envs("CartPole-v1"), verbose=0)
+    model.learn(128, callback=ope)
+    before = len(ope.training)
+    model.learn(128, callback=ope, reset_num_timesteps=False)
+    recorded = ope.training.view()
+    monitored = model.get_env().env_method("get_episode_rewards")  # type: ignore[union-attr]
+    assert len(recorded) == sum(map(len, monitored)) > before
+    assert recorded.returns().sum() == sum(map(sum, monitored))
+
+    late = OPECallback(envs("CartPole-v1"), verbose=0)  # comes in the middle of episodes
+    already = [len(x) for x in monitored]
+    model.learn(256, callback=late, reset_num_timesteps=False)
+    monitored = model.get_env().env_method("get_episode_rewards")  # type: ignore[union-attr]
+    begun_since = [r for x, n in zip(monitored, already, strict=True) for r in x[n + 1 :]]
+    assert sorted(late.training.view().returns()) == sorted(begun_since)
+
+    open_steps = model.get_env()
+    assert open_steps is not None
+    model.learn(128, callback=late)  # from the beginning: open episodes are dropped
+    late.training.audit()
+    with pytest.raises(ValueError, match="another model"):
+        ppo(envs("CartPole-v1")).learn(128, callback=late)
+
+
+# Held-out episodes ---------------------------------------------------------------------------
+
+
+def test_held_out_episodes_are_played_by_frozen_policies_in_fixed_shares() -> None:
+    model = ppo(envs("CartPole-v1", limit=15))
+    ope = OPECallback(envs("CartPole-v1", 2, limit=15), n_eval_episodes=5, eval_every=1, verbose=0)
+    model.learn(256, callback=ope)
+    held = ope.held_out.view()
+    assert held.held_out.all()
+    assert not (held.schedule_ids >= 0).any()
+    np.testing.assert_array_equal(held.policy_ids[held.offsets[:-1]], np.repeat([0, 1, 2], 5))
+    assert held.truncated.any()  # 15 steps
+    assert held.lengths.max() == 15
+    held.audit(1e-9)
+    assert [t for t, _ in ope.evaluations] == [0, 128, 256]
+    last = ope.evaluations[-1][1]
+    assert last.sample.trajectories == 15
+    assert last.sample.regime == "held-out"
+    assert last["NFIS"].value == ope_gym.evaluate(held, ope.policy)["NFIS"].value
+    everything = ope.trajectories()
+    assert len(everything) == len(held) + len(ope.training)
+    assert len(everything.policies) == 3  # shared by the two
+
+
+def test_continuous_actions_are_recorded_before_they_are_clipped() -> None:
+    model = ppo(envs("Pendulum-v1"), policy_kwargs=small(log_std_init=1.5))
+    ope = OPECallback(envs("Pendulum-v1", 3), n_eval_episodes=3, eval_every=1, verbose=0)
+    model.learn(128, callback=ope)
+    for data in (ope.held_out.view(), ope.training.view()):
+        assert np.abs(data.actions).max() > 2.5  # the bound is 2
+        assert data.actions.dtype == np.float32
+        data.audit()
+    assert isinstance(ope.policy, GaussianMlp)
+
+
+def test_intervals_cover_the_value_about_as_often_as_they_should() -> None:
+    """Of 10 intervals at 95 % fewer than 7 cover with probability 1e-3, at 92 % with 6e-3.
+
+    (Binomial; over 250 repetitions with 4 fixed policies of 10 episodes each 92 % covered.) The
+    mean of 500 fresh episodes stands for the value; its error is a quarter of the intervals'.
+    """
+    covered, widths = [], []
+    for seed in range(10):
+        model = ppo(envs("CartPole-v1", 4, seed=seed), learning_rate=3e-3, seed=seed, n_steps=48)
+        ope = OPECallback(
+            envs("CartPole-v1", 5), n_eval_episodes=10, eval_every=1, estimators="NFIS",
+            verbose=0, seed=seed, record_training=False,
+        )  # fmt: skip
+        model.learn(3 * 192, callback=ope)
+        fresh = vector.RecordTrajectories(
+            gym.make_vec(
+                "CartPole-v1", 50, vectorization_mode="vector_entry_point", max_episode_steps=40
+            )
+        )
+        collect(fresh, ope.policy, 500, rng=seed + 1000, seed=seed + 2000)
+        truth = fresh.buffer.view().returns().mean()
+        interval = ope.evaluations[-1][1]["NFIS"].interval
+        covered.append(interval.low <= truth <= interval.high)
+        widths.append((interval.high - interval.low) / truth)
+    assert sum(covered) >= 7
+    assert np.median(widths) < 0.4  # and they say something
+
+
+# VecNormalize --------------------------------------------------------------------------------
+
+
+def test_a_learning_normaliser_leaves_held_out_episodes_of_frozen_statistics() -> None:
+    env = VecNormalize(envs("Pendulum-v1", limit=20))
+    model = ppo(env)
+    with pytest.raises(ValueError, match="VecNormalize updates its statistics"):
+        model.learn(64, callback=OPECallback())
+    ope = OPECallback(
+        VecNormalize(envs("Pendulum-v1", limit=20), training=False), eval_every=1, verbose=0
+    )
+    model.learn(256, callback=ope)
+    assert len(ope.training) == 0
+    held = ope.held_out.view()
+    held.audit(1e-9)
+    np.testing.assert_allclose(np.hypot(*held.observations[:, :2].T), 1, atol=1e-6)  # as they are
+    assert held.rewards.min() < -1  # normalised ones are small
+    normalised = torch.tensor(env.normalize_obs(held.observations))
+    with torch.no_grad():
+        expected = model.policy.evaluate_actions(normalised, torch.tensor(held.actions))[1].numpy()
+    found = ope.policy.log_prob(held.observations, held.actions)  # with the statistics at the end
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    early = held.policies[0].log_prob(held.observations, held.actions)
+    assert np.abs(found - early).max() > 0.01
+
+
+def test_a_normaliser_at_rest_is_part_of_the_policy() -> None:
+    env = VecNormalize(envs("CartPole-v1"))
+    env.reset()
+    for _ in range(30):
+        env.step(np.array([0, 1]))
+    env.training = False
+    played = [len(x) for x in env.env_method("get_episode_rewards")]
+    model = ppo(env)
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1, verbose=0)
+    model.learn(256, callback=ope)
+    recorded = ope.training.view()
+    recorded.audit()
+    assert (recorded.rewards == 1).all()  # not the normalised ones
+    assert isinstance(ope.policy, SoftmaxMlp)
+    assert ope.policy.network.standardiser is not None
+    monitored = env.env_method("get_episode_rewards")
+    assert len(recorded) == sum(map(len, monitored)) - sum(played)
+    starts = recorded.observations[recorded.offsets[:-1]]
+    assert np.abs(starts).max() <= 0.05  # as CartPole begins, not normalised
+    with pytest.raises(ValueError, match="VecNormalize outermost"):
+        ppo(VecFrameStack(env, 2)).learn(64, callback=OPECallback(envs("CartPole-v1")))
+
+
+def test_normalised_rewards_alone_do_not_matter() -> None:
+    model = ppo(VecNormalize(envs("CartPole-v1"), norm_obs=False))
+    ope = OPECallback(envs("CartPole-v1"), verbose=0)
+    model.learn(128, callback=ope)
+    assert len(ope.training) > 0
+    assert (ope.training.view().rewards == 1).all()
+
+
+# DQN -----------------------------------------------------------------------------------------
+
+
+def test_dqn_is_evaluated_on_held_out_episodes() -> None:
+    model = dqn(envs("CartPole-v1", 1), exploration_fraction=0.5)
+    with pytest.raises(ValueError, match="DQN changes its policy every few steps"):
+        model.learn(10, callback=OPECallback())
+    ope = OPECallback(envs("CartPole-v1", 2), eval_every=30, verbose=0)
+    model.learn(400, callback=ope)
+    assert len(ope.training) == 0
+    held = ope.held_out.view()
+    held.audit(1e-12)
+    epsilons = [p.epsilon for p in held.policies if isinstance(p, EpsilonGreedyMlp)]
+    assert len(epsilons) == len(held.policies) == len(ope.evaluations) == 5
+    assert epsilons[0] == 1.0  # it acts at random before it learns
+    assert epsilons == sorted(epsilons, reverse=True)
+    assert epsilons[-1] == model.exploration_rate == pytest.approx(0.05)
+    with torch.no_grad():
+        best = model.q_net(torch.tensor(held.observations)).argmax(dim=1).numpy()
+    expected = np.where(held.actions == best, 0.975, 0.025)
+    np.testing.assert_allclose(
+        np.exp(ope.policy.log_prob(held.observations, held.actions)), expected
+    )
+    steps = held.policy_ids == len(held.policies) - 1
+    assert expected[steps].mean() > 0.9  # its own episodes
+
+    fixed = OPECallback(envs("CartPole-v1"), epsilon=0.2, verbose=0)
+    model.learn(60, callback=fixed)
+    assert {p.epsilon for p in fixed.held_out.policies} == {0.2}  # type: ignore[attr-defined]
+
+
+# What cannot be done -------------------------------------------------------------------------
+
+
+class Dicts(gym.Env[Any, Any]):
+    """Dict observations, or any action space."""
+
+    def __init__(self, action_space: Any = None) -> None:
+        box: Any = spaces.Box(-1, 1, (1,))
+        self.observation_space = spaces.Dict(x=box) if action_space is None else box
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+
+    def reset(self, **_: Any) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, _: Any) -> Any:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3, DDPG])
+def test_algorithms_without_recorded_densities_are_refused(algorithm: Any) -> None:
+    model = algorithm(
+        "MlpPolicy", "Pendulum-v1", policy_kwargs=small(), buffer_size=10, device="cpu"
+    )
+    with pytest.raises(TypeError, match=f"{algorithm.__name__}.*PPO, A2C and DQN"):
+        model.learn(10, callback=OPECallback(envs("Pendulum-v1")))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ppo(envs("Pendulum-v1"), use_sde=True), "gSDE keeps one noise matrix"),
+        (lambda: PPO("MultiInputPolicy", Dicts(), device="cpu"), "MultiInput"),
+        (lambda: ppo(Dicts(spaces.MultiDiscrete([2, 2]))), "only Discrete and Box"),
+    ],
+)
+def test_policies_without_a_density_a_step_are_refused(make: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        make().learn(10, callback=OPECallback())
+
+
+def test_a_recurrent_policy_is_refused() -> None:
+    model = ppo(envs("CartPole-v1"))
+    model.policy.lstm_actor = torch.nn.LSTM(1, 1)
+    with pytest.raises(ValueError, match="hidden state"):
+        snapshot(model)
+
+
+def test_the_environment_for_held_out_episodes_is_checked() -> None:
+    env = gym.make("CartPole-v1")
+    for own in (env, envs("CartPole-v1")):
+        model = ppo(own)
+        with pytest.raises(ValueError, match="eval_env is the environment of the training"):
+            model.learn(10, callback=OPECallback(own))
+    with pytest.raises(ValueError, match="observation_space of eval_env"):
+        model.learn(10, callback=OPECallback(gym.make("Pendulum-v1")))
+    with pytest.raises(ValueError, match="time limit of 30 steps, but the training env of 40"):
+        model.learn(10, callback=OPECallback(envs("CartPole-v1", limit=30)))
+
+
+@pytest.mark.parametrize("wrong", [{"n_eval_episodes": 0}, {"eval_every": 0}, {"window": 0}])
+def test_bad_arguments_are_named(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be at least 1"):
+        OPECallback(**wrong)  # type: ignore[arg-type]
+
+
+def test_something_must_be_recorded() -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        OPECallback(record_training=False)
+    with pytest.raises(RuntimeError, match=r"call model\.learn first"):
+        _ = OPECallback().policy
+
+
+# Policies ------------------------------------------------------------------------------------
+
+
+class Squares(BaseFeaturesExtractor):
+    """Features of one's own: x and x²."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space, 2 * space.shape[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x**2], dim=1)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_other_networks_are_copied_as_modules(name: str, normalised: bool, tmp_path: Path) -> None:
+    env = VecNormalize(envs(name), training=False) if normalised else envs(name)
+    if isinstance(env, VecNormalize):
+        statistics: Any = env.obs_rms
+        statistics.mean += 0.3
+    model = ppo(env, policy_kwargs=small(features_extractor_class=Squares))
+    ope = OPECallback(envs(name), eval_every=1, path=tmp_path / "all.ope", verbose=0)
+    model.learn(128, callback=ope)
+    ope.trajectories().audit()
+    assert isinstance(ope.policy, TorchPolicy)
+    stored = ope_gym.Trajectories.load(tmp_path / "all.ope")
+    restored = TorchPolicy.restore(stored.policies[1], actor_module(model))  # type: ignore[arg-type]
+    seen, chosen = stored.observations, stored.actions
+    np.testing.assert_array_equal(
+        restored.log_prob(seen, chosen), ope.policy.log_prob(seen, chosen)
+    )
+
+
+class Louder(ActorCriticPolicy):
+    """Acts by other numbers than those that `get_distribution` gives."""
+
+    def forward(self, obs: Any, deterministic: bool = False) -> Any:
+        return super().forward(obs + 1.0, deterministic)
+
+
+def test_a_policy_that_is_not_what_it_says_is_refused() -> None:
+    model = PPO(Louder, envs("CartPole-v1"), n_steps=32, batch_size=32, seed=0, device="cpu")
+    policy: Any = model.policy
+    policy.action_net.weight.data *= 100
+    with pytest.raises(ValueError, match=r"SB3 says, but .* gives .*get_distribution"):
+        model.learn(64, callback=OPECallback(envs("CartPole-v1"), verbose=0))
+
+
+def test_a_normaliser_may_not_begin_to_learn_later() -> None:
+    env = VecNormalize(envs("CartPole-v1"), training=False)
+    model, ope = ppo(env), OPECallback(envs("CartPole-v1"), verbose=0)
+    model.learn(128, callback=ope)
+    env.training = True
+    with pytest.raises(ValueError, match="record_training=False"):
+        model.learn(128, callback=ope, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize("activation", ["Tanh", "ReLU", "ELU", "LeakyReLU", "SiLU", "Softplus"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_snapshots_say_what_sb3_says(activation: str, name: str) -> None:
+    kind = getattr(torch.nn, activation)
+    model = ppo(
+        envs(name), policy_kwargs={"net_arch": [7, 5], "activation_fn": kind, "ortho_init": False}
+    )
+    found = snapshot(model)
+    assert isinstance(found, TorchPolicy) is (activation == "Softplus")
+    rng = np.random.default_rng(0)
+    space = model.observation_space
+    if isinstance(space, spaces.Discrete):
+        seen = rng.integers(space.n, size=30)
+    else:
+        seen = rng.normal(size=(30, *space.shape)).astype(np.float32)  # type: ignore[misc]
+    actions = found.sample(seen, rng)
+    with torch.no_grad():
+        expected = model.policy.evaluate_actions(torch.tensor(seen), torch.tensor(actions))[1]
+    np.testing.assert_allclose(found.log_prob(seen, actions), expected.numpy(), atol=1e-5)
+    assert found.log_prob(seen[:0], actions[:0]).shape == (0,)
+
+
+def test_snapshots_are_equal_by_content_and_do_not_follow_the_training() -> None:
+    model = ppo(envs("CartPole-v1"))
+    first, again = snapshot(model), snapshot(model)
+    assert first == again
+    assert hash(first) == hash(again)
+    seen = np.ones((3, 4), dtype=np.float32)
+    before = first.probs(seen)  # type: ignore[attr-defined]
+    model.learn(128)
+    assert snapshot(model) != first
+    np.testing.assert_array_equal(first.probs(seen), before)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "DQN"])
+def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
+    make, env_name = (dqn, "CartPole-v1") if name == "DQN" else (ppo, name)
+    path = tmp_path / "run.ope"
+    ope = OPECallback(envs(env_name), eval_every=100, path=path, verbose=0)
+    make(VecNormalize(envs(env_name))).learn(128, callback=ope)
+    loaded = ope_gym.Trajectories.load(path)
+    assert loaded.policies == ope.trajectories().policies
+    values = [
+        ope_gym.evaluate(x, x.policies[-1])["NFIS"].value for x in (loaded, ope.held_out.view())
+    ]
+    assert values[0] == values[1]
+    if name != "CartPole-v1":
+        return
+    code = (  # a process of its own is slow to start
+        "import sys, wrappers.mlp_policy, ope_gym; "
+        f"ope_gym.Trajectories.load({str(path)!r}).audit(); "
+        "assert not {'torch', 'stable_baselines3'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# What it shows -------------------------------------------------------------------------------
+
+
+def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ppo(envs("CartPole-v1"), tensorboard_log=str(tmp_path))
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1)
+    model.learn(256, callback=ope)
+    events = EventAccumulator(str(tmp_path / "PPO_1")).Reload()
+    tags = events.Tags()
+    wanted = {f"ope/NFIS/{end}" for end in ("value", "low", "high")}
+    assert wanted | {"diagnostics/NFIS/ess", "ope/held_out", "rollout/ep_rew_mean"} <= {
+        *tags["scalars"]
+    }
+    shown = [(e.step, e.value) for e in events.Scalars("ope/NFIS/value")]
+    values = [(t, evaluation["NFIS"].value) for t, evaluation in ope.evaluations]
+    np.testing.assert_allclose(shown, values, rtol=1e-6)
+    assert "ope/report/text_summary" in tags["tensors"]
+    assert "custom_scalars__config__" in tags["tensors"]
+    out = capsys.readouterr().out
+    assert "The policy after 256 timesteps:" in out
+    assert "data: held-out" in out
+
+
+def test_other_outputs_get_the_values_too_and_in_sample_is_marked(tmp_path: Path) -> None:
+    model = ppo(envs("CartPole-v1"))
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    ope = OPECallback(eval_every=1, verbose=0)
+    with pytest.warns(UserWarning, match=r"in-sample.*Give an eval_env"):
+        model.learn(256, callback=ope)
+    model.logger.close()
+    with open(tmp_path / "progress.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["ope/NFIS/value"]]
+    assert len(rows) == len(ope.evaluations) == 2  # none before the first rollout
+    assert {row["ope/held_out"] for row in rows} == {"0.0"}
+    assert all(evaluation.sample.regime != "held-out" for _, evaluation in ope.evaluations)
+
+
+def test_a_window_bounds_the_cost() -> None:
+    model = ppo(envs("CartPole-v1"), n_steps=32, batch_size=32)
+    ope = OPECallback(envs("CartPole-v1"), n_eval_episodes=3, eval_every=1, window=2, verbose=0)
+    model.learn(256, callback=ope)
+    assert [e.sample.trajectories for _, e in ope.evaluations] == [3, 6, 6, 6, 6]
+    assert len(ope.held_out) == 15
+
+
+def test_many_snapshots_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wrappers.sb3._LARGE", 1000)
+    model = ppo(envs("CartPole-v1"), n_steps=8, batch_size=16)
+    with pytest.warns(UserWarning, match="make rollouts longer") as caught:
+        model.learn(128, callback=OPECallback(envs("CartPole-v1"), verbose=0))
+    assert len(caught) == 1
+
+
+def test_the_example_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = str(ROOT / "examples" / "sb3_ppo.py")
+    monkeypatch.setattr(sys, "argv", [example, "--timesteps", "256", "--n-steps", "64"])
+    runpy.run_path(example, run_name="__main__")
+    out = capsys.readouterr().out
+    assert "NFIS" in out
+    assert "data: held-out" in out
+    assert re.search(r"^ +128: ", out, re.MULTILINE)
