@@ -1,110 +1,195 @@
-"""Evaluate or describe recorded episodes without the environment.
+"""Evaluate, compare or describe recorded policies without the environment.
 
 Examples:
-  python -m ope_gym info episodes.ope
-  python -m ope_gym evaluate episodes.ope                      the last recorded policy
+  python -m ope_gym info episodes.ope                          what is in the file
+  python -m ope_gym evaluate episodes.ope                      the value of the last policy
   python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
   python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
+  python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
+  python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
+  python -m ope_gym check episodes.ope                         can such estimates be trusted
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
+from ope_gym import commands
+from ope_gym.best import DRAWS
 from ope_gym.estimators import ESTIMATORS
-from ope_gym.evaluation import evaluate
 from ope_gym.intervals import METHODS
+from ope_gym.planning import LIMIT
+from ope_gym.regimes import ORIGINS
 from ope_gym.trajectories import Trajectories
+
+_RANK = f"""Which of several policies is best.
+
+Every policy is evaluated on the same episodes, so their common luck cancels in the differences.
+"to the best" is the paired difference and its standard error. P(best) is the share of
+{DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes first; few
+effective episodes (ESS) leave much open. Trust the order as far as the verdicts are green.
+"""
+_PLAN = """What to collect for a smaller error.
+
+First, what the episodes of each past policy bring to the estimate of the target: their share of
+the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
+error without them. Then, how many more episodes of each policy, or of the target itself, would
+bring the standard error down to the one you want; predicted from the recorded episodes alone.
+"""
+_CHECK = """Can estimates from this file be trusted?
+
+Each recorded policy is estimated from the episodes of the others only, and compared with the mean
+return of its own. z is the difference in standard errors of both. If all is well, about 95 % agree;
+red verdicts may disagree, green ones should not. Without held-out episodes (--data all) estimates
+of later policies are optimistic, because they learned from what they are judged by.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ope_gym",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    info = commands.add_parser("info", help="describe a file of recorded episodes")
-    info.add_argument("buffer", type=Path)
-    value = commands.add_parser("evaluate", help="the value of a policy, from recorded episodes")
-    value.add_argument("buffer", type=Path)
-    value.add_argument(
-        "--target", default="last", help="number of the policy to evaluate, or last (default)"
-    )
-    value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
-    value.add_argument(
-        "--data",
-        choices=("auto", "held-out", "all"),
-        default="auto",
-        help="which episodes: held-out ones if there are any (auto, the default), or all",
-    )
-    value.add_argument("--gamma", type=float, default=1.0)
-    value.add_argument("--cap", type=float, default=10.0)
-    value.add_argument("--interval", default="ess-t", choices=METHODS)
-    value.add_argument("--level", type=float, default=0.95)
-    value.add_argument("--resamples", type=int, default=1000)
-    value.add_argument("--seed", type=int, default=0)
-    value.add_argument("--reward-range", type=float, nargs=2, metavar=("LOW", "HIGH"))
-    value.add_argument("--horizon", type=int, help="longest possible episode, for betting")
-    value.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+    parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        data = Trajectories.load(args.buffer)
-        print(describe(data) if args.command == "info" else _evaluate(data, args))
-    except (ValueError, OSError, RuntimeError) as error:
+        print(args.run(Trajectories.load(args.buffer), args))
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _evaluate(data: Trajectories, args: argparse.Namespace) -> str:
-    if args.data == "held-out" or (args.data == "auto" and data.held_out.any()):
-        data = data.select(held_out=True)
-        if not len(data):
-            raise ValueError(f"--data held-out: {args.buffer} holds no held-out episode")
-    if not data.policies:
-        raise ValueError(f"{args.buffer} holds no policy to evaluate")
-    number = len(data.policies) - 1 if args.target == "last" else _number(args.target)
-    if not 0 <= number < len(data.policies):
-        raise ValueError(f"--target {number}: the file has policies 0 to {len(data.policies) - 1}")
-    evaluation = evaluate(
-        data, data.policies[number], estimators=args.estimators, gamma=args.gamma, cap=args.cap,
-        interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
-        reward_range=tuple(args.reward_range) if args.reward_range else None,
-        horizon=args.horizon,
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ope_gym",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_subparsers(dest="command", required=True).add_parser
+
+    def command(
+        name: str, text: str, run: Callable[[Trajectories, argparse.Namespace], str], more: str = ""
+    ) -> argparse.ArgumentParser:
+        made = add(
+            name, help=text, description=more or text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        made.add_argument("buffer", type=Path, metavar="FILE", help="file of recorded episodes")
+        made.set_defaults(run=run)
+        return made
+
+    command("info", "describe a file of recorded episodes", commands.info_command)
+    value = command(
+        "evaluate", "the value of a policy, from recorded episodes", commands.evaluate_command
+    )
+    _target(value)
+    value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
+    _data(value)
+    _origin(value)
+    _options(value)
+    _betting(value)
+
+    ranked = command("rank", "which of several policies is best", commands.rank_command, more=_RANK)
+    ranked.add_argument(
+        "--policies", nargs="+", default=["all"], metavar="K",
+        help="numbers, ranges such as 5-8, last, or all (default)",
     )  # fmt: skip
-    if args.json:
-        evaluation.to_json(args.json)
-    return f"value of policy {number}\n{evaluation}"
+    _estimator(ranked)
+    _data(ranked)
+    _origin(ranked)
+    _options(ranked)
+    _betting(ranked)
+    ranked.add_argument(
+        "--differences", action="store_true", help="also the differences of every two policies"
+    )
+    ranked.add_argument("--figure", type=Path, metavar="FILE", help="also draw it (.png, .svg)")
+
+    plan = command("plan", "what to collect for a smaller error", commands.plan_command, more=_PLAN)
+    _target(plan)
+    plan.add_argument(
+        "--standard-error", type=float, metavar="X", help="to reach (default: half of the present)"
+    )
+    plan.add_argument(
+        "--policy", metavar="K", help="number of the one policy to collect with, or target"
+    )
+    plan.add_argument("--estimator", default="NFIS", choices=("NFIS", "FIS"))
+    _data(plan)
+    plan.add_argument("--gamma", type=float, default=1.0, help="discount (default 1)")
+    plan.add_argument(
+        "--limit", type=int, default=LIMIT, help=f"most episodes to consider (default {LIMIT:,})"
+    )
+    _json(plan)
+
+    check = command("check", "can such estimates be trusted", commands.check_command, more=_CHECK)
+    check.add_argument(
+        "--policies", nargs="+", metavar="K", help="numbers, ranges such as 5-8, last, or all"
+    )
+    check.add_argument(
+        "--limit", type=int, default=24, help="of more policies, as many evenly spread (default 24)"
+    )
+    _estimator(check)
+    _data(check)
+    _options(check, [method for method in METHODS if method != "betting"])
+    return parser
 
 
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"--target {text}: give the number of a policy, or last") from None
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", default="last", help="number of the policy to evaluate, or last (default)"
+    )
 
 
-def describe(data: Trajectories) -> str:
-    """The file in words: its size, and a line for each policy."""
-    lines = [repr(data)]
-    if data.observation_space is not None:
-        lines.append(f"observations {data.observation_space}, actions {data.action_space}")
-    if data.horizon is not None:
-        lines.append(f"time limit {data.horizon}")
-    start = data.policy_ids[data.offsets[:-1]]
-    returns = data.returns()
-    for number, policy in enumerate(data.policies):
-        mine = start == number
-        count = int(np.count_nonzero(mine))
-        mean = f"mean return {returns[mine].mean():.5g}, " if count else ""
-        lines.append(f"policy {number}: {count} episodes, {mean}{policy!r}")
-    return "\n".join(lines)
+def _estimator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--estimator", default="auto", choices=ESTIMATORS, metavar="NAME",
+        help=f"{', '.join(ESTIMATORS)} (default auto)",
+    )  # fmt: skip
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        choices=("auto", "held-out", "all"),
+        default="auto",
+        help="which episodes: held-out ones if there are any (auto, the default), or all",
+    )
+
+
+def _origin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--origin",
+        choices=ORIGINS,
+        help="whether the policy learned from episodes that are not held out, or was fixed apart "
+        "from them; by default told from the recorded policies",
+    )
+
+
+def _options(parser: argparse.ArgumentParser, methods: list[str] | None = None) -> None:
+    parser.add_argument(
+        "--no-q-model", action="store_true", help="do without a model of the values"
+    )
+    parser.add_argument("--gamma", type=float, default=1.0, help="discount (default 1)")
+    parser.add_argument("--cap", type=float, default=10.0, help="of capped weights (default 10)")
+    parser.add_argument(
+        "--interval", default="ess-t", choices=methods or METHODS, help="kind (default ess-t)"
+    )
+    parser.add_argument("--level", type=float, default=0.95, help="of confidence (default 0.95)")
+    parser.add_argument("--resamples", type=int, default=1000, help="of the bootstrap intervals")
+    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
+    _json(parser)
+
+
+def _betting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reward-range", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        help="that every reward obeys, for betting",
+    )  # fmt: skip
+    parser.add_argument("--horizon", type=int, help="longest possible episode, for betting")
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from torch.utils.tensorboard.summary import hparams as hparams_summaries
 from ope_gym import figures
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.overlap import overlap
+from ope_gym.ranking_figures import ranking_figure
+from ope_gym.regimes import label
 from ope_gym.results import Estimate, Evaluation
 
 if TYPE_CHECKING:
@@ -26,13 +28,19 @@ if TYPE_CHECKING:
 
     from ope_gym.buffer import TrajectoryBuffer
     from ope_gym.policies import Policy
+    from ope_gym.ranked import Ranking
     from ope_gym.trajectories import Trajectories
 
 REGIMES = {
     "held-out": "The learner never trained on these episodes: training makes none optimistic.",
-    "not held out": (
-        "The learner may have trained on these episodes. The value of a policy that was trained on "
-        "them is overestimated and its interval is too narrow; hold out a share of the episodes."
+    "fresh": "One policy recorded these episodes, and the target was fixed before them.",
+    "adaptive": (
+        "The target was fixed before these episodes, but policies that recorded them learned from "
+        "earlier ones: basic weights stay unbiased, weights against a mixture do not quite."
+    ),
+    "in-sample": (
+        "The target was trained on these very episodes, or nothing says that it was not: its value "
+        "is overestimated and its interval is too narrow; hold out a share of the episodes."
     ),
     "unstated": "It is not known whether the learner trained on these episodes.",
 }
@@ -118,7 +126,10 @@ class EvaluationWriter:
             self.add_evaluation(Evaluation(rest), step)
         notes = []
         try:
+            known = truth if truth is not None and math.isfinite(truth) else None
+            self._figure("ope/forest", evaluation.plot(known), step)
             self._figure("ope/ess_over_time", figures.ess_figure(evaluation), step)
+            self._figure("ope/weights", figures.weights_figure(evaluation), step)
             shares = overlap(trajectories, target)
             self._figure("ope/policy_overlap", figures.overlap_figure(shares), step)
         except ImportError as error:
@@ -131,6 +142,32 @@ class EvaluationWriter:
             self._scalar("ope/truth", truth, step)
         self._writer.add_text("ope/report", markdown(evaluation, truth=truth, notes=notes), step)
         self._hparams(evaluation, hparams, step)
+        self._writer.flush()
+
+    def add_ranking(self, ranking: Ranking, step: int) -> None:
+        """A ranking: its table as text, its figure, and the numbers of each policy.
+
+        Tags are `ranking/report`, `ranking/figure` and `ranking/<policy>/value|low|high|
+        probability_best`, in names of policies all but letters, digits, ".", "-" become "_".
+
+        Args:
+            ranking: to write.
+            step: of the training loop.
+        """
+        for name, ranked in ranking.items():
+            folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
+            if not _undefined(ranked.estimate):
+                for end, value in _band(ranked.estimate).items():
+                    self._scalar(f"{folder}/{end}", value, step)
+            self._scalar(f"{folder}/probability_best", ranked.probability_best, step)
+        told = {ranked.estimate.sample.regime for ranked in ranking.values()}
+        lines = [ranking.markdown(), ""]
+        lines += [f"**Data: {label(r)}.** {REGIMES[r]}" for r in REGIMES if r in told]
+        try:
+            self._figure("ranking/figure", ranking_figure(ranking), step)
+        except ImportError as error:
+            lines += ["", f"No figure: {error}."]
+        self._writer.add_text("ranking/report", "\n".join(lines), step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -211,7 +248,7 @@ def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[
         f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
         f"{np.count_nonzero(sample.counts)} behaviours, gamma {sample.gamma:g}.",
         "",
-        f"**Data: {sample.regime}.** {REGIMES.get(sample.regime, '')}",
+        f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
         "",
         f"| estimator | value | std. error | {first.level:.0%} interval ({first.method}) | ESS "
         "| largest share | mean weight | verdict |",

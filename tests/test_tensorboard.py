@@ -235,7 +235,7 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
     lines = markdown(evaluation, notes=["A note."]).splitlines()
     assert lines[0].startswith("6 episodes, ")
-    assert lines[2].startswith("**Data: not held out.** The learner may have trained")
+    assert lines[2].startswith("**Data: in-sample, optimistic.** The target was trained")
     header, rule, *rows = [line for line in lines if line.startswith("|")]
     assert header.count("|") == rule.count("|") == rows[0].count("|") == 9
     assert [row.split(" | ")[0] for row in rows] == ["| BIS", "| NBIS"]
@@ -247,7 +247,7 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     assert lines[-1] == "A note."
 
 
-@pytest.mark.parametrize(("held_out", "words"), [(True, "never trained"), (False, "may have")])
+@pytest.mark.parametrize(("held_out", "words"), [(True, "never trained"), (False, "very episodes")])
 def test_markdown_says_the_regime(held_out: bool, words: str) -> None:
     made = builders.recorded(1, (3, 3), held_out=held_out)
     assert words in markdown(evaluate(made.trajectories, made.target), notes=[])

@@ -55,7 +55,7 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
     assert train.main(small(tmp_path, "--held-out", "0", "--truth-episodes", "0")) == 0
     text = capsys.readouterr().out
     assert "In-sample" in text
-    assert "not held out" in text
+    assert "data: in-sample, optimistic" in text
     assert "off truth" not in text
 
 

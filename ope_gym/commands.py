@@ -1,0 +1,171 @@
+"""What the commands of `python -m ope_gym` do with a file of recorded episodes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ope_gym.evaluation import evaluate
+from ope_gym.leave_one_out import leave_one_policy_out
+from ope_gym.past_policies import contributions
+from ope_gym.planning import episodes_needed
+from ope_gym.policies import UnavailablePolicy
+from ope_gym.ranking import rank
+from ope_gym.trajectories import Trajectories
+
+
+def info_command(data: Trajectories, args: argparse.Namespace) -> str:
+    """The file in words: its size, and a line for each policy."""
+    lines = [repr(data)]
+    if data.observation_space is not None:
+        lines.append(f"observations {data.observation_space}, actions {data.action_space}")
+    if data.horizon is not None:
+        lines.append(f"time limit {data.horizon}")
+    start = data.policy_ids[data.offsets[:-1]]
+    returns = data.returns()
+    for number, policy in enumerate(data.policies):
+        mine = start == number
+        count = int(np.count_nonzero(mine))
+        mean = f"mean return {returns[mine].mean():.5g}, " if count else ""
+        lines.append(f"policy {number}: {count} episodes, {mean}{policy!r}")
+    return "\n".join(lines)
+
+
+def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
+    """The value of one policy."""
+    data = _chosen(data, args)
+    number = _target(data, args)
+    evaluation = evaluate(
+        data, data.policies[number], estimators=args.estimators, origin=args.origin,
+        q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
+        interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+        reward_range=tuple(args.reward_range) if args.reward_range else None,
+        horizon=args.horizon,
+    )  # fmt: skip
+    if args.json:
+        evaluation.to_json(args.json)
+    return f"value of policy {number}\n{evaluation}"
+
+
+def rank_command(data: Trajectories, args: argparse.Namespace) -> str:
+    """Several policies from best to worst."""
+    data = _chosen(data, args)
+    numbers = _numbers(args.policies, data)
+    with _bar(len(numbers)) as bar:
+        ranking = rank(
+            data, numbers, estimator=args.estimator, origin=args.origin,
+            q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
+            interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+            reward_range=tuple(args.reward_range) if args.reward_range else None,
+            horizon=args.horizon, progress=bar.update,
+        )  # fmt: skip
+    if args.json:
+        ranking.to_json(args.json)
+    if args.figure:
+        ranking.plot().savefig(args.figure)
+    return f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
+
+
+def plan_command(data: Trajectories, args: argparse.Namespace) -> str:
+    """Who carries an estimate, and what to collect for a smaller error."""
+    data = _chosen(data, args)
+    number = _target(data, args)
+    target = data.policies[number]
+    shares = contributions(data, target, estimator=args.estimator, gamma=args.gamma)
+    wanted = args.standard_error
+    if wanted is None:
+        wanted = shares.standard_error / 2
+        if not wanted > 0:
+            raise ValueError(
+                f"the present standard error is {shares.standard_error:g}, which cannot be halved: "
+                "collect some episodes of the target first, or give --standard-error"
+            )
+    plan = episodes_needed(
+        data, target, wanted, policy=_candidate(args.policy), estimator=args.estimator,
+        gamma=args.gamma, limit=args.limit,
+    )  # fmt: skip
+    if args.json:
+        both = {"contributions": shares.to_dict(), "plan": plan.to_dict()}
+        args.json.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return f"value of policy {number}: {shares}\n\n{plan}"
+
+
+def check_command(data: Trajectories, args: argparse.Namespace) -> str:
+    """Each policy estimated from the others' episodes, beside its own mean return."""
+    with _bar(None) as bar:
+        calibration = leave_one_policy_out(
+            data, estimator=args.estimator, data=None if args.data == "auto" else args.data,
+            policies=_numbers(args.policies, data) if args.policies else None, limit=args.limit,
+            q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
+            interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+            progress=bar.update,
+        )  # fmt: skip
+    if args.json:
+        calibration.to_json(args.json)
+    return str(calibration)
+
+
+def _bar(total: int | None) -> Any:
+    """Policies done, on a terminal only; gone when all are."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit=" policies", disable=None, leave=False)
+
+
+def _chosen(data: Trajectories, args: argparse.Namespace) -> Trajectories:
+    """The episodes that --data asks for."""
+    if args.data == "held-out" or (args.data == "auto" and data.held_out.any()):
+        data = data.select(held_out=True)
+        if not len(data):
+            raise ValueError(f"--data held-out: {args.buffer} holds no held-out episode")
+    if not data.policies:
+        raise ValueError(f"{args.buffer} holds no policy to evaluate")
+    return data
+
+
+def _target(data: Trajectories, args: argparse.Namespace) -> int:
+    """The number of the policy to evaluate."""
+    if args.target == "last":
+        return len(data.policies) - 1
+    try:
+        number = int(args.target)
+    except ValueError:
+        raise ValueError(f"--target {args.target}: give the number of a policy, or last") from None
+    if not 0 <= number < len(data.policies):
+        raise ValueError(f"--target {number}: the file has policies 0 to {len(data.policies) - 1}")
+    return number
+
+
+def _candidate(text: str | None) -> int | str | None:
+    if text is None or text == "target":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--policy {text}: give the number of a policy, or target") from None
+
+
+def _numbers(words: Sequence[str], data: Trajectories) -> list[int]:
+    """Policies from words: 3, 5-8, last, all (that can be asked for probabilities)."""
+    size = len(data.policies)
+    numbers: list[int] = []
+    for word in words:
+        first, dash, last = word.partition("-")
+        if word == "all":
+            numbers += [
+                k for k, p in enumerate(data.policies) if not isinstance(p, UnavailablePolicy)
+            ]
+        elif word == "last":
+            numbers.append(size - 1)
+        elif first.isdigit() and (last.isdigit() if dash else True):
+            numbers += range(int(first), int(last if dash else first) + 1)
+        else:
+            raise ValueError(f"--policies {word}: give numbers, ranges such as 5-8, last, or all")
+    outside = [k for k in numbers if not 0 <= k < size]
+    if outside:
+        raise ValueError(f"--policies {outside[0]}: the file has policies 0 to {size - 1}")
+    return list(dict.fromkeys(numbers))

@@ -1,0 +1,380 @@
+"""Which policy is best: order, paired differences, probabilities, and what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import stdtr
+from scipy.stats import chi2
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ope_gym import Ranking, evaluate, rank
+from ope_gym.__main__ import main as command
+from ope_gym.best import covariance, probability_best
+from ope_gym.estimators import standard_error
+from ope_gym.figures import render
+from ope_gym.policies import UnavailablePolicy
+from ope_gym.ranking_figures import ranking_figure
+from ope_gym.results import Estimate
+from ope_gym.tensorboard import EvaluationWriter
+from tests import builders, small_mdps
+from tests.builders import Table
+
+
+@pytest.fixture(scope="module")
+def made() -> builders.Recorded:
+    return builders.recorded(3, (60, 50, 70), held_out=True)
+
+
+@pytest.fixture(scope="module")
+def targets(made: builders.Recorded) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    new = {f"new {k}": Table(small_mdps.random_policy(rng, made.mdp, peak=0.5)) for k in range(3)}
+    return {"target": made.target, "first": 0, **new}
+
+
+@pytest.fixture(scope="module")
+def ranking(made: builders.Recorded, targets: dict[str, Any]) -> Ranking:
+    return rank(made.trajectories, targets, q_model=None)
+
+
+def with_ess(estimate: Estimate, ess: float) -> Estimate:
+    return dataclasses.replace(
+        estimate, diagnostics=dataclasses.replace(estimate.diagnostics, ess=ess)
+    )
+
+
+def test_each_policy_has_the_numbers_of_its_own_evaluation(
+    made: builders.Recorded, targets: dict[str, Any], ranking: Ranking
+) -> None:
+    assert set(ranking) == set(targets)
+    for name, target in targets.items():
+        policy = made.trajectories.policies[target] if isinstance(target, int) else target
+        alone = evaluate(made.trajectories, policy, estimators="auto", q_model=None)["auto"]
+        found = ranking[name].estimate
+        assert found.value == alone.value
+        assert found.standard_error == alone.standard_error
+        assert found.interval == alone.interval
+        assert found.verdict == alone.verdict
+    values = [r.estimate.value for r in ranking.values()]
+    assert values == sorted(values, reverse=True)
+    assert ranking.best.name == next(iter(ranking))
+
+
+def test_differences_are_paired_within_strata(ranking: Ranking) -> None:
+    best, strata = ranking.best, ranking.sample.strata
+    assert best.difference is None
+    for name, ranked in list(ranking.items())[1:]:
+        gap = ranked.estimate.influence - best.estimate.influence
+        square = 0.0
+        for k in np.unique(strata):  # rho_k^2 s_k^2 / n_k
+            own = gap[strata == k]
+            square += (own.size / gap.size) ** 2 * own.var(ddof=1) / own.size
+        assert ranked.difference is not None
+        assert ranked.difference.value == ranked.estimate.value - best.estimate.value
+        assert ranked.difference.standard_error == pytest.approx(math.sqrt(square), rel=1e-12)
+        assert (ranked.difference.minuend, ranked.difference.subtrahend) == (name, best.name)
+
+
+def test_matrix_of_differences_holds_every_pair(ranking: Ranking) -> None:
+    pairs = ranking.differences()
+    np.testing.assert_array_equal(pairs.values, -pairs.values.T)
+    np.testing.assert_array_equal(pairs.low, -pairs.high.T)
+    for i, a in enumerate(pairs.names):
+        for j, b in enumerate(pairs.names):
+            if i != j:
+                d = ranking.difference(a, b)
+                assert pairs.values[i, j] == pytest.approx(d.value)
+                assert pairs.standard_errors[i, j] == pytest.approx(d.standard_error)
+                assert pairs.low[i, j] == pytest.approx(d.interval.low)
+    text = str(pairs).splitlines()
+    assert len(text) == len(ranking) + 3
+    clear = (pairs.low > 0) | (pairs.high < 0)
+    assert str(pairs).count("*") == clear.sum() + 1  # and the one of the note
+
+
+def test_covariance_has_the_squares_of_the_standard_errors() -> None:
+    rng = np.random.default_rng(0)
+    strata = np.array([0, 0, 0, 1, 1, 2, 3, 3])  # the single one joins a neighbour
+    influence = rng.normal(size=(3, 8))
+    found = covariance(influence, strata)
+    for p in range(3):
+        assert found[p, p] == pytest.approx(standard_error(influence[p], strata) ** 2, rel=1e-12)
+        for q in range(3):
+            both = standard_error(influence[p] - influence[q], strata) ** 2
+            assert found[p, p] + found[q, q] - 2 * found[p, q] == pytest.approx(both, abs=1e-12)
+    assert np.isnan(covariance(influence[:, :2], np.array([0, 1]))).all()
+
+
+@pytest.mark.parametrize("ess", [3.0, 20.0, 1e6])
+def test_probability_of_two_policies_is_that_of_the_t_distribution(
+    ranking: Ranking, ess: float
+) -> None:
+    """With one ESS for both the draws are a joint t, and their difference is a t as well."""
+    a, b = (with_ess(r.estimate, ess) for r in list(ranking.values())[:2])
+    d, draws = a.difference(b), 40_000
+    scale = d.standard_error * math.sqrt(ess / (ess - 1))
+    expected = float(stdtr(ess - 1, d.value / scale))
+    found = probability_best([a, b], draws=draws, seed=5)
+    assert found.sum() == pytest.approx(1.0)
+    assert abs(found[0] - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_probabilities_agree_with_a_plain_simulation(ranking: Ranking) -> None:
+    estimates = [
+        with_ess(r.estimate, ess)
+        for r, ess in zip(ranking.values(), (4.0, 30.0, 8.0, 60.0, 15.0), strict=True)
+    ]
+    rng, rounds = np.random.default_rng(11), 20_000
+    cov = covariance(np.stack([e.influence for e in estimates]), estimates[0].sample.strata)
+    normal = rng.multivariate_normal(np.zeros(5), cov, size=rounds)
+    wins = np.zeros(5)
+    for i in range(rounds):
+        u, drawn = rng.random(), []
+        for p, e in enumerate(estimates):
+            ess = e.diagnostics.ess
+            factor = math.sqrt(ess / (ess - 1)) * math.sqrt((ess - 1) / _quantile(ess, u))
+            drawn.append(e.value + normal[i, p] * factor)
+        wins[int(np.argmax(drawn))] += 1
+    expected = wins / rounds
+    found = probability_best(estimates, draws=20_000, seed=1)
+    spread = np.sqrt(2 * np.maximum(expected * (1 - expected), 1 / rounds) / rounds)
+    assert np.all(np.abs(found - expected) < 4.5 * spread)
+
+
+_TABLE: dict[float, tuple[Any, Any]] = {}
+
+
+def _quantile(ess: float, u: float) -> float:
+    """Quantile of chi2 with ESS - 1 degrees from a table: exact enough, and fast."""
+    if ess not in _TABLE:
+        grid = np.linspace(0, 1, 20_001)[1:-1]
+        _TABLE[ess] = grid, chi2.ppf(grid, ess - 1)
+    return float(np.interp(u, *_TABLE[ess]))
+
+
+def test_bootstrap_probabilities_count_the_shared_replicates(
+    made: builders.Recorded, targets: dict[str, Any]
+) -> None:
+    ranked = rank(
+        made.trajectories, targets, q_model=None, interval="percentile", resamples=200, rng=4
+    )
+    estimates = [with_ess(r.estimate, 1e9) for r in ranked.values()]  # nothing is widened
+    wins = np.zeros(len(estimates))
+    for r in range(200):
+        wins[int(np.argmax([e.replicates[r] for e in estimates if e.replicates is not None]))] += 1
+    np.testing.assert_allclose(probability_best(estimates), wins / 200, atol=1e-12)
+    difference = ranked[list(ranked)[1]].difference
+    assert difference is not None
+    assert difference.interval.method == "percentile"
+
+
+def test_few_effective_episodes_leave_much_open(ranking: Ranking) -> None:
+    estimates = [r.estimate for r in ranking.values()]
+    chances = [
+        probability_best([with_ess(e, ess) for e in estimates])[0] for ess in (1e6, 10.0, 3.0, 1.5)
+    ]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.85
+    assert chances[-1] < 0.7
+
+
+def test_the_same_policy_under_two_names_shares_its_chance(made: builders.Recorded) -> None:
+    found = rank(made.trajectories, {"a": made.target, "b": made.target, "c": 1}, q_model=None)
+    assert found["a"].probability_best == pytest.approx(found["b"].probability_best)
+    d = found.difference("a", "b")
+    assert (d.value, d.standard_error) == (0.0, 0.0)
+    assert sum(r.probability_best for r in found.values()) == pytest.approx(1.0)
+
+
+def test_same_seed_same_numbers_and_a_generator_will_do(
+    made: builders.Recorded, targets: dict[str, Any]
+) -> None:
+    def chances(rng: Any) -> list[float]:
+        found = rank(made.trajectories, targets, q_model=None, rng=rng, draws=500)
+        return [r.probability_best for r in found.values()]
+
+    assert chances(3) == chances(3)
+    assert chances(3) != chances(4)
+    assert chances(np.random.default_rng(1)) == chances(np.random.default_rng(1))
+
+
+def test_a_policy_without_support_comes_last_and_takes_no_part() -> None:
+    table = np.array([[1.0, 0.0]])
+    path = small_mdps.Path((0,), (0,), (1.0,), 1.0)
+    other = small_mdps.Path((0,), (0,), (2.0,), 1.0)
+    data = builders.buffer_of([path, other, path], [0, 0, 0], [table]).view()
+    found = rank(data, {"never": Table(table[:, ::-1]), "same": 0}, estimator="NFIS", q_model=None)
+    assert list(found) == ["same", "never"]
+    assert math.isnan(found["never"].probability_best)
+    assert found["same"].probability_best == 1.0
+    assert "P(best) is rough where verdicts are red" in str(found)
+    assert "P(best) leaves out never: the error is not known" in str(found)
+    assert found.to_dict()["policies"]["never"]["probability_best"] is None
+    assert render(found.plot()).ndim == 3
+
+
+def test_the_default_q_model_takes_part(made: builders.Recorded) -> None:
+    found = rank(made.trajectories, [0, made.target])
+    for name, policy in (("policy 0", made.trajectories.policies[0]), ("target 1", made.target)):
+        alone = evaluate(made.trajectories, policy, estimators="auto")["auto"]
+        assert found[name].estimate.value == alone.value
+        assert "c" in found[name].estimate.report
+
+
+def test_targets_are_named_by_number_or_place(made: builders.Recorded) -> None:
+    chosen: list[Any] = [np.int64(2), made.target, 0]
+    found = rank(made.trajectories, chosen, q_model=None)
+    assert set(found) == {"policy 2", "target 1", "policy 0"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "words"),
+    [
+        ([], {}, "targets is empty"),
+        ([0, 0], {}, "policy 0 twice"),
+        ([7], {}, "policies 0 to 2"),
+        ([0], {"origin": {"policy 1": "fixed"}}, "origin names 'policy 1'"),
+        ([0], {"origin": "bought"}, "origin is 'bought'"),
+        ([0], {"draws": 0}, "draws is 0"),
+        ([0], {"estimator": ["NFIS"]}, "takes one name"),
+        ([0], {"estimator": "WIS"}, "'WIS'"),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    made: builders.Recorded, targets: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        rank(made.trajectories, targets, q_model=None, **options)
+
+
+def test_a_single_policy_or_an_unavailable_one_is_refused(made: builders.Recorded) -> None:
+    with pytest.raises(TypeError, match="give policies by name"):
+        rank(made.trajectories, made.target, q_model=None)  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="was not ranked"):
+        rank(made.trajectories, [0], q_model=None)["policy 1"]
+    gone = dataclasses.replace(
+        made.trajectories, policies=(UnavailablePolicy("x", {}), *made.trajectories.policies[1:])
+    )
+    with pytest.raises(ValueError, match="cannot be asked"):
+        rank(gone, [0], estimator="BIS", q_model=None)
+
+
+def test_no_array_of_steps_is_kept(made: builders.Recorded, ranking: Ranking) -> None:
+    steps = made.trajectories.n_steps
+    for ranked in ranking.values():
+        estimate = ranked.estimate
+        kept = [*vars(estimate).values(), *vars(estimate.diagnostics).values()]
+        assert all(x.size < steps for x in kept if isinstance(x, np.ndarray))
+
+
+def test_table_tells_order_differences_chances_and_caution(ranking: Ranking) -> None:
+    lines = str(ranking).splitlines()
+    assert lines[0] == (
+        "5 policies by auto, from 180 episodes of 3 behaviours, gamma 1; data: held-out"
+    )
+    assert lines[3].startswith(f"{ranking.best.name} ")
+    assert " best " in lines[3]
+    assert any(line.startswith(f"{ranking.best.name}: amber: ") for line in lines)
+    low = {name: r.estimate.interval.low for name, r in ranking.items()}
+    assert ranking.safest.name == max(low, key=lambda name: low[name])
+    cautious = f"cautious choice: {ranking.safest.name}" in str(ranking)
+    assert cautious == (ranking.safest is not ranking.best)
+
+
+def test_regimes_are_shown_by_policy_where_they_differ() -> None:
+    made = builders.recorded(3, (20, 20))
+    text = str(rank(made.trajectories, [0, 1], q_model=None))
+    assert "data" in text.splitlines()[1]
+    assert "in-sample, optimistic" in text
+    assert "adaptive" in text
+    fixed = rank(made.trajectories, [0, 1], q_model=None, origin="fixed")
+    assert str(fixed).splitlines()[0].endswith("data: adaptive")
+    mixed = rank(made.trajectories, [0, 1], q_model=None, origin={"policy 0": "learned"})
+    assert {r.estimate.sample.regime for r in mixed.values()} == {"in-sample"}
+
+
+def test_results_go_to_json_and_pandas(tmp_path: Path, ranking: Ranking) -> None:
+    path = tmp_path / "ranking.json"
+    assert json.loads(ranking.to_json(path)) == json.loads(path.read_text())
+    found = json.loads(path.read_text())
+    assert found["best"] == ranking.best.name
+    assert found["policies"][ranking.best.name]["to_best"] is None
+    frame = ranking.to_frame()
+    assert list(frame.index) == list(ranking)
+    assert frame["probability_best"].sum() == pytest.approx(1.0)
+
+
+def test_progress_is_told_after_each_policy(made: builders.Recorded) -> None:
+    seen: list[int] = []
+    rank(made.trajectories, [0, 1], q_model=None, progress=seen.append)
+    assert seen == [1, 1]
+
+
+def test_figure_draws_every_policy_and_its_interval(ranking: Ranking) -> None:
+    figure = ranking.plot()
+    left, right = figure.axes
+    labels = [text.get_text() for text in left.get_yticklabels()]
+    assert labels == list(ranking)
+    points = np.concatenate([np.asarray(c.get_offsets()) for c in left.collections])
+    assert {round(float(x), 9) for x, _ in points} == {
+        round(r.estimate.value, 9) for r in ranking.values()
+    }
+    bars: list[Any] = list(right.patches)
+    assert [bar.get_width() for bar in bars] == [r.probability_best for r in ranking.values()]
+    assert render(figure).std() > 0
+    few = ranking_figure(ranking, limit=2)
+    assert len(few.axes[0].get_yticks()) == 2
+    with pytest.raises(ValueError, match="limit is 0"):
+        ranking_figure(ranking, limit=0)
+
+
+def test_tensorboard_holds_the_ranking(tmp_path: Path, ranking: Ranking) -> None:
+    with EvaluationWriter(tmp_path) as writer:
+        writer.add_ranking(ranking, 7)
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0})
+    events.Reload()
+    tags = events.Tags()
+    assert tags["images"] == ["ranking/figure"]
+    (event,) = events.Scalars("ranking/new_2/value")
+    assert event.step == 7
+    assert event.value == pytest.approx(ranking["new 2"].estimate.value)
+    (event,) = events.Scalars("ranking/first/probability_best")
+    assert event.value == pytest.approx(ranking["first"].probability_best)
+    (text,) = events.Tensors("ranking/report/text_summary")
+    words = bytes(text.tensor_proto.string_val[0]).decode()
+    assert f"| {ranking.best.name} |" in words
+    assert "**Data: held-out.** The learner never trained" in words
+
+
+def test_command_ranks_a_file(
+    tmp_path: Path, made: builders.Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out, picture = (str(tmp_path / name) for name in ("a.ope", "r.json", "r.png"))
+    made.trajectories.save(path)
+    more = ["--no-q-model", "--json", out, "--figure", picture, "--differences"]
+    assert command(["rank", path, "--policies", "0-1", "last", *more]) == 0
+    text = capsys.readouterr().out
+    assert "3 policies by auto" in text
+    assert "row - column" in text
+    same = rank(made.trajectories, [0, 1, 2], q_model=None)
+    assert json.loads(Path(out).read_text())["best"] == same.best.name
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert command(["rank", path, "--no-q-model"]) == 0
+    assert "3 policies" in capsys.readouterr().out
+    origin = ["--origin", "fixed", "--no-q-model", "--estimators", "NFIS"]
+    trained = dataclasses.replace(made.trajectories, held_out=np.zeros(180, dtype=bool))
+    trained.save(path)
+    assert command(["evaluate", path, *origin]) == 0
+    assert "data: adaptive" in capsys.readouterr().out
+    assert command(["evaluate", path, *origin[2:]]) == 0
+    assert "data: in-sample, optimistic" in capsys.readouterr().out
+    for words, said in ((["x"], "ranges such as 5-8"), (["0", "9"], "policies 0 to 2")):
+        assert command(["rank", path, "--policies", *words]) == 2
+        assert said in capsys.readouterr().err
