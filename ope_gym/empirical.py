@@ -59,10 +59,12 @@ def empirical_average(
     )
     # residuals from a fitted mean are too small by (n - 1) / n; those of a single draw are 0
     freedom = np.sqrt(n_cell / np.maximum(n_cell - 1, 1))
-    error = standard_error(influence + (freedom[cell] - 1.0) * residual, sample.strata)
+    spread = influence + (freedom[cell] - 1.0) * residual
+    error = standard_error(spread, sample.strata)
     replicates = None
     if options.interval == "ess-t":
-        interval = intervals.ess_t(value, error, diagnostics.ess, options.level)
+        cautious = intervals.cautious_error(spread, sample.strata)
+        interval = intervals.ess_t(value, cautious, diagnostics.ess, options.level)
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)
     else:

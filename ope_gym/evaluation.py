@@ -487,7 +487,10 @@ def _estimate(
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
     elif options.interval == "ess-t":
-        interval = intervals.ess_t(result.value, error, diagnostics.ess, options.level)
+        cautious = intervals.cautious_error(result.influence, sample.strata)
+        if computed.error is not None:
+            cautious = max(cautious, error)
+        interval = intervals.ess_t(result.value, cautious, diagnostics.ess, options.level)
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)
     else:

@@ -42,8 +42,35 @@ def undefined(level: float, method: str) -> Interval:
     return Interval(np.nan, np.nan, level, method)
 
 
+def cautious_error(influence: FloatArray, strata: IntArray) -> float:
+    """The error of ess-t: sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
+
+    u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n is what a trajectory adds to the
+    standard error, SE^2 = sum_i u_i^2; u_max and u_min are the largest above and below 0. A sample
+    lacks the rare trajectories that would have moved the estimate most, and where they are missing
+    SE is too small as well: estimate and SE err together. So the most extreme trajectory on each
+    side counts once more. At most sqrt(2) SE, and SE itself as no trajectory matters by itself any
+    more. NaN where `standard_error` is.
+    """
+    strata = join_single(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2 or not np.all(np.isfinite(influence)):
+        return np.nan
+    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
+    scale = float(np.abs(u).max())
+    if scale == 0.0:
+        return 0.0
+    u /= scale * influence.size  # its squares could overflow
+    extremes = max(float(u.max()), 0.0) ** 2 + min(float(u.min()), 0.0) ** 2
+    return scale * float(np.sqrt(u @ u + extremes))
+
+
 def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
-    """J ± t_{ESS-1} SE sqrt(ESS / (ESS - 1)): degrees of freedom are what the weights leave."""
+    """J ± t_{ESS-1} E sqrt(ESS / (ESS - 1)): degrees of freedom are what the weights leave.
+
+    E is the `cautious_error` of the influence values. With the plain standard error, 95 % intervals
+    held 92 % of the values on held-out CartPole data, and missed on one side: returns are skewed.
+    """
     if not (np.isfinite(value) and np.isfinite(error) and ess > 1.0 + 1e-9):
         return undefined(level, "ess-t")
     from scipy.special import stdtrit
@@ -184,18 +211,18 @@ def betting_lower(x: FloatArray, alpha: float) -> float:
 
     If the mean were m, prod_i (1 + s (x_i / m - 1)) for a fixed bet s in [0, 1] would have expected
     value at most 1: it is 1 for independent values of mean m, and by Jensen at most 1 when the
-    values come from strata whose means only average to m (fused weights). The average over a grid
-    of bets keeps this, so by Markov it exceeds 1 / alpha with probability at most alpha; it falls
-    in m, and the bound is where it crosses 1 / alpha. No order of the data and no randomness enter.
+    values come from strata whose means only average to m (fused weights). An average over bets
+    keeps this, so by Markov it exceeds 1 / alpha with probability at most alpha; it falls in m, and
+    the bound is where it crosses 1 / alpha. No order of the data and no randomness enter.
     """
     total = float(x.mean())
     if total <= 0.0 or not np.isfinite(total):
         return 0.0
-    bets = np.sin(np.linspace(0.0, np.pi / 2, 66)[1:-1]) ** 2  # arcsine grid: the universal bet
-    threshold = np.log(1.0 / alpha) + np.log(bets.size)
+    bets, log_shares = _bets(x.size, alpha)
+    threshold = float(np.log(1.0 / alpha))
 
     def wealth(mean: float) -> float:
-        logs = np.zeros(bets.size)
+        logs = log_shares.copy()
         for begin in range(0, x.size, 1 << 14):
             ratio = x[begin : begin + (1 << 14)] / mean - 1.0
             logs += np.log1p(np.outer(bets, ratio)).sum(axis=1)
@@ -203,6 +230,18 @@ def betting_lower(x: FloatArray, alpha: float) -> float:
         return float(top + np.log(np.sum(np.exp(logs - top))))
 
     return _crossing(wealth, threshold, total)
+
+
+def _bets(n: int, alpha: float) -> tuple[FloatArray, FloatArray]:
+    """Bets on n values, chosen before any is seen, and the logs of their shares of the stake.
+
+    Values with coefficient of variation c want a bet of about sqrt(2 ln(1 / alpha) / n) / c: the
+    bets go by factors of 2 from there, those for c near 1 with the largest shares.
+    """
+    power = np.arange(-8.0, 9.0)
+    odds = 2.0**power * np.sqrt(2.0 * np.log(1.0 / alpha) / n)
+    shares = (1.0 + np.abs(power)) ** -2.0
+    return odds / (1.0 + odds), np.log(shares / shares.sum())
 
 
 def _crossing(falling: Callable[[float], float], threshold: float, high: float) -> float:

@@ -8,15 +8,18 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ope_gym.diagnostics import Diagnostics, Verdict
 from ope_gym.estimators import standard_error
-from ope_gym.intervals import Interval, ess_t, percentile
+from ope_gym.intervals import Interval, cautious_error, ess_t, percentile
 from ope_gym.regimes import label
 from ope_gym.weights import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +122,8 @@ class Estimate:
         mine, theirs = self.replicates, other.replicates
         if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
             ess = min(self.diagnostics.ess, other.diagnostics.ess)
-            interval = ess_t(value, error, ess, level)
+            cautious = cautious_error(self.influence - other.influence, self.sample.strata)
+            interval = ess_t(value, cautious, ess, level)
         else:
             interval = percentile(mine - theirs, level)
         return Difference(self.name, other.name, value, error, interval)
@@ -294,6 +298,17 @@ class Evaluation(Mapping[str, Estimate]):
         ]
         lines.insert(1, "-" * max(len(line) for line in lines))
         return "\n".join([head, *lines, *self._reasons()])
+
+    def plot(self, truth: float | None = None, truth_error: float = 0.0) -> Figure:
+        """The estimates with their intervals as a matplotlib figure; needs the extra `plots`.
+
+        Args:
+            truth: the value, if it is known from elsewhere.
+            truth_error: standard error of the truth; its band is two of them on either side.
+        """
+        from ope_gym.figures import forest_figure
+
+        return forest_figure(self, truth=truth, truth_error=truth_error)
 
     def _reasons(self) -> list[str]:
         """Why results are not green, estimators with the same reasons on one line."""

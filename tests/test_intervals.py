@@ -14,14 +14,15 @@ import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs, intervals
-from ope_gym.intervals import Interval, Resamples, betting_lower
+from ope_gym.estimators import WEIGHTED, standard_error
+from ope_gym.intervals import Interval, Resamples, betting_lower, cautious_error
 from tests import reference, small_mdps
 from tests.builders import Table, one_step, pick, recorded, value_of
 from tests.reference import Data
 from tests.small_mdps import MDP, Policy
 
 Array = NDArray[np.float64]
-ALL = list(ESTIMATORS)
+ALL = list(WEIGHTED)
 NORMALISED = [name for name in ALL if ESTIMATORS[name].normalised]
 
 
@@ -47,9 +48,11 @@ def test_ess_t_by_hand(level: float) -> None:
         ("BIS", 1.5, w * r),
         ("NBIS", 6 / 4.5, 4 * w / 4.5 * (r - 6 / 4.5)),
     ):
-        se = math.sqrt(np.sum((psi - psi.mean()) ** 2) / 3 / 4)
+        u = (psi - psi.mean()) * math.sqrt(4 / 3) / 4
+        se = math.sqrt(np.sum(u**2))
+        error = math.sqrt(np.sum(u**2) + u.max() ** 2 + u.min() ** 2)
         t = float(scipy.stats.t.ppf(0.5 + level / 2, ess - 1))
-        half = t * se * math.sqrt(ess / (ess - 1))
+        half = t * error * math.sqrt(ess / (ess - 1))
         assert got[name].value == pytest.approx(value)
         assert got[name].standard_error == pytest.approx(se)
         assert got[name].diagnostics.ess == pytest.approx(ess)
@@ -68,7 +71,8 @@ def test_ess_t_takes_the_smallest_effective_sample_size_over_the_steps() -> None
     w = np.array([1.8, 0.2, 0.2])
     ess = w.sum() ** 2 / (w**2).sum()
     assert got.diagnostics.ess_step == 1
-    want = intervals.ess_t(got.value, got.standard_error, ess, 0.95)
+    error = cautious_error(got.influence, data.behaviour_ids)
+    want = intervals.ess_t(got.value, error, ess, 0.95)
     assert (got.interval.low, got.interval.high) == pytest.approx((want.low, want.high))
 
 
@@ -77,6 +81,67 @@ def test_ess_t_of_one_effective_episode_is_undefined() -> None:
         interval = intervals.ess_t(*arguments, 0.95)
         assert math.isnan(interval.low)
         assert math.isnan(interval.high)
+
+
+@pytest.mark.parametrize(
+    "strata", [[0] * 9, [0, 1, 0, 1, 0, 1, 1, 0, 1], [3, 3, 0, 0, 0, 7, 3, 3, 3]]
+)
+def test_the_cautious_error_is_a_loop(strata: list[int]) -> None:
+    """The last case has a stratum of one trajectory, which goes to the one before it."""
+    psi = np.random.default_rng(0).exponential(size=9)
+    home = [3 if k == 7 else k for k in strata]
+    parts = []
+    for i in range(9):
+        mine = [psi[j] for j in range(9) if home[j] == home[i]]
+        step = math.sqrt(len(mine) / (len(mine) - 1)) / 9
+        parts.append(step * (psi[i] - math.fsum(mine) / len(mine)))
+    want = math.fsum([u * u for u in parts] + [max(parts) ** 2, min(parts) ** 2])
+    assert cautious_error(psi, np.array(strata)) == pytest.approx(math.sqrt(want), rel=1e-12)
+
+
+def test_the_cautious_error_is_between_se_and_its_double_variance() -> None:
+    rng = np.random.default_rng(1)
+    ratios = []
+    for n in (4, 40, 400, 40_000):
+        psi, strata = rng.lognormal(size=n), np.arange(n) % 2
+        se, error = standard_error(psi, strata), cautious_error(psi, strata)
+        assert se < error <= math.sqrt(2) * se
+        assert cautious_error(7 * psi - 3, strata) == pytest.approx(7 * error, rel=1e-9)
+        assert cautious_error(-psi, strata) == pytest.approx(error, rel=1e-12)
+        assert cautious_error(psi + 5.0 * strata, strata) == pytest.approx(error, rel=1e-9)
+        ratios.append(error / se)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[-1] < 1.03  # no trajectory matters by itself
+    assert cautious_error(np.array([0.0, 2.0]), np.zeros(2, np.int64)) == pytest.approx(
+        math.sqrt(2) * standard_error(np.array([0.0, 2.0]), np.zeros(2, np.int64))
+    )
+
+
+def test_the_cautious_error_of_what_has_none() -> None:
+    one = np.zeros(4, dtype=np.int64)
+    assert cautious_error(np.ones(4), one) == 0.0
+    assert math.isnan(cautious_error(np.arange(4.0), np.arange(4)))
+    for bad in (np.nan, np.inf):
+        assert math.isnan(cautious_error(np.array([1.0, 2.0, 3.0, bad]), one))
+    large = cautious_error(np.array([1e200, -1e200, 1e200, 1e199]), one)
+    small = cautious_error(np.array([1e-200, -1e-200, 1e-200, 1e-201]), one)
+    assert math.isfinite(large)
+    assert small / 1e-200 == pytest.approx(large / 1e200)
+
+
+def test_the_cautious_error_makes_up_for_skewness() -> None:
+    """Seeded: means of few lognormal values, which t intervals miss far too often on one side."""
+    runs, n, level = 2000, 40, 0.95
+    x = np.random.default_rng(3001).lognormal(sigma=0.9, size=(runs, n))
+    truth, strata = math.exp(0.9**2 / 2), np.zeros(n, dtype=np.int64)
+    plain = cautious = 0
+    for row in x:
+        value = float(row.mean())
+        plain += truth in intervals.ess_t(value, standard_error(row, strata), n, level)
+        cautious += truth in intervals.ess_t(value, cautious_error(row, strata), n, level)
+    error = math.sqrt(level * (1 - level) / runs)
+    assert plain / runs < level - 5 * error
+    assert plain / runs + 3 * error < cautious / runs <= level + 3 * error
 
 
 # --- bootstrap --------------------------------------------------------------------------------
@@ -289,8 +354,10 @@ def test_a_betting_bound_by_hand() -> None:
     """Two values: the wealth at the bound is exactly 1 / alpha."""
     x, alpha = np.array([1.0, 3.0]), 0.2
     low = betting_lower(x, alpha)
-    bets = np.sin(np.arange(1, 65) / 65 * np.pi / 2) ** 2
-    wealth = np.mean(np.prod(1 + bets[:, None] * (x / low - 1), axis=1))
+    odds = [2.0**k * math.sqrt(2 * math.log(1 / alpha) / 2) for k in range(-8, 9)]
+    shares = np.array([1 / (1 + abs(k)) ** 2 for k in range(-8, 9)])
+    bets = np.array([odd / (1 + odd) for odd in odds])
+    wealth = np.prod(1 + bets[:, None] * (x / low - 1), axis=1) @ shares / shares.sum()
     assert wealth == pytest.approx(1 / alpha, rel=1e-9)
     assert 0 < low < 2
 
@@ -312,6 +379,24 @@ def test_betting_bounds_move_as_they_should() -> None:
     assert betting_lower(np.array([0.0, 1e-300]), 0.05) >= 0
     assert betting_lower(np.array([np.inf, 1.0]), 0.05) == 0
     assert intervals._crossing(lambda m: 0.0, 1.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("n", [10, 300, 5000])
+def test_bets_are_good_for_values_of_the_usual_spreads(spread: float, n: int) -> None:
+    """The bound is not far below that of the one bet that turns out best, at 1 / 8 of the alpha."""
+    shape = 1 / spread**2
+    x = np.random.default_rng(3002).gamma(shape, 1 / shape, size=n)
+    low, alpha = betting_lower(x, 0.025), 0.025
+
+    def alone(bet: float) -> float:
+        def wealth(mean: float) -> float:
+            return float(np.log1p(bet * (x / mean - 1)).sum())
+
+        return intervals._crossing(wealth, math.log(8 / alpha), float(x.mean()))
+
+    best = max(alone(bet) for bet in np.geomspace(1e-3, 0.999, 40))
+    assert x.mean() - low < 1.1 * (x.mean() - best)
 
 
 def test_betting_intervals_widen_with_the_level_and_narrow_with_data() -> None:
@@ -604,6 +689,7 @@ def test_a_paired_difference_of_targets(method: str) -> None:
     data = recorded(13, (25, 25))
     other = nearby(data, 0.1)
     options: dict[str, Any] = {"interval": method, "reward_range": (-1, 2), "resamples": 300}
+    options["estimators"] = ALL
     one = evaluate(data.trajectories, data.target, **options)
     two = evaluate(data.trajectories, other, **options)
     found = one.difference(two)
@@ -623,9 +709,8 @@ def test_a_paired_difference_of_targets(method: str) -> None:
             assert (difference.interval.low, difference.interval.high) == pytest.approx(ends)
         else:
             ess = min(a.diagnostics.ess, b.diagnostics.ess)
-            assert difference.interval == intervals.ess_t(
-                difference.value, difference.standard_error, ess, 0.95
-            )
+            error = cautious_error(a.influence - b.influence, strata)
+            assert difference.interval == intervals.ess_t(difference.value, error, ess, 0.95)
         assert difference.value in difference.interval
         text = str(difference)
         assert text.startswith(f"{name} - {name}: ")
