@@ -6,7 +6,6 @@ To add a study: write `studies/NAME.py` with a `studies.frame.Study`, and name i
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 from studies.frame import Study
@@ -17,16 +16,22 @@ STUDIES: dict[str, str] = {  # name: module and class, in the order of the repor
     "adaptive": "studies.adaptive:Adaptive",
     "cartpole": "studies.cartpole:CartPole",
     "blackjack": "studies.blackjack:Blackjack",
+    "coverage": "studies.coverage:Coverage",
+}
+
+BESIDE: dict[str, tuple[dict[str, Any], ...]] = {  # other settings that `all` runs, too
+    "cartpole": ({"env": "CartPole-v0"}, {"weighting": "reward-to-go"}),
+    "blackjack": ({"reward_model": "cross-fit"},),
 }
 
 
-def is_present(name: str) -> bool:
-    """Whether the module of a study is in this checkout."""
-    return importlib.util.find_spec(STUDIES[name].partition(":")[0]) is not None
+def study_class(name: str) -> type[Study]:
+    """The class of the study of that name."""
+    module, _, kind = STUDIES[name].partition(":")
+    found: type[Study] = getattr(importlib.import_module(module), kind)
+    return found
 
 
 def load_study(name: str, **settings: Any) -> Study:
     """The study of that name; `settings` replace the defaults of its fields."""
-    module, _, kind = STUDIES[name].partition(":")
-    study: Study = getattr(importlib.import_module(module), kind)(**settings)
-    return study
+    return study_class(name)(**settings)

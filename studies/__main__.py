@@ -3,59 +3,107 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from studies import STUDIES, is_present, load_study
-from studies.frame import conduct
+from studies import STUDIES, study_class
+from studies.chunks import read_chunks
+from studies.frame import Study, conduct, folder_of, label
 from studies.report import write_report
+from studies.settings import chosen_studies, described, fields
+from studies.workers import deaf
+
+STOPPED = 130  # as shells have it for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 if all went well."""
-    args = _parser().parse_args(arguments)
-    if args.study == "report":
-        path = args.report or Path("docs/reproduction.md")
-        print(f"{path}: {', '.join(write_report(args.out, path))}")
-        return 0
-    names = [args.study] if args.study != "all" else list(STUDIES)
-    absent = [name for name in names if not is_present(name)]
-    for name in absent:
-        print(f"{name}: {STUDIES[name].partition(':')[0]} is not in this checkout", file=sys.stderr)
-    for name in names:
-        if name not in absent:
-            _run(name, args)
-    return 1 if absent else 0
+    """Run the command; 0 if all went well, 2 for wrong arguments, 130 if it was stopped."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    path = args.report or args.out / "reproduction.md"
+    try:
+        if args.study == "report":
+            if args.set:
+                raise ValueError("--set: the report shows what was run; it has no settings")
+            print(f"{path}: {', '.join(write_report(args.out, path))}")
+            return 0
+        studies = chosen_studies(args.study, args.set)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}; give a folder that can be written")
+    for study in studies:
+        try:
+            _run(study, args, path)
+        except KeyboardInterrupt:
+            with deaf():
+                print(f"\n{_stopped(study, args)}", file=sys.stderr)
+            return STOPPED
+        except OSError as error:
+            print(f"{label(study)}: {error}", file=sys.stderr)
+            return 1
+    return 0
 
 
-def _run(name: str, args: argparse.Namespace) -> None:
-    study = load_study(name, **_settings(name, args.set))
+def _stopped(study: Study, args: argparse.Namespace) -> str:
+    count = study.runs if args.runs is None else args.runs
+    kept, _ = read_chunks(folder_of(study, args.out, args.seed), count)
+    runs = sum(stop - start for start, stop in kept)
+    return (
+        f"stopped; {runs} of {count} runs of {label(study)} are kept in {args.out}, the same "
+        "command goes on"
+    )
+
+
+def _run(study: Study, args: argparse.Namespace, path: Path) -> None:
     began = time.monotonic()
     result = conduct(study, args.out, runs=args.runs, seed=args.seed, workers=args.workers)
-    write_report(args.out, args.report or args.out / "reproduction.md")
+    write_report(args.out, path)
     print(f"{result['table']}\n")
     for claim in result["claims"]:
-        print(f"{claim['verdict']}: {claim['words']} ({claim['source']})")
+        reason = f" ({claim['reason']})" if claim["reason"] else ""
+        print(f"{claim['verdict']}{reason}: {claim['words']} ({claim['source']})")
     took = time.monotonic() - began
-    files = [f"{name}.json", f"{name}.md", result["picture"]]
-    print(f"\n{took:.1f} s; {', '.join(filter(None, files))} in {args.out}")
+    files = [f"{result['label']}.json", f"{result['label']}.md", result["picture"]]
+    print(f"\n{took:.1f} s; {', '.join(filter(None, files))} in {args.out}; all results: {path}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Help that lists the studies, which are imported only for it."""
+
+    def format_help(self) -> str:
+        lines = ["studies, their runs and rough durations with two workers, and their fields:"]
+        for name in STUDIES:
+            kind = study_class(name)
+            lines.append(f"  {name}: {kind.runs} runs{kind.takes and f', {kind.takes}'}")
+            for field, (hint, default) in fields(kind).items():
+                usual = json.dumps(default, ensure_ascii=False).strip('"')
+                lines.append(f"    {field}={usual}  ({described(hint)})")
+        self.epilog = "\n".join(lines)
+        return super().format_help()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m studies",
         description="The paper's experiments. A command that was stopped goes on where it was.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", choices=[*STUDIES, "all", "report"])
-    parser.add_argument("--runs", type=int, help="replications (default: the study's own number)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=_cores(), help="processes (default: cores)")
+    parser.add_argument(
+        "--runs", type=_at_least(1), help="replications (default: the study's own number)"
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0)
+    parser.add_argument(
+        "--workers", type=_at_least(1), default=_cores(), help="processes (default: cores)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -67,33 +115,29 @@ def _parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FILE",
-        help="page of all studies in DIR (default: DIR/reproduction.md; for the command `report` "
-        "docs/reproduction.md)",
+        help="page of all results in DIR (default: DIR/reproduction.md)",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="another value for a field of the study, e.g. --set sizes=[50]",
+        help="another value for a field, e.g. --set sizes=[50]; results get a name of their own",
     )
     return parser
 
 
-def _settings(name: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """FIELD=VALUE pairs as arguments of the study; values are JSON, or else words."""
-    known = {field.name for field in dataclasses.fields(load_study(name))}
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        field, _, text = pair.partition("=")
-        if field not in known:
-            raise SystemExit(f"--set {pair}: {name} has the fields {', '.join(sorted(known))}")
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
         try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        settings[field] = tuple(value) if isinstance(value, list) else value
-    return settings
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
+        return value
+
+    return whole
 
 
 def _cores() -> int:
@@ -104,4 +148,7 @@ def _cores() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == STOPPED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
+    sys.exit(code)

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, SoftmaxLinear, Trajectories, evaluate, oracle
-from studies.claims import Array, mean_and_error, number
+from ope_gym import SoftmaxLinear, Trajectories, evaluate, oracle
+from ope_gym.estimators import WEIGHTED
+from studies.claims import Array, number
 from studies.claims_adaptive import adaptive_claims
+from studies.errors import mean_and_error
 from studies.frame import Runs, Seeds, Study, Summary
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 History: TypeAlias = tuple[tuple[int, float], ...]  # (action, reward) of each round
 EXACT = ("BIS", "FIS", "OUIS", "NBIS", "NFIS", "NOUIS", "EA")
-LEARNED = (*ESTIMATORS, "EA")
+LEARNED = (*WEIGHTED, "EA")
 ROUNDS = (1, 2, 3, 4, 5)
 _LONGEST = 60  # 2^-60 is below rounding
 
@@ -41,31 +43,41 @@ class Adaptive(Study):
     title: ClassVar[str] = "adaptive: policies that learn from the data (section 3.3)"
     runs: ClassVar[int] = 1000
     chunk: ClassVar[int] = 50
+    takes: ClassVar[str] = "half a minute"
 
     arms: int = 10
     draws: int = 30  # of each behaviour
     stopped: int = 100  # sequences a run
     epsilon: float = 0.1  # of the learned target
 
+    def __post_init__(self) -> None:
+        if self.arms < 2 or self.draws < 1 or self.stopped < 1 or not 0 < self.epsilon <= 1:
+            raise ValueError(
+                f"arms={self.arms}, draws={self.draws}, stopped={self.stopped}, "
+                f"epsilon={self.epsilon}: give at least 2, 1, 1, and more than 0 up to 1"
+            )
+
     def run(self, seeds: Seeds) -> Runs:
         """Mean of EA over stopped sequences (R, 2); errors and coverage (R, 2, estimators)."""
-        stopped, errors, covered = [], [], []
+        stopped, errors, covered, worth = [], [], [], []
         for seed in seeds:
             rng = np.random.default_rng(seed)
             ones = rng.geometric(0.5, size=self.stopped) - 1  # before the first zero
             values = np.array([stopped_estimates(min(int(k), _LONGEST)) for k in ones])
             stopped.append(values.mean(axis=0))
-            error, inside = self.learned(rng)
+            error, inside, truth = self.learned(rng)
             errors.append(error)
             covered.append(inside)
+            worth.append(truth)
         return {
             "stopped": np.array(stopped),
             "errors": np.array(errors),
             "covered": np.array(covered),
+            "value": np.array(worth),
         }
 
-    def learned(self, rng: np.random.Generator) -> tuple[Array, NDArray[np.bool_]]:
-        """Estimate − value, and whether the interval holds it, (2, estimators).
+    def learned(self, rng: np.random.Generator) -> tuple[Array, NDArray[np.bool_], float]:
+        """Estimate − value and whether the interval holds it, (2, estimators); the value.
 
         The target is ε-greedy in the mean rewards of the training data. It is evaluated from them
         (in-sample), and from as many draws of the same behaviours that it did not see (held out).
@@ -90,7 +102,7 @@ class Adaptive(Study):
             for column, (value, low, high) in enumerate(found):
                 errors[row, column] = value - truth
                 covered[row, column] = low <= truth <= high
-        return errors, covered
+        return errors, covered, truth
 
     def summarise(self, runs: Runs) -> Summary:
         """Exact biases, simulated biases with their errors, coverage."""
@@ -100,7 +112,7 @@ class Adaptive(Study):
             "stopped": {
                 "exact": oracle.mean_ea_stopped_at_zero(),
                 "series": np.sum(series, axis=0),
-                "simulated": [mean_and_error(column) for column in runs["stopped"].T],
+                "simulated": mean_and_error(runs["stopped"]).T,
                 "sequences": len(runs["stopped"]) * self.stopped,
             },
             "soft_stop": {
@@ -114,10 +126,11 @@ class Adaptive(Study):
             },
             "learned": {
                 "names": LEARNED,
-                "in_sample": _columns(in_sample),
-                "held_out": _columns(held_out),
-                "difference": _columns(in_sample - held_out),
+                "in_sample": mean_and_error(in_sample),
+                "held_out": mean_and_error(held_out),
+                "difference": mean_and_error(in_sample - held_out),
                 "coverage": runs["covered"].mean(axis=0),
+                "value": runs["value"].mean(),
             },
         }
 
@@ -289,8 +302,3 @@ def soft_stop_bias(rounds: int) -> Array:
 
 def _by_name(rows: Sequence[Array]) -> dict[str, list[float]]:
     return {name: [float(row[i]) for row in rows] for i, name in enumerate(EXACT)}
-
-
-def _columns(values: Array) -> list[list[float]]:
-    """Means and standard errors of the columns."""
-    return [list(part) for part in zip(*map(mean_and_error, values.T), strict=True)]

@@ -19,8 +19,9 @@ from ope_gym import EpsilonGreedyTable, evaluate
 from studies.blackjack_simulation import control, returns, rollouts
 from studies.claims import Array, number
 from studies.claims_blackjack import PAPER, blackjack_claims
-from studies.errors import describe, standard_errors, streams
+from studies.errors import describe, mean_and_error
 from studies.frame import Runs, Seeds, Study, Summary
+from studies.seeds import streams
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +40,7 @@ class Blackjack(Study):
     title: ClassVar[str] = "blackjack: the last policy of Monte-Carlo control (table 3)"
     runs: ClassVar[int] = 2000
     chunk: ClassVar[int] = 50
+    takes: ClassVar[str] = "half a minute"
 
     episodes: int = 5000  # that control plays
     every: int = 500  # episodes between snapshots
@@ -52,6 +54,11 @@ class Blackjack(Study):
             raise ValueError(
                 f"episodes={self.episodes} must be a multiple of every={self.every}: the last "
                 "snapshot is the target"
+            )
+        if self.rollouts < 1 or self.truth_rollouts < 2:
+            raise ValueError(
+                f"rollouts={self.rollouts}, truth_rollouts={self.truth_rollouts}: give at least 1 "
+                "and 2"
             )
 
     def run(self, seeds: Seeds) -> Runs:
@@ -99,7 +106,6 @@ class Blackjack(Study):
         errors = runs["values"] - runs["truth"][..., None]  # (R, 2, E)
         check = runs["rolled"] - runs["truth"]
         gap = errors[..., NAMES.index("FIS")] ** 2 - errors[..., NAMES.index("OUIS")] ** 2  # (R, 2)
-        wider = gap[:, 1] * np.sign(gap[:, 1].mean()) - gap[:, 0] * np.sign(gap[:, 0].mean())
         games = self.rollouts * (self.episodes // self.every)
         return {
             "runs": len(errors),
@@ -113,9 +119,9 @@ class Blackjack(Study):
             "truth": [runs["truth"].mean(axis=0), runs["truth"].std(axis=0)],
             "variance": runs["variance"].mean(axis=0),  # of the target's return
             "plain": runs["variance"].mean(axis=0) / games,  # MSE of so many games of the target
-            "check": [check.mean(axis=0), standard_errors(check)],
+            "check": mean_and_error(check),
             "truth_rollouts": self.truth_rollouts,
-            "wider": [wider.mean(), float(standard_errors(wider))],
+            "wider": mean_and_error(gap[:, 1] - gap[:, 0]),
         }
 
     def claims(self, summary: Summary) -> list[Claim]:

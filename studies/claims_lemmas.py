@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from studies.claims import Claim, Evidence
+from studies.claims import FAILS, ROUNDING, Claim, Evidence
 from studies.frame import Summary
-
-_ROUNDING = 1e-9
 
 
 def lemma_claims(summary: Summary) -> list[Claim]:
@@ -21,11 +19,11 @@ def _closed_forms(summary: Summary) -> Claim:
         "closed form − sum over all data sets, relative to Var(BIS), the largest of all problems",
         (
             *(
-                Evidence(f"Var({name})", gap, equal=True, tolerance=_ROUNDING)
+                Evidence(f"Var({name})", gap, equal=True, tolerance=ROUNDING)
                 for name, gap in zip(names, summary["gap"], strict=True)
             ),
             *(
-                Evidence(f"bias of {name}", bias, equal=True, tolerance=_ROUNDING)
+                Evidence(f"bias of {name}", bias, equal=True, tolerance=ROUNDING)
                 for name, bias in zip(names, summary["bias"], strict=True)
             ),
         ),
@@ -42,20 +40,20 @@ def _printed(summary: Summary) -> Claim:
         "Var(BIS) − Var(FIS) as its first line has it, and Σ 1/a_i Σ a_j = N⁻² ΣΣ a_j / a_i",
         "printed − right value, relative to Var(BIS): the median of the problems, then the largest",
         (
-            Evidence("Var(BIS) − Var(FIS)", printed, equal=True, tolerance=_ROUNDING),
+            Evidence("Var(BIS) − Var(FIS)", printed, equal=True, tolerance=ROUNDING),
             Evidence(
                 "the same with (r̄² + V), J² / N once, and r̄ π_i",
                 mended,
                 equal=True,
-                tolerance=_ROUNDING,
+                tolerance=ROUNDING,
             ),
             Evidence(
                 "printed N⁻² ΣΣ a_j / a_i over Σ 1/a_i Σ a_j, −1",
                 ratio - 1,
                 equal=True,
-                tolerance=_ROUNDING,
+                tolerance=ROUNDING,
             ),
-            Evidence("Σ 1/a_i Σ a_j / N² − 1, the smallest", excess - 1, tolerance=_ROUNDING),
+            Evidence("Σ 1/a_i Σ a_j / N² − 1, the smallest", excess - 1, tolerance=ROUNDING),
         ),
         "Line 1 has three misprints and the identity a factor N⁻² too much; the second line of the "
         "difference and the inequality are right, and so is the lemma.",
@@ -74,15 +72,15 @@ def _fis(summary: Summary) -> list[Claim]:
                 Evidence(
                     f"{problems} problems of one step",
                     summary["margin"],
-                    tolerance=_ROUNDING,
+                    tolerance=ROUNDING,
                     note=f"{summary['dominated']} of {problems}",
                 ),
             ),
             "A theorem, for draws of one action each.",
         ),
         Claim(
-            "section 3.4, which uses lemma 1 per decision",
-            "FIS dominates BIS (episodes of several steps)",
+            "our extension",
+            "FIS dominates BIS per decision too, in episodes of several steps",
             "Var(BIS) − Var(FIS), or minus the share of problems in which FIS has more variance",
             (
                 *(
@@ -99,6 +97,7 @@ def _fis(summary: Summary) -> list[Claim]:
                     note=f"Var(BIS) {bis:.4f}, Var(FIS) {fis:.4f}",
                 ),
             ),
+            "Lemma 1 is about one step, and section 3.4 claims no more. "
             "N² (Var(BIS) − Var(FIS)) is at least Σ over prefixes of P_e² r_t (r_t + 2 E_e[later "
             "rewards]) (Σ_k 1/P_k − N² / Σ_k P_k). The last factor is never negative, but "
             "r_t (r_t + …) is where later rewards are expected to take back more than half of "
@@ -111,7 +110,7 @@ def _fis(summary: Summary) -> list[Claim]:
             "the largest V_int(FIS) / min V_int − 1",
             (
                 Evidence(
-                    f"{problems} problems", summary["internal"], equal=True, tolerance=_ROUNDING
+                    f"{problems} problems", summary["internal"], equal=True, tolerance=ROUNDING
                 ),
             ),
             "V_int has no covariances between actions: α ∝ π_i minimises it action by action.",
@@ -150,7 +149,7 @@ def _ouis(summary: Summary) -> list[Claim]:
                 ),
                 Evidence("example of two actions", best - ouis),
             ),
-            why,
+            {FAILS: why},
         ),
         Claim(
             "section 3.2 and conclusion",
@@ -164,6 +163,6 @@ def _ouis(summary: Summary) -> list[Claim]:
                 ),
                 Evidence("example of two actions", fis - ouis),
             ),
-            "Neither dominates the other; with noisy rewards they are nearly the same. " + why,
+            {FAILS: "Neither dominates the other; with noisy rewards they are nearly the same."},
         ),
     ]

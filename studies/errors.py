@@ -9,18 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.claims import Array, Evidence, number
+from studies.claims import LIMIT, SAME, TAIL, Array, Evidence, number
 
 RESAMPLES = 4000
 LEVELS = (5.0, 50.0, 95.0)
-
-
-def streams(seed: np.random.SeedSequence, count: int) -> list[np.random.Generator]:
-    """Independent generators of one run; `seed` is left as it is, so the same ones come again."""
-    keys = [(*seed.spawn_key, stream) for stream in range(count)]
-    return [
-        np.random.default_rng(np.random.SeedSequence(seed.entropy, spawn_key=key)) for key in keys
-    ]
 
 
 def describe(errors: Array, noise: Array, covered: NDArray[np.bool_]) -> dict[str, Any]:
@@ -33,7 +25,7 @@ def describe(errors: Array, noise: Array, covered: NDArray[np.bool_]) -> dict[st
         covered: (R, E) whether the interval of the estimate holds the truth.
     """
     runs = len(errors)
-    shares = _resample(runs)  # (B, R)
+    shares = resample(runs)  # (B, R)
     squares = errors**2 - noise[:, None]
     mse = squares.mean(axis=0)
     again = shares @ squares  # (B, E)
@@ -45,12 +37,13 @@ def describe(errors: Array, noise: Array, covered: NDArray[np.bool_]) -> dict[st
         "mse_percentiles": np.percentile(again, LEVELS, axis=0).T,  # (E, 3)
         "rmse": root(mse),
         "rmse_percentiles": root(np.percentile(again, LEVELS, axis=0).T),
+        "runs": runs,
         "bias": errors.mean(axis=0),
         "bias_error": standard_errors(errors),
         "deviation": root(spread),
         "median": np.median(np.abs(errors), axis=0),
         "coverage": covered.mean(axis=0),
-        "largest_share": (errors**2).max(axis=0) / np.maximum((errors**2).sum(axis=0), 1e-300),
+        "largest_share": largest_share(errors),
         "batch_rmse": root(batches),  # (batches, E)
         "batch_size": len(np.split(squares, _cuts(runs))[0]),
         "pairs": _pairs(errors, squares, again),
@@ -84,9 +77,48 @@ def standard_errors(values: Array) -> Array:
     return np.asarray(values.std(axis=0, ddof=1) / math.sqrt(len(values)))
 
 
+def mean_and_error(values: Array) -> Array:
+    """Means over the first axis and their standard errors, stacked."""
+    return np.stack([values.mean(axis=0), standard_errors(values)])
+
+
 def root(values: Array) -> Array:
     """√, NaN below 0: there the noise of the truth hides the error."""
     return np.sqrt(np.where(values >= 0, values, math.nan))
+
+
+def largest_share(values: Array) -> Array:
+    """Share of the largest square in the sum of squares over the first axis."""
+    squares = values**2
+    return np.asarray(squares.max(axis=0) / np.maximum(squares.sum(axis=0), 1e-300))
+
+
+def tail(share: float) -> str:
+    """Why means over runs say nothing if one run has this share of the squares."""
+    return "tail" if share > TAIL else ""
+
+
+def unbiased(
+    where: str, found: dict[str, Any], names: Sequence[str], shown: Sequence[str], value: float
+) -> tuple[Evidence, ...]:
+    """Evidence that biases are 0, against the value that is estimated."""
+    rows = []
+    for name in shown:
+        i = names.index(name)
+        share = found["largest_share"][i]
+        rows.append(
+            Evidence(
+                f"{where}: {name}",
+                found["bias"][i],
+                found["bias_error"][i],
+                equal=True,
+                margin=SAME * abs(value),
+                open=tail(share),
+                note=f"the largest run has {share:.0%} of the squares; margin "
+                f"{amount(SAME * abs(value))}",
+            )
+        )
+    return tuple(rows)
 
 
 def larger_rmse(
@@ -95,22 +127,32 @@ def larger_rmse(
     """Evidence ln(RMSE(a) / RMSE(b)) > 0 of each pair (a, b).
 
     The logarithm, since squares of heavy-tailed errors have no useful standard error of their own.
+    With a tail the one of the logarithm is too small as well: then the share of runs in which the
+    error of a is the larger one must point the same way, and is the evidence. Nothing speaks
+    against the claim if a itself has a tail, which only hides how large its RMSE is.
     """
     rows, made = found["pairs"], []
     for a, b in pairs:
         i, j = names.index(a), names.index(b)
+        log, share = rows["log_ratio"][i][j], rows["larger"][i][j]
+        largest = max(found["largest_share"][i], found["largest_share"][j])
         note = (
             f"RMSE {amount(found['rmse'][i])} and {amount(found['rmse'][j])}; the error of {a} is "
-            f"the larger one in {rows['larger'][i][j]:.0%} of the runs"
+            f"the larger one in {share:.0%} of the runs; the largest run has "
+            f"{found['largest_share'][i]:.0%} and {found['largest_share'][j]:.0%} of the squares"
         )
-        made.append(
-            Evidence(
-                f"{where}: {a} > {b}",
-                rows["log_ratio"][i][j],
-                rows["log_ratio_error"][i][j],
-                note=note,
-            )
-        )
+        if tail(largest):
+            error = math.sqrt(max(share * (1 - share), 1 / found["runs"]) / found["runs"])
+            agree = (share - 0.5) * log > 0 and abs(share - 0.5) > LIMIT * error
+            agree = agree and (log > 0 or not tail(found["largest_share"][i]))
+            evidence = Evidence(
+                f"{where}: {a} > {b}, share of runs − ½", share - 0.5, error, note=note,
+                open="" if agree else "tail",
+            )  # fmt: skip
+        else:
+            error = rows["log_ratio_error"][i][j]
+            evidence = Evidence(f"{where}: {a} > {b}", log, error, note=note)
+        made.append(evidence)
     return tuple(made)
 
 
@@ -121,13 +163,13 @@ def larger_mse(
     rows, made = found["pairs"], []
     for a, b in pairs:
         i, j = names.index(a), names.index(b)
-        note = f"{100 * rows['difference'][i][j] / found['mse'][j]:+.1f} % of MSE({b})"
         made.append(
             Evidence(
                 f"{where}: {a} > {b}",
                 rows["difference"][i][j],
                 rows["difference_error"][i][j],
-                note=note,
+                note=f"{100 * rows['difference'][i][j] / found['mse'][j]:+.1f} % of MSE({b})",
+                open=tail(max(found["largest_share"][i], found["largest_share"][j])),
             )
         )
     return tuple(made)
@@ -139,7 +181,7 @@ def amount(value: float) -> str:
     return number(value, max(3, whole))
 
 
-def _resample(runs: int) -> Array:
+def resample(runs: int) -> Array:
     """(B, R) share of each run in each bootstrap resample; always the same draws."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(runs, size=(RESAMPLES, runs)) + runs * np.arange(RESAMPLES)[:, None]

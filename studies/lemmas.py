@@ -49,10 +49,23 @@ class Lemmas(Study):
     title: ClassVar[str] = "lemmas: several behaviours, random problems (lemmas 1 and 2)"
     runs: ClassVar[int] = 1000
     chunk: ClassVar[int] = 50
+    takes: ClassVar[str] = "half a minute"
 
     actions: int = 4  # at most
     behaviours: int = 3  # at most
     draws: int = 4  # at most, in all
+
+    def __post_init__(self) -> None:
+        if self.actions < 2 or self.behaviours < 2 or self.draws < self.behaviours:
+            raise ValueError(
+                f"actions={self.actions}, behaviours={self.behaviours}, draws={self.draws}: give "
+                "at least 2, 2, and as many draws as behaviours"
+            )
+        if (2 * self.actions) ** self.draws > 10**6:
+            raise ValueError(
+                f"actions={self.actions}, draws={self.draws}: (2 actions)^draws data sets are "
+                "summed; give less"
+            )
 
     def run(self, seeds: Seeds) -> Runs:
         """Closed forms, enumerated moments, and the paper's printed expressions."""

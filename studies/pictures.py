@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BLUE, RED, GREEN, PINK, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#333333"
 _COLOURS = {"BIS": BLUE, "NIS": RED, "EA": GREEN, "ω*": BLACK}
 _GRID = "#d9d9d9"
+_SEEN = (3e-7, 0.06)  # MSEs and variances of the bandit
 
 
 def bandit_figure(summary: Summary) -> Figure:
@@ -40,9 +41,9 @@ def bandit_figure(summary: Summary) -> Figure:
             axes[1, i].plot(fine, mse[z] / mse[0], color=colour, label=f"{name} / BIS")
             axes[2, i].plot(fine, moments[1, z, i], color=colour, label=f"V_int {name}")
             axes[2, i].plot(fine, moments[2, z, i], "--", color=colour, label=f"V_path {name}")
-        axes[0, i].set(xscale="logit", yscale="log", ylim=(3e-7, 0.06))
+        axes[0, i].set(xscale="logit", yscale="log", ylim=_SEEN)
         axes[1, i].set(ylim=(0, 1.35))
-        axes[2, i].set(yscale="log", ylim=(3e-7, 0.06))
+        axes[2, i].set(yscale="log", ylim=_SEEN)
         axes[0, i].set_title(f"N = {n}", loc="left", fontsize=10)
         dress(axes[0, i], "", "MSE" if i == 0 else "")
         dress(axes[1, i], "", "MSE / MSE(BIS)" if i == 0 else "")
@@ -52,8 +53,12 @@ def bandit_figure(summary: Summary) -> Figure:
         axes[2, i].xaxis.set_minor_formatter(lambda p, _: "")
     for row in range(3):
         axes[row, 0].legend(fontsize=7, frameon=False, loc="lower left", ncols=1 + row // 2)
+    path = np.array(summary["exact_path"])[2]
+    below = [str(n) for n, value in zip(sizes, path, strict=True) if value < _SEEN[0]]
+    unseen = f"; V_path of EA is below the axis for N = {', '.join(below)}" if below else ""
     top.suptitle(
-        "Figure 1 on axes of logs and log odds: lines exact, points simulated ± 3 standard errors",
+        "Figure 1 on axes of logs and log odds: lines exact, points simulated ± 3 standard errors"
+        + unseen,
         fontsize=11,
     )
     _weights(bottom.subplots(1, 3, squeeze=False)[0], summary)
@@ -131,7 +136,7 @@ def adaptive_figure(summary: Summary) -> Figure:
             "second learned from first": (summary["two_rounds"]["adaptive"], None, RED),
         },
     )
-    middle.set_title("Two rounds", loc="left", fontsize=10)
+    middle.set_title("Two rounds (no bar: 0)", loc="left", fontsize=10)
     dress(middle, "", "exact bias")
     learned = summary["learned"]
     _bars(
@@ -146,7 +151,7 @@ def adaptive_figure(summary: Summary) -> Figure:
     dress(right, "", "bias")
     for ax in (left, middle, right):
         ax.axhline(0.0, color=BLACK, lw=0.8)
-        ax.legend(fontsize=7, frameon=False)
+        legend_below(ax, 3)
     return figure
 
 
@@ -165,6 +170,13 @@ def _bars(
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure in the house style."""
     return Figure(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
+
+
+def legend_below(axes: Axes, columns: int) -> None:
+    """A legend that covers nothing."""
+    axes.legend(
+        fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
+    )
 
 
 def dress(axes: Axes, x: str, y: str) -> None:

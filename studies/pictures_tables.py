@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from studies.claims_blackjack import PAPER as TABLE_3
 from studies.claims_cartpole import PAPER as TABLE_2
 from studies.frame import Summary
-from studies.pictures import BLACK, BLUE, GREEN, PINK, RED, dress, new_figure
+from studies.pictures import BLACK, BLUE, GREEN, PINK, RED, dress, legend_below, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,18 +33,20 @@ def cartpole_figure(summary: Summary) -> Figure:
     paper = [TABLE_2.get(name, (np.nan,) * 3) for name in names]
     _dots(left, names, paper, -0.22, BLACK, "paper")
     left.set_xscale("log")
-    left.set_title("RMSE, 5th to 95th percentile over runs", loc="left", fontsize=10)
+    title = "RMSE, 5th to 95th percentile of a bootstrap over runs"
+    left.set_title(title, loc="left", fontsize=10)
     dress(left, "RMSE", "")
     middle.axvline(0.0, color=BLACK, lw=0.8)
-    middle.set_xscale("symlog", linthresh=10.0)
+    middle.set_xscale("symlog", linthresh=_LINEAR)
     middle.set_title("Bias ± 3 standard errors", loc="left", fontsize=10)
-    dress(middle, "bias", "")
+    dress(middle, f"bias (linear from −{_LINEAR:g} to {_LINEAR:g}, logarithmic beyond)", "")
     for ax in (left, middle):
         ax.set_yticks(np.arange(len(names)), names)
         ax.invert_yaxis()
-        ax.legend(fontsize=7, frameon=False, loc="center right")
+        legend_below(ax, 3)
     _batches(right, summary)
-    figure.suptitle(f"{summary['env']}, {summary['runs']} runs", fontsize=11)
+    variant = f"PoWER with the {summary['weighting']}, exploring by the {summary['exploration']}"
+    figure.suptitle(f"{summary['env']}, {variant}, {summary['runs']} runs", fontsize=11)
     return figure
 
 
@@ -59,14 +61,14 @@ def _batches(ax: Axes, summary: Summary) -> None:
             ax.plot(at, batches[:, names.index(name)], line, color=colour, ms=3, lw=1, label=label)
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
-    ax.set_ylim(top=ax.get_ylim()[1] * 2)
+    legend_below(ax, 4)
     size = summary["sources"]["fresh"]["batch_size"]
     title = f"RMSE by batches of {size} runs (dashed: in-sample)"
     ax.set_title(title, loc="left", fontsize=10)
     dress(ax, "batch", "RMSE")
 
 
+_LINEAR = 10.0  # biases up to here are on a linear scale
 _SOURCE_COLOURS = {"fresh": BLUE, "in-sample": RED}
 
 
@@ -101,8 +103,9 @@ def blackjack_figure(summary: Summary) -> Figure:
         ax.set_xscale("log")
         ax.set_yticks(np.arange(len(names)), names)
         ax.invert_yaxis()
-        ax.set_title(f"MSE with {name}, 5th to 95th percentile", loc="left", fontsize=10)
-        ax.legend(fontsize=7, frameon=False, loc="upper center")
+        title = f"MSE with {name}, 5th to 95th percentile of a bootstrap"
+        ax.set_title(title, loc="left", fontsize=10)
+        legend_below(ax, 3)
         dress(ax, "MSE", "")
     shown = [("BIS", "FIS"), ("FIS", "OUIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS"),
              ("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NBIS")]  # fmt: skip
@@ -118,7 +121,7 @@ def blackjack_figure(summary: Summary) -> Figure:
     right.axvline(0.0, color=BLACK, lw=0.8)
     right.set_yticks(np.arange(len(shown)), [f"{a} − {b}" for a, b in shown])
     right.invert_yaxis()
-    right.legend(fontsize=7, frameon=False)
+    legend_below(right, 2)
     right.set_title("Differences of MSE ± 3 standard errors", loc="left", fontsize=10)
     dress(right, "MSE − MSE, thousandths; the paper says: positive", "")
     figure.suptitle(f"Blackjack-v1, {summary['runs']} runs", fontsize=11)

@@ -1,0 +1,274 @@
+"""Past the paper: estimators with a q model against NFIS, the best of the paper.
+
+On the CartPole and Blackjack data of tables 2 and 3 (fresh rollouts), and over a grid of small MDPs
+with an exact, a fitted and a wrong q. Everything is paired: all estimators see the same data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from agents.blackjack import value
+from ope_gym import Policy, Trajectories, evaluate
+from ope_gym.baselines.contract import ActionValues, Baseline, QModel
+from studies.blackjack import SCHEDULES, Blackjack
+from studies.blackjack_simulation import rollouts as games
+from studies.cartpole import CartPole
+from studies.cartpole_simulation import HORIZON, mean_return, rollouts
+from studies.claims import Array
+from studies.claims_beyond import beyond_claims
+from studies.errors import resample
+from studies.frame import Runs, Seeds, Study, Summary
+from studies.seeds import streams
+from studies.small_grid import Regime, grid, states_of, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from studies.claims import Claim
+
+NAMES = ("NFIS", "auto", "FWDR", "FDR", "DM", "MAGIC", "FISCV", "FIS")
+GRID_Q = ("exact q", "fitted q", "wrong q")
+_CARTPOLE: tuple[
+    tuple[Literal["CartPole-v1", "CartPole-v0"], Literal["return", "reward-to-go"]], ...
+]
+_CARTPOLE = (
+    ("CartPole-v1", "return"),
+    ("CartPole-v1", "reward-to-go"),
+    ("CartPole-v0", "return"),
+    ("CartPole-v0", "reward-to-go"),
+)
+
+
+class Case(NamedTuple):
+    """One problem with one q model."""
+
+    group: str
+    setting: str
+    q: str
+
+
+def cases() -> list[Case]:
+    """All of them, in the order of the results."""
+    made = [Case("CartPole", f"{env}, {weighting}", "linear q") for env, weighting in _CARTPOLE]
+    made += [
+        Case("CartPole", "CartPole-v1, return", "dynamics q"),
+        Case("CartPole", "CartPole-v1, return", "wrong dynamics q"),
+    ]
+    made += [Case("Blackjack", f"Blackjack-v1, {schedule}", "tabular q") for schedule in SCHEDULES]
+    return made + [Case("grid", regime.name, q) for regime in grid() for q in GRID_Q]
+
+
+@dataclass(frozen=True)
+class Mistaken:
+    """A q model that learns from episodes whose two actions are taken for each other."""
+
+    model: QModel
+
+    def fit(
+        self,
+        data: Trajectories,
+        target: Policy,
+        *,
+        gamma: float,
+        horizon: int,
+        rng: np.random.Generator,
+    ) -> ActionValues:
+        """The values of a world in which left is right."""
+        swapped = Trajectories.from_arrays(
+            data.observations, 1 - np.asarray(data.actions), data.rewards, data.log_probs,
+            offsets=data.offsets, policies=data.policies, policy_ids=data.policy_ids,
+            terminated=data.terminated, truncated=data.truncated, held_out=data.held_out,
+            horizon=data.horizon,
+        )  # fmt: skip
+        return self.model.fit(swapped, target, gamma=gamma, horizon=horizon, rng=rng)
+
+
+@dataclass(frozen=True)
+class Beyond(Study):
+    """RMSE relative to NFIS."""
+
+    name: ClassVar[str] = "beyond"
+    title: ClassVar[str] = "beyond: estimators with a q model against NFIS"
+    runs: ClassVar[int] = 200
+    chunk: ClassVar[int] = 4
+
+    truth_rollouts: int = 10_000
+
+    def run(self, seeds: Seeds) -> Runs:
+        """Values (R, cases, E), truths and variances of the truths (R, cases), c of auto."""
+        found = [list(self._one(seed)) for seed in seeds]
+        keys = ("values", "truth", "noise", "c")
+        return {
+            key: np.array([[one[i] for one in run] for run in found]) for i, key in enumerate(keys)
+        }
+
+    def _one(self, seed: np.random.SeedSequence) -> Iterator[tuple[Array, float, float, float]]:
+        cartpole, blackjack, small = streams(seed, 3)
+        yield from self._cartpole(cartpole)
+        yield from self._blackjack(blackjack)
+        for regime in grid():
+            data, target, truth = regime.simulate(small)
+            for q in GRID_Q:
+                found = evaluate(data, target, estimators=NAMES, q_model=_grid_q(q, regime, data))
+                yield _values(found), truth, 0.0, found["auto"].report["c"]
+
+    def _cartpole(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
+        from ope_gym.baselines import DynamicsQ, LinearQ
+
+        kept = []
+        for env, weighting in _CARTPOLE:
+            study = CartPole(env=env, weighting=weighting)
+            policies, _, target = study.train(rng)
+            horizon = HORIZON[env]
+            batches = [rollouts(p, study.rollouts, horizon, rng, held_out=True) for p in policies]
+            data = batches[0].merge(*batches[1:])
+            truth, error = mean_return(target, self.truth_rollouts, horizon, rng)
+            kept.append((data, target, truth, error**2))
+            found = evaluate(data, target, estimators=NAMES, q_model=LinearQ())
+            yield _values(found), truth, error**2, found["auto"].report["c"]
+        data, target, truth, noise = kept[0]
+        for model in (DynamicsQ(), Mistaken(DynamicsQ())):
+            found = evaluate(data, target, estimators=NAMES, q_model=model)
+            yield _values(found), truth, noise, found["auto"].report["c"]
+
+    def _blackjack(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
+        from ope_gym.baselines import TabularQ
+
+        study = Blackjack()
+        for schedule in range(len(SCHEDULES)):
+            policies = study.train(schedule, rng)
+            target = policies[-1]
+            data = games(policies, study.rollouts, rng)
+            found = evaluate(data, target, estimators=NAMES, q_model=TabularQ())
+            yield _values(found), value(target), 0.0, found["auto"].report["c"]
+
+    def summarise(self, runs: Runs) -> Summary:
+        """RMSE of NFIS and ratios to it with paired 95 % intervals, by case and estimator."""
+        errors = runs["values"] - runs["truth"][..., None]
+        squares = errors**2 - runs["noise"][..., None]
+        again = np.einsum("br,rce->bce", resample(len(errors)), squares)
+        mse = squares.mean(axis=0)
+        base = NAMES.index("NFIS")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            logs = 0.5 * (np.log(again) - np.log(again[..., base : base + 1]))
+            ratio = np.sqrt(mse / mse[:, base : base + 1])
+            low, high = np.exp(np.nanpercentile(logs, (2.5, 97.5), axis=0))
+        auto = NAMES.index("auto")
+        listed = cases()
+        linear = [i for i, case in enumerate(listed) if case.q == "linear q"]
+        mean = logs[:, linear, auto].mean(axis=1)
+        return {
+            "runs": len(errors),
+            "names": NAMES,
+            "cases": [list(case) for case in listed],
+            "rmse": np.sqrt(np.maximum(mse, 0.0)),
+            "ratio": ratio,
+            "low": low,
+            "high": high,
+            "log_error": logs.std(axis=0) if len(errors) > 1 else logs.std(axis=0) * math.nan,
+            "bias": errors.mean(axis=0),
+            "c": np.percentile(runs["c"], (5, 50, 95), axis=0).T,
+            "geometric": [
+                float(np.exp(np.log(ratio[linear, auto]).mean())),
+                float(mean.std()) if len(errors) > 1 else math.nan,
+            ],
+        }
+
+    def claims(self, summary: Summary) -> list[Claim]:
+        """What the recommendation promises."""
+        return beyond_claims(summary)
+
+    def table(self, summary: Summary) -> str:
+        """The paper's data case by case, the grid in short and its worst cases."""
+        return _table(summary)
+
+    def picture(self, summary: Summary) -> Figure:
+        """Ratios with intervals."""
+        from studies.pictures_beyond import beyond_figure
+
+        return beyond_figure(summary)
+
+
+def _values(found: object) -> Array:
+    return np.array([found[name].value for name in NAMES])  # type: ignore[index]
+
+
+def _grid_q(kind: str, regime: Regime, data: Trajectories) -> Baseline | QModel:
+    """The exact q; a linear fit, which is a right model here; or the exact q of other states."""
+    from ope_gym.baselines import LinearQ
+
+    if kind == "fitted q":
+        return LinearQ()
+    q = regime.exact_q(regime.target)
+    v = np.sum(table(regime.target, regime.states) * q, axis=2)
+    if kind == "wrong q":
+        order = np.roll(np.arange(regime.states), 1)
+        q = 1.5 * q[:, order]
+        v = np.sum(table(regime.target, regime.states) * q, axis=2)
+    states = states_of(np.asarray(data.observations))
+    actions = np.asarray(data.actions)
+    return Baseline(q[data.steps, states, actions], v[data.steps, states])
+
+
+def _table(summary: Summary) -> str:
+    names, ratio = summary["names"], np.array(summary["ratio"])
+    low, high = np.array(summary["low"]), np.array(summary["high"])
+    shown = [name for name in names if name != "NFIS"]
+    lines = [
+        f"{summary['runs']} runs. RMSE relative to NFIS on the same data, with paired 95 % "
+        "intervals (bootstrap over runs); below 1 is better. c: 5th, 50th and 95th percentile of "
+        "the share of the q model's correction that auto takes.",
+        "",
+        "| data | q model | RMSE of NFIS | " + " | ".join(shown) + " | c |",
+        "|---|---|---|" + "---|" * (len(shown) + 1),
+    ]
+    base = names.index("NFIS")
+    rows = [i for i, (group, *_) in enumerate(summary["cases"]) if group != "grid"]
+    for i in rows:
+        _, setting, q = summary["cases"][i]
+        cells = [
+            f"{ratio[i, e]:.2f} [{low[i, e]:.2f}, {high[i, e]:.2f}]"
+            for e, name in enumerate(names)
+            if name != "NFIS"
+        ]
+        c = ", ".join(f"{part:.2f}" for part in summary["c"][i])
+        lines.append(
+            f"| {setting} | {q} | {summary['rmse'][i][base]:.3g} | {' | '.join(cells)} | {c} |"
+        )
+    mean, error = summary["geometric"]
+    lines += [
+        "",
+        f"Geometric mean of auto with a linear q over the four CartPole settings: {mean:.3f} "
+        f"(standard error of its logarithm {error:.3f}).",
+        "",
+        "The grid of small MDPs: geometric mean and largest ratio to NFIS over its regimes.",
+        "",
+        "| q model | " + " | ".join(shown) + " |",
+        "|---|" + "---|" * len(shown),
+    ]
+    for q in GRID_Q:
+        inside = [
+            i for i, case in enumerate(summary["cases"]) if case[0] == "grid" and case[2] == q
+        ]
+        cells = [
+            f"{np.exp(np.log(ratio[inside, e]).mean()):.2f}, {ratio[inside, e].max():.2f}"
+            for e, name in enumerate(names)
+            if name != "NFIS"
+        ]
+        lines.append(f"| {q} | {' | '.join(cells)} |")
+    auto = names.index("auto")
+    inside = [i for i, case in enumerate(summary["cases"]) if case[0] == "grid"]
+    worst = sorted(inside, key=lambda i: -ratio[i, auto])[:8]
+    lines += ["", "| the worst of the grid for auto | q model | ratio |", "|---|---|---|"]
+    for i in worst:
+        _, setting, q = summary["cases"][i]
+        lines.append(
+            f"| {setting} | {q} | {ratio[i, auto]:.2f} [{low[i, auto]:.2f}, {high[i, auto]:.2f}] |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""Finished runs as files: START-STOP.npz, whole or not there."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from studies.seeds import Span
+
+Runs: TypeAlias = dict[str, NDArray[Any]]  # the first axis of each array is the run
+
+_DAMAGE = (ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
+
+
+def read_chunks(folder: Path, runs: int) -> tuple[dict[Span, Runs], int]:
+    """Finished chunks that do not overlap, cut to `runs` runs, and how many files are damaged."""
+    kept: dict[Span, Runs] = {}
+    reached = damaged = 0
+    for path in sorted(folder.glob("*.npz")):
+        named = re.fullmatch(r"(\d+)-(\d+)", path.stem)
+        if not named:  # not ours
+            continue
+        start, stop = int(named[1]), int(named[2])
+        if start < reached or start >= runs:
+            continue
+        data = _read(path, stop - start)
+        if data is None:
+            damaged += 1
+            continue
+        reached = min(stop, runs)
+        kept[start, reached] = {name: array[: reached - start] for name, array in data.items()}
+    return kept, damaged
+
+
+def _read(path: Path, runs: int) -> Runs | None:
+    try:
+        with path.open("rb") as raw, np.load(raw) as file:
+            data = {name: file[name] for name in file.files}
+    except _DAMAGE:
+        return None
+    return data if data and all(len(array) == runs for array in data.values()) else None
+
+
+def write_chunk(folder: Path, span: Span, data: Runs) -> None:
+    """Keep the runs of a span."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **data)  # type: ignore[arg-type]
+    write_atomically(folder / f"{span[0]:08d}-{span[1]:08d}.npz", file.getvalue())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of the file or, if killed, nothing of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def missing(kept: Sequence[Span], runs: int, chunk: int) -> Iterator[Span]:
+    """The runs that are in no kept span, in chunks."""
+    begin = 0
+    for start, stop in [*kept, (runs, runs)]:
+        while begin < start:
+            end = min(begin + chunk, start)
+            yield begin, end
+            begin = end
+        begin = stop

@@ -1,0 +1,63 @@
+"""What `auto` promises over NFIS, as claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from studies.claims import Claim, Evidence
+from studies.frame import Summary
+
+MEAN, DYNAMICS, WRONG, GRID = 0.75, 0.4, 1.05, 1.1  # largest ratios of RMSE to NFIS
+
+
+def beyond_claims(summary: Summary) -> list[Claim]:
+    """Ratios of RMSE as logarithms with paired bootstrap errors."""
+    auto = summary["names"].index("auto")
+    ratio = np.array(summary["ratio"])[:, auto]
+    error = np.array(summary["log_error"])[:, auto]
+    cases = summary["cases"]
+
+    def below(i: int, limit: float) -> Evidence:
+        _, setting, q = cases[i]
+        return Evidence(
+            f"{setting}, {q}", math.log(limit / ratio[i]), float(error[i]),
+            shown=f"{ratio[i]:.3f} (at most {limit:g})",
+        )  # fmt: skip
+
+    linear = [i for i, case in enumerate(cases) if case[2] == "linear q"]
+    mean, mean_error = summary["geometric"]
+    inside = [i for i, case in enumerate(cases) if case[0] == "grid"]
+    worst = max(inside, key=lambda i: ratio[i])
+    source = "beyond the paper"
+    return [
+        Claim(
+            source, "With a linear q, auto is better than NFIS on every CartPole setting",
+            "ln(1 / ratio of RMSE)", tuple(below(i, 1.0) for i in linear), "",
+        ),
+        Claim(
+            source, f"and its geometric mean there is at most {MEAN:g} of NFIS",
+            f"ln({MEAN:g} / ratio)",
+            (Evidence("four settings", math.log(MEAN / mean), mean_error,
+                      shown=f"{mean:.3f} (at most {MEAN:g})"),), "",
+        ),
+        Claim(
+            source, f"With a learned dynamics model as q, auto is at most {DYNAMICS:g} of NFIS",
+            f"ln({DYNAMICS:g} / ratio)",
+            tuple(
+                below(i, DYNAMICS) for i, case in enumerate(cases) if case[2] == "dynamics q"
+            ), "",
+        ),
+        Claim(
+            source, "A deliberately wrong dynamics model costs no more than 5 %",
+            f"ln({WRONG:g} / ratio)",
+            tuple(
+                below(i, WRONG) for i, case in enumerate(cases) if case[2] == "wrong dynamics q"
+            ), "Left and right are swapped in the episodes that the model learns from.",
+        ),
+        Claim(
+            source, f"Nowhere in the grid is auto above {GRID:g} of NFIS, whatever the q",
+            f"ln({GRID:g} / the largest of {len(inside)} ratios)", (below(worst, GRID),), "",
+        ),
+    ]  # fmt: skip
