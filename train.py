@@ -38,7 +38,6 @@ from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
 
-
 Q_MODELS = {"linear": "LinearQ", "dynamics": "DynamicsQ", "network": "NetworkQ"}
 
 

@@ -1,29 +1,202 @@
-"""Figures of an evaluation, drawn with matplotlib (`pip install "ope-gym[plots]"`).
+"""Figures of an evaluation, drawn with matplotlib, the extra `plots` of the package.
 
 They are plain `Figure` objects on an Agg canvas: no window, no pyplot, no global state.
+`figure.savefig("forest.png")` writes one; a notebook shows it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.diagnostics import AMBER_ESS, GREEN_ESS
-from ope_gym.overlap import Overlap
-from ope_gym.results import Evaluation
+from ope_gym.estimators import ESTIMATORS
+from ope_gym.regimes import label
 from ope_gym.weights import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ope_gym.overlap import Overlap
+    from ope_gym.results import Estimate, Evaluation
+
 # colour-blind safe (Okabe and Ito), dark enough for thin lines on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
-_BANDS = (("red", "#c0392b"), ("amber", "#d99000"), ("green", "#2e8b57"))
-_INK, _GRID = "#333333", "#d9d9d9"
+_BANDS = (("red", "#B5301C"), ("amber", "#D98A00"), ("green", "#008A65"))  # unlike in brightness
+_MARKERS = {"green": "o", "amber": "D", "red": "X"}  # and told apart without any colour
+_WORDS = {
+    "green": "green: can be trusted",
+    "amber": "amber: with care",
+    "red": "red: not to be trusted",
+}
+_INK, _GREY, _GRID = "#333333", "#666666", "#d9d9d9"
+_WIDEST = 3.0  # times the reach of the others: an interval beyond would blow up the axis
+
+
+def forest_figure(
+    *evaluations: Evaluation, truth: float | None = None, truth_error: float = 0.0
+) -> Figure:
+    """Estimates with their intervals, one row an estimator; evaluations side by side, on one axis.
+
+    Markers tell the verdicts, the numbers on the right the effective sample sizes. An interval that
+    would blow up the axis is cut, ends in an arrow, and is written out below; so is what is
+    undefined.
+
+    Args:
+        evaluations: to draw; several share their axis, say of one target on held-out data and on
+            data that it was trained on.
+        truth: the value, if it is known from elsewhere.
+        truth_error: standard error of the truth; the band is two of them on either side.
+    """
+    if not evaluations:
+        raise ValueError("evaluations is empty: give at least one to draw")
+    if truth is not None and not math.isfinite(truth):
+        raise ValueError(f"truth is {truth}; give a finite value, or None if it is unknown")
+    if not (math.isfinite(truth_error) and truth_error >= 0):
+        raise ValueError(f"truth_error is {truth_error}; give its standard error, 0 if it is exact")
+    everything = [estimate for evaluation in evaluations for estimate in evaluation.values()]
+    band = [] if truth is None else [truth - 2 * truth_error, truth + 2 * truth_error]
+    window = _window(everything, band)
+    rows = max(len(evaluation) for evaluation in evaluations)
+    figure = _figure(6.6 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
+    panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
+    for axes, evaluation in zip(panels, evaluations, strict=True):
+        axes.set_xlim(*window)
+        axes.set_ylim(rows - 0.4, -0.6)
+        if truth is not None:
+            _truth(axes, truth, truth_error)
+        _rows(axes, evaluation)
+        _head(axes, evaluation)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, texts, loc="outside lower left", ncols=2 * len(panels), frameon=False, fontsize=8,
+        labelcolor=_INK, columnspacing=1.4, handletextpad=0.6,
+    )  # fmt: skip
+    return figure
+
+
+def _truth(axes: Axes, truth: float, error: float) -> None:
+    told = f"truth {truth:.5g}" + (f" ± {2 * error:.2g} (two standard errors)" if error else "")
+    axes.axvline(truth, color=_INK, linewidth=1.1, label=told, zorder=1.5)
+    if error:
+        axes.axvspan(
+            truth - 2 * error, truth + 2 * error, color=_INK, alpha=0.16, linewidth=0, zorder=1.4
+        )
+
+
+def _rows(axes: Axes, evaluation: Evaluation) -> None:
+    """The estimates from the top down, and below in words what cannot be drawn."""
+    left, right = axes.get_xlim()
+    cut, unknown = [], []
+    for y, (name, e) in enumerate(evaluation.items()):
+        ink = dict(_BANDS)[e.verdict.colour]
+        low, high = e.interval.low, e.interval.high
+        if y % 2:
+            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=0)
+        ess = e.diagnostics.ess
+        _column(axes, y, f"{ess:.1f}" if ess < 100 else f"{ess:,.0f}")
+        if not math.isfinite(e.value):
+            axes.text(0.015, y, "undefined", transform=axes.get_yaxis_transform(), va="center",
+                      fontsize=8, fontstyle="italic", color=_GREY)  # fmt: skip
+            unknown.append(f"{name} (value)")
+            continue
+        if math.isnan(low) or math.isnan(high):
+            unknown.append(f"{name} (interval)")
+            low = high = e.value
+        elif min(low, e.value) < left or max(high, e.value) > right:
+            cut.append(f"{name} {e.value:.4g} [{low:.4g}, {high:.4g}]")
+        if low < high:
+            axes.plot(np.clip([low, high], left, right), [y, y], color=ink, linewidth=2.2,
+                      alpha=0.65, solid_capstyle="butt", marker="|", zorder=2)  # fmt: skip
+        if min(low, e.value) < left:
+            axes.plot(left, y, marker=4, color=ink, markersize=8, clip_on=False, zorder=3)
+        if max(high, e.value) > right:
+            axes.plot(right, y, marker=5, color=ink, markersize=8, clip_on=False, zorder=3)
+        if left <= e.value <= right:
+            axes.plot(e.value, y, marker=_MARKERS[e.verdict.colour], color=ink, markersize=7,
+                      markeredgecolor="white", markeredgewidth=0.4, zorder=4)  # fmt: skip
+    for colour, ink in _BANDS[::-1]:
+        axes.plot([], [], marker=_MARKERS[colour], color=ink, linestyle="", markersize=6.5,
+                  label=_WORDS[colour])  # fmt: skip
+    notes = [("cut at the axis, see the arrows: ", cut), ("undefined: ", unknown)]
+    _dress(axes, "value of the policy", "")
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(evaluation)), list(evaluation))
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    _column(axes, -0.8, "ESS", fontweight="bold")
+    told = [textwrap.fill(head + _listed(names), 80) for head, names in notes if names]
+    if told:
+        axes.annotate("\n".join(told), (0, 0), (0, -34), xycoords="axes fraction",
+                      textcoords="offset points", va="top", fontsize=8, color=_GREY)  # fmt: skip
+
+
+def _column(axes: Axes, y: float, text: str, **style: Any) -> None:
+    """A cell of the column to the right of the axes."""
+    axes.annotate(
+        text, (1, y), (38, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+        ha="right", va="center", fontsize=8, color=_INK, **style,
+    )  # fmt: skip
+
+
+def _head(axes: Axes, evaluation: Evaluation) -> None:
+    """The regime of the data in bold, and below it how much there is of them."""
+    sample, interval = evaluation.sample, next(iter(evaluation.values())).interval
+    behaviours = int(np.count_nonzero(sample.counts))
+    title = axes.set_title(f"Data: {label(sample.regime)}", loc="left", pad=25, fontsize=12,
+                           fontweight="bold", color=_INK)  # fmt: skip
+    if sample.regime == "in-sample":
+        title.set(color="white", bbox={"facecolor": dict(_BANDS)["red"], "linewidth": 0, "pad": 4})
+    axes.annotate(
+        f"{sample.trajectories:,} episodes, {sample.steps:,} steps, {behaviours:,} "
+        f"behaviour{'' if behaviours == 1 else 's'}; "
+        f"{100 * interval.level:g}% intervals ({interval.method})",
+        (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=8,
+        color=_GREY,
+    )  # fmt: skip
+
+
+def _window(estimates: Sequence[Estimate], known: Sequence[float]) -> tuple[float, float]:
+    """Ends of the axis: around what is known and all estimates but those that reach much further.
+
+    An estimate reaches from the median value to the furthest end of its interval. The start is the
+    reach at a third of the weighted ones, at least a tenth of the median; then reaches are taken in
+    order as long as none is `_WIDEST` times the one before. The narrow interval of "DM" and missing
+    ones are no measure.
+    """
+    shown = [e for e in estimates if math.isfinite(e.value)]
+    if not shown:
+        return (known[0] - 1.0, known[-1] + 1.0) if known else (0.0, 1.0)
+    spans = np.array([(e.value, e.interval.low, e.interval.high) for e in shown])
+    measure = [
+        not (_direct(e.name) or np.isnan(row).any()) for e, row in zip(shown, spans, strict=True)
+    ]
+    spans = np.where(np.isnan(spans), spans[:, :1], spans)
+    middle = float(np.median([*spans[:, 0], *known]))
+    with np.errstate(over="ignore"):
+        away = np.abs(spans - middle)
+    reach = away.max(axis=1)
+    usual = np.sort(reach[measure] if any(measure) else reach)
+    most = max(float(usual[(usual.size - 1) // 3]), 0.1 * abs(middle))
+    for further in np.sort(reach):
+        most = max(most, float(further)) if further <= _WIDEST * most else most
+    # of what is cut, the value or one end may still be near
+    kept = np.concatenate([spans[(away <= 2 * most) & np.isfinite(away)], known])
+    margin = 0.05 * float(np.ptp(kept)) or max(0.05 * abs(middle), 0.5)
+    return float(kept.min() - margin), float(kept.max() + margin)
+
+
+def _listed(items: Sequence[str], most: int = 6) -> str:
+    """The first items in words, not to be broken inside; and how many more there are."""
+    more = len(items) - most
+    told = "; ".join(item.replace(" ", "\N{NO-BREAK SPACE}") for item in items[:most])
+    return told + (f"; and {more} more" if more > 0 else "")
 
 
 def ess_figure(evaluation: Evaluation) -> Figure:
@@ -31,7 +204,7 @@ def ess_figure(evaluation: Evaluation) -> Figure:
 
     The bands are those of the verdict: green from 40, amber from 10, red below.
     """
-    curves = _distinct({name: e.diagnostics.ess_curve for name, e in evaluation.items()})
+    curves = _distinct({name: e.diagnostics.ess_curve for name, e in _weighted(evaluation).items()})
     n = evaluation.sample.trajectories
     floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
 
@@ -49,11 +222,11 @@ def ess_figure(evaluation: Evaluation) -> Figure:
         axes.plot(
             steps,
             np.maximum(curve, floor),  # 0, no weight left, is drawn on the lower edge
-            label=", ".join(names),
+            label=_names(names),
             color=_COLOURS[index % len(_COLOURS)],
             linestyle=_DASHES[index // len(_COLOURS) % len(_DASHES)],
             marker="o" if curve.size == 1 else "",
-            linewidth=1.6,
+            linewidth=max(2.4 - 0.4 * index, 1.2),  # a line under another one still shows
             solid_capstyle="round",
         )
     axes.axhline(n, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -66,9 +239,70 @@ def ess_figure(evaluation: Evaluation) -> Figure:
     axes.margins(x=0.01)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _dress(axes, "step of the episode", "effective sample size")
-    axes.set_title("How many episodes the weights leave", loc="left", fontsize=11)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    axes.set_title("How many episodes the weights leave", loc="left", fontsize=11, color=_INK)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+def weights_figure(evaluation: Evaluation) -> Figure:
+    """How few episodes hold the last weights, and which behaviours these come from.
+
+    On the left the share of the total weight in the heaviest episodes, against equal weights; on
+    the right each behaviour's share of the weight, against its share of the episodes. There is one
+    line for estimators whose weights agree.
+    """
+    weighted, sample = _weighted(evaluation), evaluation.sample
+    n, k = sample.trajectories, sample.counts.size
+    taken = np.unique(np.geomspace(1, n, 400).round().astype(np.int64))  # of the heaviest episodes
+    curves = {
+        name: _concentration(e.diagnostics.log_last)[taken - 1] for name, e in weighted.items()
+    }
+    figure = _figure(7.6, min(max(4.0, 1.9 + 0.2 * k), 7.0))
+    left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    left.plot(taken / n, taken / n, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)),
+              label="if all episodes weighed the same")  # fmt: skip
+    right.barh(range(k), sample.counts / n, height=0.7, color="#d6d6d6", zorder=1,
+               label="share of the episodes")  # fmt: skip
+    for index, (names, curve) in enumerate(_distinct(curves)):
+        style: dict[str, Any] = {
+            "color": _COLOURS[index % len(_COLOURS)], "marker": "osD^vP*"[index % 7], "zorder": 3,
+            "markersize": max(7.5 - index, 4.5), "markeredgecolor": "white",
+            "markeredgewidth": 0.6, "clip_on": False,
+        }  # fmt: skip
+        told = f"the heaviest episode holds {curve[0]:.1%}" if curve[-1] else "no weight is left"
+        left.plot(
+            taken / n, curve, linewidth=max(2.4 - 0.4 * index, 1.2), markevery=[0],
+            linestyle=_DASHES[index // len(_COLOURS) % len(_DASHES)],
+            label=f"{_names(names)}: {told}", **style,
+        )  # fmt: skip
+        shares = weighted[names[0]].diagnostics.behaviour_shares
+        right.plot(shares, range(k), linestyle="", **style)
+    left.set_xscale("log")
+    left.set(xlim=(min(1 / n, 0.5), 1), ylim=(0, 1))
+    right.set(xlim=(0, 1.04 * right.get_xlim()[1]), ylim=(k - 0.4, -0.6))
+    every = -(-k // 24)  # label at most 24 behaviours
+    right.set_yticks(range(0, k, every), [_short(name) for name in sample.behaviours[::every]])
+    right.locator_params(axis="x", nbins=4)
+    for axis in (left.xaxis, left.yaxis, right.xaxis):
+        axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    left.xaxis.set_minor_formatter(lambda share, _: "")
+    _dress(left, "heaviest episodes, of all", "share of the total weight")
+    _dress(right, "share of the total weight", "behaviour")
+    right.grid(visible=False, axis="y")
+    right.tick_params(axis="y", length=0)
+    left.set_title("How few episodes hold the weight", loc="left", fontsize=11, color=_INK)
+    right.set_title("Whose episodes they are", loc="left", fontsize=11, color=_INK)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=_INK)
+    return figure
+
+
+def _concentration(log_weights: FloatArray) -> FloatArray:
+    """(n,) share of the total weight in the heaviest 1, 2, … episodes; 0 if no weight is left."""
+    top = float(log_weights.max())
+    if top == -np.inf:
+        return np.zeros(log_weights.size)
+    held = np.cumsum(np.sort(np.exp(log_weights - top))[::-1])
+    return np.asarray(held / held[-1])
 
 
 def overlap_figure(overlap: Overlap) -> Figure:
@@ -85,7 +319,7 @@ def overlap_figure(overlap: Overlap) -> Figure:
             value = overlap.matrix[i, j]
             axes.text(
                 j, i, _share(value), ha="center", va="center", fontsize=7,
-                color="white" if value > 0.55 else _INK,
+                color="white" if value > 0.5 else _INK,
             )  # fmt: skip
     axes.axhline(rows - 1.5, color="white", linewidth=4)  # the target stands apart
     axes.set_xticks(range(columns), [name.removeprefix("policy ") for name in overlap.recorded])
@@ -93,7 +327,7 @@ def overlap_figure(overlap: Overlap) -> Figure:
     _dress(axes, "policy that recorded", "policy to evaluate")
     axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=8 if columns <= 16 else 6)
-    axes.set_title("Overlap of policies", loc="left", fontsize=11)
+    axes.set_title("Overlap of policies", loc="left", fontsize=11, color=_INK)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=_INK, length=0)
@@ -103,6 +337,15 @@ def overlap_figure(overlap: Overlap) -> Figure:
         fontsize=8, color="#666666", x=0.02, ha="left",
     )  # fmt: skip
     return figure
+
+
+def _weighted(evaluation: Evaluation) -> dict[str, Estimate]:
+    """The estimates that rest on weights; all of them if none does."""
+    return {n: e for n, e in evaluation.items() if not _direct(n)} or dict(evaluation)
+
+
+def _direct(name: str) -> bool:
+    return name in ESTIMATORS and ESTIMATORS[name].method == "direct"
 
 
 def _distinct(curves: dict[str, FloatArray]) -> list[tuple[list[str], FloatArray]]:
@@ -131,8 +374,12 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('figures need matplotlib: pip install "ope-gym[plots]"') from error
-    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+        raise ImportError(
+            'figures need matplotlib: pip install "ope-gym[plots]" -c constraints.txt'
+        ) from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)  # inches around the axes
+    return figure
 
 
 def _dress(axes: Axes, x: str, y: str) -> None:
@@ -143,6 +390,16 @@ def _dress(axes: Axes, x: str, y: str) -> None:
     axes.tick_params(colors=_INK, labelsize=8)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def _names(names: Sequence[str], most: int = 6) -> str:
+    """Names that share a line; the first of many."""
+    return ", ".join(names if len(names) <= most else [*names[: most - 1], "…"])
+
+
+def _short(name: str) -> str:
+    name = name.removeprefix("policy ")
+    return name if len(name) <= 16 else f"{name[:15]}…"
 
 
 def _share(value: float) -> str:

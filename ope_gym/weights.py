@@ -159,6 +159,7 @@ def reward_parameter(
 
 
 def block_of(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
+    """(K, stop - start) of the steps start..stop-1, from an array or a source of blocks."""
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(source[:, start:stop], dtype=np.float64)
     return source.block(start, stop)

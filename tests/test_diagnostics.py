@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
+from ope_gym import evaluate, evaluate_log_probs
 from ope_gym.diagnostics import Diagnostics, Verdict, judge, pareto_k
 from ope_gym.estimators import WEIGHTED
 from ope_gym.policies import DiagonalGaussian

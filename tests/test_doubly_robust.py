@@ -1,6 +1,7 @@
 """Doubly robust estimators and auto: a plain-loop reference, exact expectations, properties."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,7 +218,9 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
 
     data = recorded(6, (6, 7, 8))
     q, v = on_steps(q_table(6, data), data)
-    options = {"estimators": name, "interval": interval, "resamples": 5, "rng": 3}
+    options: dict[str, Any] = {
+        "estimators": name, "interval": interval, "resamples": 5, "rng": 3,
+    }  # fmt: skip
     got = evaluate_log_probs(*data.arrays, baseline=(q, v), **options)[name]
     assert got.replicates is not None
     (counts,) = Resamples(data.arrays.behaviour_ids, 5, 3)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from typing import Any
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import evaluate, evaluate_log_probs, figures
+from ope_gym import Evaluation, evaluate, evaluate_log_probs, figures
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.overlap import Overlap, overlap
 from ope_gym.policies import UnavailablePolicy, Uniform
 from ope_gym.trajectories import Trajectories
 from tests import builders
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -151,7 +159,10 @@ def test_figures_leave_pyplot_alone() -> None:
     made = builders.recorded(1, (3, 3))
     before = sys.modules.pop("matplotlib.pyplot", None)
     try:
+        evaluation = evaluate(made.trajectories, made.target)
         figures.render(figures.overlap_figure(overlap(made.trajectories, made.target)))
+        figures.render(figures.weights_figure(evaluation))
+        figures.render(evaluation.plot(truth=0.5))
         assert "matplotlib.pyplot" not in sys.modules
     finally:
         if before is not None:
@@ -161,8 +172,257 @@ def test_figures_leave_pyplot_alone() -> None:
 def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     made = builders.recorded(1, (3, 3))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"ope-gym\[plots\]"):
+    remedy = r'pip install "ope-gym\[plots\]" -c constraints.txt'
+    with pytest.raises(ImportError, match=remedy):
         figures.overlap_figure(overlap(made.trajectories, made.target))
+    with pytest.raises(ImportError, match=remedy):
+        evaluate(made.trajectories, made.target, estimators="FIS").plot()
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Evaluation:
+    made = builders.recorded(1, (30, 30, 0, 30), held_out=True)
+    return evaluate(made.trajectories, made.target, estimators=["NFIS", "FIS", "BIS"])
+
+
+def shaped(base: Evaluation, spans: dict[str, tuple[float, float, float]]) -> Evaluation:
+    """Estimates with these (low, value, high)."""
+    first = base["NFIS"]
+    return Evaluation(
+        {
+            name: replace(first, value=v, interval=replace(first.interval, low=low, high=high))
+            for name, (low, v, high) in spans.items()
+        }
+    )
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def arrows(axes: Axes) -> list[tuple[str, float]]:
+    """Side and row of each arrow."""
+    sides = {4: "left", 5: "right"}
+    return [
+        (sides[line.get_marker()], float(np.asarray(line.get_ydata())[0]))
+        for line in axes.lines
+        if line.get_marker() in sides
+    ]
+
+
+def markers(axes: Axes) -> dict[float, tuple[float, str]]:
+    """Value and marker in each row."""
+    return {
+        float(np.asarray(line.get_ydata())[0]): (
+            float(np.asarray(line.get_xdata())[0]), str(line.get_marker())
+        )
+        for line in axes.lines
+        if line.get_marker() in ("o", "D", "X") and len(np.asarray(line.get_xdata()))
+    }  # fmt: skip
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) -> None:
+    pytest.importorskip("matplotlib")
+    figure = held_out.plot(truth=0.75, truth_error=0.02)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["NFIS", "FIS", "BIS"]
+    assert axes.get_title(loc="left") == "Data: held-out"
+    steps = held_out.sample.steps
+    told = texts(axes)
+    assert f"90 episodes, {steps:,} steps, 3 behaviours; 95% intervals (ess-t)" in told
+    assert [f"{e.diagnostics.ess:.1f}" for e in held_out.values()] == told[:3]
+    shape = {"green": "o", "amber": "D", "red": "X"}
+    assert markers(axes) == {
+        y: (e.value, shape[e.verdict.colour]) for y, e in enumerate(held_out.values())
+    }
+    low, high = axes.get_xlim()
+    for estimate in held_out.values():
+        assert low < estimate.interval.low < estimate.interval.high < high
+    assert not arrows(axes)
+    assert legend(figure) == [
+        "truth 0.75 ± 0.04 (two standard errors)",
+        "green: can be trusted",
+        "amber: with care",
+        "red: not to be trusted",
+    ]
+    (line,) = (line for line in axes.lines if str(line.get_label()).startswith("truth"))
+    assert set(line.get_xdata()) == {0.75}
+    band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
+    assert (band.x0, band.x1) == pytest.approx((0.71, 0.79))
+    assert_picture(figures.render(figure))
+
+
+def test_forest_warns_of_data_that_the_target_was_trained_on(held_out: Evaluation) -> None:
+    pytest.importorskip("matplotlib")
+    made = builders.recorded(1, (30, 30))
+    seen = evaluate(made.trajectories, made.target, estimators="FIS", origin="learned")
+    figure = figures.forest_figure(held_out, seen)
+    left, right = figure.axes
+    assert left.get_xlim() == right.get_xlim()
+    assert left.get_ylim() == right.get_ylim()
+    assert right.get_title(loc="left") == "Data: in-sample, optimistic"
+    assert right._left_title.get_bbox_patch() is not None  # type: ignore[attr-defined]
+    assert left._left_title.get_bbox_patch() is None  # type: ignore[attr-defined]
+    assert_picture(figures.render(figure))
+
+
+def test_forest_cuts_what_would_blow_up_the_axis(held_out: Evaluation) -> None:
+    pytest.importorskip("matplotlib")
+    spans = {
+        "a": (9.0, 10.0, 11.0),
+        "b": (9.5, 10.5, 11.5),
+        "c": (-5000.0, 10.2, 5000.0),
+        "d": (8.0, 11.0, np.inf),
+        "e": (-1e308, 1e300, 1e308),
+    }
+    figure = shaped(held_out, spans).plot(truth=12.0)
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert 7 < low < 9
+    assert 12 < high < 13
+    assert arrows(axes) == [("left", 2), ("right", 2), ("right", 3), ("left", 4), ("right", 4)]
+    assert set(markers(axes)) == {0, 1, 2, 3}  # the value of e is off the axis, not moved onto it
+    (note,) = (text for text in texts(axes) if text.startswith("cut at the axis"))
+    plain = note.replace("\xa0", " ").replace("\n", " ")
+    assert "c 10.2 [-5000, 5000]; d 11 [8, inf]; e 1e+300 [-1e+308, 1e+308]" in plain
+    assert_picture(figures.render(figure))
+
+
+def test_forest_keeps_an_interval_that_is_merely_wide(held_out: Evaluation) -> None:
+    pytest.importorskip("matplotlib")
+    spans = {"a": (9.9, 10.0, 10.1), "b": (9.0, 10.5, 12.0), "c": (6.0, 10.5, 15.0)}
+    (axes,) = shaped(held_out, spans).plot().axes
+    assert not arrows(axes)
+    assert axes.get_xlim()[0] < 6.0 < 15.0 < axes.get_xlim()[1]
+
+
+@pytest.mark.parametrize("truth", [None, 3.0])
+def test_forest_lists_what_is_undefined(held_out: Evaluation, truth: float | None) -> None:
+    pytest.importorskip("matplotlib")
+    nan = np.nan
+    spans = {"a": (1.0, 2.0, 3.0), "b": (nan, nan, nan), "c": (nan, 2.5, nan)}
+    (axes,) = shaped(held_out, spans).plot(truth).axes
+    assert "undefined: b\xa0(value); c\xa0(interval)" in texts(axes)
+    assert "undefined" in texts(axes)
+    assert set(markers(axes)) == {0, 2}
+    nothing = shaped(held_out, {"b": (nan, nan, nan)}).plot(truth)
+    assert np.isfinite(nothing.axes[0].get_xlim()).all()
+    assert_picture(figures.render(nothing))
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_forest_of_few_and_of_many(held_out: Evaluation, count: int) -> None:
+    pytest.importorskip("matplotlib")
+    spans = {f"estimator {k}": (0.0 - k, 1.0, 2.0 + k) for k in range(count)}
+    figure = shaped(held_out, spans).plot(truth=1.5)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(spans)
+    assert len(markers(axes)) == count
+    pixels = figures.render(figure)
+    assert_picture(pixels)
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+    assert min(box.x0 for box in boxes) >= 0
+
+
+def test_forest_names_only_some_of_many_cuts(held_out: Evaluation) -> None:
+    pytest.importorskip("matplotlib")
+    spans = {f"tame {k}": (0.0, 1.0, 2.0) for k in range(10)}
+    spans |= {f"wild {k}": (-900.0, 1.0, 900.0) for k in range(9)}
+    (axes,) = shaped(held_out, spans).plot().axes
+    (note,) = (text for text in texts(axes) if text.startswith("cut at the axis"))
+    assert note.endswith("and 3 more")
+    assert note.count("wild") == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truth": np.nan}, "truth is nan"),
+        ({"truth": 1.0, "truth_error": -1.0}, r"truth_error is -1\.0"),
+        ({"truth": 1.0, "truth_error": np.nan}, "truth_error is nan"),
+    ],
+)
+def test_forest_refuses_a_truth_that_is_none(
+    held_out: Evaluation, options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        held_out.plot(**options)
+    with pytest.raises(ValueError, match="evaluations is empty"):
+        figures.forest_figure()
+
+
+def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
+    pytest.importorskip("matplotlib")
+    # one step; weights 4, 3, 2, 1 against the own behaviour
+    evaluation = evaluate_log_probs(
+        np.log([0.1, 0.2, 0.3, 0.4]), np.log(np.full((2, 4), 0.1)), [0, 0, 0, 1], np.ones(4),
+        np.arange(5), estimators=["BIS", "NBIS", "BCIS"], cap=2.0,
+    )  # fmt: skip
+    figure = figures.weights_figure(evaluation)
+    left, right = figure.axes
+    ideal, plain, capped = left.lines
+    np.testing.assert_allclose(ideal.get_ydata(), [0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(plain.get_xdata(), [0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(plain.get_ydata(), [0.4, 0.7, 0.9, 1])
+    np.testing.assert_allclose(capped.get_ydata(), np.cumsum([2, 2, 2, 1]) / 7)
+    assert "BIS, NBIS: the heaviest episode holds 40.0%" in legend(figure)
+    assert "BCIS: the heaviest episode holds 28.6%" in legend(figure)
+    np.testing.assert_allclose([bar.get_width() for bar in right.patches], [0.75, 0.25])
+    np.testing.assert_allclose(right.lines[0].get_xdata(), [0.6, 0.4])
+    assert_picture(figures.render(figure))
+
+
+def test_weights_figure_without_weight_and_with_one_episode() -> None:
+    pytest.importorskip("matplotlib")
+    for target in ([-np.inf, -np.inf], [-1.0]):
+        n = len(target)
+        evaluation = evaluate_log_probs(
+            target, [[0.0] * n], [0] * n, [1.0] * n, np.arange(n + 1), estimators="FIS"
+        )
+        figure = figures.weights_figure(evaluation)
+        told = "no weight is left" if n == 2 else "the heaviest episode holds 100.0%"
+        assert f"FIS: {told}" in legend(figure)
+        assert_picture(figures.render(figure))
+
+
+def test_figures_of_weights_leave_out_the_direct_method() -> None:
+    pytest.importorskip("matplotlib")
+    made = builders.recorded(1, (2,) * 60)
+    evaluation = evaluate(made.trajectories, made.target, estimators=["DM", "FIS", "NFIS"])
+    figure = figures.weights_figure(evaluation)
+    assert [text.split(":")[0] for text in legend(figure)][1:-1] == ["FIS, NFIS"]
+    assert len(figure.axes[1].get_yticks()) <= 24
+    assert legend(figures.ess_figure(evaluation)) == ["FIS, NFIS"]
+    alone = Evaluation({"DM": evaluation["DM"]})
+    assert legend(figures.ess_figure(alone)) == ["DM"]
+
+
+def test_command_writes_the_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = Path(__file__).parents[1] / "docs" / "pictures.py"
+    spec = importlib.util.spec_from_file_location("docs_pictures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "docs_pictures", module)  # its dataclass looks there
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec.loader.exec_module(module)
+    for name, value in (("POLICIES", 3), ("EPISODES", 8), ("RUNS", 3)):
+        monkeypatch.setattr(module, name, value)
+    assert module.main(["--out", str(tmp_path)]) == 0
+    names = {"forest.png", "ess.png", "weights.png", "overlap.png", "in_sample.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    printed = capsys.readouterr().out
+    assert all(f"wrote {tmp_path / name}" in printed for name in names)
+    with pytest.raises(SystemExit):
+        module.main(["--out", str(tmp_path / "nowhere")])
 
 
 def assert_picture(pixels: NDArray[np.uint8]) -> None:

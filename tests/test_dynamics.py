@@ -1,0 +1,376 @@
+"""DynamicsQ: what it learns of small known systems, and the values it finds in them."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ope_gym import LinearSigmoid, Trajectories
+from ope_gym.baselines.contract import QModel, cross_fit
+from ope_gym.baselines.dynamics import DynamicsQ, DynamicsValues, _recorded
+from ope_gym.baselines.model_values import ValueFeatures, fit_value, mean_return, play
+from ope_gym.baselines.transition_model import (
+    Steps,
+    TransitionModel,
+    fit_transitions,
+    monomials,
+)
+from ope_gym.policies import DiagonalGaussian, Uniform
+from studies.cartpole_simulation import mean_return as true_return
+from studies.cartpole_simulation import rollouts
+
+Floats = NDArray[np.float64]
+HORIZON = 8
+TARGET = LinearSigmoid(theta=np.array([1.0, -0.5]), bias=0.3)
+SMALL = DynamicsQ(degree=2, cosines=60, episodes=400, rows=4000, members=3)
+
+TINY = DynamicsQ(degree=2, cosines=20, episodes=100, rows=1000, members=3)
+
+
+def move(state: Floats, action: int) -> Floats:
+    """A linear system: the second number drifts, the first follows it."""
+    x, v = state
+    push = 0.25 if action else -0.15
+    return np.array([x + 0.2 * v + 0.1 * push, 0.9 * v + push])
+
+
+def reward(state: Floats, action: int) -> float:
+    return float(1.0 + 0.5 * state[0] - 0.2 * action)
+
+
+def over(state: Floats, edge: float) -> bool:
+    return bool(abs(state[1]) > edge)
+
+
+def record(
+    episodes: int, seed: int, *, edge: float = 0.6, horizon: int = HORIZON, noise: float = 0.0
+) -> Trajectories:
+    """Episodes of the linear system under uniform actions."""
+    rng = np.random.default_rng(seed)
+    states, actions, rewards, offsets, terminated = [], [], [], [0], []
+    for _ in range(episodes):
+        state, ended, steps = rng.uniform(-0.3, 0.3, 2), False, 0
+        while not ended and steps < horizon:
+            action = int(rng.integers(2))
+            states.append(state)
+            actions.append(action)
+            rewards.append(reward(state, action) + noise * rng.standard_normal())
+            state = move(state, action)
+            ended, steps = over(state, edge), steps + 1
+        offsets.append(len(states))
+        terminated.append(ended)
+    return Trajectories.from_arrays(
+        np.array(states), np.array(actions), rewards, np.full(len(states), np.log(0.5)),
+        offsets=offsets, policies=[Uniform(2)], terminated=terminated,
+        truncated=~np.array(terminated), horizon=horizon,
+    )  # fmt: skip
+
+
+def true_value(state: Floats, gamma: float, edge: float, left: int) -> float:
+    """The target's value by walking through all sequences of actions."""
+    if left == 0 or over(state, edge):
+        return 0.0
+    chances = TARGET.probs(state[None])[0]
+    return sum(
+        float(chances[a])
+        * (reward(state, a) + gamma * true_value(move(state, a), gamma, edge, left - 1))
+        for a in (0, 1)
+    )
+
+
+def learned(data: Trajectories, degree: int = 2) -> tuple[TransitionModel, Steps, Any]:
+    steps, probs, actions = _recorded(data, TARGET)
+    return fit_transitions(steps, actions, degree), steps, probs
+
+
+def fit(data: Trajectories, model: DynamicsQ = TINY, **options: Any) -> DynamicsValues:
+    given: dict[str, Any] = {"gamma": 1.0, "horizon": HORIZON, "rng": np.random.default_rng(1)}
+    given |= options
+    return model.fit(data, TARGET, **given)
+
+
+def start_values(values: DynamicsValues, starts: Floats) -> Floats:
+    q = values.q_all(starts, np.zeros(len(starts), dtype=np.int64))
+    return np.asarray(np.einsum("na,na->n", TARGET.probs(starts), q))
+
+
+@pytest.mark.parametrize(("width", "degree"), [(1, 4), (2, 3), (4, 3), (3, 0)])
+def test_monomials_are_all_products(width: int, degree: int) -> None:
+    z = np.random.default_rng(0).uniform(0.5, 2.0, (5, width))
+    wanted = [
+        z[:, list(chosen)].prod(axis=1)
+        for k in range(degree + 1)
+        for chosen in combinations_with_replacement(range(width), k)
+    ]
+    found = monomials(z, degree)
+    assert found.shape == (5, len(wanted))
+    np.testing.assert_allclose(np.sort(found, axis=1), np.sort(np.stack(wanted, axis=1), axis=1))
+
+
+def test_a_linear_system_is_recovered() -> None:
+    model, _, _ = learned(record(60, 0))
+    states = np.random.default_rng(5).uniform(-0.4, 0.4, (50, 2))
+    following, rewards, _ = model.step(states)
+    for a in (0, 1):
+        np.testing.assert_allclose(following[a], [move(s, a) for s in states], atol=1e-8)
+        np.testing.assert_allclose(rewards[a], [reward(s, a) for s in states], atol=1e-8)
+
+
+def test_the_edge_is_learned_from_predicted_states() -> None:
+    model, _, _ = learned(record(150, 0))
+    states = np.random.default_rng(5).uniform(-0.6, 0.6, (400, 2))
+    following, _, ending = model.step(states)
+    distance = np.abs(following[:, :, 1]) - 0.6
+    assert np.all(ending[distance > 0.05] > 0.9)
+    assert np.all(ending[distance < -0.05] < 0.1)
+    assert np.count_nonzero(distance > 0.05) > 20
+
+
+def test_the_time_limit_is_no_end() -> None:
+    data = record(30, 0, edge=np.inf)
+    assert data.truncated.all()
+    model, steps, _ = learned(data)
+    assert model.ending is None
+    assert not model.step(steps.states)[2].any()
+
+
+def test_an_action_never_taken_moves_like_the_others() -> None:
+    _, steps, _ = learned(record(40, 0))
+    three = fit_transitions(steps, 3, 1)
+    both = monomials((steps.states - three.centre) / three.scale, 1)
+    np.testing.assert_allclose(
+        three.rewards[2], np.linalg.lstsq(both, steps.rewards, rcond=None)[0], atol=1e-8
+    )
+    assert np.all(np.isfinite(three.increments))
+
+
+def test_predictions_stay_near_the_recorded_range() -> None:
+    model, steps, _ = learned(record(40, 0))
+    state = np.full((1, 2), 1e6)
+    span = np.ptp(steps.states, axis=0)
+    assert np.all(model.step(state)[0] <= steps.states.max(axis=0) + 0.5 * span + 1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "edge"), [(1.0, 0.6), (0.8, 0.6), (1.0, np.inf)])
+def test_value_at_the_start_is_that_of_all_sequences(gamma: float, edge: float) -> None:
+    data = record(150, 0, edge=edge)
+    values = fit(data, SMALL, gamma=gamma)
+    starts = np.asarray(data.observations)[data.offsets[:-1]][:40]
+    exact = np.array([true_value(s, gamma, edge, HORIZON) for s in starts])
+    found = start_values(values, starts)
+    model, _, probs = learned(data)
+    played = play(
+        model, probs, np.repeat(starts, 50, axis=0), np.zeros(2000, dtype=np.int64),
+        gamma=gamma, horizon=HORIZON, rng=np.random.default_rng(9),
+    )  # fmt: skip
+    error = exact.std() / np.sqrt(40) + 2.5 / np.sqrt(2000)  # a return is within 0 … 10
+    assert abs(mean_return(played, gamma) - exact.mean()) < 4 * error
+    assert abs(found.mean() - exact.mean()) < 0.01 * exact.mean()
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.04 * exact.mean()
+
+
+def test_taking_luck_out_makes_the_fit_more_precise() -> None:
+    data = record(150, 0)
+    model, steps, probs = learned(data)
+    starts = steps.states[data.offsets[:-1]]
+    exact = np.array([true_value(s, 1.0, 0.6, HORIZON) for s in starts])
+    times = np.zeros(len(starts), dtype=np.int64)
+    worse = {}
+    for luck_out in (True, False):
+        errors = []
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            played = play(model, probs, starts, times, gamma=1.0, horizon=HORIZON, rng=rng)
+            features = ValueFeatures.around(steps.states, HORIZON, 3, 20, rng)
+            theta = fit_value(
+                model, features, played, gamma=1.0, rows=2000, rng=rng, luck_out=luck_out
+            )
+            errors.append(np.mean(theta @ features(starts, times) - exact))
+        worse[luck_out] = np.sqrt(np.mean(np.square(errors)))
+    assert worse[True] < 0.5 * worse[False]
+
+
+def test_the_last_step_pays_its_reward_and_nothing_follows() -> None:
+    data = record(60, 0)
+    values = fit(data)
+    states = np.random.default_rng(5).uniform(-0.3, 0.3, (20, 2))
+    q = values.q_all(states, np.full(20, HORIZON - 1))
+    for a in (0, 1):
+        np.testing.assert_allclose(q[:, a], [reward(s, a) for s in states], atol=1e-8)
+    myopic = fit(data, gamma=0.0).q_all(states, np.zeros(20, dtype=np.int64))
+    np.testing.assert_allclose(myopic, q, atol=1e-8)
+
+
+def test_q_is_the_column_of_q_all() -> None:
+    data = record(40, 0)
+    values = fit(data)
+    everything = values.q_all(data.observations, data.steps)
+    taken = np.asarray(data.actions)
+    np.testing.assert_array_equal(
+        values.q(data.observations, data.actions, data.steps),
+        everything[np.arange(data.n_steps), taken],
+    )
+    assert isinstance(TINY, QModel)
+
+
+def test_episodes_are_ordered_by_their_length_and_end_at_the_limit() -> None:
+    data = record(60, 0)
+    model, steps, probs = learned(data)
+    times = np.array([0, 3, HORIZON - 1] * 20)
+    played = play(
+        model, probs, steps.states[:60], times, gamma=1.0, horizon=HORIZON,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    assert len(played) == HORIZON
+    for now, later in pairwise(played):
+        m = len(later.times)
+        np.testing.assert_array_equal(later.times, now.times[:m] + 1)
+        assert not now.ended[:m].any()
+        assert np.all(now.ended[m:] | (now.times[m:] == HORIZON - 1))
+        following = model.step(now.states[:m])[0][now.actions[:m], np.arange(m)]
+        np.testing.assert_allclose(later.states, following, atol=1e-12)
+
+
+def test_a_seed_gives_the_same_values() -> None:
+    data = record(40, 0)
+    first, again, other = (
+        fit(data, rng=np.random.default_rng(seed)).q_all(data.observations, data.steps)
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0
+
+
+def test_the_members_differ_as_far_as_the_data_leave_it_open() -> None:
+    certain = fit(record(60, 0, edge=np.inf))
+    noisy = fit(record(60, 0, edge=np.inf, noise=0.5))
+    assert certain.starts.shape == (3,)
+    assert certain.uncertainty < 1e-6
+    assert noisy.uncertainty > 1e-3
+    assert noisy.uncertainty == fit(record(60, 0, edge=np.inf, noise=0.5)).uncertainty
+
+
+def test_an_episode_is_judged_by_the_others_only() -> None:
+    data = record(30, 0)
+    groups = np.zeros(30, dtype=np.int64)
+    mine = np.isin(data.episode_ids, np.arange(0, 30, 2))  # fold 0 of 2
+    rewards = np.where(mine, data.rewards.mean(), data.rewards)
+    # the same extremes, since values are cut to what all rewards allow
+    rewards[np.flatnonzero(mine)[:2]] = data.rewards.min(), data.rewards.max()
+    changed = Trajectories.from_arrays(
+        data.observations, data.actions, rewards, data.log_probs, offsets=data.offsets,
+        policies=data.policies, terminated=data.terminated, truncated=data.truncated,
+        horizon=HORIZON,
+    )  # fmt: skip
+    found = [
+        cross_fit(
+            TINY,
+            d,
+            TARGET,
+            groups,
+            gamma=1.0,
+            horizon=HORIZON,
+            rng=np.random.default_rng(2),
+            folds=2,
+        )
+        for d in (data, changed)
+    ]
+    np.testing.assert_array_equal(found[0].q[mine], found[1].q[mine])
+    np.testing.assert_array_equal(found[0].v[mine], found[1].v[mine])
+    assert np.abs(found[0].q[~mine] - found[1].q[~mine]).max() > 1e-3
+
+
+def test_residuals_vanish_where_the_model_is_right() -> None:
+    data = record(150, 0)
+    groups = np.zeros(150, dtype=np.int64)
+    base = cross_fit(
+        SMALL, data, TARGET, groups, gamma=1.0, horizon=HORIZON, rng=np.random.default_rng(2),
+        folds=2,
+    )  # fmt: skip
+    e = base.residuals(data.rewards, data.offsets, 1.0)
+    assert np.sqrt(np.mean(e**2)) < 0.25 * data.rewards.mean()
+
+
+def test_the_pole_of_cartpole_from_episodes_of_another_policy() -> None:
+    behaviour = LinearSigmoid(np.array([0.0, 0.0, 4.0, 1.0]))
+    target = LinearSigmoid(np.array([0.0, 0.5, 10.0, 2.0]))
+    rng = np.random.default_rng(0)
+    data = rollouts(behaviour, 40, 60, rng)
+    truth, error = true_return(target, 2000, 60, rng)
+    assert truth > 1.2 * data.returns().mean()
+    model = DynamicsQ(episodes=300, cosines=40, rows=5000)
+    values = model.fit(data, target, gamma=1.0, horizon=60, rng=np.random.default_rng(1))
+    starts = np.asarray(data.observations)[data.offsets[:-1]]
+    q = values.q_all(starts, np.zeros(len(starts), dtype=np.int64))
+    found = np.einsum("na,na->n", target.probs(starts), q)
+    spread = found.std() / np.sqrt(40) + 15 / np.sqrt(300)  # of starts, and of played returns
+    assert abs(found.mean() - truth) < 3 * (error + spread)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 1.5}, "gamma=1.5"),
+        ({"horizon": 3}, "horizon=3 is less than the longest episode, 8 steps"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(record(10, 0), **options)
+
+
+@pytest.mark.parametrize("name", ["degree", "cosines", "episodes", "rows", "members"])
+def test_sizes_have_a_least(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is -1: it must be at least"):
+        DynamicsQ(**{name: -1})
+
+
+def test_data_it_cannot_learn_from_are_refused() -> None:
+    data = record(10, 0)
+    rest: dict[str, Any] = {"gamma": 1.0, "horizon": HORIZON, "rng": np.random.default_rng(0)}
+    gaussian = DiagonalGaussian(weights=np.zeros((1, 2)), bias=np.zeros(1), log_std=np.zeros(1))
+    with pytest.raises(ValueError, match="use LinearQ or NetworkQ for continuous"):
+        SMALL.fit(data, gaussian, **rest)
+
+    def other(observations: Any, actions: Any = data.actions) -> Trajectories:
+        return Trajectories.from_arrays(
+            observations, actions, data.rewards, data.log_probs, offsets=data.offsets,
+            policies=data.policies, terminated=data.terminated, truncated=data.truncated,
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match="use TabularQ for whole numbers"):
+        fit(other(np.zeros(data.n_steps, dtype=np.int64)))
+    with pytest.raises(ValueError, match="observations are tuple"):
+        fit(other((np.zeros(data.n_steps),)))
+    broken = np.array(data.observations)
+    broken[int(data.offsets[1]) + 1, 0] = np.nan
+    with pytest.raises(ValueError, match="at episode 1, step 1"):
+        fit(other(broken))
+    with pytest.raises(ValueError, match="actions"):
+        fit(other(data.observations, np.full(data.n_steps, 2)))
+    with pytest.raises(ValueError, match="lower the degree, or use NetworkQ"):
+        SMALL.fit(other(np.zeros((data.n_steps, 60))), Uniform(2), **rest)
+    with pytest.raises(ValueError, match="data is empty"):
+        fit(data.select(episodes=[]))
+
+
+def test_all_sequences_agree_with_the_recursion() -> None:
+    """The reference itself: a plain sum over sequences of actions."""
+    state, total = np.array([0.1, -0.1]), 0.0
+    for actions in product((0, 1), repeat=3):
+        now, chance, paid = state, 1.0, 0.0
+        for a in actions:
+            if over(now, 0.6):
+                break
+            chance *= TARGET.probs(now[None])[0, a]
+            paid += reward(now, a)
+            now = move(now, a)
+        else:
+            total += chance * paid
+            continue
+        pytest.fail("choose a state from which no episode ends within three steps")
+    assert total == pytest.approx(true_value(state, 1.0, 0.6, 3))
