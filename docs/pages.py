@@ -74,7 +74,7 @@ def run(page: Path) -> list[tuple[Block, str]]:
             if kind == "excerpt":
                 check_excerpt(block, rest)
                 continue
-            code = compile("\n" * block.line + block.text, str(page), "exec")
+            code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
             if kind == "needs" and importlib.util.find_spec(rest) is None:
                 skipped = True
             elif kind != "not run":

@@ -65,7 +65,7 @@ def forest_figure(
     band = [] if truth is None else [truth - 2 * truth_error, truth + 2 * truth_error]
     window = _window(everything, band)
     rows = max(len(evaluation) for evaluation in evaluations)
-    figure = _figure(6.6 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
+    figure = _figure(6.0 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
     panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
     for axes, evaluation in zip(panels, evaluations, strict=True):
         axes.set_xlim(*window)

@@ -23,6 +23,7 @@ from tests import builders
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Floats = NDArray[np.float64]
 
@@ -196,29 +197,33 @@ def shaped(base: Evaluation, spans: dict[str, tuple[float, float, float]]) -> Ev
     )
 
 
+def xs(line: Line2D) -> list[float]:
+    return [float(x) for x in np.asarray(line.get_xdata())]
+
+
+def ys(line: Line2D) -> list[float]:
+    return [float(y) for y in np.asarray(line.get_ydata())]
+
+
 def texts(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
 def arrows(axes: Axes) -> list[tuple[str, float]]:
     """Side and row of each arrow."""
-    sides = {4: "left", 5: "right"}
+    sides: dict[Any, str] = {4: "left", 5: "right"}
     return [
-        (sides[line.get_marker()], float(np.asarray(line.get_ydata())[0]))
-        for line in axes.lines
-        if line.get_marker() in sides
+        (sides[line.get_marker()], ys(line)[0]) for line in axes.lines if line.get_marker() in sides
     ]
 
 
 def markers(axes: Axes) -> dict[float, tuple[float, str]]:
     """Value and marker in each row."""
     return {
-        float(np.asarray(line.get_ydata())[0]): (
-            float(np.asarray(line.get_xdata())[0]), str(line.get_marker())
-        )
+        ys(line)[0]: (xs(line)[0], str(line.get_marker()))
         for line in axes.lines
-        if line.get_marker() in ("o", "D", "X") and len(np.asarray(line.get_xdata()))
-    }  # fmt: skip
+        if line.get_marker() in ("o", "D", "X") and len(xs(line))
+    }
 
 
 def legend(figure: Figure) -> list[str]:
@@ -250,7 +255,7 @@ def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) 
         "red: not to be trusted",
     ]
     (line,) = (line for line in axes.lines if str(line.get_label()).startswith("truth"))
-    assert set(line.get_xdata()) == {0.75}
+    assert set(xs(line)) == {0.75}
     band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (band.x0, band.x1) == pytest.approx((0.71, 0.79))
     assert_picture(figures.render(figure))
@@ -366,14 +371,15 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
     figure = figures.weights_figure(evaluation)
     left, right = figure.axes
     ideal, plain, capped = left.lines
-    np.testing.assert_allclose(ideal.get_ydata(), [0.25, 0.5, 0.75, 1])
-    np.testing.assert_allclose(plain.get_xdata(), [0.25, 0.5, 0.75, 1])
-    np.testing.assert_allclose(plain.get_ydata(), [0.4, 0.7, 0.9, 1])
-    np.testing.assert_allclose(capped.get_ydata(), np.cumsum([2, 2, 2, 1]) / 7)
+    assert ys(ideal) == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert xs(plain) == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert ys(plain) == pytest.approx([0.4, 0.7, 0.9, 1])
+    assert ys(capped) == pytest.approx(np.cumsum([2, 2, 2, 1]) / 7)
     assert "BIS, NBIS: the heaviest episode holds 40.0%" in legend(figure)
     assert "BCIS: the heaviest episode holds 28.6%" in legend(figure)
-    np.testing.assert_allclose([bar.get_width() for bar in right.patches], [0.75, 0.25])
-    np.testing.assert_allclose(right.lines[0].get_xdata(), [0.6, 0.4])
+    bars = [patch.get_extents().transformed(right.transData.inverted()) for patch in right.patches]
+    assert [bar.x1 for bar in bars] == pytest.approx([0.75, 0.25])
+    assert xs(right.lines[0]) == pytest.approx([0.6, 0.4])
     assert_picture(figures.render(figure))
 
 

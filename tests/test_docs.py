@@ -1,0 +1,278 @@
+"""The documentation: its Python runs, its commands exist, nothing is missing, the site builds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ope_gym
+from ope_gym import baselines, diagnostics, intervals, regimes
+from ope_gym.__main__ import _parser
+from ope_gym.policy_files import POLICY_KINDS
+from ope_gym.storage import MAGIC
+
+ROOT = Path(__file__).parents[1]
+
+
+def _load_pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_pages", ROOT / "docs" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["docs_pages"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+pages = _load_pages()
+PAGES = {page.stem: page for page in pages.pages()}
+
+
+def text_of(name: str) -> str:
+    return PAGES[name].read_text(encoding="utf-8")
+
+
+# Python ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch as it was before a page set its threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("default")  # of other packages; examples show what is printed
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_page_runs_and_prints_what_it_shows(name: str, tmp_path: Path) -> None:
+    with pages.workplace(tmp_path):
+        outputs = pages.run(PAGES[name])
+    for block, printed in outputs:
+        assert pages.agrees(block, printed), (
+            f"{name}.md, line {block.line}, shows something else than is printed; "
+            f"`python docs/pages.py {name} --write` writes it anew:\n{printed}"
+        )
+
+
+def test_few_blocks_are_not_run() -> None:
+    marks = [
+        block.mark.partition(":")[0]
+        for page in PAGES.values()
+        for block in pages.blocks(page)
+        if block.language == "python"
+    ]
+    assert set(marks) <= {"", "needs", "excerpt", "not run"}
+    assert marks.count("not run") <= 2
+    assert marks.count("") >= 20
+
+
+def test_output_is_compared_word_by_word_and_number_by_number() -> None:
+    assert pages.alike("value 12.0  green\n-----", "value  12.1 green")
+    assert not pages.alike("value 12.0 green", "value 12.9 green")
+    assert not pages.alike("value 12.0 green", "value 12.0 amber")
+    assert not pages.alike("1 2", "1 2 3")
+
+
+def test_excerpt_must_be_in_the_file(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for lines, fine in (
+        ("import ope_gym\n...\nenv.follow(policy)", False),
+        ("import ope_gym", True),
+    ):
+        page.write_text(
+            f"<!-- excerpt: examples/hand_written_loop.py -->\n```python\n{lines}\n```\n"
+        )
+        if fine:
+            assert pages.run(page) == []
+        else:
+            with pytest.raises(ValueError, match=r"no line 'env.follow"):
+                pages.run(page)
+
+
+# Commands ----------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command of the console blocks, with the page it is on."""
+    for name, page in PAGES.items():
+        for block in pages.blocks(page):
+            if block.language == "console":
+                for line in block.text.replace("\\\n", " ").splitlines():
+                    assert line.startswith("$ "), f"{name}.md: {line!r} does not begin with '$ '"
+                    yield name, shlex.split(line[2:])
+
+
+def options_of(script: Path) -> set[str]:
+    """The options that a script defines, read from its source: no import, no help to parse."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    words = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    return {word for word in words if isinstance(word, str) and word.startswith("--")}
+
+
+def check_script(script: str, arguments: list[str]) -> None:
+    path = ROOT / script
+    assert path.is_file(), f"there is no {script}"
+    if script == "train.py":
+        import train
+
+        train.parse(arguments)
+        return
+    known = options_of(path)
+    wrong = [word for word in arguments if word.startswith("--") and word not in known]
+    assert not wrong, f"{script} has no {wrong[0]}; it has {', '.join(sorted(known))}"
+
+
+def check_install(arguments: list[str]) -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\[project\.optional-dependencies\]$(.*?)^\[", project, re.M | re.S)
+    extras = re.findall(r"^(\w+) = ", table, re.M)
+    for extra in re.findall(r"\[(.*?)\]", " ".join(arguments)):
+        assert set(extra.split(",")) <= set(extras), f"pyproject.toml has no extra {extra}"
+    if "-c" in arguments:
+        assert (ROOT / arguments[arguments.index("-c") + 1]).is_file()
+
+
+def test_commands_exist() -> None:
+    seen = 0
+    for page, words in commands():
+        seen += 1
+        program, arguments = Path(words[0]).name, words[1:]
+        try:
+            if program == "python" and arguments[:2] == ["-m", "ope_gym"]:
+                _parser().parse_args(arguments[2:])
+            elif program == "python" and arguments[0] != "-m":
+                check_script(arguments[0], arguments[1:])
+            elif program == "pip":
+                check_install(arguments)
+            else:
+                known = (["python", "-m", "venv"], ["tensorboard", "--logdir", "runs"])
+                assert [program, *arguments][:3] in known
+        except (AssertionError, SystemExit) as error:
+            pytest.fail(f"{page}.md: `{shlex.join(words)}`: {error}")
+    assert seen >= 15
+
+
+def test_commands_in_the_text_exist() -> None:
+    for name, page in PAGES.items():
+        if name in ("reproduction", "benchmarks"):
+            continue  # written by commands
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for path in re.findall(r"`(?:python )?((?:examples|docs|benchmarks|tests)/[\w./]+)", text):
+            assert (ROOT / path).exists(), f"{name}.md names {path}"
+
+
+def test_unknown_option_of_a_script_is_found() -> None:
+    with pytest.raises(AssertionError, match="has no --epoch"):
+        check_script("examples/tianshou_ppo.py", ["--epoch", "3"])
+
+
+# Completeness ------------------------------------------------------------------------------
+
+
+def headings(name: str) -> set[str]:
+    return set(re.findall(r"^#+ (.*)$", text_of(name), re.M))
+
+
+def test_every_estimator_has_a_section_with_use_cost_and_weakness() -> None:
+    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", text_of("estimators"), re.M | re.S))
+    assert set(sections) == set(ope_gym.ESTIMATORS)
+    for name, section in sections.items():
+        for word in ("**Use it**", "**Cost**", "**Weakness**"):
+            assert word in section, f"{name} lacks {word}"
+
+
+def test_every_q_model_has_a_section() -> None:
+    models = {"Critic", "DynamicsQ", "LinearQ", "NetworkQ", "TabularQ"}
+    assert models <= headings("q_models")
+    assert models == {x for x in baselines.__all__ if x.endswith("Q")} | {"Critic"}
+
+
+def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
+    text = text_of("trust")
+    for regime in regimes.REGIMES:
+        assert re.search(rf"^\| {regime} \|", text, re.M), regime
+    for method in intervals.METHODS:
+        assert re.search(rf"^\| `?{method}`? ", text, re.M), method
+    assert f"| ESS | below {diagnostics.AMBER_ESS:g}," in text
+    assert f"| ESS | below {diagnostics.GREEN_ESS:g} |" in text
+    assert f"| largest share | above {diagnostics.GREEN_SHARE:.0%} |".replace("%", " %") in text
+    low, high = 1 - diagnostics.RED_MISSING, 1 - diagnostics.AMBER_MISSING
+    assert f"| mean weight | below {low:g}; below {high:g} where a cap met weights |" in text
+    assert f"| mean weight | below {high:g}; or above 1" in text
+
+
+def test_tags_are_those_that_are_written() -> None:
+    source = (ROOT / "ope_gym" / "tensorboard.py").read_text(encoding="utf-8")
+    text = text_of("tensorboard")
+    for tag in re.findall(r'"((?:ope|ranking|rollout)/\w+)"', source):
+        assert f"`{tag}`" in text, tag
+    for key in re.findall(r'^ +\("(\w+)", d\.', source, re.M):
+        assert f"`diagnostics/<estimator>/{key}`" in text, key
+
+
+def test_file_format_names_every_registered_policy_and_the_magic() -> None:
+    text = text_of("file_format")
+    ours = {
+        kind for kind, cls in POLICY_KINDS.items() if cls.__module__.startswith(("ope_gym", "wrap"))
+    }
+    assert len(ours) >= 6
+    for kind in ours:
+        assert f"`{kind}`" in text, kind
+    assert repr(MAGIC)[2:-1] in text
+
+
+# The site ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_site_builds_strictly_with_every_page(site: Path) -> None:
+    for name in PAGES:
+        page = site / ("index.html" if name == "index" else f"{name}/index.html")
+        assert page.is_file(), name
+    assert not list(site.rglob("*.py"))
+
+
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    loading = re.compile(
+        r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
+        r"|<link\b(?![^>]*rel=[\"']?canonical)[^>]*\bhref=[\"']?(?:https?:)?//"
+    )
+    for page in site.rglob("*.html"):
+        found = loading.search(page.read_text(encoding="utf-8"))
+        assert found is None, f"{page.relative_to(site)}: {found.group() if found else ''}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\(['\"]?https?://", style.read_text(encoding="utf-8"))
+
+
+def test_pictures_of_the_pages_exist() -> None:
+    for name, page in PAGES.items():
+        for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (ROOT / "docs" / path).is_file(), f"{name}.md: {path}"
