@@ -472,9 +472,9 @@ def _estimate(
         result.sums, result.ess, result.log_last, problem.ids, sample.counts.size,
         result.capped_share, known.support.get(composition.scheme), known.calibration,
     )  # fmt: skip
-    error = computed.error
-    if error is None:
-        error = standard_error(result.influence, sample.strata)
+    spread = result.influence if computed.spread is None else computed.spread
+    strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
+    error = standard_error(spread, strata)
     replicates = None
     notes = list(known.notes)
     cautions = [*computed.cautions, *regimes.cautions(sample.regime, composition.scheme)]
@@ -487,9 +487,7 @@ def _estimate(
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
     elif options.interval == "ess-t":
-        cautious = intervals.cautious_error(result.influence, sample.strata)
-        if computed.error is not None:
-            cautious = max(cautious, error)
+        cautious = intervals.cautious_error(spread, strata)
         interval = intervals.ess_t(result.value, cautious, diagnostics.ess, options.level)
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)

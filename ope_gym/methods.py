@@ -113,14 +113,16 @@ class Computed:
         replicates: makes bootstrap replicates (R,) from draws.
         cautions: reasons of its own that make the result amber.
         report: numbers of its own worth showing.
-        error: standard error, where it is not that of the influence values.
+        spread: (n,) the values whose spread is the error, where it is not the influence.
+        pooled: the error is that over all trajectories, not inside strata.
     """
 
     moments: Moments
     replicates: Callable[[Resamples], FloatArray]
     cautions: tuple[str, ...] = ()
     report: Mapping[str, float] = field(default_factory=dict)
-    error: float | None = None
+    spread: FloatArray | None = None
+    pooled: bool = False
 
 
 def compute(name: str, problem: Problem) -> Computed:
@@ -168,12 +170,16 @@ def _direct(problem: Problem, c: Composition) -> Computed:
 
 
 def _auto(problem: Problem, c: Composition) -> Computed:
-    """J = N - c (N - W), N = NFIS and W = FWDR with truncated weights.
+    """J = N - c (N - V), N = NFIS with truncated weights, V between FWDR and DM.
 
-    c = clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1), the influence values centred within
-    behaviours, is the share of the correction that lowers the variance: a free meter of the q
-    model. The ESS and the verdict are those of the weights before truncation. Bootstrap replicates
-    keep c.
+        c = clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
+        V = DM + k (W - DM),  k = d^2 / (d^2 + SE_W^2 / 2),  d = W - DM
+
+    W is FWDR with the same weights. c, from influence values centred within behaviours, is the
+    share of the correction that lowers the variance: a free meter of the q model. W corrects the
+    model by a noisy term d; where d is no larger than its noise the model needs no correction, and
+    most of d is left out. The error stays that of N - c (N - W): what k takes out is not claimed as
+    precision. ESS and verdict are those of the weights before truncation. Bootstrap replicates keep c and k.
     """
     cut = problem.truncated
     plain = _weighted(cut, dataclasses.replace(c, method="weighted"))
@@ -181,22 +187,33 @@ def _auto(problem: Problem, c: Composition) -> Computed:
     if cut is not problem:
         whole = _weighted(problem, dataclasses.replace(c, method="weighted")).moments
         report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
-    found, other, share = plain.moments, None, 0.0
-    if problem.residuals is not None:
-        other = _weighted(cut, dataclasses.replace(c, method="weighted", baseline=True))
-        share = calibration(found.influence, other.moments.influence, problem.ids)
-        report = {"c": share, **report}
-    value, influence = found.value, found.influence
-    if other is not None:
-        value = (1 - share) * value + share * other.moments.value
-        influence = (1 - share) * influence + share * other.moments.influence
+    value, influence = plain.moments.value, plain.moments.influence
+    if problem.residuals is None or problem.start is None:
+        shown = dataclasses.replace(whole, value=value, influence=influence)
+        return Computed(shown, plain.replicates, report=report)
+    robust = _weighted(cut, dataclasses.replace(c, method="weighted", baseline=True))
+    share = calibration(influence, robust.moments.influence, problem.ids)
+    gap = robust.moments.value - float(problem.start.mean())
+    kept = believed(gap, robust.moments.influence, problem.ids)
+    left_out = share * (1.0 - kept) * gap
+    value = (1.0 - share) * value + share * robust.moments.value - left_out
+    influence = (1.0 - share) * influence + share * robust.moments.influence
 
     def replicates(resamples: Resamples) -> FloatArray:
-        drawn = plain.replicates(resamples)
-        return drawn if other is None else (1 - share) * drawn + share * other.replicates(resamples)
+        drawn = (1.0 - share) * plain.replicates(resamples)
+        return drawn + share * robust.replicates(resamples) - left_out
 
     shown = dataclasses.replace(whole, value=value, influence=influence)
-    return Computed(shown, replicates, report=report)
+    return Computed(shown, replicates, report={"c": share, "k": kept, **report})
+
+
+def believed(gap: float, influence: FloatArray, strata: IntArray) -> float:
+    """The share k of a correction that is believed: near 1 where it is larger than its error."""
+    if not np.isfinite(gap) or gap == 0.0:
+        return 1.0
+    with np.errstate(over="ignore"):
+        error = standard_error(influence / gap, strata)  # in this unit squares stay within floats
+        return 1.0 if np.isnan(error) else float(1.0 / (1.0 + 0.5 * error**2))
 
 
 def _magic(problem: Problem, c: Composition) -> Computed:
@@ -214,7 +231,7 @@ def _magic(problem: Problem, c: Composition) -> Computed:
     blended = magic(log_w, pay, problem.offsets, problem.gamma, start, problem.ids, columns)
     found = dataclasses.replace(shown, value=blended.value, influence=blended.influence)
     direct = float(blended.weights[0])
-    cautions = ()
+    cautions: tuple[str, ...] = ()
     if direct > 0.5:
         cautions = (f"{direct:.0%} of it is the q model alone, whose error no interval shows",)
 
@@ -223,8 +240,7 @@ def _magic(problem: Problem, c: Composition) -> Computed:
             blended, log_w, pay, problem.offsets, problem.gamma, start, columns, resamples
         )
 
-    error = standard_error(shown.influence, problem.ids)
-    return Computed(found, replicates, cautions, {"weight of DM": direct}, error)
+    return Computed(found, replicates, cautions, {"weight of DM": direct}, shown.influence)
 
 
 def _control_variates(problem: Problem, c: Composition) -> Computed:
@@ -264,7 +280,7 @@ def _adaptive(problem: Problem, c: Composition) -> Computed:
         found,
         lambda resamples: intervals.bootstrap_plain(rounds.influence, resamples),
         report={"largest over smallest weight of a round": float(used.max() / used.min())},
-        error=rounds.standard_error,
+        pooled=True,  # as the sum of a martingale
     )
 
 

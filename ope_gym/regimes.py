@@ -7,8 +7,8 @@
 | adaptive  | policies learned from earlier episodes, the target was fixed in advance: basic     |
 |           | weights stay unbiased; weights against a mixture do not, since later policies in    |
 |           | their denominator depend on earlier rewards                                        |
-| in-sample | the target was trained on these very episodes: every estimate is optimistic and    |
-|           | intervals cover too little; only held-out episodes repair it                       |
+| in-sample | the target was trained on these very episodes: estimates are optimistic, some a    |
+|           | little and some much; only held-out episodes repair it                             |
 | unstated  | nothing is known                                                                   |
 """
 

@@ -18,6 +18,7 @@ from ope_gym.policies import Policy
 from ope_gym.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.spaces import Space
 from ope_gym.trees import Tree
+from ope_gym.unknown import acts_unknown
 
 __all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
 
@@ -175,7 +176,8 @@ class Trajectories:
     @cached_property
     def has_propensities(self) -> bool:
         """Whether the probability of every action is known; all weights need them."""
-        return not np.isnan(self.log_probs).any()
+        unknown = acts_unknown(self.policies, self.policy_ids)
+        return unknown is None or not np.isnan(self.log_probs[unknown]).any()
 
     @property
     def discrete(self) -> bool | None:

@@ -17,6 +17,7 @@ STUDIES: dict[str, str] = {  # name: module and class, in the order of the repor
     "cartpole": "studies.cartpole:CartPole",
     "blackjack": "studies.blackjack:Blackjack",
     "coverage": "studies.coverage:Coverage",
+    "beyond": "studies.beyond:Beyond",
 }
 
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {  # other settings that `all` runs, too

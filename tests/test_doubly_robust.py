@@ -112,11 +112,14 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
     if with_q:
         other, phi = doubly_robust(cut, arrays, q, v, 0.9, True)
         x, y = np.array(psi), np.array(psi) - np.array(phi)
-        for k in range(3):
-            x[ids == k] -= x[ids == k].mean()
-            y[ids == k] -= y[ids == k].mean()
+        for b in range(3):
+            x[ids == b] -= x[ids == b].mean()
+            y[ids == b] -= y[ids == b].mean()
         c = min(max(float(x @ y / (y @ y)), 0.0), 1.0)
-        want = plain - c * (plain - other)
+        direct = float(np.mean(v[arrays.offsets[:-1]]))
+        error = reference.standard_error(phi, ids)
+        k = (other - direct) ** 2 / ((other - direct) ** 2 + error**2 / 2)
+        want = plain - c * (plain - (direct + k * (other - direct)))
         psi = [a - c * (a - b) for a, b in zip(psi, phi, strict=True)]
     got = evaluate_log_probs(
         *arrays, estimators="auto", gamma=0.9, baseline=(q, v) if with_q else None
@@ -237,8 +240,10 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
         if name == "auto":  # c stays as it was found
             if got.report["truncated"] or again["auto"].report["truncated"]:
                 continue
-            c = got.report["c"]
-            want = (1 - c) * again["NFIS"].value + c * again["FWDR"].value
+            c, start = got.report["c"], v[starts].mean()
+            whole = evaluate_log_probs(*data.arrays, estimators="FWDR", baseline=(q, v))["FWDR"]
+            left_out = c * (1 - got.report["k"]) * (whole.value - start)
+            want = (1 - c) * again["NFIS"].value + c * again["FWDR"].value - left_out
         else:
             want = again[name].value
         assert replicate == pytest.approx(want, rel=1e-9, abs=1e-10)

@@ -43,6 +43,7 @@ from tests.reference import Data
 from tests.small_mdps import MDP
 
 ALL = list(WEIGHTED)
+COMMON = [*ALL, "DM", "FWDR", "auto"]
 BASIC = [name for name in ALL if ESTIMATORS[name].scheme == "basic"]
 
 
@@ -114,11 +115,12 @@ def test_continuous_actions_have_densities_above_one(space: spaces.Box | None) -
         buffer.append(x, actions, rewards, acting.log_prob(x, actions), k, terminated=True)
     data = buffer.view()
     assert data.log_probs.max() > 1  # a density, not a probability
-    got = evaluate(data, narrow[2], gamma=0.9)
+    got = evaluate(data, narrow[2], gamma=0.9, estimators=ALL)
     rows = np.stack([p.log_prob(data.observations, data.actions) for p in narrow[:2]])
     target = narrow[2].log_prob(data.observations, data.actions)
     arrays = Data(target, rows, behaviours_of(data).ids, data.rewards, data.offsets)
-    assert_same(evaluate_log_probs(*arrays, gamma=0.9, density=True), got, rtol=1e-12)
+    again = evaluate_log_probs(*arrays, estimators=ALL, gamma=0.9, density=True)
+    assert_same(again, got, rtol=1e-12)
     for name in ("BIS", "FIS", "NFIS"):
         want = reference.estimate(name, arrays, gamma=0.9)
         assert got[name].value == pytest.approx(want.value, rel=1e-10)
@@ -298,7 +300,7 @@ def test_changes_inside_episodes_agree_with_the_arrays_of_the_sequences() -> Non
     arrays = Data(
         TARGET.log_prob(data.observations, actions), rows, ids, data.rewards, data.offsets
     )
-    got = evaluate(data, TARGET, gamma=0.9)
+    got = evaluate(data, TARGET, gamma=0.9, q_model=None)
     for name, other in evaluate_log_probs(*arrays, gamma=0.9).items():
         assert got[name].value == other.value
         np.testing.assert_array_equal(got[name].influence, other.influence)
@@ -344,7 +346,7 @@ def test_without_the_policies_there_are_only_basic_weights(tmp_path: Path) -> No
     loaded = Trajectories.load(tmp_path / "file")
     assert all(isinstance(policy, UnavailablePolicy) for policy in loaded.policies)
     got = evaluate(loaded, data.target)
-    assert list(got) == BASIC
+    assert list(got) == [*BASIC, "DM"]
     want = evaluate(data.trajectories, data.target, estimators=BASIC)
     for name in BASIC:
         assert got[name].value == want[name].value
@@ -391,7 +393,7 @@ def test_ea_needs_all_probabilities_of_the_target() -> None:
 def test_ea_makes_no_bets() -> None:
     data = recorded(8, horizon=1)
     options: dict[str, Any] = {"interval": "betting", "reward_range": (-1, 2)}
-    assert list(evaluate(data.trajectories, data.target, **options)) == ALL
+    assert list(evaluate(data.trajectories, data.target, **options)) == [*ALL, "FWDR", "auto"]
     with pytest.raises(ValueError, match=r"betting.*EA"):
         evaluate(data.trajectories, data.target, estimators="EA", **options)
 
@@ -551,8 +553,8 @@ def results() -> Evaluation:
 
 def test_an_evaluation_is_a_mapping_that_names_what_it_has() -> None:
     got = results()
-    assert list(got) == ALL
-    assert len(got) == len(ALL)
+    assert list(got) == COMMON
+    assert len(got) == len(COMMON)
     assert "FIS" in got
     assert "EA" not in got
     with pytest.raises(KeyError, match="'EA' was not evaluated; there are BIS, BCIS"):
@@ -618,7 +620,9 @@ def test_green_results_give_no_reasons() -> None:
     half = np.full(n, np.log(0.5))
     got = evaluate_log_probs(half, [half], [0] * n, np.arange(n) % 2, np.arange(n + 1))
     assert {e.verdict.colour for e in got.values()} == {"green"}
-    assert len(str(got).splitlines()) == 3 + len(ALL)
+    lines = str(got).splitlines()
+    assert len(lines) == 3 + len(got) + 1
+    assert lines[-1] == "auto: truncated = 0"
     assert not any(e.verdict.advice for e in got.values())
 
 
@@ -649,7 +653,8 @@ def test_json_is_strict_and_complete(counts: tuple[int, ...], tmp_path: Path) ->
         d = estimate["diagnostics"]
         fields = {field.name for field in dataclasses.fields(got[name].diagnostics)}
         assert fields - {"log_last"} <= set(d)
-        assert len(d["ess_curve"]) == int(data.trajectories.lengths.max())
+        steps = 1 if name == "DM" else int(data.trajectories.lengths.max())
+        assert len(d["ess_curve"]) == steps
         if counts == (1,):
             assert estimate["standard_error"] is None
             assert estimate["interval"]["low"] is None
@@ -670,7 +675,7 @@ def test_a_frame_has_a_row_an_estimator() -> None:
     pytest.importorskip("pandas")
     got = results()
     frame = got.to_frame()
-    assert list(frame.index) == ALL
+    assert list(frame.index) == COMMON
     assert frame.loc["NFIS", "value"] == got["NFIS"].value
     assert set(frame.columns) >= {"standard_error", "low", "high", "ess", "verdict"}
 

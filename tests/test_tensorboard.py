@@ -142,7 +142,9 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
         writer.add_evaluation(evaluation, 5)
         writer.add_report(evaluation, made.trajectories, made.target, 5, hparams, truth=0.75)
     events = read(tmp_path)
-    assert sorted(events.Tags()["images"]) == ["ope/ess_over_time", "ope/policy_overlap"]
+    assert sorted(events.Tags()["images"]) == [
+        "ope/ess_over_time", "ope/forest", "ope/policy_overlap", "ope/weights",
+    ]  # fmt: skip
     for tag in events.Tags()["images"]:
         (image,) = events.Images(tag)
         assert image.encoded_image_string.startswith(b"\x89PNG")
