@@ -179,7 +179,8 @@ def _auto(problem: Problem, c: Composition) -> Computed:
     share of the correction that lowers the variance: a free meter of the q model. W corrects the
     model by a noisy term d; where d is no larger than its noise the model needs no correction, and
     most of d is left out. The error stays that of N - c (N - W): what k takes out is not claimed as
-    precision. ESS and verdict are those of the weights before truncation. Bootstrap replicates keep c and k.
+    precision. ESS and verdict are those of the weights before truncation. Bootstrap replicates keep
+    c and k.
     """
     cut = problem.truncated
     plain = _weighted(cut, dataclasses.replace(c, method="weighted"))
