@@ -7,6 +7,7 @@ with an exact, a fitted and a wrong q. Everything is paired: all estimators see 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -155,7 +156,8 @@ class Beyond(Study):
         again = np.einsum("br,rce->bce", resample(len(errors)), squares)
         mse = squares.mean(axis=0)
         base = NAMES.index("NFIS")
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # few runs: noise may exceed all errors
             logs = 0.5 * (np.log(again) - np.log(again[..., base : base + 1]))
             ratio = np.sqrt(mse / mse[:, base : base + 1])
             low, high = np.exp(np.nanpercentile(logs, (2.5, 97.5), axis=0))

@@ -27,6 +27,7 @@ def results_of(
             yield span, study.run(seeds_of(seed, span, study.name))
         return
     others = set(multiprocessing.active_children())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set before they start
     # spawn: the parent may have threads (numba, BLAS), which do not survive a fork
     pool = ProcessPoolExecutor(
         min(workers, len(todo)), multiprocessing.get_context("spawn"), _die_with_parent

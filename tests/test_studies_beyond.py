@@ -1,0 +1,78 @@
+"""The study `beyond` in miniature."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ope_gym import Policy, Trajectories, Uniform, baselines, evaluate
+from studies import beyond, load_study, small_grid
+from studies.beyond import NAMES, Beyond, Mistaken
+from studies.frame import plain
+from studies.seeds import seeds_of
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
+    """Two regimes of the grid, and a linear model in the place of the slow one."""
+    regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
+    monkeypatch.setattr(beyond, "grid", lambda: regimes)
+    monkeypatch.setattr(baselines, "DynamicsQ", baselines.LinearQ)
+    return Beyond(truth_rollouts=1000)
+
+
+def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
+    runs = small.run(seeds_of(0, (0, 2), small.name))
+    cases = beyond.cases()
+    assert runs["values"].shape == (2, len(cases), len(NAMES)) == (2, 8 + 2 * 3, len(NAMES))
+    assert np.all(np.isfinite(runs["values"]))
+    assert np.all((runs["c"] >= 0) & (runs["c"] <= 1))
+    again = small.run(seeds_of(0, (1, 2), small.name))
+    np.testing.assert_array_equal(again["values"][0], runs["values"][1])
+    summary = plain(small.summarise(runs), missing=float("nan"))
+    nfis, auto = NAMES.index("NFIS"), NAMES.index("auto")
+    ratio = np.array(summary["ratio"])
+    np.testing.assert_allclose(ratio[:, nfis], 1.0)
+    errors = runs["values"] - runs["truth"][..., None]
+    by_hand = (errors[:, 8, auto] ** 2).mean() / (errors[:, 8, nfis] ** 2).mean()
+    assert ratio[8, auto] == pytest.approx(np.sqrt(by_hand))
+    claims = small.claims(summary)
+    assert all(claim.source == "beyond the paper" for claim in claims)
+    assert {claim.with_runs(2).verdict for claim in claims} == {"undecided"}
+    table = small.table(summary)
+    assert "| CartPole-v1, return | linear q |" in table
+    assert "exact q" in table
+    assert len(small.picture(summary).axes) == 2
+
+
+def test_the_exact_q_is_the_truth_and_the_wrong_one_is_not() -> None:
+    regime = next(r for r in small_grid.grid() if r.horizon == 8)
+    data, target, truth = regime.simulate(np.random.default_rng(1))
+    found = {
+        q: evaluate(data, target, estimators=["DM"], q_model=beyond._grid_q(q, regime, data))["DM"]
+        for q in beyond.GRID_Q
+    }
+    exact = found["exact q"]
+    assert exact.value == pytest.approx(truth, abs=4 * exact.standard_error)
+    assert abs(found["wrong q"].value - truth) > 10 * exact.standard_error
+
+
+def test_a_mistaken_model_takes_left_for_right() -> None:
+    class Seen:
+        actions: Any = None
+
+        def fit(self, data: Trajectories, target: Policy, **_: Any) -> Any:
+            self.actions = np.asarray(data.actions)
+            return self
+
+    data = Trajectories.from_arrays(
+        np.zeros((3, 1)), [0, 1, 1], [1.0, 1.0, 1.0], np.log([0.5, 0.5, 0.5]), offsets=[0, 1, 3],
+        policies=[Uniform(2)], terminated=True,
+    )  # fmt: skip
+    seen = Seen()
+    Mistaken(seen).fit(data, Uniform(2), gamma=1.0, horizon=2, rng=np.random.default_rng(0))
+    assert seen.actions.tolist() == [1, 0, 0]
+
+
+def test_it_is_registered() -> None:
+    assert isinstance(load_study("beyond"), Beyond)
