@@ -85,7 +85,7 @@ class Check:
 
     @property
     def _widened(self) -> float:
-        """Standard error of the estimate as in its ess-t interval; NaN for an ESS of 1."""
+        """Plain standard error of the estimate, widened for its ESS; NaN for an ESS of 1."""
         ess = self.estimate.diagnostics.ess
         if not ess > 1.0 + 1e-9:
             return math.nan

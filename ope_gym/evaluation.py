@@ -325,7 +325,8 @@ class Evaluator:
 
     @property
     def _longest(self) -> int:
-        return max(int(self.data.lengths.max()), self._options.horizon or 0)
+        """The time limit; `horizon` is for betting, and may be loose."""
+        return max(int(self.data.lengths.max()), self.data.horizon or 0)
 
     def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
         from ope_gym.baselines.contract import Baseline, cross_fit
@@ -492,12 +493,14 @@ def _estimate(
     elif not np.isfinite(error):
         interval = intervals.undefined(options.level, options.interval)
     else:
-        replicates = computed.replicates(resamples)
+        pooled = intervals.Resamples(strata, resamples.replicates, resamples.seed)
+        replicates = computed.replicates(pooled if computed.pooled else resamples)
+        resamples.done(replicates.size)
         lost = int(np.count_nonzero(~np.isfinite(replicates)))
         if lost:
             notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
         interval = (
-            intervals.bca(replicates, result.value, result.influence, sample.strata, options.level)
+            intervals.bca(replicates, result.value, result.influence, strata, options.level)
             if options.interval == "bca"
             else intervals.percentile(replicates, options.level)
         )

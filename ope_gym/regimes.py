@@ -60,10 +60,10 @@ def cautions(regime: str, scheme: str) -> tuple[str, ...]:
             "in-sample, optimistic: the target learned from these episodes (or nothing says that "
             "it did not); evaluate it on held-out ones, data='held-out'",
         )
-    if regime == "adaptive" and scheme not in ("", "basic"):
+    if regime == "adaptive" and scheme != "basic":
         return (
-            "adaptive: policies that learned from earlier episodes are part of the mixture, which "
-            "biases it; BIS and ADR stay right",
+            "adaptive: which episodes there are depends on earlier rewards, which biases mixtures "
+            "and averages; BIS and ADR stay right",
         )
     return ()
 

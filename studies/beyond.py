@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from agents.blackjack import value
-from ope_gym import Policy, Trajectories, evaluate
+from ope_gym import Evaluation, Policy, Trajectories, evaluate
 from ope_gym.baselines.contract import ActionValues, Baseline, QModel
 from studies.blackjack import SCHEDULES, Blackjack
 from studies.blackjack_simulation import rollouts as games
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
     from studies.claims import Claim
 
-NAMES = ("NFIS", "auto", "FWDR", "FDR", "DM", "MAGIC", "FISCV", "FIS")
-GRID_Q = ("exact q", "fitted q", "wrong q")
+ASKED = ("NFIS", "auto", "FWDR", "WDR", "FDR", "DR", "DM", "MAGIC", "FISCV", "FIS")
+UNSHRUNK = "auto, k = 1"  # as it would be if all of the correction were believed
+GRID_Q = ("exact q", "fitted q", "shifted q", "wrong q")
+NAMES = (*ASKED[:2], UNSHRUNK, *ASKED[2:])
+GRID_SEED = 1  # other MDPs than the ones that auto was designed on
 _CARTPOLE: tuple[
     tuple[Literal["CartPole-v1", "CartPole-v0"], Literal["return", "reward-to-go"]], ...
 ]
@@ -60,9 +63,10 @@ def cases() -> list[Case]:
     made += [
         Case("CartPole", "CartPole-v1, return", "dynamics q"),
         Case("CartPole", "CartPole-v1, return", "wrong dynamics q"),
+        Case("CartPole", "CartPole-v1, reward-to-go", "dynamics q"),
     ]
     made += [Case("Blackjack", f"Blackjack-v1, {schedule}", "tabular q") for schedule in SCHEDULES]
-    return made + [Case("grid", regime.name, q) for regime in grid() for q in GRID_Q]
+    return made + [Case("grid", regime.name, q) for regime in grid(GRID_SEED) for q in GRID_Q]
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,10 @@ class Beyond(Study):
         cartpole, blackjack, small = streams(seed, 3)
         yield from self._cartpole(cartpole)
         yield from self._blackjack(blackjack)
-        for regime in grid():
+        for regime in grid(GRID_SEED):
             data, target, truth = regime.simulate(small)
             for q in GRID_Q:
-                found = evaluate(data, target, estimators=NAMES, q_model=_grid_q(q, regime, data))
+                found = evaluate(data, target, estimators=ASKED, q_model=_grid_q(q, regime, data))
                 yield _values(found), truth, 0.0, found["auto"].report["c"]
 
     def _cartpole(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
@@ -131,11 +135,11 @@ class Beyond(Study):
             data = batches[0].merge(*batches[1:])
             truth, error = mean_return(target, self.truth_rollouts, horizon, rng)
             kept.append((data, target, truth, error**2))
-            found = evaluate(data, target, estimators=NAMES, q_model=LinearQ())
+            found = evaluate(data, target, estimators=ASKED, q_model=LinearQ())
             yield _values(found), truth, error**2, found["auto"].report["c"]
-        data, target, truth, noise = kept[0]
-        for model in (DynamicsQ(), Mistaken(DynamicsQ())):
-            found = evaluate(data, target, estimators=NAMES, q_model=model)
+        for which, model in ((0, DynamicsQ()), (0, Mistaken(DynamicsQ())), (1, DynamicsQ())):
+            data, target, truth, noise = kept[which]
+            found = evaluate(data, target, estimators=ASKED, q_model=model)
             yield _values(found), truth, noise, found["auto"].report["c"]
 
     def _blackjack(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
@@ -146,7 +150,7 @@ class Beyond(Study):
             policies = study.train(schedule, rng)
             target = policies[-1]
             data = games(policies, study.rollouts, rng)
-            found = evaluate(data, target, estimators=NAMES, q_model=TabularQ())
+            found = evaluate(data, target, estimators=ASKED, q_model=TabularQ())
             yield _values(found), value(target), 0.0, found["auto"].report["c"]
 
     def summarise(self, runs: Runs) -> Summary:
@@ -197,19 +201,27 @@ class Beyond(Study):
         return beyond_figure(summary)
 
 
-def _values(found: object) -> Array:
-    return np.array([found[name].value for name in NAMES])  # type: ignore[index]
+def _values(found: Evaluation) -> Array:
+    values = {name: found[name].value for name in ASKED}
+    values[UNSHRUNK] = values["auto"] + found["auto"].report["left out"]
+    return np.array([values[name] for name in NAMES])
 
 
 def _grid_q(kind: str, regime: Regime, data: Trajectories) -> Baseline | QModel:
-    """The exact q; a linear fit, which is a right model here; or the exact q of other states."""
+    """The exact q; a linear fit, which is a right model here; the exact q of other states.
+
+    Or the exact q shifted by a tenth of the value: of the right shape, at a wrong level.
+    """
     from ope_gym.baselines import LinearQ
 
     if kind == "fitted q":
         return LinearQ()
     q = regime.exact_q(regime.target)
     v = np.sum(table(regime.target, regime.states) * q, axis=2)
-    if kind == "wrong q":
+    if kind == "shifted q":
+        shift = 0.1 * regime.value(regime.target)
+        q, v = q + shift, v + shift
+    elif kind == "wrong q":
         order = np.roll(np.arange(regime.states), 1)
         q = 1.5 * q[:, order]
         v = np.sum(table(regime.target, regime.states) * q, axis=2)

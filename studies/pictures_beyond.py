@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = {"auto": "#0072B2", "FWDR": "#E69F00", "DM": "#009E73", "MAGIC": "#CC79A7"}
-_GRID = {"exact q": "#009E73", "fitted q": "#0072B2", "wrong q": "#D55E00"}
+_GRID = {"exact q": "#009E73", "fitted q": "#0072B2", "shifted q": "#CC79A7", "wrong q": "#D55E00"}
 
 
 def beyond_figure(summary: Summary) -> Figure:

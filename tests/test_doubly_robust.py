@@ -117,7 +117,8 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
             y[ids == b] -= y[ids == b].mean()
         c = min(max(float(x @ y / (y @ y)), 0.0), 1.0)
         direct = float(np.mean(v[arrays.offsets[:-1]]))
-        error = reference.standard_error(phi, ids)
+        spread = [a - b for a, b in zip(phi, v[arrays.offsets[:-1]], strict=True)]
+        error = reference.standard_error(spread, ids)
         k = (other - direct) ** 2 / ((other - direct) ** 2 + error**2 / 2)
         want = plain - c * (plain - (direct + k * (other - direct)))
         psi = [a - c * (a - b) for a, b in zip(psi, phi, strict=True)]
@@ -227,6 +228,7 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
     got = evaluate_log_probs(*data.arrays, baseline=(q, v), **options)[name]
     assert got.replicates is not None
     (counts,) = Resamples(data.arrays.behaviour_ids, 5, 3)
+    counts = np.rint(counts * 210)  # 5, 6 and 7 draws of 6, 7 and 8: whole numbers
     lengths = np.diff(data.arrays.offsets)
     starts = data.arrays.offsets[:-1]
     for drawn, replicate in zip(counts.astype(int), got.replicates, strict=True):

@@ -151,16 +151,34 @@ def draws(strata: ArrayLike, replicates: int, seed: int) -> Array:
     return np.concatenate(list(Resamples(np.asarray(strata), replicates, seed)))
 
 
+def copies(strata: ArrayLike, replicates: int, seed: int) -> NDArray[np.int64]:
+    """The draws as whole numbers: all counts times what makes them so."""
+    found = draws(strata, replicates, seed)
+    times = math.lcm(*(int(size) - 1 for size in np.bincount(np.asarray(strata)) if size > 1))
+    whole = np.rint(found * times)
+    np.testing.assert_allclose(found * times, whole, atol=1e-6)
+    return whole.astype(np.int64)
+
+
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_replicates_spread_like_the_standard_error_however_few_a_stratum_has(size: int) -> None:
+    """Mean of psi: the variance of replicates is SE^2; 20,000 of them know it to 1 %."""
+    rng = np.random.default_rng(size)
+    strata = np.repeat(np.arange(60 // size), size)
+    psi = rng.normal(size=60)
+    replicates = intervals.bootstrap_plain(psi, Resamples(strata, 20_000, 0))
+    assert replicates.std() == pytest.approx(standard_error(psi, strata), rel=0.03)
+
+
 def test_draws_are_with_replacement_inside_strata() -> None:
     strata = np.array([2, 0, 2, 2, 0, 5, 5])
     counts = draws(strata, 4000, 1)
     assert counts.shape == (4000, 7)
     for k in (0, 2, 5):
-        assert np.all(counts[:, strata == k].sum(axis=1) == np.sum(strata == k))
-    # multinomial: mean 1, variance (m - 1) / m of a stratum of m
+        np.testing.assert_allclose(counts[:, strata == k].sum(axis=1), np.sum(strata == k))
+    # m - 1 draws of a stratum of m, each counted m / (m - 1) times: mean 1, variance 1
     np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / math.sqrt(4000))
-    m = np.array([3, 2, 3, 3, 2, 2, 2])
-    np.testing.assert_allclose(counts.var(axis=0), (m - 1) / m, atol=0.07)
+    np.testing.assert_allclose(counts.var(axis=0), 1, atol=0.1)
     np.testing.assert_array_equal(counts, draws(strata, 4000, 1))
     assert not np.array_equal(counts, draws(strata, 4000, 2))
 
@@ -195,7 +213,7 @@ def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
     got = evaluate_log_probs(
         *data, estimators=name, interval="percentile", resamples=25, rng=5, level=0.8, **options
     )[name]
-    counts = draws(data.behaviour_ids.tolist(), 25, 5).astype(int)
+    counts = copies(data.behaviour_ids.tolist(), 25, 5)
     loop = np.array([
         value_of(name, pick(data, np.repeat(np.arange(16), row)), **options) for row in counts
     ])  # fmt: skip
@@ -212,7 +230,7 @@ def test_the_bootstrap_of_the_empirical_average_is_such_a_loop() -> None:
         data.trajectories, data.target, estimators="EA", interval="bca", resamples=30, rng=3
     )["EA"]
     starts = data.trajectories.policy_ids[data.trajectories.offsets[:-1]]
-    counts = draws(starts.tolist(), 30, 3).astype(int)
+    counts = copies(starts.tolist(), 30, 3)
     loop = [
         evaluate(
             data.trajectories.select(episodes=np.repeat(np.arange(16), row)),
@@ -727,7 +745,7 @@ def test_paired_replicates_are_those_of_a_loop_on_the_same_draws() -> None:
         for t in (data.target, other)
     )
     ids = data.arrays.behaviour_ids.tolist()
-    for replicate, row in enumerate(draws(ids, 12, 0).astype(int)):
+    for replicate, row in enumerate(copies(ids, 12, 0)):
         chosen = data.trajectories.select(episodes=np.repeat(np.arange(13), row))
         values = [
             evaluate(chosen, t, estimators="NFIS")["NFIS"].value for t in (data.target, other)

@@ -233,9 +233,10 @@ def test_replicates_are_the_estimator_on_drawn_episodes(
     replicates = bootstrap_magic(
         got, log_w, residuals, data.offsets, GAMMA, start, columns, resamples
     )
-    drawn = np.concatenate(list(resamples))
+    sizes = np.bincount(data.behaviour_ids)
+    drawn = np.concatenate(list(resamples)) * math.lcm(*(int(size) - 1 for size in sizes))
     for counts, replicate in zip(drawn, replicates, strict=True):
-        picks = np.repeat(np.arange(16), counts.astype(int))
+        picks = np.repeat(np.arange(16), np.rint(counts).astype(int))
         rows = np.concatenate([np.arange(data.offsets[j], data.offsets[j + 1]) for j in picks])
         some = builders.pick(data, picks)
         parts = np.array([

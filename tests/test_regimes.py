@@ -63,7 +63,7 @@ def test_the_regime(
             assert "in-sample, optimistic" in str(estimate.verdict)
         elif want == "adaptive":
             caution = "adaptive" in str(estimate.verdict)
-            assert caution == (name not in ("BIS", "BCIS", "NBIS", "NBCIS", "DM", "EA")), name
+            assert caution == (name not in ("BIS", "BCIS", "NBIS", "NBCIS")), name
         else:
             assert "adaptive" not in str(estimate.verdict)
     if want in ("held-out", "fresh"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate
+from ope_gym.baselines import Baseline
 from ope_gym.methods import METHODS
 from tests.builders import Recorded, recorded
 
@@ -129,3 +130,37 @@ def test_one_episode_or_none_is_told(name: str) -> None:
     assert math.isnan(got.interval.low)
     with pytest.raises(ValueError, match="trajectories is empty"):
         ask(name, data, one.select(episodes=[]))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-200])
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in ("EA", "FISCV")])
+def test_a_discount_that_forgets_leaves_the_first_step(name: str, gamma: float) -> None:
+    """As if the first step of each episode were all that was recorded.
+
+    But for FISCV, whose controls are whole trajectories; such weigh the rounds of ADR, too.
+    """
+    data = data_for(name, 3)
+    old = data.trajectories
+    first = old.offsets[:-1]
+    short = Trajectories.from_arrays(
+        np.asarray(old.observations)[first], np.asarray(old.actions)[first], old.rewards[first],
+        old.log_probs[first], offsets=np.arange(len(old) + 1), policies=old.policies,
+        policy_ids=old.policy_ids[first], terminated=True, held_out=True,
+        observation_space=old.observation_space, action_space=old.action_space, horizon=1,
+    )  # fmt: skip
+    q, v = np.random.default_rng(0).normal(size=(2, old.n_steps))
+    whole = ask(name, data, gamma=gamma, q_model=Baseline(q, v))
+    part = ask(name, data, short, q_model=Baseline(q[first], v[first]))
+    if name == "ADR":
+        assert whole.value == pytest.approx(part.value, abs=0.2 * part.standard_error)
+    elif name != "MAGIC" or gamma == 0.0:  # two steps are left of the other, and their ESS
+        assert whole.value == pytest.approx(part.value, rel=1e-10)
+        assert whole.standard_error == pytest.approx(part.standard_error, rel=1e-10)
+
+
+@pytest.mark.parametrize("interval", ["percentile", "bca"])
+def test_rounds_of_an_adaptive_experiment_are_drawn_together(interval: str) -> None:
+    """40 rounds of two episodes: replicates spread like the error, 1,000 of them to 2 %."""
+    data = recorded(4, (2,) * 40, horizon=3, held_out=True)
+    got = ask("ADR", data, interval=interval)
+    assert got.replicates.std() == pytest.approx(got.standard_error, rel=0.1)

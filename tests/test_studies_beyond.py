@@ -16,7 +16,7 @@ from studies.seeds import seeds_of
 def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
     """Two regimes of the grid, and a linear model in the place of the slow one."""
     regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
-    monkeypatch.setattr(beyond, "grid", lambda: regimes)
+    monkeypatch.setattr(beyond, "grid", lambda seed: regimes)
     monkeypatch.setattr(baselines, "DynamicsQ", baselines.LinearQ)
     return Beyond(truth_rollouts=1000)
 
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
 def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
     runs = small.run(seeds_of(0, (0, 2), small.name))
     cases = beyond.cases()
-    assert runs["values"].shape == (2, len(cases), len(NAMES)) == (2, 8 + 2 * 3, len(NAMES))
+    assert runs["values"].shape == (2, len(cases), len(NAMES)) == (2, 9 + 2 * 4, len(NAMES))
     assert np.all(np.isfinite(runs["values"]))
     assert np.all((runs["c"] >= 0) & (runs["c"] <= 1))
     again = small.run(seeds_of(0, (1, 2), small.name))
@@ -34,8 +34,8 @@ def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
     ratio = np.array(summary["ratio"])
     np.testing.assert_allclose(ratio[:, nfis], 1.0)
     errors = runs["values"] - runs["truth"][..., None]
-    by_hand = (errors[:, 8, auto] ** 2).mean() / (errors[:, 8, nfis] ** 2).mean()
-    assert ratio[8, auto] == pytest.approx(np.sqrt(by_hand))
+    by_hand = (errors[:, 9, auto] ** 2).mean() / (errors[:, 9, nfis] ** 2).mean()
+    assert ratio[9, auto] == pytest.approx(np.sqrt(by_hand))
     claims = small.claims(summary)
     assert all(claim.source == "beyond the paper" for claim in claims)
     assert {claim.with_runs(2).verdict for claim in claims} == {"undecided"}

@@ -130,6 +130,7 @@ class _Model:
 
     rewards: FloatArray
     moves: Any
+    moved: FloatArray  # (S, A) steps after which the next state, or the end, is known
     seen: FloatArray
     probs: FloatArray
     gamma: float
@@ -152,25 +153,21 @@ class _Model:
         inside = (to < n_states) & (moved > 0)
         share = moved[inside] / total[pair[inside]]
         moves = csr_matrix((share, (pair[inside], to[inside])), shape=(seen.size, n_states))
-        return cls(paid / np.maximum(seen, 1), moves, seen, probs, gamma)
+        return cls(paid / np.maximum(seen, 1), moves, total.reshape(seen.shape), seen, probs, gamma)
 
     def backup(self, q: FloatArray) -> FloatArray:
         """(S, A) one step more."""
         v = np.einsum("sa,sa->s", self.probs, q)
-        ahead = (self.moves @ v).reshape(q.shape)
+        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # of steps that were cut off
         return self.filled(np.asarray(self.rewards + self.gamma * ahead))
-
-    def filled(self, q: FloatArray) -> FloatArray:
-        """Actions never seen in a state are given the mean of those seen there."""
-        known = self.seen > 0
-        count = known.sum(axis=1)
-        mean = np.where(known, q, 0.0).sum(axis=1) / np.maximum(count, 1)
-        mean[count == 0] = self.overall(q)
-        return np.where(known, q, mean[:, None])
 
     def overall(self, q: FloatArray) -> float:
         """The mean over the recorded steps."""
         return float(np.sum(self.seen * q) / max(self.seen.sum(), 1.0))
+
+    def filled(self, q: FloatArray) -> FloatArray:
+        """Actions never seen in a state are given the mean of those seen there."""
+        return _fill(q, self.seen)
 
     def fixed_point(self) -> FloatArray:
         """(S, A) q = r + gamma P_pi q, the mean of seen actions standing for unseen ones.
@@ -257,3 +254,12 @@ def _by_fold(
         minlength=folds * size,
     )
     return np.asarray(whole - own.reshape(folds, size))
+
+
+def _fill(values: FloatArray, seen: FloatArray) -> FloatArray:
+    """(S, A) values where `seen`; elsewhere the mean of those seen in the state, or of all."""
+    known = seen > 0
+    count = known.sum(axis=1)
+    mean = np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1)
+    mean[count == 0] = float(np.sum(seen * values) / max(seen.sum(), 1.0))
+    return np.where(known, values, mean[:, None])

@@ -3,9 +3,10 @@
     s' = s + f_a(s),    r = g_a(s),    P(end | s, a) = σ(h(s') + h_a)
 
 f_a and g_a are polynomials of the standardised state, one an action, by least squares; h is a
-polynomial of degree 2 of the *predicted* next state, by logistic regression, because the state
-after the last step is not recorded. An episode cut off by the time limit did not end by itself.
-Only the mean of the increment is learned: noise of the transitions is not.
+polynomial of degree 2 of the next state, by logistic regression: the one that was seen, or the
+predicted one after the last step of an episode, which is not recorded. An episode cut off by the
+time limit did not end by itself. Only the mean of the increment is learned: noise of the
+transitions is not.
 """
 
 from __future__ import annotations
