@@ -33,12 +33,10 @@ from tqdm import tqdm
 
 import ope_gym
 from agents import Agent, make_agent
-from ope_gym import Evaluation, Trajectories, baselines
+from ope_gym import Evaluation, Trajectories
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
-
-Q_MODELS = {"linear": "LinearQ", "dynamics": "DynamicsQ", "network": "NetworkQ"}
 
 
 def option(default: Any, text: str, **more: Any) -> Any:
@@ -68,7 +66,8 @@ class Args:
     q_model: str = option(
         "default", "what auto and the doubly robust estimators learn action values with: default "
         "(tabular or linear, by the observations), linear, dynamics (a learned model of the "
-        "environment), network or none", choices=("default", *Q_MODELS, "none"),
+        "environment; slow, since it is fitted anew for every policy), network or none",
+        choices=("default", "tabular", "linear", "dynamics", "network", "none"),
     )  # fmt: skip
     level: float = option(0.95, "confidence level of the intervals")
     interval: str = option(
@@ -177,19 +176,13 @@ class Run:
         self.complete = len(self.env.buffer)
         return float(fresh.returns(self.args.gamma).mean())
 
-    def q_model(self) -> Any:
-        """The q model that --q-model names."""
-        name = self.args.q_model
-        if name in Q_MODELS:
-            return getattr(baselines, Q_MODELS[name])()
-        return None if name == "none" else name
-
     def evaluate(self, **options: Any) -> Evaluation:
         """The current policy, from what was recorded so far."""
         args = self.args
         return ope_gym.evaluate(
             self.data(), self.agent.policy, estimators=args.estimators, gamma=args.gamma,
-            level=args.level, rng=args.seed, q_model=self.q_model(), **options,
+            level=args.level, rng=args.seed,
+            q_model=None if args.q_model == "none" else args.q_model, **options,
         )  # fmt: skip
 
 

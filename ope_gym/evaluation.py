@@ -81,9 +81,10 @@ def evaluate(
         data: "all" episodes, or only the "held-out" ones.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
             it was not; None to tell it from the recorded policies (see `ope_gym.regimes`).
-        q_model: a model of `ope_gym.baselines` for the estimators that need one; "default" takes
-            `TabularQ` for discrete observations and `LinearQ` for arrays of numbers; None for none;
-            or a `Baseline`, the values q and v at every step.
+        q_model: a model of `ope_gym.baselines` for the estimators that need one, or its name
+            ("tabular", "linear", "dynamics", "network"); "default" is tabular for discrete
+            observations and linear for arrays of numbers; None for none; or a `Baseline`, the
+            values q and v at every step.
         gamma: discount within [0, 1].
         cap: upper bound of the weights of capped estimators.
         interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards; made
@@ -137,6 +138,11 @@ class Evaluator:
         from ope_gym import kernels
         from ope_gym.likelihood import behaviours_of
 
+        if not hasattr(trajectories, "view"):
+            raise TypeError(
+                f"trajectories is {trajectories!r}: give Trajectories or a TrajectoryBuffer, such "
+                "as the `buffer` of a recorder, or Trajectories.load(path)"
+            )
         whole = trajectories.view()
         if not len(whole):
             raise ValueError("trajectories is empty: record at least one episode first")
@@ -170,7 +176,8 @@ class Evaluator:
         if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
             raise TypeError(
                 f"target is {target!r}, which has no log_prob and sample: give a policy of "
-                "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write one"
+                "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write "
+                "one; a recorded policy is trajectories.policies[k]"
             )
         data, offsets, options = self.data, self._offsets, self._options
         model = self._resolve(target)
@@ -227,15 +234,15 @@ class Evaluator:
         """The q model, if one may be needed: as given, or the default for these observations."""
         if self._named is not None and not any(_uses_q(name) for name in self._named):
             return None
-        if self._q_model != "default":
-            if isinstance(self._q_model, str):
-                raise ValueError(
-                    f"q_model is {self._q_model!r}; give 'default', None, a model of "
-                    "ope_gym.baselines or a Baseline"
-                )
-            return self._q_model
-        from ope_gym.baselines.choice import default_model
+        from ope_gym.baselines.choice import default_model, named_model
 
+        model = self._q_model
+        if isinstance(model, type):
+            raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
+        if not isinstance(model, str):
+            return model
+        if model != "default":
+            return named_model(model)
         return default_model(self.data, target) if len(self.data) > 1 else None
 
     def _require(self, names: Iterable[str], model: object) -> None:

@@ -270,7 +270,7 @@ class Evaluation(Mapping[str, Estimate]):
         sample, first = self.sample, next(iter(self.values()))
         behaviours = np.count_nonzero(sample.counts)
         head = (
-            f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
+            f"{_count(sample.trajectories, 'episode')}, {_count(sample.steps, 'step')}, "
             f"{behaviours} behaviour{'' if behaviours == 1 else 's'}, gamma {sample.gamma:g}; "
             f"data: {label(sample.regime)}"
         )
@@ -323,6 +323,10 @@ class Evaluation(Mapping[str, Estimate]):
             if e.report
         ]
         return [textwrap.fill(reason, 100, subsequent_indent="    ") for reason in reasons]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _number(value: float) -> float | None:

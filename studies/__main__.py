@@ -151,4 +151,7 @@ if __name__ == "__main__":
     code = main()
     if code == STOPPED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # not by way of the pool's threads: they may wait for workers that are gone
     sys.exit(code)

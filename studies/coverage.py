@@ -140,7 +140,7 @@ class Coverage(Study):
             for e, name in enumerate(names):
                 cells = [_cell(part, e, k) for k in range(len(kinds))]
                 lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        return "\n".join([*lines, "", *_loggers(summary)])
+        return "\n".join([*lines, "", *_loggers(summary), "", *_worst(summary)])
 
     def picture(self, summary: Summary) -> Figure:
         """Coverage against width, by source."""
@@ -215,6 +215,31 @@ def _loggers(summary: Summary) -> list[str]:
     lines += ["| loggers | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for kind, found in summary["parts"]["held-out"]["by_loggers"].items():
         lines.append(f"| {kind} | " + " | ".join(_percent(row[k]) for row in found) + " |")
+    return lines
+
+
+def _worst(summary: Summary) -> list[str]:
+    """The regimes in which ess-t covers least, and how often intervals are undefined."""
+    names, k = summary["names"], summary["kinds"].index("ess-t")
+    shown = [names.index(name) for name in ("NFIS", "auto") if name in names]
+    found = np.array(summary["by_regime"]["held-out"])[..., k]  # (regimes, E)
+    order = np.argsort(np.nan_to_num(found[:, shown].min(axis=1), nan=1.0))[:6]
+    sets = summary["data_sets"]["small"] / len(SOURCES) / len(summary["regimes"])
+    head = " | ".join(names[e] for e in shown)
+    missing = summary["parts"]["held-out"]["undefined"]
+    absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
+    lines = [
+        f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
+        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward (one "
+        "step, little noise), the error of auto is too small: it knows nothing of the errors of q "
+        f"that episodes share. Undefined intervals (of ess-t, left out above): {absent}.",
+        "",
+        f"| regime | {head} |",
+        "|---" * (len(shown) + 1) + "|",
+    ]
+    for r in order:
+        cells = " | ".join(_percent(found[r, e]) for e in shown)
+        lines.append(f"| {summary['regimes'][r]} | {cells} |")
     return lines
 
 

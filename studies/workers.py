@@ -44,8 +44,8 @@ def results_of(
     except BaseException:
         with deaf():
             for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
-            pool.shutdown(cancel_futures=True)
+                child.kill()
+            pool.shutdown(wait=False, cancel_futures=True)  # a worker may have died with a lock
         raise
     pool.shutdown()
 

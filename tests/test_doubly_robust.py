@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
-from ope_gym.baselines.contract import Baseline
+from ope_gym.baselines import Baseline, LinearQ, TabularQ
 from tests import reference, small_mdps
 from tests.builders import Recorded, pick, recorded
 from tests.reference import Data, Rows
@@ -335,7 +335,14 @@ def test_bad_baselines_are_named() -> None:
         evaluate_log_probs(*data.arrays, estimators="DR", baseline=(bad, good))
     with pytest.raises(ValueError, match=r"baseline has shape \(2,\)"):
         evaluate_log_probs(*data.arrays, estimators="DR", baseline=(good[:2], good))
-    with pytest.raises(ValueError, match="q_model is 'lineal'"):
+    with pytest.raises(TypeError, match=r"q_model is the class LinearQ: give LinearQ\(\)"):
+        evaluate(data.trajectories, data.target, estimators="DR", q_model=LinearQ)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"trajectories is 'file.ope': .*Trajectories.load"):
+        evaluate("file.ope", data.target)  # type: ignore[arg-type]
+    named = evaluate(data.trajectories, data.target, estimators="DM", q_model="tabular")["DM"]
+    model = evaluate(data.trajectories, data.target, estimators="DM", q_model=TabularQ())["DM"]
+    assert named.value == model.value
+    with pytest.raises(ValueError, match="q_model is 'lineal'; give 'default', 'tabular'"):
         evaluate(data.trajectories, data.target, estimators="DR", q_model="lineal")
     with pytest.raises(ValueError, match=r"interval='betting' bounds weighted means; DM is none"):
         evaluate(

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+
 from ope_gym import trees
 from ope_gym.baselines.contract import QModel
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.trajectories import Trajectories
 
 _WIDEST = 64  # numbers in an observation from which a quadratic model has too many features
+
+
+NAMED = {
+    "tabular": "tabular:TabularQ",
+    "linear": "linear:LinearQ",
+    "dynamics": "dynamics:DynamicsQ",
+    "network": "network:NetworkQ",
+}
+
+
+def named_model(name: str) -> QModel:
+    """The model of that name with its default settings."""
+    if name not in NAMED:
+        raise ValueError(
+            f"q_model is {name!r}; give 'default', {', '.join(map(repr, NAMED))}, None, a model of "
+            "ope_gym.baselines or a Baseline"
+        )
+    module, _, kind = NAMED[name].partition(":")
+    model: QModel = getattr(importlib.import_module(f"ope_gym.baselines.{module}"), kind)()
+    return model
 
 
 def default_model(data: Trajectories, target: Policy) -> QModel | None:
