@@ -27,6 +27,8 @@ ARRAYS_ONLY = (
     "methods",
     "magic",
     "control_variates",
+    "shard_sums",
+    "poisson",
 )
 HOSTS = {"sb3"}  # callbacks of training loops: they record and evaluate
 RECORDING = {

@@ -1,0 +1,196 @@
+"""Time and memory of evaluation in shards against evaluation in memory, and how they grow.
+
+    python benchmarks/scale.py                     growth with steps, policies and length
+    python benchmarks/scale.py --steps 100000000   one run of so many steps, shards made on the fly
+    python benchmarks/scale.py --steps 1000000 --way files --interval percentile
+
+Each run is a process of its own, which reports its largest resident memory. Shards are made from a
+seed whenever they are read and never stored, except with `--way files`; the time of making them is
+not part of the time of evaluating them. What is compiled is compiled before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
+from ope_gym.sharded import evaluate_shards
+
+ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
+SHARD = 250_000  # steps
+DRIFT = 0.3  # of the policies, from the first to the target
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: where the episodes are, how many steps, policies and steps an episode."""
+
+    way: str
+    steps: int
+    behaviours: int = 50
+    length: int = 500
+    interval: str = "ess-t"
+    scratch: bool = True
+
+
+def policies(behaviours: int) -> list[LinearSigmoid]:
+    """Linear policies that drift as those of a training loop; the last is the target."""
+    return [
+        LinearSigmoid(np.array([1.0, -0.5, 0.25, 1.0]) * shift)
+        for shift in np.linspace(0.0, DRIFT, behaviours + 1)
+    ]
+
+
+def make(case: Case, shard: int) -> Trajectories:
+    """The episodes of a shard, the same whenever they are made."""
+    rng = np.random.default_rng([1, shard])
+    episodes = max(1, min(SHARD, case.steps) // case.length)
+    steps = episodes * case.length
+    known = policies(case.behaviours)[:-1]
+    ids = (np.arange(episodes) + shard * episodes) % case.behaviours
+    theta = np.stack([policy.theta for policy in known])
+    x = rng.standard_normal((episodes, case.length, 4), dtype=np.float32)
+    score = (x @ theta[ids][:, :, None]).reshape(steps)
+    sign = np.where(rng.random(steps) < 1 / (1 + np.exp(-score)), 1.0, -1.0)
+    return Trajectories.from_arrays(
+        x.reshape(steps, 4), (sign > 0).astype(np.int64), rng.random(steps),
+        -np.log1p(np.exp(-sign * score)), offsets=np.arange(episodes + 1) * case.length,
+        policies=known, terminated=True, policy_ids=np.repeat(ids, case.length), held_out=True,
+    )  # fmt: skip
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Evaluate, in this process; seconds, memory and the estimates."""
+    shards = max(1, case.steps // SHARD)
+    target = policies(case.behaviours)[-1]
+    options: dict[str, Any] = {"estimators": ESTIMATORS, "interval": case.interval}
+    making = [0.0]
+
+    def timed(shard: int) -> Trajectories:
+        start = time.perf_counter()
+        data = make(case, shard)
+        making[0] += time.perf_counter() - start
+        return data
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = folder if case.scratch else None
+        small = Case("generated", 4 * case.length, case.behaviours, case.length)
+        evaluate_shards([partial(make, small, 0)], target, scratch=scratch, **options)  # compiles
+        given: Any = [partial(timed, shard) for shard in range(shards)]
+        call: Callable[[], Evaluation] = partial(
+            evaluate_shards, given, target, scratch=scratch, **options
+        )
+        if case.way == "memory":
+            evaluate(make(small, 0), target, q_model=None, **options)
+            parts = [timed(shard) for shard in range(shards)]
+            data = parts[0].merge(*parts[1:])
+            parts.clear()
+            call = partial(evaluate, data, target, q_model=None, **options)
+        elif case.way == "files":
+            for shard in range(shards):
+                make(case, shard).save(Path(folder) / f"{shard}.ope")
+            paths = sorted(Path(folder).glob("*.ope"))
+            call = partial(evaluate_shards, paths, target, scratch=scratch, **options)
+        before, made = _resident(), making[0]
+        start = time.perf_counter()
+        found = call()
+        seconds = time.perf_counter() - start - (making[0] - made)
+    return {
+        "steps": found.sample.steps,
+        "seconds": seconds,
+        "making": making[0],
+        "before": before,
+        "peak": _resident(),
+        "values": {name: estimate.value for name, estimate in found.items()},
+        "verdicts": {name: estimate.verdict.colour for name, estimate in found.items()},
+    }
+
+
+def _resident() -> float:
+    """Largest resident memory of this process so far, MiB."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def apart(case: Case) -> dict[str, Any]:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def show(case: Case) -> dict[str, Any]:
+    found = apart(case)
+    per_element = 1e9 * found["seconds"] / (found["steps"] * case.behaviours)
+    print(
+        f"{case.way:>9}  {found['steps']:>11,}  {case.behaviours:>4}  {case.length:>5}  "
+        f"{found['seconds']:>8.2f}  {per_element:>12.1f}  {found['making']:>8.2f}  "
+        f"{found['before']:>8.0f}  {found['peak']:>6.0f}  {found['values']['NFIS']:.12g}",
+        flush=True,
+    )
+    return found
+
+
+def head() -> None:
+    print(
+        f"{'way':>9}  {'steps':>11}  {'K':>4}  {'T':>5}  {'seconds':>8}  {'ns/(step K)':>12}  "
+        f"{'making s':>8}  {'MiB idle':>8}  {'peak':>6}  NFIS"
+    )
+
+
+def growth() -> None:
+    """Steps, policies and length, each by factors of its own; all should grow in proportion."""
+    head()
+    print("steps")
+    for steps in (250_000, 1_000_000, 4_000_000):
+        for way in ("memory", "generated", "files"):
+            show(Case(way, steps, 10))
+    print("policies")
+    for behaviours in (5, 20, 80):
+        show(Case("generated", 1_000_000, behaviours))
+    print("length of episodes, at the same number of steps")
+    for length in (50, 500, 5000):
+        show(Case("generated", 1_000_000, 10, length))
+    print("length of episodes, at the same number of episodes")
+    for length in (100, 400, 1600):
+        show(Case("generated", 2500 * length, 10, length))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, help="one run of so many steps")
+    parser.add_argument("--behaviours", type=int, default=50)
+    parser.add_argument("--length", type=int, default=500)
+    parser.add_argument("--way", choices=("generated", "files", "memory"), default="generated")
+    parser.add_argument("--interval", choices=("ess-t", "percentile"), default="ess-t")
+    parser.add_argument("--no-scratch", action="store_true", help="evaluate the policies twice")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(run(Case(**json.loads(args.case)))))
+    elif args.steps:
+        head()
+        scratch = not args.no_scratch
+        show(Case(args.way, args.steps, args.behaviours, args.length, args.interval, scratch))
+    else:
+        growth()
+
+
+if __name__ == "__main__":
+    main()

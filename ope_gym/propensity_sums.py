@@ -1,0 +1,134 @@
+"""The checks of recorded propensities as sums: `update`, `merge`, `finalise`.
+
+The report is that of `ope_gym.likelihood.check_propensities` on all trajectories at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ope_gym import trees
+from ope_gym.likelihood import (
+    _FALSE_ALARM,
+    _ROUNDING,
+    _ROWS,
+    Behaviours,
+    PropensityReport,
+    _uncovered,
+)
+from ope_gym.policies import Policy, log_prob_moments
+from ope_gym.policy_math import moments_of
+from ope_gym.trajectories import Trajectories
+from ope_gym.weights import FloatArray
+
+
+@dataclass
+class PropensitySums:
+    """Surprises of the policies, and support of the target; P policies.
+
+    Args:
+        target: the policy to evaluate.
+        size: P.
+        surprise: (P,) sum of ln pi(a|s) + H over the steps at which each acted.
+        variance: (P,) sum of Var[ln pi]; NaN where the policy cannot tell.
+        jump: (P,) largest single surprise.
+        acted: (P,) steps.
+        missing: steps at which the target may act as their own behaviour never would, and as no
+            behaviour would.
+        finite: whether all action sets are finite, so that support is known.
+    """
+
+    target: Policy
+    size: int
+    surprise: FloatArray = field(init=False)
+    variance: FloatArray = field(init=False)
+    jump: FloatArray = field(init=False)
+    acted: FloatArray = field(init=False)
+    missing: tuple[int, int] = (0, 0)
+    finite: bool = True
+
+    def __post_init__(self) -> None:
+        self.surprise, self.variance = np.zeros(self.size), np.zeros(self.size)
+        self.jump, self.acted = np.zeros(self.size), np.zeros(self.size)
+
+    def update(self, data: Trajectories, behaviours: Behaviours) -> None:
+        """Add trajectories whose policies are those of all."""
+        known = (self.target, *(data.policies[k] for k in behaviours.policies))
+        self.finite &= all(hasattr(policy, "probs") for policy in known)
+        for start in range(0, data.n_steps, _ROWS):
+            rows = slice(start, min(start + _ROWS, data.n_steps))
+            acting = data.policy_ids[rows]
+            order = np.argsort(acting, kind="stable")
+            acting, logged = acting[order], data.log_probs[rows][order]
+            observations = trees.take(trees.take(data.observations, rows), order)
+            bounds = np.append(0, np.flatnonzero(np.diff(acting)) + 1)
+            for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
+                seen = trees.take(observations, slice(begin, end))
+                self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
+        self.acted += np.bincount(data.policy_ids, minlength=self.size)
+
+    def _add(
+        self,
+        data: Trajectories,
+        behaviours: Behaviours,
+        k: int,
+        seen: trees.Tree,
+        logged: FloatArray,
+    ) -> None:
+        """Steps at which policy k acted: what was seen, and the logged log-probabilities."""
+        policy = data.policies[k]
+        probs = policy.probs(seen) if hasattr(policy, "probs") else None
+        moments = (
+            moments_of(probs)
+            if probs is not None and not hasattr(policy, "log_prob_moments")
+            else log_prob_moments(policy, seen)
+        )
+        if moments is None:
+            self.variance[k] = np.nan
+            return
+        surprises = logged - moments[0]
+        self.surprise[k] += np.sum(surprises)
+        self.variance[k] += np.sum(moments[1])
+        self.jump[k] = max(self.jump[k], np.abs(surprises).max())
+        if not self.finite or probs is None:
+            return
+        covered = bool(probs.min() > 0)  # then the target's own probabilities do not matter
+        some = trees.take(seen, slice(0, 1)) if covered else seen
+        wanted = self.target.probs(some)  # type: ignore[attr-defined]
+        if probs.shape[1] != wanted.shape[1]:
+            raise ValueError(
+                f"target has {wanted.shape[1]} actions, but policy {k} has {probs.shape[1]}: both "
+                "must be policies of one environment"
+            )
+        if covered:
+            return
+        gap = np.flatnonzero(np.any((probs == 0) & (wanted > 0), axis=1))
+        if gap.size:
+            nowhere = _uncovered(data, behaviours, trees.take(seen, gap), wanted[gap])
+            self.missing = self.missing[0] + gap.size, self.missing[1] + nowhere
+
+    def merge(self, other: PropensitySums) -> None:
+        """Add the steps of another, whose policies have the same numbers."""
+        self.surprise += other.surprise
+        self.variance += other.variance
+        self.jump = np.maximum(self.jump, other.jump)
+        self.acted += other.acted
+        self.missing = self.missing[0] + other.missing[0], self.missing[1] + other.missing[1]
+        self.finite &= other.finite
+
+    def finalise(self) -> PropensityReport:
+        """Calibration of each policy that acted, alarms, support."""
+        own, nowhere = self.missing
+        support = {"basic": own, "fused": nowhere, "optimal": nowhere} if self.finite else {}
+        surprise, variance, acted = self.surprise, self.variance, self.acted
+        flat = variance <= acted * _ROUNDING**2  # uniform, deterministic: rounding is all there is
+        exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z = np.where(exact, 0.0, surprise / np.sqrt(variance))
+            exponent = surprise**2 / (2 * variance + self.jump * np.abs(surprise) / 1.5)
+        z[acted == 0] = np.nan
+        limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
+        alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
+        return PropensityReport(z, tuple(alarms.tolist()), support)

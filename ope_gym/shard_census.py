@@ -1,0 +1,229 @@
+"""Who recorded the episodes of all shards: counted first, since the mixture needs all counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.likelihood import Behaviours
+from ope_gym.policies import Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.schedules import PolicyTable
+from ope_gym.spaces import Space
+from ope_gym.trajectories import Trajectories, agree, renumber
+from ope_gym.weights import IntArray
+
+
+@dataclass(frozen=True)
+class Described:
+    """The spaces and the time limit of episodes."""
+
+    observation_space: Space | None
+    action_space: Space | None
+    horizon: int | None
+
+    def __len__(self) -> int:
+        """Not 0: there are episodes, so None stands for something unknown."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the first pass reads of a shard, or of a section of a file.
+
+    Args:
+        name: where it is from, for people.
+        policies: of its own table.
+        first_policies: (n,) who acted in each episode.
+        lengths: (n,) steps of each episode.
+        held_out: (n,) whether the learner never trained on the episode.
+        described: spaces and horizon.
+        clocked: whether policies change during episodes.
+    """
+
+    name: str
+    policies: tuple[Policy, ...]
+    first_policies: NDArray[np.int32]
+    lengths: IntArray
+    held_out: NDArray[np.bool_]
+    described: Described
+    clocked: bool
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass
+class Census:
+    """Who recorded how many episodes, over all parts: `update`, `merge`, `finalise`.
+
+    Args:
+        held_out: count held-out episodes only.
+        table: the policies of all parts, equal ones once.
+        numbers: of each part, the numbers of its policies in the table.
+        counts: by (policy, held out), its episodes.
+        trajectories: how many.
+        steps: how many.
+        longest: episode.
+        described: spaces and horizon of all parts.
+    """
+
+    held_out: bool = False
+    table: PolicyTable = field(default_factory=PolicyTable)
+    numbers: list[tuple[int, ...]] = field(default_factory=list)
+    counts: dict[tuple[int, bool], int] = field(default_factory=dict)
+    trajectories: int = 0
+    steps: int = 0
+    longest: int = 0
+    described: Described | None = None
+
+    def update(self, part: Part) -> None:
+        """Count the episodes of a part."""
+        if part.clocked:
+            raise ValueError(
+                f"{part.name} has policies that change during episodes, which cannot be evaluated "
+                "in shards: load all episodes and use ope_gym.evaluate, or let policies change "
+                "between episodes"
+            )
+        if len(part):
+            self._agree(part.described, part.name)
+        numbers = tuple(self.table.add(policy) for policy in part.policies)
+        self.numbers.append(numbers)
+        chosen = part.held_out if self.held_out else np.ones(len(part), dtype=bool)
+        if not chosen.any():
+            return
+        self.trajectories += int(np.count_nonzero(chosen))
+        self.steps += int(part.lengths[chosen].sum())
+        self.longest = max(self.longest, int(part.lengths[chosen].max()))
+        for tag in (False, True):
+            acted = part.first_policies[chosen & (part.held_out == tag)]
+            for k in np.flatnonzero(np.bincount(acted, minlength=1)):
+                self._count(numbers[k], tag, int(np.count_nonzero(acted == k)))
+
+    def merge(self, other: Census) -> None:
+        """Count the parts of another, after the own."""
+        numbers = [self.table.add(policy) for policy in other.table.policies]
+        if other.described is not None:
+            self._agree(other.described, "another part")
+        self.numbers += [tuple(numbers[k] for k in part) for part in other.numbers]
+        for (k, tag), count in other.counts.items():
+            self._count(numbers[k], tag, count)
+        self.trajectories += other.trajectories
+        self.steps += other.steps
+        self.longest = max(self.longest, other.longest)
+
+    def finalise(self) -> Mixture:
+        """The mixture of all behaviours."""
+        if not self.trajectories or self.described is None:
+            raise ValueError(
+                "shards hold no held-out episode: use data='all' and take the result for optimistic"
+                if self.held_out
+                else "shards hold no episode: record at least one first"
+            )
+        acted = np.array(sorted({k for k, _ in self.counts}))
+        counts = np.array([sum(self.counts.get((int(k), tag), 0) for tag in (False, True))
+                           for k in acted])  # fmt: skip
+        return Mixture(
+            self.trajectories, self.steps, self.longest, tuple(self.table.policies), acted, counts,
+            tuple(sorted(self.counts)), tuple(self.numbers), self.described,
+        )  # fmt: skip
+
+    def _count(self, policy: int, tag: bool, count: int) -> None:
+        self.counts[policy, tag] = self.counts.get((policy, tag), 0) + count
+
+    def _agree(self, described: Described, name: str) -> None:
+        try:
+            agree([self.described or described, described])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        self.described = self.described or described
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The behaviours of all shards; K of them acted.
+
+    Args:
+        trajectories: n.
+        steps: S.
+        longest: episode.
+        policies: all that are known, equal ones once.
+        acted: (K,) the numbers of those that acted, rising.
+        counts: (K,) their episodes.
+        tags: (policy, held out) of the episodes, each once.
+        numbers: of each part, the numbers of its policies.
+        described: spaces and horizon.
+    """
+
+    trajectories: int
+    steps: int
+    longest: int
+    policies: tuple[Policy, ...]
+    acted: IntArray
+    counts: IntArray
+    tags: tuple[tuple[int, bool], ...]
+    numbers: tuple[tuple[int, ...], ...]
+    described: Described
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """(K,) for people."""
+        return tuple(f"policy {k}" for k in self.acted)
+
+    @property
+    def summary(self) -> Trajectories:
+        """An episode of one step for each tag: enough to tell the regime."""
+        n = len(self.tags)
+        zeros = np.zeros(n)
+        ids = np.array([k for k, _ in self.tags], dtype=np.int32)
+        tags = np.array([tag for _, tag in self.tags])
+        return Trajectories(
+            zeros, zeros, zeros, zeros, ids, np.arange(n + 1), ~tags, tags, tags, np.arange(n),
+            np.full(n, -1, dtype=np.int32), policies=self.policies,
+        )  # fmt: skip
+
+    def renumbered(self, part: int, chunk: Trajectories) -> Trajectories:
+        """A chunk of a part, with the policies of all shards."""
+        changed, _ = renumber(chunk, self.numbers[part], first_schedule=0)
+        return dataclasses.replace(changed, policies=self.policies)
+
+    def behaviours(self, chunk: Trajectories) -> Behaviours:
+        """Who could have produced each episode of a renumbered chunk: any of all K."""
+        ids = np.searchsorted(self.acted, chunk.policy_ids[chunk.offsets[:-1]]).astype(np.int64)
+        return dataclasses.replace(self._nobody, ids=ids, strata=ids)
+
+    def count(self, chunk: Trajectories) -> IntArray:
+        """(K,) episodes of each behaviour in a renumbered chunk."""
+        return np.bincount(self.behaviours(chunk).ids, minlength=self.counts.size)
+
+    @cached_property
+    def _nobody(self) -> Behaviours:
+        """The behaviours, without a trajectory."""
+        none = np.empty(0, dtype=np.int64)
+        return Behaviours(
+            ids=none,
+            counts=self.counts,
+            plans=tuple(((0, int(k)),) for k in self.acted),
+            strata=none,
+            policies=self.acted,
+            available=not any(isinstance(self.policies[k], UnavailablePolicy) for k in self.acted),
+        )
+
+    def marks(self) -> NDArray[np.uint64]:
+        """(K,) a number that the content of each policy decides, whatever its place."""
+        return np.array([_mark(self.policies[k]) for k in self.acted], dtype=np.uint64)
+
+
+def _mark(policy: Policy) -> int:
+    kind, arrays = policy_to_arrays(policy)
+    digest = hashlib.blake2b(kind.encode(), digest_size=8)
+    for name in sorted(arrays):
+        array: NDArray[Any] = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return int.from_bytes(digest.digest(), "little")

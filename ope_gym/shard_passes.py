@@ -1,0 +1,270 @@
+"""The passes over shards: weights and their sums, then normalised influence and replicates.
+
+Each pass is a set of sums with `update` and `merge`: two workers that each saw some parts of the
+shards, merged in order, are one that saw them all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym import poisson, trees
+from ope_gym.baselines.contract import Baseline
+from ope_gym.estimators import ESTIMATORS
+from ope_gym.evaluation import _has_densities
+from ope_gym.likelihood import policy_log_probs
+from ope_gym.methods import Problem
+from ope_gym.policies import Policy
+from ope_gym.propensity_sums import PropensitySums
+from ope_gym.shard_census import Mixture
+from ope_gym.shard_sums import InfluenceSums, WeightSums, normalised_value
+from ope_gym.storage import PathLike
+from ope_gym.trajectories import Trajectories
+from ope_gym.validation import Options, check_finite, check_log_probs
+from ope_gym.weights import FloatArray, IntArray, log_weights
+
+
+class Key(NamedTuple):
+    """What estimators that share their sums have in common, as in `Composition`."""
+
+    scheme: str
+    capped: bool
+    baseline: bool
+
+
+def keys_of(estimators: Iterable[str], *, normalised: bool = False) -> list[Key]:
+    """Of the weighted estimators, or of the normalised ones alone."""
+    chosen = [ESTIMATORS[name] for name in estimators]
+    return sorted(
+        {Key(c.scheme, c.capped, c.baseline) for c in chosen
+         if c.method == "weighted" and (c.normalised or not normalised)}
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightedChunk:
+    """Some trajectories as the sums need them: S steps, n trajectories.
+
+    Args:
+        offsets: (n + 1,).
+        columns: (S,) each: "rewards", with a q model "residuals", and the log weights by scheme.
+    """
+
+    offsets: IntArray
+    columns: dict[str, FloatArray]
+
+    def arguments(self, key: Key) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Log weights (S,), what is paid (S,) and offsets, for the sums of a key."""
+        pay = self.columns["residuals" if key.baseline else "rewards"]
+        return self.columns[key.scheme], pay, self.offsets
+
+
+@dataclass
+class WeightPass:
+    """The second pass.
+
+    Args:
+        mixture: what the first pass found.
+        target: the policy to evaluate.
+        options: of the evaluation.
+        sums: by what they are of.
+        propensities: checks of what was recorded.
+        ids: (n,) in parts, behaviour of each trajectory.
+        hashes: (n,) in parts, of what each trajectory holds.
+        starts: (n,) in parts, the q model's v at the start; empty without a q model.
+        mismatch: the first logged number that its policy contradicts, in words.
+    """
+
+    mixture: Mixture
+    target: Policy
+    options: Options
+    sums: dict[Key, WeightSums] = field(init=False)
+    propensities: PropensitySums = field(init=False)
+    ids: list[IntArray] = field(default_factory=list)
+    hashes: list[poisson.HashArray] = field(default_factory=list)
+    starts: list[FloatArray] = field(default_factory=list)
+    mismatch: str = ""
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.sums = {
+            key: WeightSums(options.gamma, options.cap if key.capped else None)
+            for key in keys_of(options.estimators)
+        }
+        self.propensities = PropensitySums(self.target, len(self.mixture.policies))
+        self._marks = self.mixture.marks()
+
+    @property
+    def counts(self) -> IntArray:
+        """(K,) episodes of each behaviour so far."""
+        return np.bincount(np.concatenate(self.ids), minlength=self.mixture.counts.size)
+
+    def update(
+        self, name: str, data: Trajectories, baseline: Baseline | None = None
+    ) -> WeightedChunk:
+        """Add some renumbered episodes of the part called `name`; their weights."""
+        behaviours = self.mixture.behaviours(data)
+        chunk, mismatch = weigh(self.mixture, self.target, self.options, name, data, baseline)
+        if mismatch and not self.mismatch:
+            first = sum(map(len, self.ids))
+            self.mismatch = f"{mismatch} (in {name}; episodes counted from {first} of all)"
+        for key, sums in self.sums.items():
+            sums.update(*chunk.arguments(key))
+        self.propensities.update(data, behaviours)
+        columns = [*trees.leaves(data.observations), *trees.leaves(data.actions)]
+        columns += [data.rewards, data.log_probs]
+        hashes = poisson.content_hashes(columns, data.offsets)
+        self.ids.append(behaviours.ids)
+        self.hashes.append(poisson.with_marks(hashes, self._marks[behaviours.ids]))
+        if baseline is not None:
+            self.starts.append(baseline.at_start(data.offsets))
+        return chunk
+
+    def merge(self, other: WeightPass) -> None:
+        """Add the episodes of another, after the own."""
+        for key, sums in self.sums.items():
+            sums.merge(other.sums[key])
+        self.propensities.merge(other.propensities)
+        self.ids += other.ids
+        self.hashes += other.hashes
+        self.starts += other.starts
+        self.mismatch = self.mismatch or other.mismatch
+
+
+@dataclass
+class NormalisedPass:
+    """The third pass.
+
+    Args:
+        weights: what the second pass found.
+        draws: of the bootstrap; None without one.
+        begin: how many trajectories come before the first.
+        influence: by what it is of.
+        replicates: by what they are of.
+    """
+
+    weights: WeightPass
+    draws: poisson.PoissonDraws | None
+    begin: int = 0
+    influence: dict[Key, InfluenceSums] = field(init=False)
+    replicates: dict[Key, poisson.NormalisedReplicates] = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = self.weights.mixture.trajectories
+        keys = keys_of(self.weights.options.estimators, normalised=True)
+        sums = {key: self.weights.sums[key] for key in keys}
+        self.influence = {
+            key: InfluenceSums(s.gamma, s.cap, s.columns, n) for key, s in sums.items()
+        }
+        self.replicates = {
+            key: poisson.NormalisedReplicates(
+                self.draws, s.gamma, s.cap, s.columns.peak, self.begin
+            )
+            for key, s in sums.items()
+            if self.draws is not None and np.isfinite(normalised_value(s.columns, s.gamma))
+        }
+
+    def update(self, chunk: WeightedChunk) -> None:
+        """Add some trajectories."""
+        for sums in (self.influence, self.replicates):
+            for key, one in sums.items():
+                one.update(*chunk.arguments(key))
+
+    def merge(self, other: NormalisedPass) -> None:
+        """Add the trajectories of another, after the own."""
+        for key, influence in self.influence.items():
+            influence.merge(other.influence[key])
+        for key, replicates in self.replicates.items():
+            replicates.merge(other.replicates[key])
+
+
+def weigh(
+    mixture: Mixture,
+    target: Policy,
+    options: Options,
+    name: str,
+    data: Trajectories,
+    baseline: Baseline | None = None,
+) -> tuple[WeightedChunk, str]:
+    """The weights of a renumbered chunk, and which policy contradicts what was logged."""
+    density = _has_densities(data)
+    offsets = data.offsets.astype(np.int64, copy=False)
+    schemes = sorted({key.scheme for key in keys_of(options.estimators)})
+    behaviours = mixture.behaviours(data)
+    rows = behaviours.rows(data, only_own=schemes == ["basic"])
+    log_w: dict[str, FloatArray] = {}
+    try:
+        check_finite(data.rewards, "rewards", offsets)
+        if schemes and not data.has_propensities:
+            raise ValueError(
+                "an unknown policy acted, and weights need the probabilities of all actions"
+            )
+        if schemes:
+            own = policy_log_probs(target, "target", data)
+            check_log_probs(own, "target_log_probs", offsets, density)
+            log_w = log_weights(
+                own, rows, behaviours.ids, offsets, schemes, counts=mixture.counts, density=density
+            )
+    except ValueError as error:
+        raise ValueError(f"{name}, episodes counted from its stretch in memory: {error}") from error
+    problem = Problem(data.rewards, offsets, behaviours.ids, log_w, options.gamma, options.cap)
+    if baseline is not None:
+        problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
+    problem = problem.within_discount()
+    columns = {"rewards": problem.rewards, **problem.log_w}
+    if problem.residuals is not None:
+        columns["residuals"] = problem.residuals
+    return WeightedChunk(problem.offsets, columns), rows.mismatch
+
+
+class Spool:
+    """Weighted chunks in a temporary file; without a folder they are dropped.
+
+    Args:
+        folder: on a disk with room for all, or None.
+    """
+
+    def __init__(self, folder: PathLike | None) -> None:
+        self._file = None
+        if folder is not None:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed on exit
+        self._sizes: list[tuple[int, int]] = []
+        self._names: list[str] = []
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, chunk: WeightedChunk) -> None:
+        """Append a chunk."""
+        if self._file is None:
+            return
+        self._names = list(chunk.columns)
+        self._sizes.append((chunk.offsets.size, chunk.columns["rewards"].size))
+        for column in (chunk.offsets, *chunk.columns.values()):
+            self._file.write(np.ascontiguousarray(column).data)
+
+    def chunks(self) -> Iterator[WeightedChunk]:
+        """All chunks, in order."""
+        assert self._file is not None  # asked for only with a folder
+        self._file.seek(0)
+        for size, steps in self._sizes:
+            offsets = self._read(size, np.dtype(np.int64))
+            columns = {name: self._read(steps, np.dtype(np.float64)) for name in self._names}
+            yield WeightedChunk(offsets, columns)
+
+    def _read(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        assert self._file is not None
+        column = np.empty(size, dtype=dtype)
+        if self._file.readinto(column.data) != column.nbytes:
+            raise OSError("the temporary file in the folder `scratch` was cut short")
+        return column

@@ -1,0 +1,704 @@
+"""Shards give what all episodes together give, however they are cut, and never hold them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ope_gym import (
+    Estimate,
+    Evaluation,
+    LinearSigmoid,
+    Trajectories,
+    evaluate,
+    poisson,
+    shard_files,
+)
+from ope_gym.baselines.features import Columns, Fourier, Polynomial
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
+from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.estimators import WEIGHTED, standard_error
+from ope_gym.intervals import Resamples
+from ope_gym.shard_census import Census
+from ope_gym.shard_passes import WeightPass
+from ope_gym.sharded import evaluate_shards
+from ope_gym.shards import Shards
+from ope_gym.storage import BlockWriter, DamagedFileError
+from ope_gym.trajectories import nothing
+from ope_gym.validation import check_options
+from tests import small_mdps
+from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, draw, recorded
+
+ALL = list(WEIGHTED)
+BOTH = ["FIS", "NFIS"]
+
+
+def compact(part: Trajectories, rng: np.random.Generator) -> Trajectories:
+    """The same with a policy table of its own: those that acted, in any order."""
+    acted = rng.permutation(np.unique(part.policy_ids))
+    table = np.zeros(len(part.policies), dtype=np.int32)
+    table[acted] = np.arange(acted.size)
+    policies = tuple(part.policies[k] for k in acted)
+    return dataclasses.replace(part, policies=policies, policy_ids=table[part.policy_ids])
+
+
+def split(data: Trajectories, seed: int, cuts: int) -> list[Trajectories]:
+    """Episodes in random order, cut at random places, each part with its own policy table."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(data))
+    places = np.sort(rng.integers(1, len(data), size=cuts if len(data) > 1 else 0))
+    parts = [data.select(episodes=chosen) for chosen in np.split(order, places) if len(chosen)]
+    return [compact(part, rng) for part in parts]
+
+
+def whole(parts: list[Trajectories], target: Any, **options: Any) -> Evaluation:
+    return evaluate(parts[0].merge(*parts[1:]), target, q_model=None, **options)
+
+
+def words(estimate: Estimate) -> str:
+    """The verdict; steps may have the same effective sample size but for the last bit."""
+    return re.sub(r"(at|from) step \d+", "at a step", str(estimate.verdict))
+
+
+def assert_equal(sharded: Evaluation, together: Evaluation) -> None:
+    assert_same(sharded, together, rtol=1e-9)
+    mine, theirs = sharded.sample, together.sample
+    assert (mine.trajectories, mine.steps, mine.regime) == (
+        theirs.trajectories, theirs.steps, theirs.regime,
+    )  # fmt: skip
+    assert mine.behaviours == theirs.behaviours
+    np.testing.assert_array_equal(mine.counts, theirs.counts)
+    np.testing.assert_array_equal(mine.strata, theirs.strata)
+    for name, one in sharded.items():
+        other = together[name]
+        assert words(one) == words(other)
+        a, b = one.diagnostics, other.diagnostics
+        assert a.support_violations == b.support_violations
+        np.testing.assert_allclose(a.log_last, b.log_last, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(a.capped_share, b.capped_share, rtol=1e-12)
+        assert a.calibration is not None
+        assert b.calibration is not None
+        np.testing.assert_allclose(a.calibration, b.calibration, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    cuts=st.integers(0, 40),
+    gamma=st.sampled_from([1.0, 0.9, 0.3, 0.0]),
+    cap=st.sampled_from([0.3, 1.5, 10.0]),
+    block_steps=st.sampled_from([1, 7, 1000]),
+)
+def test_any_split_gives_what_all_episodes_together_give(
+    seed: int, counts: list[int], cuts: int, gamma: float, cap: float, block_steps: int
+) -> None:
+    r = recorded(seed, counts)
+    parts = split(r.trajectories, seed, cuts)
+    options: dict[str, Any] = {"estimators": ALL, "gamma": gamma, "cap": cap}
+    found = evaluate_shards(parts, r.target, block_steps=block_steps, **options)
+    assert_equal(found, whole(parts, r.target, **options))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    cuts=st.integers(0, 20),
+    zeros=st.lists(st.integers(0, 2), min_size=3, max_size=3),
+)
+def test_weights_of_zero(seed: int, cuts: int, zeros: list[int]) -> None:
+    """Shards, steps or all episodes may have no weight at all."""
+    r = recorded(seed, (2, 4, 3))
+    table = r.target.table.copy()
+    table[np.arange(3), zeros] = 0.0
+    table[0] = [0.0, 0.0, 1.0]
+    target = Table(table / table.sum(axis=1, keepdims=True))
+    parts = split(r.trajectories, seed, cuts)
+    assert_equal(
+        evaluate_shards(parts, target, estimators=ALL), whole(parts, target, estimators=ALL)
+    )
+
+
+def test_no_weight_at_all_is_no_value() -> None:
+    r = recorded(1, (4, 4), horizon=3)
+    seen = r.trajectories
+    first = seen.select(episodes=np.flatnonzero(seen.actions[seen.offsets[:-1]] != 0))
+    assert len(first) > 1
+    target = Table(np.eye(3)[[0, 0, 0]])  # only ever takes the action that no episode begins with
+    parts = [first.select(episodes=[i]) for i in range(len(first))]
+    found = evaluate_shards(parts, target, estimators=ALL)
+    assert_equal(found, whole(parts, target, estimators=ALL))
+    assert all(np.isnan(e.value) and e.verdict.colour == "red" for e in found.values())
+
+
+@pytest.mark.parametrize("scale", [150.0, 2000.0])
+def test_weights_beyond_the_floats(scale: float) -> None:
+    """Behaviours that hardly ever do what the target does: weights of e^±700 and more."""
+    rng = np.random.default_rng(0)
+    n, length = 12, 9
+    x = rng.standard_normal((n * length, 1)) + 0.1
+    policies = [LinearSigmoid(np.array([k * scale / 20])) for k in (-1.0, 0.3, 0.5)]
+    ids = np.repeat(np.arange(n) % 3, length)
+    actions = (rng.random(n * length) < 0.5).astype(np.int64)
+    lp = np.stack([p.log_prob(x, actions) for p in policies])[ids, np.arange(n * length)]
+    data = Trajectories.from_arrays(
+        x, actions, rng.standard_normal(n * length), lp, offsets=np.arange(n + 1) * length,
+        policies=policies, terminated=True, policy_ids=ids,
+    )  # fmt: skip
+    target = LinearSigmoid(np.array([scale / 3]))
+    parts = split(data, 3, 5)
+    options: dict[str, Any] = {"estimators": [n for n in ALL if "O" not in n]}
+    found = evaluate_shards(parts, target, **options)
+    together = whole(parts, target, **options)
+    for name, estimate in found.items():
+        np.testing.assert_allclose(estimate.value, together[name].value, rtol=1e-9)
+        np.testing.assert_allclose(
+            estimate.diagnostics.ess_curve, together[name].diagnostics.ess_curve, rtol=1e-9
+        )
+        assert words(estimate) == words(together[name])
+
+
+def test_normalised_estimates_of_shards_are_not_averaged() -> None:
+    r = recorded(5, (6, 6))
+    parts = split(r.trajectories, 0, 3)
+    value = evaluate_shards(parts, r.target, estimators="NFIS")["NFIS"].value
+    own = [evaluate_shards([p], r.target, estimators="NFIS")["NFIS"].value for p in parts]
+    assert abs(np.average(own, weights=[len(p) for p in parts]) - value) > 1e-3
+
+
+# The q model ----------------------------------------------------------------------------------
+
+WITH_Q = ["DM", "DR", "WDR", "FDR", "FWDR", "NFIS"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    cuts=st.integers(0, 20),
+    gamma=st.sampled_from([1.0, 0.8, 0.0]),
+    block_steps=st.sampled_from([1, 30, 1000]),
+)
+def test_linear_q_models_of_any_split(seed: int, cuts: int, gamma: float, block_steps: int) -> None:
+    """Whole numbers become categories; cross-fitted over the folds of all episodes together."""
+    r = recorded(seed, (6, 4, 5))
+    parts = split(r.trajectories, seed, cuts)
+    options: dict[str, Any] = {"estimators": WITH_Q, "gamma": gamma}
+    together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
+    found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=block_steps, **options)
+    assert_equal(found, together)
+
+
+@pytest.mark.parametrize("features", [None, Polynomial(3), lambda x: np.tanh(np.asarray(x))])
+def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
+    data, target = made(0, episodes=60, length=12), LinearSigmoid(np.full(3, 0.3))
+    parts, model = split(data, 0, 5), LinearQ(features)
+    options: dict[str, Any] = {"estimators": WITH_Q, "gamma": 0.95}
+    together = evaluate(parts[0].merge(*parts[1:]), target, q_model=model, **options)
+    found = evaluate_shards(parts, target, q_model=model, scratch=tmp_path, **options)
+    assert_equal(found, together)
+    options |= {"interval": "percentile", "resamples": 400}
+    drawn = evaluate_shards(parts, target, q_model=model, **options)
+    for name, estimate in drawn.items():
+        assert estimate.replicates is not None
+        assert estimate.replicates.std() == pytest.approx(estimate.standard_error, rel=0.2), name
+
+
+def test_normal_equations_and_scales_can_be_merged() -> None:
+    data, target = made(0, episodes=30, length=12), LinearSigmoid(np.full(3, 0.3))
+    fold = np.arange(30) % 3
+    cuts = [slice(0, 1), slice(1, 11), slice(11, 30)]
+    parts = [data.select(episodes=cut) for cut in cuts]
+    scales = [ScaleSums() for _ in parts]
+    for scale, part in zip(scales, parts, strict=True):
+        scale.update((part.observations, part.actions))
+    for scale in scales[1:]:
+        scales[0].merge(scale)
+    one, other = scales[0].finalise(), Columns.of((data.observations, data.actions))
+    for field in ("mean", "scale", "is_number", "category", "value"):
+        np.testing.assert_allclose(getattr(one, field), getattr(other, field), rtol=1e-12)
+    features = scaled_features(LinearQ(), Columns.of(data.observations))
+    fits = [LinearFit(LinearQ(), features, target, 0.9, 12, 3) for _ in range(4)]
+    fits[0].update(data, fold)
+    for fit, part, cut in zip(fits[1:], parts, cuts, strict=True):
+        fit.update(part, fold[cut])
+    for fit in (*fits[2:], LinearFit(LinearQ(), features, target, 0.9, 12, 3)):
+        fits[1].merge(fit)  # the last has seen nothing
+    a, b = (fit.finalise().of(data, fold) for fit in fits[:2])
+    np.testing.assert_allclose(a.q, b.q, rtol=1e-9)
+    np.testing.assert_allclose(a.v, b.v, rtol=1e-9)
+
+
+# The bootstrap --------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), cuts=st.integers(0, 30), block_steps=st.sampled_from([1, 1000]))
+def test_the_bootstrap_does_not_see_the_sharding(seed: int, cuts: int, block_steps: int) -> None:
+    """Short episodes of few states: many are equal, and must be drawn apart all the same."""
+    r = recorded(7, (9, 6, 12), states=1, actions=2, horizon=2, rewards=(0.0, 1.0))
+    options: dict[str, Any] = {"estimators": ALL, "interval": "percentile", "resamples": 60}
+    first = evaluate_shards([r.trajectories], r.target, **options)
+    parts = split(r.trajectories, seed, cuts)
+    found = evaluate_shards(parts, r.target, block_steps=block_steps, **options)
+    for name, estimate in found.items():
+        one, other = estimate.replicates, first[name].replicates
+        assert one is not None
+        assert other is not None
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
+    """A replicate is the estimate from the weights, each counted as often as it was drawn."""
+    r = recorded(11, (5, 7))
+    data, gamma = r.trajectories, 0.8
+    found = evaluate_shards(
+        [data], r.target, estimators=BOTH, gamma=gamma, interval="percentile", resamples=5, rng=3
+    )
+    second = WeightPass(_mixture([data]), r.target, check_options(BOTH, gamma, 10.0, "ess-t", .95,
+                        3, 5, None, None))  # fmt: skip
+    chunk = second.update("", data)
+    draws = poisson.PoissonDraws(
+        poisson.identities(second.hashes[0]), second.ids[0], replicates=5, seed=3
+    )
+    factors, w = draws.factors(0, len(data)), np.exp(chunk.columns["fused"])
+    longest = int(data.lengths.max())
+    for b in range(5):
+        top, bottom, plain = np.zeros(longest), np.zeros(longest), 0.0
+        for i, (start, stop) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+            for t in range(longest):
+                row = min(start + t, stop - 1)
+                paid = w[row] * data.rewards[row] if start + t < stop else 0.0
+                bottom[t] += factors[b, i] * w[row]
+                top[t] += factors[b, i] * paid
+                plain += gamma**t * factors[b, i] * paid / len(data)
+        for name, value in (("FIS", plain), ("NFIS", gamma ** np.arange(longest) @ (top / bottom))):
+            replicates = found[name].replicates
+            assert replicates is not None
+            assert replicates[b] == pytest.approx(value, rel=1e-12)
+
+
+def test_draws_are_poisson_and_unrelated() -> None:
+    hashes = poisson.identities(np.zeros(4000, dtype=np.uint64))  # all equal: told apart by number
+    assert np.unique(hashes).size == hashes.size
+    draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=1)
+    counts = draws._counts(0, 4000)
+    n = counts.size
+    expected = np.array([np.exp(-1), np.exp(-1), np.exp(-1) / 2, np.exp(-1) / 6])
+    share = np.array([np.mean(counts == j) for j in range(4)])
+    assert np.all(np.abs(share - expected) < 4 * np.sqrt(expected / n))
+    assert abs(counts.var() - 1) < 4 * np.sqrt(3 / n)
+    centred = counts - 1.0
+    for other in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
+        assert abs(np.mean(centred * other)) < 4 / np.sqrt(n)
+    again = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=2)
+    assert abs(np.mean(centred * (again._counts(0, 4000) - 1))) < 4 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS"])
+def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
+    r = recorded(2, (300, 200, 250))
+    found = evaluate_shards(
+        [r.trajectories], r.target, estimators=name, interval="percentile", resamples=2000
+    )[name]
+    other = evaluate(
+        r.trajectories, r.target, estimators=name, interval="percentile", resamples=2000
+    )[name]
+    assert found.replicates is not None
+    assert found.replicates.std() == pytest.approx(found.standard_error, rel=0.08)
+    width = other.interval.high - other.interval.low
+    assert found.interval.low == pytest.approx(other.interval.low, abs=0.1 * width)
+    assert found.interval.high == pytest.approx(other.interval.high, abs=0.1 * width)
+    assert found.seed == 0
+    bca = evaluate_shards([r.trajectories], r.target, estimators=name, interval="bca")[name]
+    assert bca.interval.low == pytest.approx(found.interval.low, abs=0.2 * width)
+
+
+def test_a_stratum_that_is_not_drawn_is_taken_as_it_is() -> None:
+    strata = np.repeat(np.arange(40), 2)  # of two: nothing is drawn with probability e^-2
+    draws = poisson.PoissonDraws(np.arange(80, dtype=np.uint64), strata, 50, seed=0)
+    factors = draws.factors(0, 80).reshape(50, 40, 2)
+    np.testing.assert_allclose(factors.sum(axis=2), 2.0)
+    undrawn = draws._counts(0, 80).reshape(50, 40, 2).sum(axis=2) == 0
+    assert undrawn.any()
+    np.testing.assert_array_equal(factors[undrawn], 1.0)
+    assert Resamples(strata, 50, 0).strata.max() == 39  # the other bootstrap has these strata too
+
+
+@pytest.mark.parametrize(("size", "spread"), [(2, 0.71), (3, 0.91), (5, 1.01), (20, 1.0)])
+def test_how_replicates_spread_in_small_strata(size: int, spread: float) -> None:
+    """As the square root of (n_k - 1) E[1 / N], N the Poisson(n_k) number drawn."""
+    k = np.arange(1, 80)
+    log_share = k * np.log(size) - size - np.cumsum(np.log(k))
+    expected = np.sqrt((size - 1) * np.sum(np.exp(log_share) / k))
+    assert expected == pytest.approx(spread, abs=0.01)
+    n = 600 * size
+    values = np.random.default_rng(0).standard_normal(n)
+    strata = np.repeat(np.arange(600), size)
+    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, 2000, seed=0)
+    found = draws.means(values).std() / standard_error(values, strata)
+    assert found == pytest.approx(expected, rel=4 / np.sqrt(2 * 2000))
+
+
+def test_paired_differences_share_the_draws() -> None:
+    r = recorded(4, (40, 40))
+    parts = split(r.trajectories, 0, 5)
+    other = Table(np.asarray(r.policies[0]))
+    a, b = (evaluate_shards(parts, target, estimators=BOTH, interval="percentile", resamples=200)
+            for target in (r.target, other))  # fmt: skip
+    gap = a["FIS"].difference(b["FIS"])
+    assert gap.interval.method == "percentile"
+    assert gap.value == a["FIS"].value - b["FIS"].value
+    moved = evaluate_shards(parts[::-1], other, estimators=BOTH)
+    with pytest.raises(ValueError, match="other trajectories"):
+        a["FIS"].difference(moved["FIS"])  # influence values are in another order
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Recorded, list[Trajectories], list[Path]]:
+    r = recorded(8, (15, 9, 12))
+    parts = split(r.trajectories, 1, 4)
+    paths = [tmp_path / f"{i}.ope" for i in range(len(parts))]
+    for part, path in zip(parts, paths, strict=True):
+        part.save(path)
+    return r, parts, paths
+
+
+@pytest.mark.parametrize("limit", [1 << 24, 0])
+@pytest.mark.parametrize("block_steps", [1, 10, 10**6])
+def test_files_whole_or_in_stretches(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+    limit: int,
+    block_steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_files, "_WHOLE", limit)
+    r, parts, paths = saved
+    found = evaluate_shards(paths, r.target, estimators=ALL, block_steps=block_steps)
+    assert_equal(found, whole(parts, r.target, estimators=ALL))
+    longest = max(int(part.lengths.max()) for part in parts)
+    if limit == 0:
+        for _, _, chunk in Shards(paths, block_steps).chunks():
+            assert chunk.n_steps < block_steps + max(block_steps, longest)
+
+
+def test_one_file(saved: tuple[Recorded, list[Trajectories], list[Path]]) -> None:
+    r, _, paths = saved
+    r.trajectories.save(paths[0])
+    found = evaluate_shards(paths[0], r.target, estimators=ALL)
+    assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
+    found = evaluate_shards(str(paths[0]), r.target, estimators=ALL, block_steps=20)
+    assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
+
+
+def record(data: Trajectories, path: Path, *, mid_episode: bool = False) -> None:
+    """Episode by episode, as a recorder writes them, policies where they first act."""
+    numbers: dict[int, int] = {}
+    with BlockWriter(path) as writer:
+        write_spaces(writer, data.observation_space, data.action_space, data.horizon)
+        clock = 0
+        for i, (start, stop) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+            k = int(data.policy_ids[start])
+            if k not in numbers:
+                numbers[k] = len(numbers)
+                write_policy(writer, data.policies[k])
+            write_change(writer, numbers[k], clock, mid_episode=mid_episode and i > 0)
+            write_episode(
+                writer, data.observations[start:stop], data.actions[start:stop],
+                data.rewards[start:stop], data.log_probs[start:stop], numbers[k], terminated=True,
+                held_out=bool(data.held_out[i]), start_clock=clock,
+                observation_space=data.observation_space, action_space=data.action_space,
+            )  # fmt: skip
+            clock += int(stop - start)
+
+
+@pytest.mark.parametrize("block_steps", [1, 10**6])
+def test_files_of_recorders_and_of_several_runs(tmp_path: Path, block_steps: int) -> None:
+    r = recorded(9, (6, 5))
+    path = tmp_path / "runs.ope"
+    for part in split(r.trajectories, 2, 1):
+        record(part, path)  # a second run appends a section
+    together = Trajectories.load(path)
+    found = evaluate_shards(path, r.target, estimators=ALL, block_steps=block_steps)
+    assert_equal(found, whole([together], r.target, estimators=ALL))
+
+
+def test_policies_that_change_during_episodes_are_refused(tmp_path: Path) -> None:
+    r = recorded(9, (6, 5))
+    record(r.trajectories, tmp_path / "run.ope", mid_episode=True)
+    assert (Trajectories.load(tmp_path / "run.ope").schedule_ids >= 0).any()
+    with pytest.raises(ValueError, match=r"run\.ope has policies that change during episodes"):
+        evaluate_shards(tmp_path / "run.ope", r.target)
+    with pytest.raises(ValueError, match="shard 0 has policies that change during episodes"):
+        evaluate_shards([Trajectories.load(tmp_path / "run.ope")], r.target)
+
+
+def test_damage_is_found_and_a_cut_file_read_to_its_last_whole_block(
+    tmp_path: Path, saved: tuple[Recorded, list[Trajectories], list[Path]]
+) -> None:
+    r, _, _ = saved
+    path = tmp_path / "run.ope"
+    record(r.trajectories, path)
+    good = path.read_bytes()
+    for place in range(20, len(good), 397):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        with pytest.raises(DamagedFileError):
+            evaluate_shards(path, r.target)
+    path.write_bytes(good[:-3])
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        together = Trajectories.load(path)
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        found = evaluate_shards(path, r.target, estimators=BOTH)
+    assert_equal(found, whole([together], r.target, estimators=BOTH))
+    path.write_bytes(b"something else")
+    with pytest.raises(DamagedFileError, match="not an ope_gym file"):
+        evaluate_shards(path, r.target)
+
+
+# Sums and passes ------------------------------------------------------------------------------
+
+
+def _mixture(parts: list[Trajectories]) -> Any:
+    census = Census()
+    for part in Shards(parts).parts():
+        census.update(part)
+    return census.finalise()
+
+
+def test_a_census_can_be_merged() -> None:
+    r = recorded(6, (5, 4, 3))
+    parts = list(Shards(split(r.trajectories, 0, 6)).parts())
+    one, left, right = Census(), Census(), Census()
+    for i, part in enumerate(parts):
+        one.update(part)
+        (left if i < 3 else right).update(part)
+    left.merge(right)
+    a, b = one.finalise(), left.finalise()
+    assert a.policies == b.policies
+    assert a.numbers == b.numbers
+    np.testing.assert_array_equal(a.counts, b.counts)
+    assert (a.trajectories, a.steps, a.longest) == (b.trajectories, b.steps, b.longest)
+
+
+def test_passes_can_be_merged() -> None:
+    """Two workers that each saw some parts are one that saw them all."""
+    r = recorded(6, (5, 4, 3))
+    parts = split(r.trajectories, 0, 6)
+    mixture = _mixture(parts)
+    options = check_options(ALL, 0.9, 2.0, "ess-t", 0.95, 0, 10, None, None)
+    one, left, right = (WeightPass(mixture, r.target, options) for _ in range(3))
+    for i, part in enumerate(parts):
+        data = mixture.renumbered(i, part)
+        one.update("", data)
+        (left if i < 3 else right).update("", data)
+    left.merge(right)
+    for key, sums in one.sums.items():
+        a, b = sums.finalise(), left.sums[key].finalise()
+        np.testing.assert_allclose(a.sums, b.sums, rtol=1e-12)
+        np.testing.assert_array_equal(a.influence, b.influence)
+        assert a.value == pytest.approx(b.value, rel=1e-12)
+        assert a.capped_share == b.capped_share
+    np.testing.assert_allclose(
+        one.propensities.finalise().calibration, left.propensities.finalise().calibration
+    )
+
+
+def test_the_weights_of_the_second_pass_may_be_kept_on_disk(tmp_path: Path) -> None:
+    r = recorded(6, (8, 7))
+    parts = split(r.trajectories, 0, 4)
+    asked: list[int] = []
+    counting = [_counting(part, asked) for part in parts]
+    options: dict[str, Any] = {"estimators": ALL, "interval": "percentile", "resamples": 40}
+    kept = evaluate_shards(counting, r.target, scratch=tmp_path, **options)
+    assert len(asked) == 2 * len(parts)
+    again = evaluate_shards(counting, r.target, **options)
+    assert len(asked) == 5 * len(parts)
+    assert_same(kept, again)
+    assert not list(tmp_path.iterdir())
+    evaluate_shards(counting, r.target, estimators=["FIS", "BCIS"])
+    assert len(asked) == 7 * len(parts)  # plain ones need no third pass
+
+
+def _counting(part: Trajectories, asked: list[int]) -> Callable[[], Trajectories]:
+    def make() -> Trajectories:
+        asked.append(1)
+        return part
+
+    return make
+
+
+def test_progress_counts_steps() -> None:
+    r = recorded(6, (8, 7))
+    seen: list[int] = []
+    evaluate_shards(split(r.trajectories, 0, 4), r.target, progress=seen.append)
+    assert sum(seen) == 2 * r.trajectories.n_steps
+
+
+def test_held_out_episodes_alone() -> None:
+    r, rng = recorded(6, (30, 25, 1)), np.random.default_rng(0)
+    data = dataclasses.replace(r.trajectories, held_out=rng.random(len(r.trajectories)) < 0.4)
+    parts = [*split(data, 0, 4), data.select(held_out=False, episodes=[0, 1])]
+    for which in ("held-out", "all"):
+        for origin in (None, "fixed"):
+            options: dict[str, Any] = {"estimators": BOTH, "data": which, "origin": origin}
+            found = evaluate_shards(parts, r.target, **options)
+            assert_equal(found, whole(parts, r.target, **options))
+    none = dataclasses.replace(data, held_out=np.zeros(len(data), dtype=bool))
+    with pytest.raises(ValueError, match="no held-out episode"):
+        evaluate_shards([none], r.target, data="held-out")
+
+
+def test_wrong_propensities_are_found() -> None:
+    r = recorded(3, (60, 40))
+    data = dataclasses.replace(r.trajectories, log_probs=r.trajectories.log_probs - 0.5)
+    parts = split(data, 0, 4)
+    found = evaluate_shards(parts, r.target, estimators=BOTH)
+    together = whole(parts, r.target, estimators=BOTH)
+    for name, estimate in found.items():
+        assert estimate.verdict.colour == together[name].verdict.colour == "red"
+        assert any("contradict the policy" in reason for reason in estimate.verdict.reasons)
+        assert any("wrongly recorded" in reason for reason in estimate.verdict.reasons)
+
+
+def test_missing_support_is_counted() -> None:
+    """One behaviour never takes action 2, the other not in state 0: own and common gaps differ."""
+    rng = np.random.default_rng(0)
+    mdp = small_mdps.random_mdp(rng, states=3, actions=3, horizon=4)
+    first = np.tile([0.5, 0.5, 0.0], (3, 1))
+    second = np.array([[0.4, 0.6, 0.0], [0.3, 0.3, 0.4], [0.2, 0.2, 0.6]])
+    ids = [0, 1] * 15
+    episodes = [draw(rng, mdp, (first, second)[k]) for k in ids]
+    data = buffer_of(episodes, ids, [first, second]).view()
+    parts, target = split(data, 0, 6), Table(np.full((3, 3), 1 / 3))
+    found = evaluate_shards(parts, target, estimators=["BIS", "FIS"])
+    assert_equal(found, whole(parts, target, estimators=["BIS", "FIS"]))
+    own, common = (found[name].diagnostics.support_violations for name in ("BIS", "FIS"))
+    assert own is not None
+    assert common is not None
+    assert own > common > 0
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+def made(shard: int, episodes: int = 40, length: int = 250) -> Trajectories:
+    """A shard of linear policies, the same whenever it is made."""
+    rng = np.random.default_rng([5, shard])
+    steps = episodes * length
+    x = rng.standard_normal((steps, 3))
+    policies = [LinearSigmoid(np.full(3, 0.02 * k)) for k in range(8)]
+    ids = np.repeat(rng.integers(8, size=episodes), length)
+    actions: NDArray[np.int64] = (rng.random(steps) < 0.5).astype(np.int64)
+    table = LinearSigmoid.log_prob_stack(policies, x, actions)
+    return Trajectories.from_arrays(
+        x, actions, rng.random(steps), table[ids, np.arange(steps)], policies=policies,
+        offsets=np.arange(episodes + 1) * length, terminated=True, policy_ids=ids,
+    )  # fmt: skip
+
+
+def test_memory_does_not_grow_with_the_number_of_shards() -> None:
+    target = LinearSigmoid(np.full(3, 0.2))
+
+    def peak(shards: int) -> int:
+        tracemalloc.start()
+        try:
+            evaluate_shards(
+                [partial(made, i) for i in range(shards)], target, estimators=ALL,
+                block_steps=10_000,
+            )  # fmt: skip
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)  # compiles
+    few, many = peak(2), peak(12)
+    assert many < 1.1 * few
+
+
+def test_a_large_file_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_files, "_WHOLE", 1 << 16)
+    path, target = tmp_path / "large.ope", LinearSigmoid(np.full(3, 0.2))
+    data = made(0, episodes=800)
+    data.save(path)
+    together = evaluate(data, target, estimators=BOTH)
+    del data
+    evaluate_shards(path, target, estimators=BOTH, block_steps=5000)  # compiles
+    tracemalloc.start()
+    try:
+        found = evaluate_shards(path, target, estimators=BOTH, block_steps=5000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert_equal(found, together)
+    assert peak < path.stat().st_size / 3
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    r = recorded(1, (3, 3))
+    data = r.trajectories
+    with pytest.raises(ValueError, match="can be read only once"):
+        evaluate_shards(iter([data]), r.target)
+    with pytest.raises(ValueError, match="'auto', which cannot be evaluated in shards"):
+        evaluate_shards([data], r.target, estimators=["NFIS", "auto"])
+    with pytest.raises(ValueError, match="'FWDR', which needs a q model"):
+        evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"])
+    with pytest.raises(TypeError, match="q_model is 'default'"):
+        evaluate_shards([data], r.target, q_model="default")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="learns from all episodes at once"):
+        evaluate_shards([data], r.target, estimators="DM", q_model=LinearQ(Fourier()))
+    with pytest.raises(ValueError, match="at least 2 episodes"):
+        evaluate_shards([data.select(episodes=[0])], r.target, estimators="DM", q_model=LinearQ())
+    log_prob_only = LogProbOnly(r.target.log_prob)
+    with pytest.raises(ValueError, match="needs a finite action set"):
+        evaluate_shards([data], log_prob_only, estimators="DM", q_model=LinearQ())
+    with pytest.raises(ValueError, match="betting"):
+        evaluate_shards([data], r.target, interval="betting")
+    with pytest.raises(ValueError, match="data is 'some'"):
+        evaluate_shards([data], r.target, data="some")
+    with pytest.raises(ValueError, match="block_steps is 0"):
+        evaluate_shards([data], r.target, block_steps=0)
+    with pytest.raises(TypeError, match="target is 3"):
+        evaluate_shards([data], 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="shard 1 is 7"):
+        evaluate_shards([data, 7], r.target)  # type: ignore[list-item]
+    for empty in ([], [nothing()]):
+        with pytest.raises(ValueError, match="no episode"):
+            evaluate_shards(empty, r.target)
+    with pytest.raises(ValueError, match="shard 1: horizon differs"):
+        evaluate_shards([data, dataclasses.replace(data, horizon=99)], r.target)
+
+
+def test_shards_that_change_are_refused() -> None:
+    r = recorded(1, (3, 3))
+    for sizes in ([6, 5], [6, 6, 5]):
+        left = iter(sizes)
+        with pytest.raises(ValueError, match="6 episodes in the first pass and 5 in pass "):
+            evaluate_shards(lambda: r.trajectories.select(episodes=slice(next(left))), r.target)  # noqa: B023
+
+
+def test_a_bad_target_is_named_with_its_shard() -> None:
+    r = recorded(1, (3, 3))
+
+    class Wrong(Table):
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return np.where(np.asarray(observations) == 1, 0.5, -0.5)
+
+    with pytest.raises(ValueError, match=r"shard \d.*target_log_probs is 0.5"):
+        evaluate_shards(split(r.trajectories, 0, 2), Wrong(r.target.table))
