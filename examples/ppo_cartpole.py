@@ -1,7 +1,8 @@
-"""PPO in one file, in the style of CleanRL; ope_gym is three added statements and a changed one.
+"""PPO in one file, in the style of CleanRL; what ope_gym adds and changes is marked.
 
 A quarter of the episodes is held out: PPO never trains on them, so what they say about the current
 policy is not flattered. Every few updates it is evaluated from those of the policies before it.
+Episodes begun less than a time limit ago are left out: of those only the short ones have ended.
 
     python examples/ppo_cartpole.py
     tensorboard --logdir runs
@@ -18,12 +19,12 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 
-from ope_gym import evaluate
+from ope_gym import evaluate  # added, with the next three
 from ope_gym.tensorboard import EvaluationWriter
 from ope_gym.torch_policy import TorchPolicy
 from wrappers.vector import RecordTrajectories
 
-ESTIMATORS = ("FIS", "NFIS", "NBIS")
+ESTIMATORS = ("FIS", "NFIS", "NBIS")  # added
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,8 +45,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ent-coef", type=float, default=0.01)
     parser.add_argument("--vf-coef", type=float, default=0.5)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
-    parser.add_argument("--held-out", type=float, default=0.25, help="share of the episodes")
-    parser.add_argument("--evaluate-every", type=int, default=5, help="updates")
+    parser.add_argument("--held-out", type=float, default=0.25, help="share of episodes")  # added
+    parser.add_argument("--evaluate-every", type=int, default=5, help="updates")  # added
     return parser.parse_args()
 
 
@@ -70,10 +71,11 @@ torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # networks this small gain nothing from more
 rng = np.random.default_rng(args.seed)
 writer = SummaryWriter(f"{args.logdir}/{args.env_id}__ppo__{args.seed}__{int(time.time())}")
+ope_writer = EvaluationWriter(writer)  # added: charts with intervals, in the same run
 
 same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
 envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=same_step)
-envs = RecordTrajectories(envs, held_out=args.held_out)  # added, 1 of 3: record all episodes
+envs = RecordTrajectories(envs, held_out=args.held_out)  # added: record all episodes
 size = int(np.prod(envs.single_observation_space.shape))
 actor = network(size, int(envs.single_action_space.n), 0.01)  # logits
 critic = network(size, 1, 1.0)
@@ -94,7 +96,7 @@ num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
 for update in range(num_updates):
     optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
 
-    envs.follow(TorchPolicy(actor))  # added, 2 of 3: whose actions the next steps are
+    envs.follow(TorchPolicy(actor))  # added: whose actions the next steps are
     for step in range(args.num_steps):
         global_step += args.num_envs
         obs[step], dones[step] = next_obs, next_done
@@ -151,11 +153,11 @@ for update in range(num_updates):
     if (update + 1) % args.evaluate_every == 0:
         mean = np.mean(finished) if finished else np.nan
         print(f"step {global_step}: the last rollout's episodes returned {mean:.1f}")
-        evaluation = evaluate(  # added, 3 of 3: what is the policy worth now?
-            envs.buffer.select(held_out=True, last=10), TorchPolicy(actor), estimators=ESTIMATORS
-        )
-        EvaluationWriter(writer).add_evaluation(evaluation, global_step)
-        print(evaluation)
+        data = envs.settled().select(held_out=True, last=10)  # added: no long ones are missing
+        if len(data):  # added, with the next three: what is the policy worth now?
+            evaluation = evaluate(data, TorchPolicy(actor), estimators=ESTIMATORS)
+            ope_writer.add_evaluation(evaluation, global_step)
+            print(evaluation)
     finished = []
 
 envs.close()

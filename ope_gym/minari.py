@@ -9,6 +9,7 @@ the key `ope_gym` of the dataset's metadata. There is no pickle.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 import shutil
 import warnings
@@ -100,12 +101,18 @@ def to_minari(
     return dataset
 
 
-def from_minari(dataset: Any, *, log_prob: str | None = None) -> Trajectories:
+def from_minari(
+    dataset: Any, *, log_prob: str | None = None, held_out: bool | None = None
+) -> Trajectories:
     """The trajectories of a Minari dataset.
 
     What `to_minari` wrote comes back bit by bit. Other datasets do not say who acted: their policy
     is an `UnknownPolicy`, and without `log_prob` so are the probabilities (NaN, and
-    `has_propensities` is false). From such data only estimators without weights can be had.
+    `has_propensities` is false). From such data only DM, which has no weights, can be had; with
+    `log_prob` also what has basic weights (BIS, NBIS and their kin).
+
+    `minari.combine_datasets` drops the policies that `to_minari` wrote. Read the parts, and
+    `merge` them.
 
     An episode that neither terminates nor is truncated is refused, since it has no return; leave
     it out with `dataset.filter_episodes`.
@@ -114,19 +121,27 @@ def from_minari(dataset: Any, *, log_prob: str | None = None) -> Trajectories:
         dataset: A `minari.MinariDataset` or the id of a local one.
         log_prob: Which of the infos of another dataset holds the natural logs of the
             probabilities (densities) of its actions.
+        held_out: Whether the learner of the policies that will be evaluated never saw these
+            episodes; None for what `to_minari` wrote, and False for other datasets.
     """
     if isinstance(dataset, str):
         dataset = _import_minari().load_dataset(dataset)
     stored = dataset.storage.metadata.get(_KEY)
     if stored is not None and log_prob is None:
         try:
-            return _ours(dataset, stored)
+            found = _ours(dataset, stored)
         except MALFORMED as error:
             raise ValueError(
                 f"{dataset.id}: what ope_gym wrote about it cannot be read: {error}; "
                 "from_minari(dataset, log_prob='log_prob') reads it without the policies"
             ) from error
-    return _foreign(dataset, log_prob)
+    else:
+        found = _foreign(dataset, log_prob)
+    if held_out is None:
+        return found
+    flags = np.full(len(found), held_out)
+    flags.setflags(write=False)
+    return dataclasses.replace(found, held_out=flags)
 
 
 def _import_minari() -> Any:
@@ -236,6 +251,8 @@ def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
 
 def _foreign(dataset: Any, log_prob: str | None) -> Trajectories:
     seen, chosen = dataset.observation_space, dataset.action_space
+    if log_prob is None:
+        _warn_of_lost_policies(dataset)
     columns = read_columns(dataset, seen, chosen, () if log_prob is None else (log_prob,))
     steps = len(columns["rewards"])
     limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
@@ -249,6 +266,19 @@ def _foreign(dataset: Any, log_prob: str | None) -> Trajectories:
         action_space=chosen,
         horizon=limit,
     )
+
+
+def _warn_of_lost_policies(dataset: Any) -> None:
+    infos = next(iter(dataset.iterate_episodes())).infos if dataset.total_episodes else None
+    if {"log_prob", "policy_id"} <= set(infos or {}):
+        warnings.warn(
+            f"{dataset.id} has the infos that ope_gym writes, but not its policies: "
+            "minari.combine_datasets drops them. Read the parts instead, "
+            "from_minari(a).merge(from_minari(b)); or, for basic weights only, "
+            "from_minari(dataset, log_prob='log_prob')",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 _ARGUMENTS = ("observations", "actions", "rewards", "offsets", "terminated", "truncated")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ope_gym import mlp_policies as mlp_policies  # for its kinds: any file may hold them
 from ope_gym import policy_inputs as pi
 from ope_gym import policy_math as pm
 from ope_gym import trees

@@ -46,6 +46,9 @@ REGIMES = {
 }
 
 
+_RETURN = "rollout/(return|ep_rew_mean)$"  # of `add_return`, and of Stable-Baselines3
+
+
 class EvaluationWriter:
     """Writes evaluations to a TensorBoard run.
 
@@ -283,7 +286,7 @@ def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
         name: ["Margin", [f"ope/{name}/{end}" for end in ("value", "low", "high")]]
         for name in reversed(names)  # TensorBoard shows bands in reverse, after the lines
     }
-    lines = ["Multiline", ["rollout/return$", "ope/truth$", *values]]
+    lines = ["Multiline", [_RETURN, "ope/truth$", *values]]
     return {
         "Value of the policy": {"estimates and mean return": lines, **bands},
         "Diagnostics": {"effective sample size": ["Multiline", ess]},

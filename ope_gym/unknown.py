@@ -44,9 +44,10 @@ class UnknownPolicy(UnavailablePolicy):
 
     def _refuse(self, method: str) -> NoReturn:
         raise RuntimeError(
-            f"{method} of an unknown policy: these data do not say who acted. Weights need the "
-            "probability of every action; without them only estimators that fit a model of the "
-            "values can be used"
+            f"{method} of an unknown policy: these data do not say who acted, so there are no "
+            "weights against a mixture of policies. Where the probabilities of the actions are "
+            "recorded (trajectories.has_propensities) use estimators with basic weights, such as "
+            "BIS and NBIS; where they are not, use DM, which has no weights"
         )
 
 

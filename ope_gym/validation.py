@@ -46,7 +46,8 @@ def check_options(
         raise ValueError(f"estimators is empty; known are {', '.join(known)}")
     for name in names:
         if name not in known:
-            raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}")
+            hint = "; fitted q evaluation is DM, the direct method" if name == "FQE" else ""
+            raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}{hint}")
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma!r}; a discount lies within [0, 1]")
     if not cap > 0.0:

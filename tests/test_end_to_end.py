@@ -240,6 +240,82 @@ def test_policies_that_change_inside_episodes(mode: AutoresetMode, tmp_path: Pat
     )
 
 
+# In the middle of a run ----------------------------------------------------------------------
+
+LONG = 20
+
+
+class Coin(gym.Env[Any, Any]):
+    """Half of the episodes have 1 step, the others LONG; a step earns 1."""
+
+    observation_space = gym.spaces.Discrete(1)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = LONG if self.np_random.random() < 0.5 else 1
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        return 0, 1.0, self._left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_settled_episodes_are_not_the_short_ones(mode: AutoresetMode) -> None:
+    env = vectors.RecordTrajectories(SyncVectorEnv([Coin] * 300, autoreset_mode=mode))
+    env.follow(Uniform(2))
+    env.reset(seed=1000)
+    for _ in range(3 * LONG):
+        env.step(np.zeros(300, dtype=np.int64))
+    with pytest.raises(ValueError, match=r"names no time limit: give settled\(horizon\)"):
+        env.settled()
+    with pytest.raises(ValueError, match="horizon=0 must be at least 1"):
+        env.settled(0)
+    settled, everything = env.settled(LONG), env.buffer.view()
+    value = (1 + LONG) / 2
+    assert settled.start_clock.max() <= 2 * LONG
+    spread = (LONG - 1) / 2  # standard deviation of the return
+    assert abs(settled.returns().mean() - value) < 3 * spread / np.sqrt(len(settled))
+    assert everything.returns().mean() < value - 5 * spread / np.sqrt(len(everything))
+
+
+def test_settled_episodes_of_a_single_environment() -> None:
+    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=10))
+    env.follow(Uniform(2))
+    for seed in range(5):
+        env.reset(seed=seed)
+        while not any(env.step(1)[2:4]):
+            pass
+    starts = env.buffer.view().start_clock
+    assert_array_equal(env.settled().start_clock, starts[starts <= env.clock - 10])
+    assert 0 < len(env.settled(20)) < len(env.settled()) <= len(env.settled(1)) == 5
+
+
+def test_normalisers_beneath_a_recorder_are_pointed_out() -> None:
+    rewards, seen = gym.wrappers.NormalizeReward, gym.wrappers.NormalizeObservation
+    with pytest.warns(UserWarning, match=r"around NormalizeReward.*Record beneath it"):
+        RecordTrajectories(rewards(pendulum()))
+    with pytest.warns(UserWarning, match=r"around NormalizeObservation.*update_running_mean"):
+        RecordTrajectories(gym.wrappers.ClipAction(seen(pendulum())))
+    with pytest.warns(UserWarning, match="around NormalizeReward") as caught:
+        vectors.RecordTrajectories(SyncVectorEnv([lambda: rewards(pendulum())] * 2))
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="around NormalizeObservation"):
+        vectors.RecordTrajectories(
+            gym.wrappers.vector.NormalizeObservation(SyncVectorEnv([pendulum] * 2))
+        )
+    frozen = seen(pendulum())
+    frozen.update_running_mean = False
+    RecordTrajectories(frozen)  # warnings are errors
+    inner = RecordTrajectories(pendulum())
+    outer = rewards(inner)
+    inner.follow(TARGET)
+    outer.reset(seed=1)
+    rescaled = [float(outer.step(np.zeros(1, dtype=np.float32))[1]) for _ in range(STEPS)]
+    assert abs(inner.buffer.view().returns()[0] - sum(rescaled)) > 0.1
+
+
 def test_both_recorders_play_the_same_policy() -> None:
     """Its mean return, from one environment and from several in every mode."""
     env = RecordTrajectories(pendulum())

@@ -489,3 +489,47 @@ def test_without_propensities_there_are_no_weights(name: str) -> None:
         evaluate(logged_by_nobody(), LinearSigmoid(np.zeros(4)), estimators=name)
     with pytest.raises(ValueError, match="no log_probs, so there are no weights, and without a q"):
         evaluate(from_minari(ID), LinearSigmoid(np.zeros(4)), q_model=None)
+
+
+def test_the_message_names_what_can_be_had() -> None:
+    from ope_gym import evaluate
+
+    write_foreign(infos=lambda n: {"logp": np.full(n + 1, np.log(0.5))})
+    data, target = from_minari("foreign-v0", log_prob="logp"), LinearSigmoid(np.zeros(4))
+    with pytest.raises(RuntimeError, match=r"mixture of policies.* BIS and NBIS; .* use DM"):
+        evaluate(data, target, estimators="NFIS")
+    assert list(evaluate(data, target, estimators=["BIS", "NBIS"])) == ["BIS", "NBIS"]
+    with pytest.raises(ValueError, match=r"estimators has 'FQE'; .* fitted q evaluation is DM"):
+        evaluate(data, target, estimators="FQE")
+
+
+def test_held_out_can_be_stated() -> None:
+    from ope_gym import evaluate
+
+    write_foreign(infos=lambda n: {"logp": np.full(n + 1, np.log(0.5))})
+    assert not from_minari("foreign-v0", log_prob="logp").held_out.any()
+    data = from_minari("foreign-v0", log_prob="logp", held_out=True)
+    assert data.held_out.all()
+    assert not data.held_out.flags.writeable
+    found = evaluate(data, LinearSigmoid(np.zeros(4)), estimators="BIS", data="held-out")
+    assert found.sample.regime == "held-out"
+    to_minari(data, ID)
+    assert from_minari(ID).held_out.all()
+    assert not from_minari(ID, held_out=False).held_out.any()
+
+
+def test_combined_datasets_have_lost_their_policies() -> None:
+    env = RecordTrajectories(gym.make("CartPole-v1"), held_out=0.5)
+    names = ["ope/first-v0", "ope/second-v0"]
+    for k, name in enumerate(names):
+        collect(env, LinearSigmoid(np.full(4, 0.1 * k)), 6, k, seed=k)
+        to_minari(env.buffer.select(policies=k), name, env="CartPole-v1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        minari.combine_datasets([minari.load_dataset(name) for name in names], ID)
+    with pytest.warns(UserWarning, match=r"combine_datasets drops them.*merge\(from_minari"):
+        assert not from_minari(ID).has_propensities
+    assert from_minari(ID, log_prob="log_prob").has_propensities
+    merged = from_minari(names[0]).merge(from_minari(names[1]))
+    merged.audit(1e-9)
+    assert len(merged) == 12

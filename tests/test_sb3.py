@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import csv
+import importlib.util
 import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -26,14 +29,21 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
+from ope_gym.mlp_policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.torch_policy import TorchPolicy
 from wrappers import collect, vector
-from wrappers.mlp_policy import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from wrappers.sb3 import OPECallback
+from wrappers.sb3_episodes import HeldOutEpisodes
 from wrappers.sb3_policies import actor_module, snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +78,11 @@ def ppo(env: Any, **options: Any) -> PPO:
 def dqn(env: Any, **options: Any) -> DQN:
     chosen: dict[str, Any] = {"learning_starts": 50, "buffer_size": 500, "policy_kwargs": small()}
     return DQN("MlpPolicy", env, **(chosen | {"seed": 0, "device": "cpu"} | options))
+
+
+def recording(env: Any, **options: Any) -> OPECallback:
+    """Held-out episodes and those of the training."""
+    return OPECallback(env, record_training=True, verbose=0, **options)
 
 
 class Witness(BaseCallback):
@@ -196,7 +211,7 @@ def test_training_is_the_same_with_and_without_the_callback() -> None:
 
 
 def test_a_second_learn_goes_on_with_open_episodes() -> None:
-    model, ope = ppo(envs("CartPole-v1")), OPECallback(envs("CartPole-v1"), verbose=0)
+    model, ope = ppo(envs("CartPole-v1")), recording(envs("CartPole-v1"))
     model.learn(128, callback=ope)
     before = len(ope.training)
     model.learn(128, callback=ope, reset_num_timesteps=False)
@@ -205,7 +220,7 @@ def test_a_second_learn_goes_on_with_open_episodes() -> None:
     assert len(recorded) == sum(map(len, monitored)) > before
     assert recorded.returns().sum() == sum(map(sum, monitored))
 
-    late = OPECallback(envs("CartPole-v1"), verbose=0)  # comes in the middle of episodes
+    late = recording(envs("CartPole-v1"))  # comes in the middle of episodes
     already = [len(x) for x in monitored]
     model.learn(256, callback=late, reset_num_timesteps=False)
     monitored = model.get_env().env_method("get_episode_rewards")  # type: ignore[union-attr]
@@ -220,12 +235,50 @@ def test_a_second_learn_goes_on_with_open_episodes() -> None:
         ppo(envs("CartPole-v1")).learn(128, callback=late)
 
 
+def test_without_eval_env_no_episode_is_missing_for_being_long() -> None:
+    model, ope = (
+        ppo(envs("CartPole-v1", 3), learning_rate=1e-9),
+        OPECallback(eval_every=1, verbose=0),
+    )
+    with pytest.warns(UserWarning, match="in-sample"):
+        model.learn(4 * 3 * 64, callback=ope)
+    recorded = ope.training.view()
+    for timesteps, evaluation in ope.evaluations:
+        clock = timesteps // 3
+        early = recorded.start_clock <= clock - 40  # the time limit
+        ended = recorded.start_clock + recorded.lengths <= clock
+        assert evaluation.sample.trajectories == early.sum() < ended.sum()
+    assert len(ope.evaluations) == 4
+    assert ope.trajectories().policies[-1] == ope.policy  # of the end, which never acted
+
+
+def test_an_unknown_time_limit_is_pointed_out() -> None:
+    class Short(gym.wrappers.TimeLimit):
+        spec = None
+
+    env = Short(gym.make("CartPole-v1"), 20)
+    with pytest.warns(UserWarning, match="names no time limit: long episodes"):
+        ppo(env).learn(128, callback=OPECallback(verbose=0))
+
+
+def test_learning_that_goes_on_evaluates_no_policy_twice() -> None:
+    for every in (None, 1, 2):
+        model = ppo(envs("CartPole-v1"))
+        ope = OPECallback(envs("CartPole-v1"), eval_every=every, verbose=0)
+        for _ in range(3):
+            model.learn(256, callback=ope, reset_num_timesteps=False)
+        steps = [step for step, _ in ope.evaluations]
+        assert steps == sorted(set(steps))
+        assert {0, 256, 512, 768} <= set(steps)
+        assert len(ope.held_out) == 5 * len(ope.held_out.policies) == 5 * len(steps)
+
+
 # Held-out episodes ---------------------------------------------------------------------------
 
 
 def test_held_out_episodes_are_played_by_frozen_policies_in_fixed_shares() -> None:
     model = ppo(envs("CartPole-v1", limit=15))
-    ope = OPECallback(envs("CartPole-v1", 2, limit=15), n_eval_episodes=5, eval_every=1, verbose=0)
+    ope = recording(envs("CartPole-v1", 2, limit=15), n_eval_episodes=5, eval_every=1)
     model.learn(256, callback=ope)
     held = ope.held_out.view()
     assert held.held_out.all()
@@ -246,7 +299,7 @@ def test_held_out_episodes_are_played_by_frozen_policies_in_fixed_shares() -> No
 
 def test_continuous_actions_are_recorded_before_they_are_clipped() -> None:
     model = ppo(envs("Pendulum-v1"), policy_kwargs=small(log_std_init=1.5))
-    ope = OPECallback(envs("Pendulum-v1", 3), n_eval_episodes=3, eval_every=1, verbose=0)
+    ope = recording(envs("Pendulum-v1", 3), n_eval_episodes=3, eval_every=1)
     model.learn(128, callback=ope)
     for data in (ope.held_out.view(), ope.training.view()):
         assert np.abs(data.actions).max() > 2.5  # the bound is 2
@@ -255,32 +308,44 @@ def test_continuous_actions_are_recorded_before_they_are_clipped() -> None:
     assert isinstance(ope.policy, GaussianMlp)
 
 
-def test_intervals_cover_the_value_about_as_often_as_they_should() -> None:
-    """Of 10 intervals at 95 % fewer than 7 cover with probability 1e-3, at 92 % with 6e-3.
+def count_covering(name: str, limit: int) -> tuple[int, float]:
+    """How many of 80 intervals hold the value of a trained policy, and their median width.
 
-    (Binomial; over 250 repetitions with 4 fixed policies of 10 episodes each 92 % covered.) The
-    mean of 500 fresh episodes stands for the value; its error is a quarter of the intervals'.
+    The snapshots are those of one training; for each interval they are played anew. The mean of
+    1,500 fresh episodes stands for the value; its error is an eighth of the estimates'.
     """
-    covered, widths = [], []
-    for seed in range(10):
-        model = ppo(envs("CartPole-v1", 4, seed=seed), learning_rate=3e-3, seed=seed, n_steps=48)
-        ope = OPECallback(
-            envs("CartPole-v1", 5), n_eval_episodes=10, eval_every=1, estimators="NFIS",
-            verbose=0, seed=seed, record_training=False,
-        )  # fmt: skip
-        model.learn(3 * 192, callback=ope)
-        fresh = vector.RecordTrajectories(
-            gym.make_vec(
-                "CartPole-v1", 50, vectorization_mode="vector_entry_point", max_episode_steps=40
-            )
-        )
-        collect(fresh, ope.policy, 500, rng=seed + 1000, seed=seed + 2000)
-        truth = fresh.buffer.view().returns().mean()
-        interval = ope.evaluations[-1][1]["NFIS"].interval
-        covered.append(interval.low <= truth <= interval.high)
-        widths.append((interval.high - interval.low) / truth)
-    assert sum(covered) >= 7
-    assert np.median(widths) < 0.4  # and they say something
+    model = ppo(envs(name, 4, limit=limit), learning_rate=3e-3, n_steps=48, batch_size=48)
+    ope = OPECallback(envs(name, 5, limit=limit), eval_every=1, verbose=0)
+    model.learn(3 * 192, callback=ope)
+    snapshots, target = ope.held_out.policies, ope.policy
+    assert len(snapshots) == 4
+
+    make = partial(gym.make, name, max_episode_steps=limit)
+    fresh = vector.RecordTrajectories(gym.vector.SyncVectorEnv([make] * 25))
+    collect(fresh, target, 1500, rng=1, seed=2000)
+    truth = fresh.buffer.view().returns().mean()
+
+    covered, widths = 0, []
+    env = envs(name, 8, limit=limit)
+    for seed in range(80):
+        episodes = HeldOutEpisodes(env, model, seed, 1000)
+        for policy in snapshots:
+            episodes.play(policy, 8)
+        interval = ope_gym.evaluate(
+            episodes.recorder.buffer, target, estimators="NFIS", q_model=None
+        )["NFIS"].interval
+        covered += interval.low <= truth <= interval.high
+        widths.append((interval.high - interval.low) / abs(truth))
+    return covered, float(np.median(widths))
+
+
+def test_intervals_cover_the_value_about_as_often_as_they_should() -> None:
+    """Of 160 intervals at least 145 cover: probability 0.02 at 85 %, 0.99 at 95 %."""
+    cartpole, narrow = count_covering("CartPole-v1", 25)
+    pendulum, wide = count_covering("Pendulum-v1", 10)
+    assert cartpole + pendulum >= 145
+    assert narrow < 0.3  # and they say something
+    assert wide < 0.6
 
 
 # VecNormalize --------------------------------------------------------------------------------
@@ -317,7 +382,7 @@ def test_a_normaliser_at_rest_is_part_of_the_policy() -> None:
     env.training = False
     played = [len(x) for x in env.env_method("get_episode_rewards")]
     model = ppo(env)
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1, verbose=0)
+    ope = recording(envs("CartPole-v1"), eval_every=1)
     model.learn(256, callback=ope)
     recorded = ope.training.view()
     recorded.audit()
@@ -334,10 +399,33 @@ def test_a_normaliser_at_rest_is_part_of_the_policy() -> None:
 
 def test_normalised_rewards_alone_do_not_matter() -> None:
     model = ppo(VecNormalize(envs("CartPole-v1"), norm_obs=False))
-    ope = OPECallback(envs("CartPole-v1"), verbose=0)
+    ope = recording(envs("CartPole-v1"))
     model.learn(128, callback=ope)
     assert len(ope.training) > 0
     assert (ope.training.view().rewards == 1).all()
+
+
+def test_rewards_and_observations_that_were_normalised_are_not_recorded() -> None:
+    def wrapped(wrapper: Any) -> VecEnv:
+        return make_vec_env("CartPole-v1", 1, wrapper_class=wrapper)
+
+    rewards, seen = gym.wrappers.NormalizeReward, gym.wrappers.NormalizeObservation
+    model = ppo(wrapped(None))
+    plain = DummyVecEnv([lambda: gym.make("CartPole-v1")])
+    inner = VecMonitor(VecNormalize(plain, norm_obs=False))
+    with pytest.raises(ValueError, match="VecMonitor around VecNormalize"):
+        model.learn(64, callback=OPECallback(inner))
+    with pytest.raises(ValueError, match=r"eval_env has .*NormalizeReward: values would be"):
+        model.learn(64, callback=OPECallback(wrapped(rewards)))
+    with pytest.raises(ValueError, match=r"eval_env has .*NormalizeObservation, whose stat"):
+        model.learn(64, callback=OPECallback(wrapped(seen)))
+    with pytest.raises(ValueError, match=r"the training env has .*NormalizeObservation"):
+        ppo(wrapped(seen)).learn(64, callback=OPECallback(wrapped(None)))
+    with pytest.raises(ValueError, match=r"the training env has .*NormalizeReward"):
+        ppo(wrapped(rewards)).learn(64, callback=recording(wrapped(None)))
+    ope = OPECallback(wrapped(None), verbose=0)  # what is not recorded may be rescaled
+    ppo(wrapped(rewards)).learn(64, callback=ope)
+    assert (ope.held_out.view().rewards == 1).all()
 
 
 # DQN -----------------------------------------------------------------------------------------
@@ -426,14 +514,41 @@ def test_the_environment_for_held_out_episodes_is_checked() -> None:
             model.learn(10, callback=OPECallback(own))
     with pytest.raises(ValueError, match="observation_space of eval_env"):
         model.learn(10, callback=OPECallback(gym.make("Pendulum-v1")))
-    with pytest.raises(ValueError, match="time limit of 30 steps, but the training env of 40"):
+    with pytest.raises(ValueError, match=r"limit of 30 steps, but the training env has .* 40"):
         model.learn(10, callback=OPECallback(envs("CartPole-v1", limit=30)))
+
+
+def test_episodes_that_never_end_are_an_error() -> None:
+    model = ppo(envs("MountainCar-v0"))
+    with pytest.raises(ValueError, match=r"no time limit, but the training env has .* of 40 steps"):
+        model.learn(10, callback=OPECallback(envs("MountainCar-v0", limit=-1)))
+    endless = ppo(envs("MountainCar-v0", limit=-1))
+    ope = OPECallback(envs("MountainCar-v0", limit=-1), max_steps=300, verbose=0)
+    with pytest.raises(RuntimeError, match=r"not over after max_steps=300 steps.*same max_ep"):
+        endless.learn(10, callback=ope)
+    assert len(ope.held_out) == 0
+    bounded = OPECallback(envs("MountainCar-v0"), max_steps=10, verbose=0)
+    model.learn(10, callback=bounded)  # with a time limit there is nothing to fear
+    assert (bounded.held_out.view().lengths == 40).all()
 
 
 @pytest.mark.parametrize("wrong", [{"n_eval_episodes": 0}, {"eval_every": 0}, {"window": 0}])
 def test_bad_arguments_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be at least 1"):
         OPECallback(**wrong)  # type: ignore[arg-type]
+
+
+def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="estimators has 'WIS'"):
+        OPECallback(estimators=["NFIS", "WIS"])
+    with pytest.raises(ValueError, match=r"gamma is 1\.5"):
+        OPECallback(gamma=1.5)
+    with pytest.raises(FileNotFoundError, match="its folder does not exist"):
+        OPECallback(path=tmp_path / "nowhere" / "run.ope")
+    (tmp_path / "run.ope").write_text("something else")
+    with pytest.raises(FileExistsError, match="exists already: remove it"):
+        OPECallback(path=tmp_path / "run.ope")
+    assert (tmp_path / "run.ope").read_text() == "something else"
 
 
 def test_something_must_be_recorded() -> None:
@@ -476,6 +591,21 @@ def test_other_networks_are_copied_as_modules(name: str, normalised: bool, tmp_p
     )
 
 
+def test_snapshots_of_images_hold_the_actor_once() -> None:
+    space = spaces.Box(0, 255, (36, 36, 1), dtype=np.uint8)
+    env: Any = gym.wrappers.TransformObservation(
+        gym.make("CartPole-v1"), lambda x: np.full(space.shape, 9, np.uint8), space
+    )
+    model = PPO("CnnPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
+    policy: Any = model.policy
+    needed = [*policy.features_extractor.parameters(), *policy.action_net.parameters()]
+    kind, arrays = ope_gym.policies.policy_to_arrays(snapshot(model))
+    assert kind == "torch"
+    assert sum(x.size for x in arrays.values()) == sum(p.numel() for p in needed)
+    assert isinstance(policy.value_net, torch.nn.Linear)  # the model keeps its own
+    model.learn(16, callback=OPECallback(copy.deepcopy(env), n_eval_episodes=1, verbose=0))
+
+
 class Louder(ActorCriticPolicy):
     """Acts by other numbers than those that `get_distribution` gives."""
 
@@ -487,13 +617,14 @@ def test_a_policy_that_is_not_what_it_says_is_refused() -> None:
     model = PPO(Louder, envs("CartPole-v1"), n_steps=32, batch_size=32, seed=0, device="cpu")
     policy: Any = model.policy
     policy.action_net.weight.data *= 100
-    with pytest.raises(ValueError, match=r"SB3 says, but .* gives .*get_distribution"):
-        model.learn(64, callback=OPECallback(envs("CartPole-v1"), verbose=0))
+    for callback in (recording, partial(OPECallback, verbose=0)):
+        with pytest.raises(ValueError, match=r"SB3 says, but .* gives .*get_distribution"):
+            model.learn(64, callback=callback(envs("CartPole-v1")))
 
 
 def test_a_normaliser_may_not_begin_to_learn_later() -> None:
     env = VecNormalize(envs("CartPole-v1"), training=False)
-    model, ope = ppo(env), OPECallback(envs("CartPole-v1"), verbose=0)
+    model, ope = ppo(env), recording(envs("CartPole-v1"))
     model.learn(128, callback=ope)
     env.training = True
     with pytest.raises(ValueError, match="record_training=False"):
@@ -548,15 +679,87 @@ def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
     assert values[0] == values[1]
     if name != "CartPole-v1":
         return
+    command = [sys.executable, "-m", "ope_gym", "evaluate", str(path), "--target", "last"]
+    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
+    assert re.search(r"^NFIS +-?\d", done.stdout, re.MULTILINE)
+    assert "data: held-out" in done.stdout
     code = (  # a process of its own is slow to start
-        "import sys, wrappers.mlp_policy, ope_gym; "
+        "import sys, ope_gym; "
         f"ope_gym.Trajectories.load({str(path)!r}).audit(); "
         "assert not {'torch', 'stable_baselines3'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_an_interrupted_run_leaves_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 300:
+                raise KeyboardInterrupt
+            return True
+
+    at_exit: dict[Any, None] = {}
+    module = SimpleNamespace(
+        register=at_exit.setdefault, unregister=lambda function: at_exit.pop(function, None)
+    )
+    monkeypatch.setattr("wrappers.sb3_file.atexit", module)
+    path = tmp_path / "run.ope"
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
+    model = ppo(envs("CartPole-v1"))
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(1000, callback=CallbackList([ope, Stop()]))
+    next(iter(at_exit))()  # as the process ends
+    found = ope_gym.Trajectories.load(path)
+    assert found.held_out.sum() == 15  # of three evaluations
+    ended = (found.start_clock + found.lengths)[~found.held_out].max()
+    assert 128 < ended <= 150  # in the rollout that was stopped
+    model.learn(128, callback=ope)
+    assert not at_exit  # all is saved
+    assert len(ope_gym.Trajectories.load(path)) == len(ope.trajectories()) > len(found)
+
+
+def test_a_file_is_written_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    save = ope_gym.Trajectories.save
+
+    def counted(self: Any, path: Any) -> None:
+        sizes.append(self.n_steps)
+        save(self, path)
+
+    monkeypatch.setattr(ope_gym.Trajectories, "save", counted)
+    model = ppo(envs("CartPole-v1"), n_steps=16, batch_size=32)
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=tmp_path / "run.ope", verbose=0)
+    model.learn(32 * 30, callback=ope)
+    assert 5 < len(sizes) < 25  # not after each of 31 evaluations
+    assert sizes == sorted(sizes)
+    assert len(ope_gym.Trajectories.load(tmp_path / "run.ope")) == len(ope.trajectories())
+
+
 # What it shows -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [ppo, dqn])
+def test_what_sb3_logs_is_the_same_with_and_without_the_callback(make: Any, tmp_path: Path) -> None:
+    found = []
+    for run in ("with", "without"):
+        ope = OPECallback(envs("CartPole-v1"), eval_every=1 if make is ppo else 20, verbose=0)
+        model = make(envs("CartPole-v1", 1), tensorboard_log=str(tmp_path / run))
+        model.learn(320, callback=ope if run == "with" else None, log_interval=2)
+        (folder,) = (tmp_path / run).iterdir()
+        events = EventAccumulator(str(folder)).Reload()
+        found.append(
+            {
+                tag: [(e.step, e.value) for e in events.Scalars(tag)]
+                for tag in events.Tags()["scalars"]
+                if not tag.startswith(("ope/", "diagnostics/"))
+            }
+        )
+        for values in (x for tag, x in found[-1].items() if tag == "time/fps"):
+            values[:] = [(step, 0.0) for step, _ in values]
+    assert found[0] == found[1]
+    assert {"rollout/ep_rew_mean", "train/loss"} <= set(found[0])
 
 
 def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,7 +776,11 @@ def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFi
     values = [(t, evaluation["NFIS"].value) for t, evaluation in ope.evaluations]
     np.testing.assert_allclose(shown, values, rtol=1e-6)
     assert "ope/report/text_summary" in tags["tensors"]
-    assert "custom_scalars__config__" in tags["tensors"]
+    (layout,) = events.Tensors("custom_scalars__config__")
+    assert b"rollout/(return|ep_rew_mean)$" in layout.tensor_proto.string_val[0]
+    assert "log10_weight/NFIS" in tags["histograms"]
+    if importlib.util.find_spec("matplotlib"):
+        assert {"ope/forest", "ope/policy_overlap", "ope/weights"} <= {*tags["images"]}
     out = capsys.readouterr().out
     assert "The policy after 256 timesteps:" in out
     assert "data: held-out" in out
@@ -590,6 +797,8 @@ def test_other_outputs_get_the_values_too_and_in_sample_is_marked(tmp_path: Path
         rows = [row for row in csv.DictReader(file) if row["ope/NFIS/value"]]
     assert len(rows) == len(ope.evaluations) == 2  # none before the first rollout
     assert {row["ope/held_out"] for row in rows} == {"0.0"}
+    assert [int(float(row["ope/timesteps"])) for row in rows] == [t for t, _ in ope.evaluations]
+    assert not any(row["train/loss"] for row in rows)  # rows of their own
     assert all(evaluation.sample.regime != "held-out" for _, evaluation in ope.evaluations)
 
 
@@ -601,11 +810,28 @@ def test_a_window_bounds_the_cost() -> None:
     assert len(ope.held_out) == 15
 
 
+def test_the_training_is_kept_only_where_it_is_needed(tmp_path: Path) -> None:
+    for options, kept in (
+        ({}, False), ({"record_training": True}, True), ({"path": tmp_path / "run.ope"}, True)
+    ):  # fmt: skip
+        ope = OPECallback(envs("CartPole-v1"), verbose=0, **options)
+        ppo(envs("CartPole-v1")).learn(128, callback=ope)
+        assert (len(ope.training) > 0) is kept
+
+
+def test_many_steps_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wrappers.sb3._LARGE", 64 * 2 * 64)  # 16 bytes of them are observations
+    model = ppo(envs("CartPole-v1"))
+    monkeypatch.setattr("wrappers.sb3.policy_to_arrays", lambda _: ("", {}))  # costs nothing
+    with pytest.warns(UserWarning, match="snapshots, one for each rollout, and 256 steps"):
+        model.learn(384, callback=recording(envs("CartPole-v1")))
+
+
 def test_many_snapshots_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wrappers.sb3._LARGE", 1000)
     model = ppo(envs("CartPole-v1"), n_steps=8, batch_size=16)
     with pytest.warns(UserWarning, match="make rollouts longer") as caught:
-        model.learn(128, callback=OPECallback(envs("CartPole-v1"), verbose=0))
+        model.learn(128, callback=recording(envs("CartPole-v1")))
     assert len(caught) == 1
 
 

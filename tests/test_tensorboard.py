@@ -103,7 +103,7 @@ def test_the_layout_is_written_once_with_bands_in_order(
     first, *bands = value.chart
     assert first.title == "estimates and mean return"
     assert list(first.multiline.tag) == [
-        "rollout/return$",
+        "rollout/(return|ep_rew_mean)$",
         "ope/truth$",
         *(f"ope/{name}/value$" for name in NAMES),
     ]

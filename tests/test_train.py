@@ -207,12 +207,13 @@ def _interrupt_when_recording(process: "subprocess.Popen[str]", folder: Path) ->
 
 
 # Every file of examples/: what it imports beside ope_gym, how to run it small, what it prints.
+# Tianshou wants other versions than constraints.txt pins: its example runs where it is installed.
 EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     "hand_written_loop.py": ("gymnasium", [], ["NFIS", "data: held-out"]),
     "ppo_cartpole.py": (
         "torch",
-        ["--total-timesteps", "2048", "--num-envs", "4", "--evaluate-every", "4"],
-        ["step 2048", "NFIS", "data: held-out"],
+        ["--total-timesteps", "3072", "--num-envs", "4", "--evaluate-every", "6"],
+        ["step 3072", "NFIS", "data: held-out"],
     ),
     "sb3_ppo.py": ("stable_baselines3", ["--timesteps", "512", "--n-steps", "256"], ["NFIS"]),
     "tianshou_ppo.py": (
@@ -223,7 +224,7 @@ EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_listed_and_run_where_its_host_is_installed() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
 
 

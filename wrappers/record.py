@@ -15,8 +15,10 @@ from ope_gym import spaces, storage
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.policies import Policy
 from ope_gym.spaces import Space
+from ope_gym.trajectories import Trajectories
 from ope_gym.trees import Tree
 from wrappers.finished import Finished
+from wrappers.normalisers import warn_of_normalisers
 from wrappers.recorder import Recorder
 
 _WAITING_STEPS = 4096  # steps of finished episodes that go to the buffer together, unless
@@ -63,6 +65,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         gym.utils.RecordConstructorArgs.__init__(self, held_out=held_out, path=path, audit=audit)
         if isinstance(env, gym.vector.VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.vector.RecordTrajectories for vector envs")
+        warn_of_normalisers(env)
         gym.Wrapper.__init__(self, env)
         self._recorder = _EpisodeRecorder(
             env.observation_space,
@@ -114,6 +117,17 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         k = self._recorder.follow(policy, self.clock, mid_episode=mid_episode)
         self._recording = self._intact
         return k
+
+    def settled(self, horizon: int | None = None) -> Trajectories:
+        """The finished episodes that were begun at least `horizon` steps ago.
+
+        Where rollouts end after a number of steps, `buffer` lacks the episode that is still under
+        way, more often a long one. Where they end with an episode, `buffer` is complete.
+
+        Args:
+            horizon: The longest possible episode; None for the time limit of the environment.
+        """
+        return self._recorder.settled(self.clock, horizon)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from ope_gym import episode_files, space_json, storage, trees
 from ope_gym.columns import Steps
 from ope_gym.policies import Policy
 from ope_gym.spaces import Space
-from ope_gym.trajectories import PropensityMismatch
+from ope_gym.trajectories import PropensityMismatch, Trajectories
 from wrappers.finished import Finished, LiveBuffer
 
 _ASK_ROWS = (
@@ -117,6 +117,30 @@ class Recorder:
                 UserWarning,
                 stacklevel=3,
             )
+
+    def settled(self, clock: int, horizon: int | None) -> Trajectories:
+        """The episodes of `settled_mask`."""
+        return self.buffer.select(episodes=self.settled_mask(clock, horizon))
+
+    def settled_mask(self, clock: int, horizon: int | None) -> NDArray[np.bool_]:
+        """(n,) which episodes were begun so early that the longest possible has ended by `clock`.
+
+        Which episodes these are is decided before they are played, so that none is missing for
+        being long.
+
+        Args:
+            clock: Now.
+            horizon: The longest possible episode; None for the time limit of the environment.
+        """
+        longest = self.buffer.horizon if horizon is None else horizon
+        if longest is None:
+            raise ValueError(
+                "horizon is None and the environment names no time limit: give settled(horizon) "
+                "the length of the longest possible episode"
+            )
+        if longest < 1:
+            raise ValueError(f"horizon={longest} must be at least 1 step")
+        return np.asarray(self.buffer.view().start_clock <= clock - longest)
 
     # Episodes that are -------------------------------------------------------------------
 

@@ -138,7 +138,10 @@ class Rows:
             columns += [np.empty((self._capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
         for i, leaf in enumerate(leaves):
             if leaf.dtype != columns[i].dtype:  # never lose digits of what the policy saw
-                columns[i] = columns[i].astype(np.promote_types(columns[i].dtype, leaf.dtype))
+                both = np.promote_types(columns[i].dtype, leaf.dtype)
+                wider = np.empty(columns[i].shape, dtype=both)
+                wider[:first] = columns[i][:first]  # further rows are not written yet
+                columns[i] = wider
             columns[i][first:last] = leaf
 
     def read(

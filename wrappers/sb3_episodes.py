@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ope_gym.policies import Policy
+from ope_gym.trajectories import Trajectories
+from wrappers.sb3_envs import common_limit, held_out_env
 from wrappers.sb3_policies import normaliser
 from wrappers.vector_recorder import VectorRecorder
 
 _TOLERANCE = 1e-2  # TF32 on a GPU differs by less, another policy by more
 
-__all__ = ["HeldOutEpisodes", "TrainingEpisodes"]
+__all__ = ["HeldOutEpisodes", "TrainingEpisodes", "check", "observed"]
 
 
 class TrainingEpisodes:
@@ -54,7 +54,7 @@ class TrainingEpisodes:
         if going_on and model._last_obs is self._after:
             return
         recorder.drop(warn=False)
-        self._now = self._observations(model._last_obs)
+        self._now = observed(model, model._last_obs)
         recorder.rows.see(self._now)
         if not going_on:
             recorder.begin(np.flatnonzero(model._last_episode_starts))
@@ -74,10 +74,10 @@ class TrainingEpisodes:
         rewards = seen["rewards"] if normalised is None else normalised.get_original_reward()
         log_probs = seen["log_probs"].detach().cpu().numpy()
         if self._unchecked is not None:
-            _check(self._unchecked, self._now, seen["actions"], log_probs)
+            check(self._unchecked, self._now, seen)
             self._unchecked = None
         recorder.act(seen["actions"], log_probs)
-        self._now = self._observations(seen["new_obs"])
+        self._now = observed(self.model, seen["new_obs"])
         recorder.advance(self._now, rewards, *ends(seen["dones"], seen["infos"]), seen["dones"])
         (over,) = np.nonzero(seen["dones"])
         if len(over):  # a VecEnv resets in the same step
@@ -85,9 +85,17 @@ class TrainingEpisodes:
         recorder.drain_if_due()
         self._timesteps, self._after = self.model.num_timesteps, seen["new_obs"]
 
-    def _observations(self, observations: Any) -> Any:
-        env = normaliser(self.model)
-        return observations if env is None else env.get_original_obs()
+    def settled(self, last: int) -> Trajectories:
+        """Of the `last` policies, without the bias against long episodes if their limit is known.
+
+        (Selected at once: the record of a long training is not copied at each evaluation.)
+        """
+        recorder, data = self.recorder, self.recorder.buffer.view()
+        if data.horizon is None:
+            return data.select(last=last)
+        settled = recorder.settled_mask(recorder.rows.clock, None)
+        first = data.policy_ids[data.offsets[:-1]]
+        return data.select(episodes=settled & np.isin(first, np.unique(first[settled])[-last:]))
 
 
 class HeldOutEpisodes:
@@ -99,20 +107,17 @@ class HeldOutEpisodes:
         env: A Gymnasium environment or a VecEnv, like that of the training. A VecNormalize around
             it is left out, because policies carry the statistics of their time.
         model: That will be evaluated.
-        seed: Of the environment and of the actions; None for a random one.
+        seed: Of the environment and of the actions; None for that of the model, if it has one.
+        max_steps: Of an episode; a longer one is an error, since it may never end.
     """
 
-    def __init__(self, env: Any, model: Any, seed: int | None) -> None:
+    def __init__(self, env: Any, model: Any, seed: int | None, max_steps: int) -> None:
         training = model.get_env()
         self.model = model
-        self._env = _without_normaliser(env)
-        _refuse_shared(self._env, training)
-        for name in ("observation_space", "action_space"):
-            here, there = getattr(self._env, name), getattr(training, name)
-            if here != there:
-                raise ValueError(f"{name} of eval_env is {here}, but that of the model is {there}")
-        self.horizon = _common_limit(self._env, training)
-        self._rng = np.random.default_rng(seed)
+        self._env = held_out_env(env, training)
+        self.horizon = common_limit(self._env, training)
+        self._max_steps = max_steps
+        self._rng = np.random.default_rng(model.seed if seed is None else seed)
         self._env.seed(int(self._rng.integers(2**31 - self._env.num_envs)))
         self._actions = self._env.action_space
         self.recorder = VectorRecorder(
@@ -141,10 +146,20 @@ class HeldOutEpisodes:
                 (over,) = np.nonzero(dones)
                 if len(over):
                     recorder.begin(over)
+                if self.horizon is None:
+                    self._refuse_endless()
         finally:
             recorder.drop(warn=False)
             recorder.quota = None
         return k
+
+    def _refuse_endless(self) -> None:
+        if self.recorder.longest_open() > self._max_steps:
+            raise RuntimeError(
+                f"a held-out episode is not over after max_steps={self._max_steps:,} steps, and "
+                "eval_env names no time limit: make it and the training env with the same "
+                "max_episode_steps, or give OPECallback a larger max_steps"
+            )
 
     def _choose(self, policy: Policy, observations: Any) -> NDArray[Any]:
         actions = np.asarray(policy.sample(observations, self._rng))
@@ -158,12 +173,18 @@ class HeldOutEpisodes:
         return actions
 
 
-def _check(policy: Policy, seen: Any, actions: Any, log_probs: NDArray[Any]) -> None:
+def check(policy: Policy, observations: Any, seen: dict[str, Any]) -> None:
     """A snapshot must act like the policy: tried at its first step, up to float32 on any device.
 
     Not at every step, as recorders do: rounding alone should not end somebody's training run.
+
+    Args:
+        policy: The snapshot.
+        observations: That the policy acted on, before VecNormalize.
+        seen: The local variables of `collect_rollouts`, after a step of the environment.
     """
-    found = policy.log_prob(seen, actions)
+    actions, log_probs = seen["actions"], seen["log_probs"].detach().cpu().numpy()
+    found = policy.log_prob(observations, actions)
     wrong = ~(np.abs(found - log_probs) <= _TOLERANCE * (1.0 + np.abs(log_probs)))
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -174,45 +195,13 @@ def _check(policy: Policy, seen: Any, actions: Any, log_probs: NDArray[Any]) -> 
         )
 
 
+def observed(model: Any, observations: Any) -> Any:
+    """The latest observations of a model, as they are before VecNormalize."""
+    env = normaliser(model)
+    return observations if env is None else env.get_original_obs()
+
+
 def ends(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which sub-envs terminated, and which were cut; SB3 calls both at once terminated."""
     cut = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool) & dones
     return dones & ~cut, cut
-
-
-def time_limit(env: VecEnv) -> int | None:
-    """The time limit of all sub-envs, None if it is unknown or they differ."""
-    try:
-        limits = {None if spec is None else spec.max_episode_steps for spec in env.get_attr("spec")}
-    except (AttributeError, TypeError, EOFError):  # sub-envs without a spec, or one not picklable
-        return None
-    return limits.pop() if len(limits) == 1 else None
-
-
-def _common_limit(env: VecEnv, training: VecEnv) -> int | None:
-    """The time limit of both; None if that of either is not known."""
-    here, there = time_limit(env), time_limit(training)
-    if None not in (here, there) and here != there:
-        raise ValueError(
-            f"eval_env has a time limit of {here} steps, but the training env of {there}: the "
-            "values of the two are not comparable. Make both with the same max_episode_steps"
-        )
-    return None if None in (here, there) else here
-
-
-def _without_normaliser(env: Any) -> VecEnv:
-    wrapped = BaseAlgorithm._wrap_env(env.venv if isinstance(env, VecNormalize) else env)
-    inner = unwrap_vec_normalize(wrapped)
-    if inner is not None and inner.norm_obs:
-        raise ValueError(
-            f"eval_env is {type(wrapped).__name__} around VecNormalize: put VecNormalize outermost"
-        )
-    return wrapped
-
-
-def _refuse_shared(env: VecEnv, training: VecEnv) -> None:
-    """Episodes on the environment of the training would break off those that it is in."""
-    here, there = (getattr(x.unwrapped, "envs", None) or [x.unwrapped] for x in (env, training))
-    mine = {id(getattr(x, "unwrapped", x)) for x in here}
-    if any(id(getattr(x, "unwrapped", x)) in mine for x in there):
-        raise ValueError("eval_env is the environment of the training: make another one")

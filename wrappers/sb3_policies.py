@@ -16,10 +16,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
+from ope_gym.mlp_policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
+from ope_gym.network import ACTIVATIONS, Network, Standardiser
 from ope_gym.policies import Policy
 from ope_gym.torch_policy import TorchPolicy
-from wrappers.mlp_policy import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
-from wrappers.network import ACTIVATIONS, Network, Standardiser
 
 __all__ = ["actor_module", "normaliser", "refuse", "snapshot"]
 
@@ -123,7 +123,7 @@ class _Actor(nn.Module):
 
     def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
         super().__init__()
-        actor = copy.copy(policy)  # modules are shared until TorchPolicy copies them
+        actor = _without_critic(policy)  # modules are shared until TorchPolicy copies them
         actor.__dict__.pop("optimizer", None)
         actor.action_dist = copy.copy(policy.action_dist)
         actor.action_dist.distribution = None  # tensors of the last training step, not copyable
@@ -139,6 +139,28 @@ class _Actor(nn.Module):
             scaled = (observations - self.mean) / self.scale  # type: ignore[operator]
             observations = scaled.clamp(-self.clip, self.clip).float()
         return self.actor.get_distribution(observations).distribution
+
+
+def _without_critic(policy: Any) -> Any:
+    """A shallow copy with the modules that `get_distribution` needs, each under one name.
+
+    A policy with methods of its own may need any of them, and keeps all.
+    """
+    actor, kind = copy.copy(policy), type(policy)
+    actor._modules = dict(policy._modules)  # the copy shares the one of the policy
+    own = any(
+        getattr(kind, name) is not getattr(ActorCriticPolicy, name)
+        for name in ("get_distribution", "_get_action_dist_from_latent")
+    )
+    if own:
+        return actor
+    for name in ("features_extractor", "vf_features_extractor", "value_net"):
+        actor._modules.pop(name, None)
+    extractor = policy.mlp_extractor
+    if type(extractor).forward_actor is MlpExtractor.forward_actor:
+        actor._modules["mlp_extractor"] = extractor = copy.copy(extractor)
+        extractor._modules = {"policy_net": extractor._modules["policy_net"]}
+    return actor
 
 
 def _network(model: Any, linear: list[nn.Linear], activation: str) -> Network:

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import storage
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.policies import Policy
+from ope_gym.trajectories import Trajectories
+from wrappers.normalisers import warn_of_normalisers
 from wrappers.vector_recorder import VectorRecorder
 
 
@@ -24,6 +26,8 @@ class RecordTrajectories(
 
     The twin of `wrappers.RecordTrajectories`, for every autoreset mode. Episodes are put together
     many at a time, at the latest when the buffer is read; errors in them are raised then.
+
+    Evaluate `settled()`, not `buffer`, while episodes are under way.
 
     >>> from ope_gym.policies import Uniform
     >>> env = RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2, max_episode_steps=5))
@@ -56,6 +60,7 @@ class RecordTrajectories(
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.RecordTrajectories for a single env")
         self._mode = _autoreset_mode(env)
+        warn_of_normalisers(env)
         self._recorder = VectorRecorder(
             env.single_observation_space,
             env.single_action_space,
@@ -120,6 +125,17 @@ class RecordTrajectories(
         Not those of held-out episodes, nor those of the next-step mode in which a sub-env is reset.
         """
         return ~np.frombuffer(self._left_alone, dtype=bool).reshape(-1, self.num_envs)
+
+    def settled(self, horizon: int | None = None) -> Trajectories:
+        """The finished episodes that were begun at least `horizon` steps ago.
+
+        In the middle of a run `buffer` lacks the episodes that are still under way, which are
+        the long ones; its mean return is too low. Of those begun so early none is under way.
+
+        Args:
+            horizon: The longest possible episode; None for the time limit of the environment.
+        """
+        return self._recorder.settled(self.clock, horizon)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

@@ -51,6 +51,10 @@ class VectorRecorder(Recorder):
         """(N,) whether a recorded episode has begun and not ended."""
         return self._open & (self._start < self.rows.clock)
 
+    def longest_open(self) -> int:
+        """Steps so far of the longest episode that is under way."""
+        return int((self.rows.clock - self._start)[self._open].max(initial=0))
+
     def begin(self, envs: NDArray[np.int64]) -> None:
         """Episodes of these sub-envs begin with the next step, as far as the quota goes.
 
@@ -66,6 +70,11 @@ class VectorRecorder(Recorder):
         self._number[fresh] = np.arange(self._numbered, self._numbered + len(fresh))
         if self.share:
             self.held_out[fresh] = self.is_held_out(self._number[fresh])
+
+    @property
+    def steps(self) -> int:
+        """Of all sub-envs so far, recorded or not."""
+        return self.rows.clock * len(self._open)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """What is about to be done."""

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import policy_inputs, trees
-from ope_gym.policies import register_policy
-from ope_gym.policy_files import Floats, Snapshot
+from ope_gym.network import Network, parameter
+from ope_gym.policy_files import Floats, Snapshot, register_policy
 from ope_gym.policy_math import moments_of, sample_rows
 from ope_gym.trees import Tree
-from wrappers.network import Network, parameter
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
