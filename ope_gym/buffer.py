@@ -30,6 +30,7 @@ from ope_gym.trees import Tree
 
 __all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
 
+_SMALL_ROWS, _SMALL_PARTS = 4_096, 256  # so many parts of so few rows are put together
 _OWN = 0  # inside the buffer, schedule 0 is that of its own loop; extended ones follow
 
 
@@ -68,6 +69,7 @@ class TrajectoryBuffer:
         self._changes = ChangeTable()
         self._foreign: list[Schedule] = []  # of trajectories that `extend` brought
         self._parts: list[Trajectories] = []  # put together, schedules numbered as said above
+        self._small = 0  # how many of the last parts have few rows
         self._steps: list[tuple[Steps, NDArray[np.int32]]] = []  # one for each later episode
         self._episodes: list[tuple[int, bool, bool, bool, int, int]] = []  # likewise
         self._n = 0
@@ -267,6 +269,10 @@ class TrajectoryBuffer:
         self._n += n
         self._latest = max(self._latest, int(reach.max()))
         self._view = None
+        self._small = self._small + 1 if n_steps < _SMALL_ROWS else 0
+        if self._small == _SMALL_PARTS:  # a part of an episode takes more room than its rows
+            self._parts[-_SMALL_PARTS:] = [join(self._parts[-_SMALL_PARTS:])]
+            self._small = 0
         return steps
 
     def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
@@ -362,6 +368,7 @@ class TrajectoryBuffer:
         self.horizon, self._signature = agreed["horizon"], signature
         self._discrete = spaces.is_discrete(self.action_space)
         self._parts.append(part)
+        self._small = 0
         self._foreign += schedules
         self._n += len(other)
         self._view = None
@@ -370,7 +377,7 @@ class TrajectoryBuffer:
         """Everything recorded so far, as read-only columns."""
         if self._view is None:
             self._flush()
-            self._parts = [join([self._nothing(), *self._parts])]
+            self._parts, self._small = [join([self._nothing(), *self._parts])], 0
             ids, schedules = self._parts[0].schedule_ids, tuple(self._foreign)
             if self._changes.clocked_from is not None:
                 schedules = (self._changes.schedule(), *schedules)
@@ -411,11 +418,12 @@ class TrajectoryBuffer:
             horizon=self.horizon,
         )
         self._parts.append(freeze(part))
+        self._small = 0
         self._steps, self._episodes = [], []
 
     def clear(self) -> None:
         """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
-        self._parts, self._steps, self._episodes = [], [], []
+        self._parts, self._small, self._steps, self._episodes = [], 0, [], []
         self._foreign, self._n, self._signature, self._view = [], 0, None, None
 
     def __len__(self) -> int:

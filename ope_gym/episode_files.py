@@ -178,10 +178,11 @@ class Section:
 def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
     """The sections of a file; see `read_blocks` for cut and damaged files."""
     sections: list[Section] = []
+    known: dict[str, tuple[Any, Space]] = {}
     for block in read_blocks(path, recover=recover):
         try:
             if block.kind == "spaces":
-                sections.append(_open_section(block))
+                sections.append(_open_section(block, known))
             elif not sections:
                 raise ValueError("the first block is not of kind 'spaces'")
             else:
@@ -200,11 +201,23 @@ def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
     return sections
 
 
-def _open_section(block: Block) -> Section:
-    seen, chosen = (
-        space_json.space_from_json(block.meta[name])
-        for name in ("observation_space", "action_space")
-    )
+def _open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = None) -> Section:
+    """The next section; all that say their spaces say the same, and share those `known`."""
+    known = {} if known is None else known
+    found: list[Space | None] = []
+    for name in ("observation_space", "action_space"):
+        data = block.meta[name]
+        before, shared = known.get(name, (None, None))
+        space = shared if data == before else space_json.space_from_json(data)
+        if space is not None and shared is not None and space != shared:
+            raise ValueError(
+                f"{name} differs: {shared} and {space}; only trajectories of one environment can "
+                "be put together"
+            )
+        if space is not None and shared is None:
+            known[name] = (data, space)
+        found.append(space)
+    seen, chosen = found
     return Section(seen, chosen, block.meta["horizon"])
 
 

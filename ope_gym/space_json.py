@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from ope_gym.spaces import NUMERIC_DTYPES, Space, is_column, object_array
 from ope_gym.trees import Tree
 
-_MAX_BOX_SIZE = 2**26  # a few bytes of JSON must not make the reader allocate without bound
+_MAX_SIZE = 2**26  # a few bytes of JSON must not make the reader allocate without bound
+# By name; np.dtype understands more, and hands what looks like a tuple to Python's compiler.
+_DTYPES = {np.dtype(text).name: np.dtype(text) for text in NUMERIC_DTYPES}
 
 
 def space_to_json(space: Space | None) -> Any:
@@ -23,6 +25,12 @@ def space_to_json(space: Space | None) -> Any:
     >>> space_from_json(space_to_json(spaces.Discrete(3, start=-1)))
     Discrete(3, start=-1)
     """
+    data = _described(space)
+    _require_size(data)
+    return data
+
+
+def _described(space: Space | None) -> Any:
     if space is None:
         return None
     if isinstance(space, spaces.Box):
@@ -56,18 +64,18 @@ def space_to_json(space: Space | None) -> Any:
         }
     if isinstance(space, spaces.Tuple | spaces.OneOf):
         name = "Tuple" if isinstance(space, spaces.Tuple) else "OneOf"
-        return {"type": name, "spaces": [space_to_json(part) for part in space.spaces]}
+        return {"type": name, "spaces": [_described(part) for part in space.spaces]}
     if isinstance(space, spaces.Dict):
         if not all(isinstance(key, str) for key in space.spaces):
             raise TypeError(f"a Dict space needs string keys to be saved, got {list(space.spaces)}")
         # pairs, because the order of the keys is part of a Dict space
-        pairs = [[key, space_to_json(part)] for key, part in space.spaces.items()]
+        pairs = [[key, _described(part)] for key, part in space.spaces.items()]
         return {"type": "Dict", "spaces": pairs, "sort_keys": getattr(space, "sort_keys", True)}
     if isinstance(space, spaces.Sequence):
-        feature = space_to_json(space.feature_space)
+        feature = _described(space.feature_space)
         return {"type": "Sequence", "space": feature, "stack": bool(space.stack)}
     if isinstance(space, spaces.Graph):
-        nodes, edges = space_to_json(space.node_space), space_to_json(space.edge_space)
+        nodes, edges = _described(space.node_space), _described(space.edge_space)
         return {"type": "Graph", "node_space": nodes, "edge_space": edges}
     raise TypeError(
         f"{type(space).__name__} is not one of Gymnasium's own spaces and cannot be saved; "
@@ -78,6 +86,7 @@ def space_to_json(space: Space | None) -> Any:
 def space_from_json(data: Any) -> Space | None:
     """The space that `space_to_json` described; ValueError if the data describes none."""
     try:
+        _require_size(data)
         return None if data is None else _space_from_json(data)
     except ValueError:
         raise
@@ -85,17 +94,35 @@ def space_from_json(data: Any) -> Space | None:
         raise ValueError(f"not a Gymnasium space: {error!r}") from error
 
 
+def _require_size(data: Any) -> None:
+    """All Boxes together, however they are nested, before any is made."""
+    size, waiting = 0, [data]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            if part.get("type") == "Box":
+                size += math.prod(max(int(n), 0) for n in part["shape"])
+            else:
+                waiting += part.values()
+    if size > _MAX_SIZE:
+        raise ValueError(
+            f"the Boxes of the space have {size} numbers, a file may describe {_MAX_SIZE}"
+        )
+
+
 def _space_from_json(data: Any) -> Space:
     kind = data["type"]
     if kind == "Box":
         return _box_from_json(data)
     if kind == "Discrete":
-        n, start, name = int(data["n"]), int(data["start"]), str(data["dtype"])
-        if name == "int64":  # older versions of Gymnasium know no other, and no such argument
+        n, start, dtype = int(data["n"]), int(data["start"]), _dtype(data)
+        if dtype == np.int64:  # older versions of Gymnasium know no other, and no such argument
             return spaces.Discrete(n, start=start)
-        return spaces.Discrete(n, start=start, dtype=name)
+        return spaces.Discrete(n, start=start, dtype=dtype)
     if kind == "MultiDiscrete":
-        dtype: Any = np.dtype(str(data["dtype"]))
+        dtype = _dtype(data)
         nvec, first = np.array(data["nvec"], dtype=dtype), np.array(data["start"], dtype=dtype)
         return spaces.MultiDiscrete(nvec, dtype=dtype, start=first)
     if kind == "MultiBinary":
@@ -123,11 +150,17 @@ def _space_from_json(data: Any) -> Space:
     raise ValueError(f"unknown space type {kind!r}; a newer version of ope_gym may know it")
 
 
+def _dtype(data: Mapping[str, Any]) -> Any:
+    if data["dtype"] not in _DTYPES:
+        raise ValueError(f"the dtype of a space is {data['dtype']!r}, not one of {sorted(_DTYPES)}")
+    return _DTYPES[data["dtype"]]
+
+
 def _require_numeric(space: spaces.Box[Any]) -> None:
     if np.dtype(space.dtype).newbyteorder("<").str not in NUMERIC_DTYPES:
         raise TypeError(f"{space} has dtype {space.dtype}, which cannot be saved; use float64")
-    if math.prod(space.shape) > _MAX_BOX_SIZE:
-        raise TypeError(f"{space} has more than {_MAX_BOX_SIZE} numbers and cannot be saved")
+    if math.prod(space.shape) > _MAX_SIZE:  # before its bounds become a list
+        raise ValueError(f"{space} has more than {_MAX_SIZE} numbers and cannot be saved")
 
 
 def _bounds_to_json(values: NDArray[Any], bounded: NDArray[np.bool_]) -> Any:
@@ -140,12 +173,10 @@ def _bounds_to_json(values: NDArray[Any], bounded: NDArray[np.bool_]) -> Any:
 
 
 def _box_from_json(data: Mapping[str, Any]) -> Space:
-    dtype = np.dtype(str(data["dtype"]))
+    dtype = _dtype(data)
     shape = tuple(int(size) for size in data["shape"])
-    if dtype.newbyteorder("<").str not in NUMERIC_DTYPES or min(shape, default=0) < 0:
-        raise ValueError(f"not a Box: dtype {dtype}, shape {shape}")
-    if math.prod(shape) > _MAX_BOX_SIZE:
-        raise ValueError(f"a Box of shape {shape} is larger than {_MAX_BOX_SIZE} numbers")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"not a Box: shape {shape}")
     ends, bounded = [], []
     for name, unbounded in (("low", -np.inf), ("high", np.inf)):
         raw = np.array(data[name], dtype=object)
@@ -155,7 +186,10 @@ def _box_from_json(data: Mapping[str, Any]) -> Space:
             limits = np.iinfo(dtype)
             unbounded = limits.min if name == "low" else limits.max
         known = np.asarray(raw != None, dtype=bool)  # noqa: E711  # element by element
-        values = np.where(known, raw, unbounded).astype(dtype)
+        with np.errstate(all="ignore"):
+            values = np.where(known, raw, unbounded).astype(dtype)
+        if not np.isfinite(values[known]).all():
+            raise ValueError(f"the bounds {name} of a Box do not fit its dtype {dtype}")
         if raw.ndim == 0:
             values, known = np.full(shape, values), np.full(shape, known)
         ends.append(values.reshape(shape))
@@ -179,7 +213,7 @@ def elements_to_json(space: Space, elements: NDArray[np.object_]) -> bytes:
 def elements_from_json(space: Space, text: bytes) -> NDArray[np.object_]:
     """The object column that `elements_to_json` wrote; ValueError if the text is none."""
     try:
-        return object_array([_from_json(space, data) for data in json.loads(text)])
+        return object_array([_from_json(space, data) for data in json.loads(text.decode())])
     except (KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"not elements of {space}: {error!r}") from error
 

@@ -4,7 +4,9 @@ A file is `b"OPEGYM\x00\x01"` and blocks. A block is a header (little-endian: u3
 of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of the header so far),
 JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
 the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
-arrays, each at a multiple of 64. There is no pickle: opening a file runs nobody's code.
+arrays, each at a multiple of 64. The JSON also names, as `after`, the CRC of the header before, so
+that a block which is missing, doubled or of another file is found out. There is no pickle: opening
+a file runs nobody's code.
 """
 
 from __future__ import annotations
@@ -56,12 +58,13 @@ class DamagedFileError(ValueError):
 
 @dataclass(frozen=True)
 class Block:
-    """One block: its kind, the other JSON fields, the arrays (read-only), where it begins."""
+    """One block: kind, other JSON fields, read-only arrays, where it begins, CRC of its header."""
 
     kind: str
     meta: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     offset: int
+    checksum: int = 0
 
 
 class _FileCut(Exception):
@@ -108,10 +111,10 @@ def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
         reason = f"format version {magic[-1]} is not known" if newer else "not an ope_gym file"
         remedy = "update ope_gym" if newer else "check the path; nothing in it is readable"
         raise DamagedFileError(path, 0, reason, remedy)
-    offset, kinds = len(MAGIC), list[str]()
+    offset, last, kinds = len(MAGIC), 0, list[str]()
     while offset < size:
         try:
-            block, end = _read_block(file, offset, size)
+            block, end = _read_block(file, offset, size, last)
         except MALFORMED as error:
             reason = str(error) if type(error) is ValueError else f"malformed block, {error!r}"
             remedy = (
@@ -121,11 +124,16 @@ def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
             raise DamagedFileError(path, offset, reason, remedy) from error
         yield block
         kinds.append(block.kind)
-        offset = end
+        offset, last = end, block.checksum
 
 
-def _read_block(file: BinaryIO, offset: int, size: int) -> tuple[Block, int]:
-    """The block at `offset` and where it ends; ValueError says what is wrong with it."""
+def _read_block(
+    file: BinaryIO, offset: int, size: int, last: int | None = None
+) -> tuple[Block, int]:
+    """The block at `offset` and where it ends; ValueError says what is wrong with it.
+
+    `last` is the checksum of the block before it, 0 if there is none; None if it is not known.
+    """
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         raise _FileCut(offset, size - offset)
@@ -143,12 +151,14 @@ def _read_block(file: BinaryIO, offset: int, size: int) -> tuple[Block, int]:
         raise ValueError("the contents of a block do not match their checksum")
     if start % ALIGNMENT:
         raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
-    meta = json.loads(text)
+    meta = json.loads(text.decode())  # bytes could say that they are in another encoding
     kind, entries = meta.pop("kind"), meta.pop("arrays")
     if not isinstance(kind, str) or not isinstance(entries, dict):
         raise ValueError(f"a block is of kind {kind!r} and has arrays {entries!r}")
+    if meta.pop("after", last) != last and last is not None:  # the first files did not say
+        raise ValueError("a block does not follow the one that it was written after")
     arrays = {name: _read_array(name, entry, payload) for name, entry in entries.items()}
-    return Block(kind, meta, arrays, offset), end
+    return Block(kind, meta, arrays, offset, head_crc), end
 
 
 def _read_array(name: str, entry: Mapping[str, Any], payload: bytes) -> NDArray[Any]:
@@ -182,10 +192,16 @@ class BlockWriter:
 
     Args:
         path: The file.
+
+    Attributes:
+        appended: How many blocks of each kind this writer has written.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
+        self.appended: dict[str, int] = {}
+        self._last = 0  # checksum of the last block
+        self._torn = False  # whether a write did not end well
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         # Unbuffered: after a failed write no bytes may be left behind for a later flush.
         self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -193,6 +209,12 @@ class BlockWriter:
             if not _lock(self._file):
                 raise RuntimeError(
                     f"{self.path} is open in another writer; close that one or choose another file"
+                )
+            if sys.platform != "win32" and not os.path.samestat(
+                os.fstat(self._file.fileno()), os.stat(self.path)
+            ):
+                raise RuntimeError(
+                    f"{self.path} was replaced by another file while it was opened; open it again"
                 )
             self._end = self._find_end()
         except BaseException:
@@ -210,8 +232,8 @@ class BlockWriter:
         # a buffer of its own: reading must not disturb the raw file
         with open(self._file.fileno(), "rb", closefd=False) as reader:
             try:
-                for _ in _scan(reader, self.path):
-                    pass
+                for block in _scan(reader, self.path):
+                    self._last = block.checksum
             except _FileCut as cut:
                 warnings.warn(
                     f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
@@ -236,26 +258,36 @@ class BlockWriter:
         if self._file.closed:
             raise ValueError(f"the writer of {self.path} is closed")
         entries, payload, length = _lay_out(arrays)
-        fields = {"kind": kind, **meta, "arrays": entries}
+        fields = {"kind": kind, "after": self._last, **meta, "arrays": entries}
         text = _ENCODER.encode(fields).encode()
         text += b" " * (-(self._end + _HEADER.size + len(text)) % ALIGNMENT)
         crc = zlib.crc32(text)
         for part in payload:
             crc = zlib.crc32(part, crc)
         head = struct.pack("<IIQI", _BLOCK_MAGIC, len(text), length, crc)
-        head += struct.pack("<I", zlib.crc32(head))
+        head_crc = zlib.crc32(head)
+        head += struct.pack("<I", head_crc)
         parts = [head, text, *payload]
         if length < _JOIN_BELOW:
             parts = [b"".join(parts)]
-        self._file.seek(self._end)
+        end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
         try:
+            if self._torn:
+                self._file.truncate(self._end)
+            self._file.seek(self._end)
+            self._torn = True
             for part in parts:
                 _write_all(self._file, part)
-        except BaseException:
+            # Together, without a call in between in which an interrupt could arrive.
+            self._end, self._last, self._torn = end, head_crc, False
+            self.appended[kind] = count
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._end)
+                self._torn = False
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = os.fspath(self.path)
             raise
-        self._end += len(head) + len(text) + length
 
     def close(self) -> None:
         """Bring everything to the disk and release the file; may be called again."""
@@ -330,17 +362,24 @@ def replacing(path: PathLike) -> Iterator[BlockWriter]:
     try:
         with BlockWriter(temporary) as writer:
             yield writer
-        if target.exists():
-            shutil.copymode(target, temporary)
-            with contextlib.suppress(PermissionError), open(target, "rb") as old:
-                if sys.platform != "win32" and not _lock(old):
-                    raise RuntimeError(
-                        f"cannot save {path}: a recorder is writing to it, and its later episodes "
-                        "would be lost; close it or save to another file"
-                    )
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.ExitStack() as held:
+            if target.exists():
+                shutil.copymode(target, temporary)
+                if sys.platform != "win32":
+                    with contextlib.suppress(PermissionError):
+                        old = held.enter_context(open(target, "rb"))
+                        if not _lock(old):
+                            raise RuntimeError(
+                                f"cannot save {path}: a recorder is writing to it, and its later "
+                                "episodes would be lost; close it or save to another file"
+                            )
+            os.replace(temporary, target)  # under the lock: no recorder opens what goes away
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = f"cannot save, {os.strerror(error.errno)}; what was there is as it was"
+            raise OSError(error.errno, reason, os.fspath(path)) from error
         raise
     if sys.platform != "win32":  # so that the new name outlives a power cut, too
         folder = os.open(target.parent, os.O_RDONLY)

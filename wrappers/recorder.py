@@ -62,8 +62,8 @@ class Recorder:
         self.dropped_steps = 0
         self._changes: list[tuple[int, int, bool]] = []  # clock, policy, inside an episode?
         self._writer: storage.BlockWriter | None = None
-        self._written = [0, 0]  # policies and changes that the file has
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
+        self._unwritten: list[Taken] = []  # in the buffer, and not in the file yet
         self._draining = False
         self._warned = False
 
@@ -176,11 +176,9 @@ class Recorder:
         try:
             if not self._waiting:
                 return
-            batch = self._batch()
-            taken: list[Taken] = []
-            error = self._take_in(batch, taken)
+            error = self._take_in(self._batch())
             self._forget()
-            self._write(taken)
+            self._write()
             if error is not None:
                 raise error
         except BaseException:
@@ -190,12 +188,12 @@ class Recorder:
         finally:
             self._draining = False
 
-    def _take_in(self, batch: Any, taken: list[Taken]) -> Exception | None:
+    def _take_in(self, batch: Any) -> Exception | None:
         """All episodes at once; if that fails, half of them and the other half. The first error."""
         try:
             done = self._take(self._columns(batch))
             if self.path is not None:  # else let go of what the buffer does not need
-                taken.append(done)
+                self._unwritten.append(done)
             return None
         except Exception as error:
             episodes, steps = self._size(batch)
@@ -208,8 +206,8 @@ class Recorder:
                 explained.__cause__ = error
                 return explained
         half = episodes // 2
-        first = self._take_in(self._part(batch, 0, half), taken)
-        second = self._take_in(self._part(batch, half, episodes), taken)
+        first = self._take_in(self._part(batch, 0, half))
+        second = self._take_in(self._part(batch, half, episodes))
         return second if first is None else first
 
     def _take(self, finished: Finished) -> Taken:
@@ -291,53 +289,77 @@ class Recorder:
         """The open file, with all policies and changes; None if there is no path."""
         if self.path is None:
             return None
+        env = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
         if self._writer is None:
-            env = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
             _require_same_env(self.path, *env)
-            self._writer, self._written = storage.BlockWriter(self.path), [0, 0]
-            episode_files.write_spaces(self._writer, *env)
-        for policy in self.buffer.policies[self._written[0] :]:
-            episode_files.write_policy(self._writer, policy)
-            self._written[0] += 1
-        for clock, k, mid_episode in self._changes[self._written[1] :]:
-            episode_files.write_change(self._writer, k, clock, mid_episode=mid_episode)
-            self._written[1] += 1
-        return self._writer
+            self._writer = storage.BlockWriter(self.path)
+        # By what the writer says it has: a call that failed, or was interrupted after its work was
+        # done, may not shift the numbers of the policies.
+        writer, done = self._writer, self._writer.appended
+        if "spaces" not in done:
+            episode_files.write_spaces(writer, *env)
+        for policy in self.buffer.policies[done.get("policy", 0) :]:
+            episode_files.write_policy(writer, policy)
+        for clock, k, mid_episode in self._changes[done.get("changes", 0) :]:
+            episode_files.write_change(writer, k, clock, mid_episode=mid_episode)
+        return writer
 
-    def _write(self, taken: list[Taken]) -> None:
+    def _write(self) -> None:
+        """Bring the file up to the buffer; what cannot be written now stays for the next time."""
         try:
-            for finished, steps, ids in taken:
+            while self._unwritten:
                 writer = self._sync_file()
                 if writer is None:
                     return
-                by_episode = [
-                    finished.lengths,
-                    finished.terminated,
-                    finished.truncated,
-                    finished.held_out,
-                    finished.start_clock,
-                    np.zeros_like(finished.lengths),  # the one schedule there is
-                ]
-                episode_files.write_episodes(
-                    writer,
-                    **steps._asdict(),
-                    policy_ids=ids,
-                    episodes=np.array(by_episode, dtype=np.int64).T,
-                    observation_space=self.buffer.observation_space,
-                    action_space=self.buffer.action_space,
-                )
+                before, again = writer.appended.get("episodes", 0), False
+                try:
+                    self._write_one(writer, *self._unwritten[0])
+                except Exception as error:
+                    again = isinstance(error, OSError)  # others would come again and again
+                    raise
+                except BaseException:
+                    again = writer.appended.get("episodes", 0) == before
+                    raise
+                finally:
+                    if not again:
+                        del self._unwritten[0]
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}: the last episodes are in the buffer, but not in the file; "
-                "buffer.save can put them elsewhere",
+                f"{error.strerror}: the last episodes are in the buffer, but not in the file; the "
+                "next write or close tries again, and buffer.save can put them elsewhere",
                 os.fspath(self.path or ""),
             ) from error
+
+    def _write_one(
+        self,
+        writer: storage.BlockWriter,
+        finished: Finished,
+        steps: Steps,
+        ids: NDArray[np.int32],
+    ) -> None:
+        by_episode = [
+            finished.lengths,
+            finished.terminated,
+            finished.truncated,
+            finished.held_out,
+            finished.start_clock,
+            np.zeros_like(finished.lengths),  # the one schedule there is
+        ]
+        episode_files.write_episodes(
+            writer,
+            **steps._asdict(),
+            policy_ids=ids,
+            episodes=np.array(by_episode, dtype=np.int64).T,
+            observation_space=self.buffer.observation_space,
+            action_space=self.buffer.action_space,
+        )
 
     def close(self) -> None:
         """Hand over what waits and release the file; may be called again."""
         try:
             self.drain()
+            self._write()  # what an earlier error has left
         finally:
             writer, self._writer = self._writer, None
             if writer is not None:
@@ -345,7 +367,7 @@ class Recorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the open file: a copy that records on begins a section of its own."""
-        return self.__dict__ | {"_writer": None}
+        return self.__dict__ | {"_writer": None, "_unwritten": []}
 
 
 def _blocks(ids: NDArray[np.int32]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
@@ -365,8 +387,8 @@ def _require_same_env(
     horizon: Any,
 ) -> None:
     """Episodes of two envs in one file could not be read back together."""
-    if not os.path.exists(path) or not os.path.getsize(path):
-        return
+    if not os.path.exists(path) or os.path.getsize(path) < len(storage.MAGIC):
+        return  # nothing is in it; the writer sees whether it is ours
     ours = {
         "observation_space": space_json.space_to_json(observation_space),
         "action_space": space_json.space_to_json(action_space),

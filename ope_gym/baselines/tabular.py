@@ -149,7 +149,7 @@ class _Model:
 
         n_states = probs.shape[0]
         pair, to = codes // (n_states + 1), codes % (n_states + 1)
-        total = np.bincount(pair, moved, minlength=seen.size)
+        total: FloatArray = np.bincount(pair, moved, minlength=seen.size).astype(np.float64)
         inside = (to < n_states) & (moved > 0)
         share = moved[inside] / total[pair[inside]]
         moves = csr_matrix((share, (pair[inside], to[inside])), shape=(seen.size, n_states))

@@ -1,0 +1,514 @@
+"""Loads damaged and forged files, and sees that nothing worse than an error comes of it.
+
+    python benchmarks/fuzz.py [--mutations 100000] [--seed 0]
+
+Files of several kinds are damaged (bytes changed, cut, doubled, blocks moved, doubled, left out or
+taken from another file) and forged (contents changed, checksums made right again), and loaded.
+
+- Damage gives a `DamagedFileError`, or the data of the first whole blocks of some original, to the
+  last bit: never other numbers.
+- A forgery, which no checksum can tell, gives a `DamagedFileError` or columns that fit together.
+- No load imports, compiles or runs anything, writes or starts anything (seen by an audit hook),
+  takes long, or needs much memory (a limit of the process; only on POSIX).
+
+The exit code is 1 if there was anything else, and a case is printed for each kind of finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import json
+import signal
+import struct
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as S
+
+from ope_gym import trees
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.columns import BY_EPISODE, BY_STEP
+from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
+from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.trajectories import Trajectories
+
+SECONDS = 10  # a load may take
+ROOM = 2**30  # bytes of memory that it may ask for
+Blocks = list[bytes]
+
+# The originals -------------------------------------------------------------------------------
+
+
+def originals(folder: Path) -> dict[str, bytes]:
+    """Files as recorders and `save` write them, by name."""
+    folder.mkdir(exist_ok=True)
+    makers: dict[str, Callable[[Path], None]] = {
+        "discrete": _discrete,
+        "another": lambda path: _discrete(path, seed=1),
+        "dict": _dict,
+        "objects": _objects,
+        "torch": _torch,
+        "schedules": _schedules,
+    }
+    found = {}
+    for name, maker in makers.items():
+        maker(folder / name)
+        found[name] = (folder / name).read_bytes()
+    return found
+
+
+def _discrete(path: Path, seed: int = 0) -> None:
+    """A recorder's file: many blocks of equal size, which could pass for each other."""
+    rng, spaces = np.random.default_rng(seed), (S.Discrete(5), S.Discrete(2))
+    with BlockWriter(path) as writer:
+        write_spaces(writer, *spaces, 8)
+        write_policy(writer, Uniform(2))
+        for _ in range(5):
+            seen, rewards = rng.integers(5, size=8), rng.normal(size=8)
+            write_episode(
+                writer, seen, seen % 2, rewards, np.full(8, np.log(0.5)), 0, terminated=True,
+                observation_space=spaces[0], action_space=spaces[1],
+            )  # fmt: skip
+
+
+def _dict(path: Path) -> None:
+    rng = np.random.default_rng(2)
+    space = S.Dict(x=S.Box(-1, 1, (2,)), y=S.Tuple([S.Discrete(3), S.MultiBinary(2)]))
+    buffer = TrajectoryBuffer(space, S.Box(-np.inf, np.inf, (1,), np.float64))
+    k = buffer.add_policy(Uniform(2))
+    for n in (2, 3):
+        seen = {
+            "x": rng.normal(size=(n, 2)).astype(np.float32),
+            "y": (rng.integers(3, size=n), rng.integers(2, size=(n, 2)).astype(np.int8)),
+        }
+        buffer.append(seen, rng.normal(size=(n, 1)), rng.normal(size=n), rng.normal(size=n), k,
+                      terminated=True, held_out=n == 2)  # fmt: skip
+    buffer.save(path)
+
+
+def _objects(path: Path) -> None:
+    space = S.Dict(
+        text=S.Text(5), some=S.Sequence(S.Discrete(4)), one=S.OneOf([S.Discrete(2), S.Text(3)])
+    )
+    buffer = TrajectoryBuffer(space, S.Discrete(2))
+    k = buffer.add_policy(Uniform(2))
+    space.seed(3)
+    for n in (1, 3):
+        rows = [space.sample() for _ in range(n)]
+        seen = {key: [row[key] for row in rows] for key in space.spaces}
+        buffer.append(seen, [0] * n, [1.0] * n, [-0.7] * n, k, terminated=True)
+    buffer.save(path)
+
+
+def _torch(path: Path) -> None:
+    """What a `TorchPolicy` leaves in a file, without torch."""
+    from ope_gym.policy_files import UnavailablePolicy
+
+    rng = np.random.default_rng(4)
+    state = {"0.weight": rng.normal(size=(3, 2)), "0.bias": np.zeros(3), "steps": np.array(7)}
+    buffer = TrajectoryBuffer(S.Box(-1, 1, (2,)), S.Discrete(3))
+    k = buffer.add_policy(UnavailablePolicy("torch", state))
+    seen = rng.normal(size=(4, 2)).astype(np.float32)
+    buffer.append(seen, [0, 1, 2, 0], np.ones(4), np.full(4, -1.1), k, terminated=True)
+    buffer.save(path)
+
+
+def _schedules(path: Path) -> None:
+    """Two runs in one file, with policies that change inside episodes."""
+    spaces = S.Box(-1, 1, (2,)), S.Discrete(2)
+    for run in range(2):
+        with BlockWriter(path) as writer:
+            write_spaces(writer, *spaces, None)
+            policies: list[Policy] = [LinearSigmoid(np.array([0.5, run])), Uniform(2)]
+            for k, policy in enumerate(policies):
+                write_policy(writer, policy)
+                write_change(writer, k, 3 * k, mid_episode=k > 0)
+            for start, ids in ((0, [0, 0, 0, 1]), (4, [1, 1])):
+                n = len(ids)
+                write_episode(
+                    writer, np.full((n, 2), 0.1 * run), [0] * n, np.arange(n) + 10.0 * run,
+                    [-0.5] * n, ids, terminated=True, start_clock=start,
+                    observation_space=spaces[0], action_space=spaces[1],
+                )  # fmt: skip
+
+
+def blocks_of(data: bytes) -> Blocks:
+    """The blocks of a good file, each as bytes."""
+    found, position = [], len(MAGIC)
+    while position < len(data):
+        _, text, payload, *_ = struct.unpack_from("<IIQII", data, position)
+        end = position + 24 + text + payload
+        found.append(data[position:end])
+        position = end
+    return found
+
+
+def digest(found: Trajectories) -> str:
+    """Of everything that was loaded, to the last bit."""
+    hashed = hashlib.blake2b()
+
+    def add(value: Any) -> None:
+        for leaf in trees.leaves(value):
+            content = repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes()
+            hashed.update(f"{leaf.dtype}{leaf.shape}".encode() + content)
+
+    for name in (*BY_STEP, *BY_EPISODE, "offsets"):
+        add(getattr(found, name))
+    for policy in found.policies:
+        kind, arrays = policy_to_arrays(policy)
+        hashed.update(kind.encode())
+        add(arrays)
+    for schedule in found.schedules:
+        add((schedule.clocks, schedule.policies))
+    said = (found.observation_space, found.action_space, found.horizon)
+    hashed.update(repr(said).encode())
+    return hashed.hexdigest()
+
+
+# Damage --------------------------------------------------------------------------------------
+
+
+def damage(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, bytes]:
+    """One way to hurt a file without regard for its checksums, and the result."""
+    name = str(rng.choice(list(_DAMAGES)))
+    return name, _DAMAGES[name](rng, data, other)
+
+
+def _change_bytes(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    changed = bytearray(data)
+    for position in rng.integers(len(data), size=rng.integers(1, 9)):
+        changed[position] ^= int(rng.integers(1, 256))
+    return bytes(changed)
+
+
+def _cut(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    return data[: rng.integers(len(data))]
+
+
+def _stretch(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    """A stretch of bytes left out, doubled, zeroed, or another file's in its place."""
+    first, last = sorted(rng.integers(len(data) + 1, size=2).tolist())
+    begin = int(rng.integers(len(other)))
+    middle = (b"", data[first:last] * 2, bytes(last - first), other[begin : begin + last - first])
+    return data[:first] + middle[rng.integers(4)] + data[last:]
+
+
+def _lengths(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    """A header with other lengths, its own checksum right."""
+    blocks = blocks_of(data)
+    i = int(rng.integers(len(blocks)))
+    magic, *lengths, crc, _ = struct.unpack_from("<IIQII", blocks[i])
+    which = int(rng.integers(2))
+    value = [0, 1, 63, 64, 2**31, 2**32 - 1, 2**60, 2**64 - 1, lengths[which] + 64][rng.integers(9)]
+    lengths[which] = min(value, 2 ** (32, 64)[which] - 1)
+    head = struct.pack("<IIQI", magic, *lengths, crc)
+    blocks[i] = head + struct.pack("<I", zlib.crc32(head)) + blocks[i][24:]
+    return MAGIC + b"".join(blocks)
+
+
+def _move_blocks(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    """Whole blocks swapped, doubled, left out, or another file's in their place."""
+    blocks, others = blocks_of(data), blocks_of(other)
+    for _ in range(rng.integers(1, 3)):
+        i, j = rng.integers(len(blocks), size=2)
+        k = int(rng.integers(len(others)))
+        how = rng.integers(6)
+        if how == 0:
+            blocks[i], blocks[j] = blocks[j], blocks[i]
+        elif how == 1:
+            blocks.insert(j, blocks[i])
+        elif how == 2 and len(blocks) > 1:
+            del blocks[i]
+        elif how == 3:
+            blocks[i] = others[k]
+        elif how == 4:
+            blocks[i:] = others[k:]
+        else:
+            blocks[i] = others[k][:24] + blocks[i][24:]  # the header only
+    return MAGIC + b"".join(blocks)
+
+
+_DAMAGES: dict[str, Callable[[np.random.Generator, bytes, bytes], bytes]] = {
+    "bytes": _change_bytes,
+    "cut": _cut,
+    "stretch": _stretch,
+    "lengths": _lengths,
+    "blocks": _move_blocks,
+}
+
+# Forgery -------------------------------------------------------------------------------------
+
+_ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 64, 2**27, 2**31, 2**60, 2**63, 10**30, 0.5, 1e308, -0.0, "",
+    "a", "rewards", "Box", "|O", "<f8", "<i8", "|b1", [], {}, [0], [2**60], [[]], {"type": "Tuple"},
+    {"tuple": []}, {"dict": []}, {"json": "rewards"}, "torch", "uniform", [1] * 70, "x" * 3000,
+]  # fmt: skip
+
+
+def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, bytes]:
+    """Blocks with other contents and right checksums: what somebody could make on purpose."""
+    blocks = [taken_apart(block) for block in blocks_of(data)]
+    kinds = []
+    for _ in range(rng.integers(1, 4)):
+        i = int(rng.integers(len(blocks)))
+        meta, payload = blocks[i]
+        kind = str(rng.choice(["json", "payload", "order"]))
+        kinds.append(kind)
+        if kind == "json":
+            blocks[i] = (_change_json(rng, meta), payload)
+        elif kind == "payload" and payload:
+            blocks[i] = (meta, _change_bytes(rng, payload, payload))
+        elif kind == "order":
+            others = [taken_apart(block) for block in blocks_of(other)]
+            blocks.insert(i, (blocks + others)[rng.integers(len(blocks) + len(others))])
+    return "forged " + "+".join(sorted(set(kinds))), put_together(blocks)
+
+
+def taken_apart(block: bytes) -> tuple[Any, bytes]:
+    """Contents of a block, without the name of the block before it."""
+    length = struct.unpack_from("<I", block, 4)[0]
+    meta = json.loads(block[24 : 24 + length])
+    meta.pop("after", None)
+    return meta, block[24 + length :]
+
+
+def put_together(blocks: list[tuple[Any, bytes]]) -> bytes:
+    """A file of blocks with these contents."""
+    data, last = MAGIC, 0
+    for meta, payload in blocks:
+        chained = {**meta, "after": last} if isinstance(meta, dict) else meta
+        block, last = raw_block(len(data), chained, payload)
+        data += block
+    return data
+
+
+def raw_block(offset: int, meta: Any, payload: bytes) -> tuple[bytes, int]:
+    """A block with right checksums for a place in the file, and the checksum of its header."""
+    text = meta if isinstance(meta, bytes) else json.dumps(meta).encode()
+    text += b" " * (-(offset + 24 + len(text)) % 64)
+    crc = zlib.crc32(payload, zlib.crc32(text))
+    head = struct.pack("<IIQI", 0x4B4C424F, len(text), len(payload), crc)
+    checksum = zlib.crc32(head)
+    return head + struct.pack("<I", checksum) + text + payload, checksum
+
+
+def _change_json(rng: np.random.Generator, value: Any) -> Any:
+    """The same with one value, somewhere, replaced, left out or doubled."""
+    places = list(_places(value))
+    if not places:
+        return _ODD[rng.integers(len(_ODD))]
+    holder, key = places[rng.integers(len(places))]
+    changed: Any = json.loads(json.dumps(value))
+    inner: Any = changed
+    for step in holder:
+        inner = inner[step]
+    how = rng.integers(8)
+    if how == 0:
+        del inner[key]
+    elif how == 1 and isinstance(inner, list):
+        inner.insert(int(key), inner[key])
+    elif how == 2:
+        for _ in range(int(rng.choice([3, 30, 3000]))):
+            inner[key] = [inner[key]] if rng.random() < 0.5 else {"tuple": [inner[key]]}
+    else:
+        inner[key] = _ODD[rng.integers(len(_ODD))]
+    try:
+        json.dumps(changed)
+    except RecursionError:
+        return value
+    return changed
+
+
+def _places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if not isinstance(value, dict | list) or len(trail) > 100:
+        return
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield trail, key
+        yield from _places(value[key], (*trail, key))
+
+
+# Loading under guard -------------------------------------------------------------------------
+
+# What a load has no business doing. Opening is judged by its mode.
+_FORBIDDEN = (
+    "exec", "compile", "import", "marshal.", "pickle.", "os.system", "os.exec", "os.posix_spawn",
+    "os.fork", "os.remove", "os.rename", "os.truncate", "subprocess.", "socket.", "ctypes.",
+    "code.__new__", "mmap.",
+)  # fmt: skip
+
+
+class Watch:
+    """Sees, by an audit hook, what the interpreter does while it is on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._hear)  # for good: there is no way to take it off
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event == "open":
+            mode = arguments[1]
+            if isinstance(mode, str) and set(mode) & set("wax+"):
+                self.seen.append(f"open {arguments}")
+        elif event.startswith(_FORBIDDEN):
+            self.seen.append(f"{event} {arguments}"[:200])
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[list[str]]:
+        """On inside the block; gives what was seen of what is forbidden."""
+        self.seen, self.on = [], True
+        try:
+            yield self.seen
+        finally:
+            self.on = False
+
+
+class TooSlow(BaseException):
+    """A load that took longer than `SECONDS`."""
+
+
+def _stop(*_: object) -> None:
+    raise TooSlow
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """A limit on memory and an alarm for time, where the system has them."""
+    if sys.platform == "win32":
+        yield
+        return
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
+    if pages:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + ROOM, limits[1]))
+    handler = signal.signal(signal.SIGALRM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@contextlib.contextmanager
+def alarm() -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def fits_together(found: Trajectories) -> bool:
+    """Whether the columns of a forged file are such as an evaluation can use."""
+    steps, episodes = len(found.rewards), len(found)
+    rows = [leaf for name in BY_STEP for leaf in trees.leaves(getattr(found, name))]
+    return (
+        all(len(leaf) == steps for leaf in rows)
+        and all(len(getattr(found, name)) == episodes for name in BY_EPISODE)
+        and found.offsets[0] == 0
+        and found.offsets[-1] == steps
+        and bool((found.lengths >= 1).all())
+        and bool(np.isfinite(found.rewards).all())
+        and bool((found.log_probs > -np.inf).all())
+        and (not steps or 0 <= found.policy_ids.min() <= found.policy_ids.max())
+        and (not steps or int(found.policy_ids.max()) < len(found.policies))
+    )
+
+
+def outcome(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch) -> str:
+    """What came of a load: "error", "data", or what is wrong with it.
+
+    Args:
+        path: The file.
+        recover: As `Trajectories.load` has it.
+        allowed: Digests of the data that may come; None if only their form is judged.
+        watch: Sees what the load does.
+    """
+    try:
+        with alarm(), watch() as seen, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", UserWarning)
+            found = Trajectories.load(path, recover=recover)
+    except DamagedFileError:
+        return f"FORBIDDEN {seen}" if seen else "error"
+    except (Exception, TooSlow) as error:
+        return f"RAISED {error!r}"[:300]
+    if seen:
+        return f"FORBIDDEN {seen}"
+    if allowed is not None:
+        return "data" if digest(found) in allowed else f"WRONG NUMBERS {found!r}"
+    return "data" if fits_together(found) else f"DOES NOT FIT {found!r}"
+
+
+def run(mutations: int, seed: int, folder: Path) -> tuple[collections.Counter[str], dict[str, Any]]:
+    """How often each kind of mutation ended how, and one case of each kind of finding."""
+    files = originals(folder)
+    path, names, watch = folder / "fuzzed", list(files), Watch()
+    allowed = set()
+    for data in files.values():
+        blocks = blocks_of(data)
+        for n in range(len(blocks) + 1):
+            path.write_bytes(MAGIC + b"".join(blocks[:n]))
+            with contextlib.suppress(DamagedFileError):
+                allowed.add(digest(Trajectories.load(path)))
+    rng = np.random.default_rng(seed)
+    counts: collections.Counter[str] = collections.Counter()
+    findings: dict[str, Any] = {}
+    with guarded():
+        for i in range(mutations):
+            name, other = (str(x) for x in rng.choice(names, size=2))
+            if rng.random() < 0.3:
+                other = {"discrete": "another", "another": "discrete"}.get(name, other)
+            forged = rng.random() < 0.5
+            kind, data = (forge if forged else damage)(rng, files[name], files[other])
+            path.write_bytes(data)
+            came = outcome(
+                path, recover=i % 3 == 0, allowed=None if forged else allowed, watch=watch
+            )
+            counts[f"{kind}: {came if came in ('error', 'data') else 'FOUND'}"] += 1
+            if came not in ("error", "data"):
+                findings.setdefault(f"{kind}: {came[:60]}", (i, name, came, data))
+    return counts, findings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mutations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for a file of each finding")
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        counts, findings = run(arguments.mutations, arguments.seed, Path(folder))
+    for what, count in sorted(counts.items()):
+        print(f"{what:<40}{count:>9,}")
+    seconds = time.perf_counter() - start
+    print(f"{sum(counts.values()):,} loads in {seconds:.0f} s, {len(findings)} kinds of finding")
+    for number, (what, (i, name, came, data)) in enumerate(findings.items()):
+        print(f"\n{what}\n  mutation {i} of {name!r}: {came}")
+        if arguments.keep:
+            arguments.keep.mkdir(exist_ok=True)
+            (arguments.keep / f"{number}").write_bytes(data)
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Whether memory grows with anything but the recorded columns, over an hour's worth of steps.
+
+    python benchmarks/soak.py [--steps 10000000] [--envs 256]
+
+Each case is a process of its own that records CartPole with `wrappers.vector.RecordTrajectories`
+and follows another policy after every hundredth of the run. Shown are the resident memory on top of
+that after the first hundredth, the bytes that the columns of the recorded episodes have (those of
+the cleared buffers: since the last `clear`, which comes ten times in a run), the rest, and the size
+of the file. The rest may not exceed an allowance that does not depend on the number of steps, plus
+a share of the columns; otherwise the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import warnings
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import wrappers.vector
+from ope_gym import trees
+from ope_gym.columns import BY_EPISODE, BY_STEP
+from ope_gym.policies import LinearSigmoid
+from ope_gym.trajectories import Trajectories
+
+CASES = ("memory", "memory, cleared", "file", "file, cleared")
+ROWS = 10  # lines of the table for each case
+ALLOWANCE, SHARE = 48e6, 0.10  # bytes for arenas of the allocator, and for its rounding
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def widths() -> tuple[int, int]:
+    """Bytes of the columns for a step, and for an episode."""
+    env = wrappers.vector.RecordTrajectories(make(1))
+    env.follow(LinearSigmoid(np.zeros(4)))
+    env.reset(seed=0)
+    while not env.finished_episodes:
+        env.step(np.zeros(1, dtype=np.int64))
+    data = env.buffer.view()
+    by_step = sum(leaf.nbytes for name in BY_STEP for leaf in trees.leaves(getattr(data, name)))
+    by_episode = sum(getattr(data, name).nbytes for name in BY_EPISODE) + data.offsets.itemsize
+    return by_step // data.n_steps, by_episode
+
+
+def make(num_envs: int) -> Any:
+    return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+
+def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connection) -> None:
+    """The process of one case; sends one line of figures after each tenth of the run."""
+    warnings.simplefilter("ignore")  # the run ends in the middle of episodes
+    step_width, episode_width = widths()
+    env = wrappers.vector.RecordTrajectories(make(num_envs), path=path)
+    rng = np.random.default_rng(0)
+    actions = list(rng.integers(2, size=(4096, num_envs)))
+    calls = max(steps // num_envs, 100)
+    env.reset(seed=0)
+    base, cleared_at, start = 0, (0, 0), time.perf_counter()
+    for i in range(calls):
+        if i % (calls // 100) == 0:
+            env.follow(LinearSigmoid(np.full(4, 1e-3 * (i // (calls // 100)))))
+        if i == calls // 100:
+            base = resident()
+        env.step(actions[i % len(actions)])
+        if (i + 1) % (calls // ROWS) == 0:
+            # a call after the end of an episode only resets, and makes no row
+            rows = (i + 1) * num_envs - env.finished_episodes
+            columns = (rows - cleared_at[0]) * step_width
+            columns += (env.finished_episodes - cleared_at[1]) * episode_width
+            out.send(
+                {
+                    "steps": (i + 1) * num_envs,
+                    "grown": resident() - base,
+                    "columns": columns,
+                    "file": path.stat().st_size if path else 0,
+                    "seconds": time.perf_counter() - start,
+                }
+            )
+            if "cleared" in case:
+                env.buffer.clear()
+                cleared_at = (rows, env.finished_episodes)
+    finished = env.finished_episodes
+    env.close()
+    if path is not None:
+        found = Trajectories.load(path)
+        assert len(found) == finished, f"{len(found)} of {finished} episodes are in the file"
+        if "cleared" not in case:
+            assert found.rewards.tobytes() == env.buffer.view().rewards.tobytes()
+    elif "cleared" not in case:
+        assert len(env.buffer) == finished
+    out.close()
+
+
+def soak(case: str, steps: int, num_envs: int, folder: Path) -> bool:
+    """Run one case and print its lines; whether memory stayed within its bounds."""
+    path = folder / "episodes" if case.startswith("file") else None
+    if path is not None:
+        path.unlink(missing_ok=True)
+    receive, send = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(
+        target=record, args=(case, steps, num_envs, path, send)
+    )
+    process.start()
+    send.close()
+    good = True
+    print(f"\n{case}\n{'steps':>12}{'grown MB':>10}{'columns':>9}{'rest':>8}{'file':>8}{'s':>7}")
+    while True:
+        try:
+            line = receive.recv()
+        except EOFError:
+            break
+        rest = line["grown"] - line["columns"]
+        within = rest <= ALLOWANCE + SHARE * line["columns"]
+        good &= within
+        megabytes = [line[name] / 1e6 for name in ("grown", "columns")]
+        print(
+            f"{line['steps']:>12,}{megabytes[0]:>10.1f}{megabytes[1]:>9.1f}{rest / 1e6:>8.1f}"
+            f"{line['file'] / 1e6:>8.1f}{line['seconds']:>7.1f}{'' if within else '  too much'}",
+            flush=True,
+        )
+    process.join()
+    return good and process.exitcode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10**7)
+    parser.add_argument("--envs", type=int, default=256)
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = {
+            case: soak(case, arguments.steps, arguments.envs, Path(folder))
+            for case in arguments.cases
+        }
+    print("\n" + json.dumps(results))
+    sys.exit(0 if all(results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,618 @@
+"""What is left when the disk, another process, a signal or somebody's bytes get in the way."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces as S
+from numpy.testing import assert_array_equal
+
+import wrappers
+import wrappers.vector
+from benchmarks import fuzz
+from ope_gym import episode_files, space_json, storage
+from ope_gym.buffer import TrajectoryBuffer
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
+from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.trajectories import Trajectories
+from tests.scripted_envs import ScriptedEnv, script
+
+ROOT = Path(__file__).parents[1]
+SIGMOID = LinearSigmoid(np.array([0.5, -0.5, 0.25]))
+posix = pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit or signal")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return fuzz.originals(tmp_path_factory.mktemp("originals"))
+
+
+def load(path: Path) -> Trajectories:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
+        return Trajectories.load(path)
+
+
+def recorder(path: Path | None) -> wrappers.RecordTrajectories:
+    return wrappers.RecordTrajectories(ScriptedEnv(script("..T", "T", ".C")), path=path)
+
+
+def loop(env: wrappers.RecordTrajectories, policies: tuple[Policy, ...], ignore: Any = ()) -> int:
+    """Two episodes with each policy, in spite of errors; how many there were."""
+    errors = 0
+    for policy in policies:
+        try:
+            env.follow(policy)
+        except ignore:
+            errors += 1
+        for _ in range(2):
+            env.reset()
+            over = False
+            while not over:
+                try:
+                    *_, terminated, truncated, _ = env.step(env.clock % 2)
+                    over = terminated or truncated
+                except ignore:  # comes of the file, at the end of an episode
+                    errors, over = errors + 1, True
+    return errors
+
+
+def expected(runs: int = 1) -> Trajectories:
+    """What `loop` records, with two policies, on a good day."""
+    env = recorder(None)
+    loop(env, (Uniform(2), SIGMOID))
+    data = env.buffer.view()
+    return data.merge(*[data] * (runs - 1))
+
+
+# The disk is full ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def room(size: int) -> Iterator[None]:
+    """No file may become larger than this."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@posix
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_disk_that_was_full_for_a_while_costs_no_episode(tmp_path: Path, runs: int) -> None:
+    """In whatever block it happens, and also where a second run begins."""
+    path = tmp_path / "run"
+    first = b""
+    if runs == 2:
+        env = recorder(path)
+        loop(env, (Uniform(2), SIGMOID))
+        env.close()
+        first = path.read_bytes()
+    good = fuzz.digest(expected(runs))
+    sizes, size = 0, len(first)
+    while True:
+        path.write_bytes(first)
+        env = recorder(path)
+        with room(size):
+            errors = loop(env, (Uniform(2), SIGMOID), OSError)
+            found = load(path) if size >= 8 else None
+            assert fuzz.digest(env.buffer.view()) == fuzz.digest(expected())
+        if found is not None:  # a prefix, without a hole
+            assert_array_equal(found.rewards, expected(runs).rewards[: found.n_steps])
+        env.close()  # and there is room again
+        assert fuzz.digest(load(path)) == good
+        if not errors:
+            break
+        size, sizes = size + 61, sizes + 1
+    assert sizes > 20
+
+
+@posix
+@pytest.mark.parametrize("size", [5, 700, 20_000])
+def test_a_vector_recorder_catches_up_with_a_full_disk(tmp_path: Path, size: int) -> None:
+    envs = gym.make_vec("CartPole-v1", 8, vectorization_mode="vector_entry_point")
+    env = wrappers.vector.RecordTrajectories(envs, held_out=0.25, path=tmp_path / "run")
+    rng, errors = np.random.default_rng(0), 0
+    env.reset(seed=1)
+    with room(size):
+        for i in range(150):
+            try:
+                if i % 40 == 0:  # in the middle of episodes
+                    env.follow(LinearSigmoid(np.full(4, 0.01 * i)))
+                env.step(rng.integers(2, size=8))
+            except OSError:
+                errors += 1
+    env.close()
+    assert errors > 10
+    assert len(env.buffer) > 40
+    assert fuzz.digest(Trajectories.load(tmp_path / "run")) == fuzz.digest(env.buffer.view())
+
+
+@posix
+def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    env = recorder(path)
+    with room(20), pytest.raises(OSError, match=r"(?i)file too large.*run'"):
+        env.follow(Uniform(2))
+    env.follow(Uniform(2))
+    env.reset()
+    with room(path.stat().st_size + 5):
+        env.step(0)
+        env.step(0)
+        with pytest.raises(OSError, match=r"in the buffer, but not in the file.*buffer\.save"):
+            env.step(0)
+        assert len(env.buffer) == 1
+        with pytest.raises(OSError, match="in the buffer, but not in the file"):
+            env.close()
+    assert len(Trajectories.load(path)) == 0
+    env.close()
+    assert len(Trajectories.load(path)) == 1
+    env.buffer.save(tmp_path / "elsewhere")
+    assert len(Trajectories.load(tmp_path / "elsewhere")) == 1
+
+
+@posix
+def test_a_save_without_room_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    expected().save(path)
+    before = path.read_bytes()
+    for size in (0, 7, 100, len(before) - 1):
+        with room(size), pytest.raises(OSError, match=r"cannot save, File too large.*run'"):
+            expected(2).save(path)
+        assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = BlockWriter(tmp_path / "run")
+    write_all = storage._write_all
+
+    class Stuck:
+        """A file that can be written to, and not be cut."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def truncate(self, size: int) -> int:
+            raise OSError(5, "Input/output error")
+
+    def fail(file: Any, data: Any) -> None:
+        write_all(file, bytes(data)[:-1])
+        raise OSError(5, "Input/output error")
+
+    good = writer._file
+    with monkeypatch.context() as broken:
+        broken.setattr(writer, "_file", Stuck(good))
+        broken.setattr(storage, "_write_all", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            writer.append("long", {}, {"x": np.arange(1000)})
+    writer.append("short", {}, {})  # the rest of the long one may not follow it
+    writer.close()
+    assert [block.kind for block in storage.read_blocks(tmp_path / "run")] == ["short"]
+
+
+# Interrupts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (storage, "_write_all"),
+        (episode_files, "write_spaces"),
+        (episode_files, "write_policy"),
+        (episode_files, "write_change"),
+        (episode_files, "write_episodes"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: bool
+) -> None:
+    """Ctrl-C before a write, in the middle of it, or when it is done and nobody knows it yet."""
+    good = fuzz.digest(expected())
+    original: Callable[..., Any] = getattr(module, name)
+    moments = 0
+    for moment in range(100):
+        calls = 0
+
+        def interrupted(*args: Any, moment: int = moment, **kwargs: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == moment and name == "_write_all" and not after:
+                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+            elif calls - 1 != moment or after:
+                original(*args, **kwargs)
+            if calls - 1 == moment:
+                raise KeyboardInterrupt
+
+        env = recorder(tmp_path / f"{moment}")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, interrupted)
+            errors = loop(env, (Uniform(2), SIGMOID), KeyboardInterrupt)
+        env.close()
+        assert fuzz.digest(env.buffer.view()) == good
+        assert fuzz.digest(load(tmp_path / f"{moment}")) == good, moment
+        if not errors:
+            break
+        moments += 1
+    assert moments == {"_write_all": 10, "write_spaces": 1, "write_episodes": 4}.get(name, 2)
+
+
+_RECORD = """
+import signal, sys, pathlib
+from tests.test_faults import *
+if sys.argv[2] == "exit":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+env = recorder(pathlib.Path(sys.argv[1]))
+ended = 0
+try:
+    while True:
+        env.follow(LinearSigmoid(np.full(3, 1e-4 * ended)))
+        env.reset()
+        over = False
+        while not over:
+            *_, terminated, truncated, _ = env.step(0)
+            over = terminated or truncated
+        ended += 1
+        print(ended, flush=True)
+finally:
+    env.close()
+"""
+_SAVE = """
+import sys
+from tests.test_faults import *
+data = [expected(1), expected(50)]
+for i in range(10**9):
+    data[i % 2].save(sys.argv[1])
+    print(i, flush=True)
+"""
+
+
+def terminated(code: str, *arguments: str) -> tuple[int, int]:
+    """The last number that a process printed before SIGTERM, and its return code."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(random.Random(str(arguments)).uniform(0.05, 0.2))
+        process.terminate()
+        lines = [first, *process.stdout.read().splitlines(keepends=True)]
+    return int([line for line in lines if line.endswith(b"\n")][-1]), process.returncode
+
+
+@posix
+@pytest.mark.parametrize("handler", ["default", "exit"])
+def test_sigterm_while_recording(tmp_path: Path, handler: str) -> None:
+    path = tmp_path / "run"
+    announced, code = terminated(_RECORD, str(path), handler)
+    assert code == {"default": -signal.SIGTERM, "exit": 3}[handler]
+    found = load(path)
+    assert announced <= len(found) <= announced + 1
+    found.audit(1e-12)
+    assert_array_equal(found.lengths, np.resize([3, 1, 2], len(found)))
+    if handler == "exit":  # nothing is cut off
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Trajectories.load(path)
+
+
+@posix
+def test_sigterm_while_saving(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    announced, code = terminated(_SAVE, str(path))
+    assert code == -signal.SIGTERM
+    assert announced >= 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fuzz.digest(Trajectories.load(path))
+    assert found in [fuzz.digest(expected(1)), fuzz.digest(expected(50))]
+    expected().save(path)  # what the other left behind is in nobody's way
+    assert fuzz.digest(Trajectories.load(path)) == fuzz.digest(expected())
+
+
+# Two writers, no rights, no clock ------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    env = recorder(path)
+    env.follow(Uniform(2))
+    code = (
+        "import sys, pathlib; from tests.test_faults import *\n"
+        "for use in (lambda p: recorder(p).follow(Uniform(2)), expected().save):\n"
+        "    try: use(pathlib.Path(sys.argv[1]))\n"
+        "    except RuntimeError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert "is open in another writer" in first
+    assert "a recorder is writing to it" in second
+    loop(env, (Uniform(2), SIGMOID))
+    env.close()
+    assert fuzz.digest(Trajectories.load(path)) == fuzz.digest(expected())
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@posix
+def test_a_file_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking it: its episodes would go to a file without a name."""
+    path = tmp_path / "run"
+    expected().save(path)
+    expected(2).save(tmp_path / "other")
+    lock = storage._lock
+
+    def late(file: Any) -> bool:
+        os.replace(tmp_path / "other", path)
+        return lock(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_lock", late)
+        with pytest.raises(RuntimeError, match=r"replaced by another file.*open it again"):
+            BlockWriter(path)
+    BlockWriter(path).close()
+
+
+@posix
+def test_a_target_is_locked_until_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    expected().save(path)
+    replace = os.replace
+
+    def meanwhile(*names: Any) -> None:
+        with pytest.raises(RuntimeError, match="open in another writer"):
+            BlockWriter(path)
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    expected(2).save(path)
+    assert fuzz.digest(Trajectories.load(path)) == fuzz.digest(expected(2))
+
+
+@posix
+def test_a_folder_without_write_permission() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        expected().save(folder / "run")
+        before = (folder / "run").read_bytes()
+        (folder / "run").chmod(0o444)
+        folder.chmod(0o555)
+        superuser = os.geteuid() == 0  # for whom rights are no obstacle
+        if superuser:
+            os.seteuid(65534)
+        try:
+            for path in (folder / "run", folder / "new"):
+                with pytest.raises(PermissionError, match=f"cannot save.*{path.name}'"):
+                    expected().save(path)
+                with pytest.raises(PermissionError, match=f"{path.name}'"):
+                    recorder(path).follow(Uniform(2))
+            assert len(Trajectories.load(folder / "run")) == 4
+        finally:
+            if superuser:
+                os.seteuid(0)
+            folder.chmod(0o755)
+        assert (folder / "run").read_bytes() == before
+        assert os.listdir(folder) == ["run"]
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        expected().save(tmp_path / "file" / "run")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        recorder(tmp_path / "file" / "run")
+
+
+def test_the_clock_of_the_machine_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = recorder(tmp_path / "calm")
+    loop(env, (Uniform(2), SIGMOID))
+    env.close()
+    jumps = random.Random(0)
+    for name in ("time", "time_ns", "monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: jumps.randint(-(10**12), 10**12))
+    env = recorder(tmp_path / "jumpy")
+    loop(env, (Uniform(2), SIGMOID))
+    env.close()
+    assert (tmp_path / "jumpy").read_bytes() == (tmp_path / "calm").read_bytes()
+
+
+def test_nothing_that_records_or_stores_asks_for_the_time() -> None:
+    for path in (*(ROOT / "ope_gym").glob("*.py"), *(ROOT / "wrappers").glob("*.py")):
+        if path.stem == "tensorboard":  # its events carry the time, for show
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
+            names.append(getattr(node, "module", None) or "")
+            assert not {"time", "datetime"} & set(names), path
+
+
+# Damaged files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["discrete", "dict", "objects", "torch", "schedules"])
+def test_cut_at_every_byte_of_the_last_block(
+    tmp_path: Path, files: dict[str, bytes], kind: str
+) -> None:
+    path, data = tmp_path / "cut", files[kind]
+    last = len(data) - len(fuzz.blocks_of(data)[-1])
+    path.write_bytes(data[:last])
+    before = fuzz.digest(Trajectories.load(path))
+    with open(path, "ab", buffering=0) as file, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(last + 1, len(data)):
+            file.write(data[size - 1 : size])
+            assert fuzz.digest(Trajectories.load(path)) == before
+            assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
+    assert not caught
+    path.write_bytes(data)
+    assert fuzz.digest(Trajectories.load(path)) != before
+
+
+def test_blocks_keep_their_order_and_their_file(tmp_path: Path, files: dict[str, bytes]) -> None:
+    """Blocks of equal size, each with good checksums: none may pass for another."""
+    path = tmp_path / "moved"
+    *start, a, b, c, d = fuzz.blocks_of(files["discrete"])
+    others = fuzz.blocks_of(files["another"])[3:]
+    assert len({len(block) for block in (a, b, c, d, *others)}) == 1
+    for order, readable in (
+        ([b, a, c, d], 1),
+        ([a, a, b, c, d], 2),
+        ([a, c, d], 2),
+        ([a, others[1], c, d], 2),
+        ([a, b, c, d, a], 5),
+    ):
+        path.write_bytes(MAGIC + b"".join([*start, *order]))
+        with pytest.raises(DamagedFileError, match="does not follow"):
+            Trajectories.load(path)
+        with pytest.warns(UserWarning, match="recovered"):
+            assert len(Trajectories.load(path, recover=True)) == readable
+        with pytest.raises(DamagedFileError, match="does not follow"):
+            BlockWriter(path)
+
+
+def test_a_file_whose_blocks_do_not_say_what_they_follow(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    """As the first version wrote them; it can be read and continued."""
+    path, data = tmp_path / "old", MAGIC
+    for block in fuzz.blocks_of(files["discrete"]):
+        meta, payload = fuzz.taken_apart(block)
+        data += fuzz.raw_block(len(data), meta, payload)[0]
+    assert b'"after"' not in data
+    path.write_bytes(data)
+    assert len(Trajectories.load(path)) == 5
+    with BlockWriter(path) as writer:
+        episode_files.write_policy(writer, SIGMOID)
+        episode_files.write_policy(writer, Uniform(3))
+    assert len(Trajectories.load(path).policies) == 3
+
+
+def test_fuzzed_files(tmp_path: Path) -> None:
+    """In a process of its own, which is watched and limited."""
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--mutations", "2000", "--seed", "7"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "2,000 loads" in done.stdout
+
+
+# Forged files --------------------------------------------------------------------------------
+
+
+def box(*shape: int, dtype: str = "float64") -> dict[str, Any]:
+    return {"type": "Box", "dtype": dtype, "shape": list(shape), "low": None, "high": None}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        box(2**26 + 1),
+        box(2**60),
+        box(2**40, 2**40),
+        {"type": "Tuple", "spaces": [box(2**25)] * 3},
+        {"type": "Tuple", "spaces": [{"type": "Tuple", "spaces": [box(2**20)] * 10}] * 10},
+        {"type": "Dict", "spaces": [["a", box(2**26)], ["b", box(1)]], "sort_keys": True},
+        {"type": "Graph", "node_space": box(2**26), "edge_space": box(2**26)},
+        {"type": "Sequence", "space": {"type": "OneOf", "spaces": [box(2**26)] * 2}, "stack": True},
+    ],
+    ids=str,
+)
+def test_a_few_bytes_do_not_ask_for_much_memory(data: Any) -> None:
+    with pytest.raises(ValueError, match=r"the Boxes of the space have \d+ numbers"):
+        space_json.space_from_json(data)
+
+
+def test_what_cannot_be_read_is_not_written() -> None:
+    large = S.Box(0, 255, (2**25,), np.uint8)
+    with pytest.raises(ValueError, match="the Boxes of the space have"):
+        space_json.space_to_json(S.Tuple([large, large, large]))
+
+
+@pytest.mark.parametrize("dtype", ["0", "2,i4", "(2,2)f8", "O", "a", "V8", "U1", "M8[s]", 3, None])
+@pytest.mark.parametrize("kind", ["Box", "Discrete", "MultiDiscrete"])
+def test_a_dtype_is_one_of_a_list(kind: str, dtype: Any) -> None:
+    data = {**box(2), "type": kind, "dtype": dtype, "n": 2, "start": [0], "nvec": [2]}
+    if kind == "Discrete":
+        data["start"] = 0
+    with pytest.raises(ValueError, match="the dtype of a space is"):
+        space_json.space_from_json(data)
+
+
+def test_bounds_fit_their_dtype() -> None:
+    with pytest.raises(ValueError, match="low of a Box do not fit its dtype float32"):
+        space_json.space_from_json({**box(2, dtype="float32"), "low": -1e308})
+
+
+def test_sections_share_their_spaces_or_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with BlockWriter(path) as writer:
+        for _ in range(3):
+            episode_files.write_spaces(writer, S.Box(-1, 1, (2,)), S.Discrete(2), None)
+    spaces = [section.observation_space for section in episode_files.read_sections(path)]
+    assert spaces[0] is spaces[1] is spaces[2]
+    with BlockWriter(path) as writer:
+        episode_files.write_spaces(writer, S.Box(-1, 1, (3,)), S.Discrete(2), None)
+    with pytest.raises(DamagedFileError, match=r"malformed.*observation_space differs"):
+        Trajectories.load(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-be"])
+def test_json_is_utf_8(tmp_path: Path, encoding: str) -> None:
+    text = json.dumps({"kind": "x", "arrays": {}}).encode(encoding)
+    text += " ".encode(encoding.removesuffix("16") + "16-le") * 40 if "16" in encoding else b""
+    text = text[: len(text) - (len(MAGIC) + 24 + len(text)) % 64] if "16" in encoding else text
+    path = tmp_path / "run"
+    path.write_bytes(MAGIC + fuzz.raw_block(len(MAGIC), text, b"")[0])
+    with pytest.raises(DamagedFileError):
+        list(storage.read_blocks(path))
+
+
+# Memory --------------------------------------------------------------------------------------
+
+
+def test_many_small_appends_do_not_stay_many_small_parts() -> None:
+    """A part has a dozen arrays; of one episode each, they would take more room than its rows."""
+    one, whole = TrajectoryBuffer(S.Discrete(9), S.Discrete(2)), []
+    one.add_policy(Uniform(2))
+    rng = np.random.default_rng(0)
+    for i in range(1000):
+        n = 1 + i % 3
+        seen, rewards = rng.integers(9, size=n), rng.normal(size=n)
+        one.append_many(seen, seen % 2, rewards, np.full(n, -0.7), 0, lengths=[n], terminated=True)
+        whole.append((seen, rewards))
+    assert len(one._parts) < 260
+    data = one.view()
+    assert_array_equal(data.lengths, 1 + np.arange(1000) % 3)
+    assert_array_equal(data.observations, np.concatenate([seen for seen, _ in whole]))
+    assert_array_equal(data.rewards, np.concatenate([rewards for _, rewards in whole]))
