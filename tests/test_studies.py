@@ -689,6 +689,8 @@ def test_stopping_twice_ends_the_workers_and_says_what_is_kept(tmp_path: Path) -
     started = subprocess.Popen(
         [*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # a shell starts its background jobs with Ctrl-C ignored, and so would be their children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("chunks/*/*.npz")) and time.monotonic() < deadline:
