@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ope_gym.estimators import centre, join_single
+from ope_gym.estimators import covariance_within
 from ope_gym.results import Estimate
-from ope_gym.weights import FloatArray, IntArray
+from ope_gym.weights import FloatArray
 
 DRAWS = 20_000
 _TIE = 1e-9  # of the spread: draws this close are equal
@@ -60,24 +60,10 @@ def probability_best(
     return result
 
 
-def covariance(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """(P, P) covariance of estimates with influence values (P, n), within strata.
-
-    Its diagonal holds the squares of `ope_gym.estimators.standard_error`.
-    """
-    strata = join_single(strata)
-    counts = np.bincount(strata)
-    if counts.max() < 2:
-        return np.full((len(influence), len(influence)), np.nan)
-    scale = np.sqrt(counts / np.maximum(counts - 1.0, 1.0))[strata] / strata.size
-    centred = np.stack([centre(row, strata) * scale for row in influence])
-    return np.asarray(centred @ centred.T)
-
-
 def _root(estimates: Sequence[Estimate]) -> FloatArray:
     """(P, P) matrix whose square is the covariance."""
     influence = np.stack([e.influence for e in estimates])
-    values, vectors = np.linalg.eigh(covariance(influence, estimates[0].sample.strata))
+    values, vectors = np.linalg.eigh(covariance_within(influence, estimates[0].sample.strata))
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 

@@ -228,6 +228,20 @@ def standard_error(influence: FloatArray, strata: IntArray) -> float:
     return float(np.sqrt(np.sum(counts * squares / (counts - 1.0))) / n)
 
 
+def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
+    """(m, m) covariance of means from influence values (m, n): `standard_error` for several.
+
+    NaN when all strata are single.
+    """
+    strata = join_single(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2:
+        return np.full((len(influence), len(influence)), np.nan)
+    scale = np.sqrt(counts / (counts - 1.0))[strata] / strata.size
+    deviations = np.stack([centre(row, strata) * scale for row in influence])
+    return np.asarray(deviations @ deviations.T)
+
+
 def centre(influence: FloatArray, strata: IntArray) -> FloatArray:
     """Influence values minus their means inside each stratum."""
     counts = np.bincount(strata)

@@ -149,7 +149,7 @@ class Evaluator:
         self.data = regimes.held_out_only(whole, data)
         self._offsets = check_offsets(self.data.offsets, self.data.n_steps)
         self._behaviours = behaviours_of(self.data)
-        self._density = _has_densities(self.data)
+        self._density = has_densities(self.data)
         self._named = None if estimators is None else _names(estimators)
         self._options = check_options(
             list(ESTIMATORS) if self._named is None else self._named, gamma, cap, interval, level,
@@ -171,7 +171,8 @@ class Evaluator:
     def evaluate(self, target: Policy, *, origin: str | None = None) -> Evaluation:
         """The value of `target` by every estimator; `origin` as in `ope_gym.evaluate`."""
         from ope_gym import kernels
-        from ope_gym.likelihood import check_propensities, policy_log_probs
+        from ope_gym.likelihood import policy_log_probs
+        from ope_gym.propensity_sums import check_propensities
 
         if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
             raise TypeError(
@@ -602,7 +603,7 @@ def _check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseli
     return baseline
 
 
-def _has_densities(data: Trajectories) -> bool:
+def has_densities(data: Trajectories) -> bool:
     """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
     if data.discrete is not None:
         return not data.discrete

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 # colour-blind safe (Okabe and Ito), dark enough for thin lines on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
-_BANDS = (("red", "#B5301C"), ("amber", "#D98A00"), ("green", "#008A65"))  # unlike in brightness
+BANDS = (("red", "#B5301C"), ("amber", "#D98A00"), ("green", "#008A65"))  # unlike in brightness
 _MARKERS = {"green": "o", "amber": "D", "red": "X"}  # and told apart without any colour
 _WORDS = {
     "green": "green: can be trusted",
     "amber": "amber: with care",
     "red": "red: not to be trusted",
 }
-_INK, _GREY, _GRID = "#333333", "#666666", "#d9d9d9"
+INK, _GREY, _GRID = "#333333", "#666666", "#d9d9d9"
 _WIDEST = 3.0  # times the reach of the others: an interval beyond would blow up the axis
 
 
@@ -65,7 +65,7 @@ def forest_figure(
     band = [] if truth is None else [truth - 2 * truth_error, truth + 2 * truth_error]
     window = _window(everything, band)
     rows = max(len(evaluation) for evaluation in evaluations)
-    figure = _figure(6.0 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
+    figure = new_figure(6.0 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
     panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
     for axes, evaluation in zip(panels, evaluations, strict=True):
         axes.set_xlim(*window)
@@ -77,17 +77,17 @@ def forest_figure(
     handles, texts = panels[0].get_legend_handles_labels()
     figure.legend(
         handles, texts, loc="outside lower left", ncols=2 * len(panels), frameon=False, fontsize=8,
-        labelcolor=_INK, columnspacing=1.4, handletextpad=0.6,
+        labelcolor=INK, columnspacing=1.4, handletextpad=0.6,
     )  # fmt: skip
     return figure
 
 
 def _truth(axes: Axes, truth: float, error: float) -> None:
     told = f"truth {truth:.5g}" + (f" ± {2 * error:.2g} (two standard errors)" if error else "")
-    axes.axvline(truth, color=_INK, linewidth=1.1, label=told, zorder=1.5)
+    axes.axvline(truth, color=INK, linewidth=1.1, label=told, zorder=1.5)
     if error:
         axes.axvspan(
-            truth - 2 * error, truth + 2 * error, color=_INK, alpha=0.16, linewidth=0, zorder=1.4
+            truth - 2 * error, truth + 2 * error, color=INK, alpha=0.16, linewidth=0, zorder=1.4
         )
 
 
@@ -96,7 +96,7 @@ def _rows(axes: Axes, evaluation: Evaluation) -> None:
     left, right = axes.get_xlim()
     cut, unknown = [], []
     for y, (name, e) in enumerate(evaluation.items()):
-        ink = dict(_BANDS)[e.verdict.colour]
+        ink = dict(BANDS)[e.verdict.colour]
         low, high = e.interval.low, e.interval.high
         if y % 2:
             axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=0)
@@ -122,11 +122,11 @@ def _rows(axes: Axes, evaluation: Evaluation) -> None:
         if left <= e.value <= right:
             axes.plot(e.value, y, marker=_MARKERS[e.verdict.colour], color=ink, markersize=7,
                       markeredgecolor="white", markeredgewidth=0.4, zorder=4)  # fmt: skip
-    for colour, ink in _BANDS[::-1]:
+    for colour, ink in BANDS[::-1]:
         axes.plot([], [], marker=_MARKERS[colour], color=ink, linestyle="", markersize=6.5,
                   label=_WORDS[colour])  # fmt: skip
     notes = [("cut at the axis, see the arrows: ", cut), ("undefined: ", unknown)]
-    _dress(axes, "value of the policy", "")
+    dress(axes, "value of the policy", "")
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(evaluation)), list(evaluation))
     axes.tick_params(axis="y", length=0, labelsize=9)
@@ -141,7 +141,7 @@ def _column(axes: Axes, y: float, text: str, **style: Any) -> None:
     """A cell of the column to the right of the axes."""
     axes.annotate(
         text, (1, y), (38, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-        ha="right", va="center", fontsize=8, color=_INK, **style,
+        ha="right", va="center", fontsize=8, color=INK, **style,
     )  # fmt: skip
 
 
@@ -150,9 +150,9 @@ def _head(axes: Axes, evaluation: Evaluation) -> None:
     sample, interval = evaluation.sample, next(iter(evaluation.values())).interval
     behaviours = int(np.count_nonzero(sample.counts))
     title = axes.set_title(f"Data: {label(sample.regime)}", loc="left", pad=25, fontsize=12,
-                           fontweight="bold", color=_INK)  # fmt: skip
+                           fontweight="bold", color=INK)  # fmt: skip
     if sample.regime == "in-sample":
-        title.set(color="white", bbox={"facecolor": dict(_BANDS)["red"], "linewidth": 0, "pad": 4})
+        title.set(color="white", bbox={"facecolor": dict(BANDS)["red"], "linewidth": 0, "pad": 4})
     axes.annotate(
         f"{sample.trajectories:,} episodes, {sample.steps:,} steps, {behaviours:,} "
         f"behaviour{'' if behaviours == 1 else 's'}; "
@@ -208,10 +208,10 @@ def ess_figure(evaluation: Evaluation) -> Figure:
     n = evaluation.sample.trajectories
     floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
 
-    figure = _figure(5.6, 3.6)  # small, for TensorBoard shows pictures 340 pixels wide
+    figure = new_figure(5.6, 3.6)  # small, for TensorBoard shows pictures 340 pixels wide
     axes = figure.add_subplot()
     edges = (floor, AMBER_ESS, GREEN_ESS, top)
-    for (name, colour), low, high in zip(_BANDS, edges[:-1], edges[1:], strict=True):
+    for (name, colour), low, high in zip(BANDS, edges[:-1], edges[1:], strict=True):
         axes.axhspan(low, high, color=colour, alpha=0.07, linewidth=0)
         axes.text(
             0.995, np.sqrt(low * high), name, transform=axes.get_yaxis_transform(),
@@ -229,17 +229,17 @@ def ess_figure(evaluation: Evaluation) -> Figure:
             linewidth=max(2.4 - 0.4 * index, 1.2),  # a line under another one still shows
             solid_capstyle="round",
         )
-    axes.axhline(n, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.axhline(n, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.text(
         0.005, n, f"{n:,} episodes", transform=axes.get_yaxis_transform(),
-        ha="left", va="bottom", fontsize=8, color=_INK,
+        ha="left", va="bottom", fontsize=8, color=INK,
     )  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylim(floor, top)
     axes.margins(x=0.01)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _dress(axes, "step of the episode", "effective sample size")
-    axes.set_title("How many episodes the weights leave", loc="left", fontsize=11, color=_INK)
+    dress(axes, "step of the episode", "effective sample size")
+    axes.set_title("How many episodes the weights leave", loc="left", fontsize=11, color=INK)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return figure
 
@@ -257,9 +257,9 @@ def weights_figure(evaluation: Evaluation) -> Figure:
     curves = {
         name: _concentration(e.diagnostics.log_last)[taken - 1] for name, e in weighted.items()
     }
-    figure = _figure(7.6, min(max(4.0, 1.9 + 0.2 * k), 7.0))
+    figure = new_figure(7.6, min(max(4.0, 1.9 + 0.2 * k), 7.0))
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
-    left.plot(taken / n, taken / n, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)),
+    left.plot(taken / n, taken / n, color=INK, linewidth=1.2, linestyle=(0, (1, 2)),
               label="if all episodes weighed the same")  # fmt: skip
     right.barh(range(k), sample.counts / n, height=0.7, color="#d6d6d6", zorder=1,
                label="share of the episodes")  # fmt: skip
@@ -286,13 +286,13 @@ def weights_figure(evaluation: Evaluation) -> Figure:
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     left.xaxis.set_minor_formatter(lambda share, _: "")
-    _dress(left, "heaviest episodes, of all", "share of the total weight")
-    _dress(right, "share of the total weight", "behaviour")
+    dress(left, "heaviest episodes, of all", "share of the total weight")
+    dress(right, "share of the total weight", "behaviour")
     right.grid(visible=False, axis="y")
     right.tick_params(axis="y", length=0)
-    left.set_title("How few episodes hold the weight", loc="left", fontsize=11, color=_INK)
-    right.set_title("Whose episodes they are", loc="left", fontsize=11, color=_INK)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=_INK)
+    left.set_title("How few episodes hold the weight", loc="left", fontsize=11, color=INK)
+    right.set_title("Whose episodes they are", loc="left", fontsize=11, color=INK)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=INK)
     return figure
 
 
@@ -309,7 +309,7 @@ def overlap_figure(overlap: Overlap) -> Figure:
     """Heat map of an overlap: policies to evaluate against policies that recorded."""
     rows, columns = overlap.matrix.shape
     side = min(0.36, 7.0 / columns)
-    figure = _figure(max(4.2, 2.0 + side * columns), max(3.0, 1.4 + side * rows))
+    figure = new_figure(max(4.2, 2.0 + side * columns), max(3.0, 1.4 + side * rows))
     axes = figure.add_subplot()
     shown = np.ma.masked_invalid(overlap.matrix)
     image = axes.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="equal")
@@ -319,18 +319,18 @@ def overlap_figure(overlap: Overlap) -> Figure:
             value = overlap.matrix[i, j]
             axes.text(
                 j, i, _share(value), ha="center", va="center", fontsize=7,
-                color="white" if value > 0.5 else _INK,
+                color="white" if value > 0.5 else INK,
             )  # fmt: skip
     axes.axhline(rows - 1.5, color="white", linewidth=4)  # the target stands apart
     axes.set_xticks(range(columns), [name.removeprefix("policy ") for name in overlap.recorded])
     axes.set_yticks(range(rows), [name.removeprefix("policy ") for name in overlap.evaluated])
-    _dress(axes, "policy that recorded", "policy to evaluate")
+    dress(axes, "policy that recorded", "policy to evaluate")
     axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=8 if columns <= 16 else 6)
-    axes.set_title("Overlap of policies", loc="left", fontsize=11, color=_INK)
+    axes.set_title("Overlap of policies", loc="left", fontsize=11, color=INK)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, colors=_INK, length=0)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     figure.supxlabel(
         "squared Bhattacharyya coefficient of whole episodes:\n"
         "1 the same, 0 nothing in common",
@@ -370,7 +370,8 @@ def render(figure: Figure) -> NDArray[np.uint8]:
     return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure; an error that names the extra where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -382,12 +383,13 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _dress(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, color=_INK, fontsize=9)
-    axes.set_ylabel(y, color=_INK, fontsize=9)
+def dress(axes: Axes, x: str, y: str) -> None:
+    """Labels, and no more ink than needed."""
+    axes.set_xlabel(x, color=INK, fontsize=9)
+    axes.set_ylabel(y, color=INK, fontsize=9)
     axes.grid(color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, labelsize=8)
+    axes.tick_params(colors=INK, labelsize=8)
     for side in axes.spines.values():
         side.set_visible(False)
 

@@ -1,4 +1,4 @@
-"""From recorded policies to log-probabilities: behaviours, their rows, and checks of propensities.
+"""From recorded policies to log-probabilities: behaviours and their rows.
 
 A behaviour is a policy; or, where the loop changed its policy during episodes, the sequence of
 policies an episode *would* have followed had it lasted. Grouping episodes by the sequence they did
@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ope_gym import trees
-from ope_gym.policies import Policy, UnavailablePolicy, log_prob_moments
+from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray, IntArray
 
-_ROWS = 1 << 15  # steps evaluated at once
-_FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
-_ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
+ROWS = 1 << 15  # steps evaluated at once
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
 
 
@@ -190,8 +188,8 @@ def stack_log_probs(
 def policy_log_probs(policy: Policy, name: str, data: Trajectories) -> FloatArray:
     """(S,) log-probabilities of the recorded actions under a policy, evaluated in blocks."""
     result = np.empty(data.n_steps)
-    for start in range(0, data.n_steps, _ROWS):
-        rows = slice(start, min(start + _ROWS, data.n_steps))
+    for start in range(0, data.n_steps, ROWS):
+        rows = slice(start, min(start + ROWS, data.n_steps))
         observations, actions = trees.take(data.observations, rows), trees.take(data.actions, rows)
         values = policy.log_prob(observations, actions)
         result[rows] = _checked(values, rows.stop - rows.start, name)
@@ -206,89 +204,3 @@ def _checked(values: FloatArray, rows: int, name: str) -> FloatArray:
             f"its log_prob(observations, actions) must return ({rows},)"
         )
     return values
-
-
-@dataclass(frozen=True)
-class PropensityReport:
-    """Checks of the recorded propensities against the policies.
-
-    Args:
-        calibration: (all policies,) Z_k = sum [ln pi(a|s) + H] / sqrt(sum Var[ln pi]) over the
-            steps at which policy k acted, about standard normal if they were recorded rightly.
-        alarms: policies whose surprise is too large for chance, by Bernstein's inequality with the
-            largest single surprise as the jump: one rare but legal action raises none.
-        support: by scheme, visited steps at which the target may choose an action that its own
-            behaviour (basic), or every behaviour (fused, optimal), never would.
-    """
-
-    calibration: FloatArray
-    alarms: tuple[int, ...]
-    support: dict[str, int]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The alarms in words."""
-        return tuple(
-            f"the propensities of policy {k} look wrongly recorded (Z = {self.calibration[k]:.1f})"
-            for k in self.alarms
-        )
-
-
-def check_propensities(
-    data: Trajectories, target: Policy, behaviours: Behaviours
-) -> PropensityReport:
-    """Calibration of each policy that acted, and support of the target."""
-    size = len(data.policies)
-    surprise, variance, jump = np.zeros(size), np.zeros(size), np.zeros(size)
-    own_only, uncovered = 0, 0
-    known = (target, *(data.policies[k] for k in behaviours.policies))
-    finite = all(hasattr(policy, "probs") for policy in known)
-    for start in range(0, data.n_steps, _ROWS):
-        rows = slice(start, min(start + _ROWS, data.n_steps))
-        observations = trees.take(data.observations, rows)
-        target_probs = target.probs(observations) if finite else None  # type: ignore[attr-defined]
-        acting = data.policy_ids[rows]
-        for k in np.unique(acting):
-            policy, mine = data.policies[k], np.flatnonzero(acting == k)
-            seen = trees.take(observations, mine)
-            moments = log_prob_moments(policy, seen)
-            if moments is None:
-                variance[k] = np.nan
-                continue
-            surprises = data.log_probs[rows][mine] - moments[0]
-            surprise[k] += np.sum(surprises)
-            variance[k] += np.sum(moments[1])
-            jump[k] = max(jump[k], np.abs(surprises).max())
-            if target_probs is not None:
-                taken = policy.probs(seen) > 0
-                if taken.shape[1] != target_probs.shape[1]:
-                    raise ValueError(
-                        f"target has {target_probs.shape[1]} actions, but policy {k} has "
-                        f"{taken.shape[1]}: both must be policies of one environment"
-                    )
-                missing = np.any(~taken & (target_probs[mine] > 0), axis=1)
-                own_only += int(np.count_nonzero(missing))
-                if missing.any():
-                    gap = trees.take(seen, np.flatnonzero(missing))
-                    uncovered += _uncovered(data, behaviours, gap, target_probs[mine][missing])
-    support = {"basic": own_only, "fused": uncovered, "optimal": uncovered} if finite else {}
-    acted = np.bincount(data.policy_ids, minlength=size)
-    flat = variance <= acted * _ROUNDING**2  # uniform, deterministic: rounding is all there is
-    exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where(exact, 0.0, surprise / np.sqrt(variance))
-        exponent = surprise**2 / (2 * variance + jump * np.abs(surprise) / 1.5)
-    z[acted == 0] = np.nan
-    limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
-    alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
-    return PropensityReport(z, tuple(alarms.tolist()), support)
-
-
-def _uncovered(
-    data: Trajectories, behaviours: Behaviours, observations: trees.Tree, target: FloatArray
-) -> int:
-    """Steps at which some action of the target has probability zero under every policy."""
-    reachable = np.zeros(target.shape, dtype=bool)
-    for k in behaviours.policies:
-        reachable |= data.policies[k].probs(observations) > 0
-    return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))

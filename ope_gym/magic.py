@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.estimators import Columns, centre, join_single
+from ope_gym.estimators import Columns, covariance_within
 from ope_gym.intervals import Interval, Resamples, ess_t, undefined
 from ope_gym.weights import FloatArray, IntArray
 
@@ -152,20 +152,6 @@ def _influence(
         influence[1:],
     )  # fmt: skip
     return np.cumsum(influence, axis=0, out=influence)
-
-
-def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """(m, m) covariance of means from influence values (m, n): `standard_error` for several.
-
-    NaN when all strata are single.
-    """
-    strata = join_single(strata)
-    counts = np.bincount(strata)
-    if counts.max() < 2:
-        return np.full((len(influence), len(influence)), np.nan)
-    scale = np.sqrt(counts / (counts - 1.0))[strata] / strata.size
-    deviations = np.stack([centre(row, strata) * scale for row in influence])
-    return np.asarray(deviations @ deviations.T)
 
 
 def distance(values: FloatArray, interval: Interval) -> FloatArray:

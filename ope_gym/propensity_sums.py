@@ -1,7 +1,4 @@
-"""The checks of recorded propensities as sums: `update`, `merge`, `finalise`.
-
-The report is that of `ope_gym.likelihood.check_propensities` on all trajectories at once.
-"""
+"""Checks of recorded propensities against the policies, as sums: `update`, `merge`, `finalise`."""
 
 from __future__ import annotations
 
@@ -10,18 +7,40 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ope_gym import trees
-from ope_gym.likelihood import (
-    _FALSE_ALARM,
-    _ROUNDING,
-    _ROWS,
-    Behaviours,
-    PropensityReport,
-    _uncovered,
-)
+from ope_gym.likelihood import ROWS, Behaviours
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policy_math import moments_of
 from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray
+
+_FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
+_ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
+
+
+@dataclass(frozen=True)
+class PropensityReport:
+    """Checks of the recorded propensities against the policies.
+
+    Args:
+        calibration: (all policies,) Z_k = sum [ln pi(a|s) + H] / sqrt(sum Var[ln pi]) over the
+            steps at which policy k acted, about standard normal if they were recorded rightly.
+        alarms: policies whose surprise is too large for chance, by Bernstein's inequality with the
+            largest single surprise as the jump: one rare but legal action raises none.
+        support: by scheme, visited steps at which the target may choose an action that its own
+            behaviour (basic), or every behaviour (fused, optimal), never would.
+    """
+
+    calibration: FloatArray
+    alarms: tuple[int, ...]
+    support: dict[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The alarms in words."""
+        return tuple(
+            f"the propensities of policy {k} look wrongly recorded (Z = {self.calibration[k]:.1f})"
+            for k in self.alarms
+        )
 
 
 @dataclass
@@ -57,8 +76,8 @@ class PropensitySums:
         """Add trajectories whose policies are those of all."""
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
-        for start in range(0, data.n_steps, _ROWS):
-            rows = slice(start, min(start + _ROWS, data.n_steps))
+        for start in range(0, data.n_steps, ROWS):
+            rows = slice(start, min(start + ROWS, data.n_steps))
             acting = data.policy_ids[rows]
             order = np.argsort(acting, kind="stable")
             acting, logged = acting[order], data.log_probs[rows][order]
@@ -132,3 +151,22 @@ class PropensitySums:
         limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
         alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
         return PropensityReport(z, tuple(alarms.tolist()), support)
+
+
+def check_propensities(
+    data: Trajectories, target: Policy, behaviours: Behaviours
+) -> PropensityReport:
+    """Calibration of each policy that acted, and support of the target."""
+    sums = PropensitySums(target, len(data.policies))
+    sums.update(data, behaviours)
+    return sums.finalise()
+
+
+def _uncovered(
+    data: Trajectories, behaviours: Behaviours, observations: trees.Tree, target: FloatArray
+) -> int:
+    """Steps at which some action of the target has probability zero under every policy."""
+    reachable = np.zeros(target.shape, dtype=bool)
+    for k in behaviours.policies:
+        reachable |= data.policies[k].probs(observations) > 0
+    return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ope_gym.figures import _BANDS, _INK, _dress, _figure
+from ope_gym.figures import BANDS, INK, dress, new_figure
 from ope_gym.regimes import label
 from ope_gym.tables import chance
 
@@ -31,7 +31,7 @@ def ranking_figure(ranking: Ranking, *, limit: int = 30) -> Figure:
         raise ValueError(f"limit is {limit}; draw at least 1 policy")
     shown = list(ranking.values())[:limit]
     row = 0.3 if len(shown) <= 14 else 0.2
-    figure = _figure(7.0, 1.5 + row * max(len(shown), 3))
+    figure = new_figure(7.0, 1.5 + row * max(len(shown), 3))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
     _values(left, shown)
     _chances(right, shown)
@@ -39,8 +39,8 @@ def ranking_figure(ranking: Ranking, *, limit: int = 30) -> Figure:
     left.set_ylim(len(shown) - 0.4, -0.6)
     first = shown[0].estimate
     left.set_title(f"Value by {first.name}, {first.interval.level:.0%} intervals", loc="left",
-                   fontsize=10, color=_INK)  # fmt: skip
-    right.set_title("P(best)", loc="left", fontsize=10, color=_INK)
+                   fontsize=10, color=INK)  # fmt: skip
+    right.set_title("P(best)", loc="left", fontsize=10, color=INK)
     left.tick_params(axis="y", length=0)
     regimes = {label(r.estimate.sample.regime): None for r in shown}
     note = f"dotted: the best estimate; data: {' / '.join(regimes)}"
@@ -53,8 +53,8 @@ def ranking_figure(ranking: Ranking, *, limit: int = 30) -> Figure:
 def _values(axes: Axes, shown: list[Ranked]) -> None:
     best = shown[0].estimate.value
     if np.isfinite(best):
-        axes.axvline(best, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-    for colour, ink in _BANDS[::-1]:
+        axes.axvline(best, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    for colour, ink in BANDS[::-1]:
         rows = [y for y, r in enumerate(shown) if r.estimate.verdict.colour == colour]
         rows = [y for y in rows if np.isfinite(shown[y].estimate.value)]
         if not rows:
@@ -72,7 +72,7 @@ def _values(axes: Axes, shown: list[Ranked]) -> None:
     for y, r in enumerate(shown):
         if not np.isfinite(r.estimate.value):
             axes.text(low, y, " no estimate", va="center", fontsize=8, color="#666666")
-    _dress(axes, "value", "")
+    dress(axes, "value", "")
     axes.grid(visible=False, axis="y")
     axes.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=8,
                 title="verdict", title_fontsize=8, borderpad=0.2)  # fmt: skip
@@ -97,10 +97,10 @@ def _chances(axes: Axes, shown: list[Ranked]) -> None:
     axes.barh(range(len(shown)), chances, height=0.62, color=_SHADE, zorder=2)
     for y, r in enumerate(shown):
         text = "?" if np.isnan(r.probability_best) else chance(r.probability_best)
-        axes.text(chances[y] + 0.03, y, text, va="center", fontsize=7.5, color=_INK)
+        axes.text(chances[y] + 0.03, y, text, va="center", fontsize=7.5, color=INK)
     axes.set_xlim(0, 1.42)
     axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    _dress(axes, "", "")
+    dress(axes, "", "")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0, labelleft=False)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ope_gym import poisson, trees
 from ope_gym.baselines.contract import Baseline
 from ope_gym.estimators import ESTIMATORS
-from ope_gym.evaluation import _has_densities
+from ope_gym.evaluation import has_densities
 from ope_gym.likelihood import policy_log_probs
 from ope_gym.methods import Problem
 from ope_gym.policies import Policy
@@ -193,7 +193,7 @@ def weigh(
     baseline: Baseline | None = None,
 ) -> tuple[WeightedChunk, str]:
     """The weights of a renumbered chunk, and which policy contradicts what was logged."""
-    density = _has_densities(data)
+    density = has_densities(data)
     offsets = data.offsets.astype(np.int64, copy=False)
     schemes = sorted({key.scheme for key in keys_of(options.estimators)})
     behaviours = mixture.behaviours(data)

@@ -160,7 +160,8 @@ def test_policies_of_one_class_are_evaluated_together_and_others_one_by_one() ->
 def test_policies_are_asked_in_blocks_that_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     data = recorded(3)
     want = evaluate(data.trajectories, data.target)
-    monkeypatch.setattr("ope_gym.likelihood._ROWS", 4)
+    monkeypatch.setattr("ope_gym.likelihood.ROWS", 4)
+    monkeypatch.setattr("ope_gym.propensity_sums.ROWS", 4)
     monkeypatch.setattr("ope_gym.weights._BLOCK", 20)
     got = evaluate(data.trajectories, data.target)
     assert_same(got, want, rtol=1e-12)

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ope_gym import Ranking, evaluate, rank
 from ope_gym.__main__ import main as command
-from ope_gym.best import covariance, probability_best
-from ope_gym.estimators import standard_error
+from ope_gym.best import probability_best
+from ope_gym.estimators import covariance_within, standard_error
 from ope_gym.figures import render
 from ope_gym.policies import UnavailablePolicy
 from ope_gym.ranking_figures import ranking_figure
@@ -103,13 +103,13 @@ def test_covariance_has_the_squares_of_the_standard_errors() -> None:
     rng = np.random.default_rng(0)
     strata = np.array([0, 0, 0, 1, 1, 2, 3, 3])  # the single one joins a neighbour
     influence = rng.normal(size=(3, 8))
-    found = covariance(influence, strata)
+    found = covariance_within(influence, strata)
     for p in range(3):
         assert found[p, p] == pytest.approx(standard_error(influence[p], strata) ** 2, rel=1e-12)
         for q in range(3):
             both = standard_error(influence[p] - influence[q], strata) ** 2
             assert found[p, p] + found[q, q] - 2 * found[p, q] == pytest.approx(both, abs=1e-12)
-    assert np.isnan(covariance(influence[:, :2], np.array([0, 1]))).all()
+    assert np.isnan(covariance_within(influence[:, :2], np.array([0, 1]))).all()
 
 
 @pytest.mark.parametrize("ess", [3.0, 20.0, 1e6])
@@ -132,7 +132,7 @@ def test_probabilities_agree_with_a_plain_simulation(ranking: Ranking) -> None:
         for r, ess in zip(ranking.values(), (4.0, 30.0, 8.0, 60.0, 15.0), strict=True)
     ]
     rng, rounds = np.random.default_rng(11), 20_000
-    cov = covariance(np.stack([e.influence for e in estimates]), estimates[0].sample.strata)
+    cov = covariance_within(np.stack([e.influence for e in estimates]), estimates[0].sample.strata)
     normal = rng.multivariate_normal(np.zeros(5), cov, size=rounds)
     wins = np.zeros(5)
     for i in range(rounds):
