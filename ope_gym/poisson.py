@@ -13,6 +13,7 @@ it is. Replicates spread like the standard error where strata have 5 trajectorie
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Iterable
@@ -156,6 +157,12 @@ class PoissonDraws:
         _draw_strata(identities, self.strata, self._keys, _LIMITS, totals)
         with np.errstate(divide="ignore"):
             self._scale = np.where(totals > 0, sizes / totals, np.nan)  # (R, strata)
+
+    def part(self, episodes: slice) -> PoissonDraws:
+        """The same draws of some trajectories in a row."""
+        found = copy.copy(self)
+        found.identities, found.strata = self.identities[episodes], self.strata[episodes]
+        return found
 
     def _counts(self, begin: int, end: int) -> FloatArray:
         counts = np.empty((self.replicates, end - begin))

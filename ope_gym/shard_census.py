@@ -201,6 +201,12 @@ class Mixture:
         """(K,) episodes of each behaviour in a renumbered chunk."""
         return np.bincount(self.behaviours(chunk).ids, minlength=self.counts.size)
 
+    def counted(self, part: int, acted: IntArray) -> IntArray:
+        """(K,) episodes of each behaviour, of those (policies of the part,) of its policies."""
+        found = np.zeros(len(self.policies), dtype=np.int64)
+        np.add.at(found, np.array(self.numbers[part], dtype=np.int64), acted)
+        return found[self.acted]
+
     @cached_property
     def _nobody(self) -> Behaviours:
         """The behaviours, without a trajectory."""

@@ -6,13 +6,11 @@ shards, merged in order, are one that saw them all.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ope_gym import poisson, trees
 from ope_gym.baselines.contract import Baseline
@@ -24,7 +22,6 @@ from ope_gym.policies import Policy
 from ope_gym.propensity_sums import PropensitySums
 from ope_gym.shard_census import Mixture
 from ope_gym.shard_sums import InfluenceSums, WeightSums, normalised_value
-from ope_gym.storage import PathLike
 from ope_gym.trajectories import Trajectories
 from ope_gym.validation import Options, check_finite, check_log_probs
 from ope_gym.weights import FloatArray, IntArray, log_weights
@@ -73,6 +70,7 @@ class WeightPass:
         mixture: what the first pass found.
         target: the policy to evaluate.
         options: of the evaluation.
+        begin: how many trajectories come before the first.
         sums: by what they are of.
         propensities: checks of what was recorded.
         ids: (n,) in parts, behaviour of each trajectory.
@@ -84,6 +82,7 @@ class WeightPass:
     mixture: Mixture
     target: Policy
     options: Options
+    begin: int = 0
     sums: dict[Key, WeightSums] = field(init=False)
     propensities: PropensitySums = field(init=False)
     ids: list[IntArray] = field(default_factory=list)
@@ -100,10 +99,10 @@ class WeightPass:
         self.propensities = PropensitySums(self.target, len(self.mixture.policies))
         self._marks = self.mixture.marks()
 
-    @property
-    def counts(self) -> IntArray:
-        """(K,) episodes of each behaviour so far."""
-        return np.bincount(np.concatenate(self.ids), minlength=self.mixture.counts.size)
+    def __getstate__(self) -> dict[str, Any]:
+        """To be merged elsewhere, where the mixture with all its policies is known."""
+        known = ("mixture", "target", "options", "_marks")
+        return {name: value for name, value in vars(self).items() if name not in known}
 
     def update(
         self, name: str, data: Trajectories, baseline: Baseline | None = None
@@ -112,7 +111,7 @@ class WeightPass:
         behaviours = self.mixture.behaviours(data)
         chunk, mismatch = weigh(self.mixture, self.target, self.options, name, data, baseline)
         if mismatch and not self.mismatch:
-            first = sum(map(len, self.ids))
+            first = self.begin + sum(map(len, self.ids))
             self.mismatch = f"{mismatch} (in {name}; episodes counted from {first} of all)"
         for key, sums in self.sums.items():
             sums.update(*chunk.arguments(key))
@@ -142,31 +141,36 @@ class NormalisedPass:
     """The third pass.
 
     Args:
-        weights: what the second pass found.
-        draws: of the bootstrap; None without one.
-        begin: how many trajectories come before the first.
+        sums: of the second pass, over all trajectories; see `NormalisedPass.after`.
+        trajectories: how many there are in all.
+        draws: of the bootstrap, of the trajectories to come; None without one.
         influence: by what it is of.
         replicates: by what they are of.
     """
 
-    weights: WeightPass
+    sums: dict[Key, WeightSums]
+    trajectories: int
     draws: poisson.PoissonDraws | None
-    begin: int = 0
     influence: dict[Key, InfluenceSums] = field(init=False)
     replicates: dict[Key, poisson.NormalisedReplicates] = field(init=False)
 
+    @classmethod
+    def after(cls, second: WeightPass, draws: poisson.PoissonDraws | None) -> NormalisedPass:
+        """What follows the second pass: it needs the sums of each step alone."""
+        sums = {
+            key: WeightSums(second.sums[key].gamma, second.sums[key].cap, second.sums[key].columns)
+            for key in keys_of(second.options.estimators, normalised=True)
+        }
+        return cls(sums, second.mixture.trajectories, draws)
+
     def __post_init__(self) -> None:
-        n = self.weights.mixture.trajectories
-        keys = keys_of(self.weights.options.estimators, normalised=True)
-        sums = {key: self.weights.sums[key] for key in keys}
         self.influence = {
-            key: InfluenceSums(s.gamma, s.cap, s.columns, n) for key, s in sums.items()
+            key: InfluenceSums(s.gamma, s.cap, s.columns, self.trajectories)
+            for key, s in self.sums.items()
         }
         self.replicates = {
-            key: poisson.NormalisedReplicates(
-                self.draws, s.gamma, s.cap, s.columns.peak, self.begin
-            )
-            for key, s in sums.items()
+            key: poisson.NormalisedReplicates(self.draws, s.gamma, s.cap, s.columns.peak)
+            for key, s in self.sums.items()
             if self.draws is not None and np.isfinite(normalised_value(s.columns, s.gamma))
         }
 
@@ -221,50 +225,3 @@ def weigh(
     if problem.residuals is not None:
         columns["residuals"] = problem.residuals
     return WeightedChunk(problem.offsets, columns), rows.mismatch
-
-
-class Spool:
-    """Weighted chunks in a temporary file; without a folder they are dropped.
-
-    Args:
-        folder: on a disk with room for all, or None.
-    """
-
-    def __init__(self, folder: PathLike | None) -> None:
-        self._file = None
-        if folder is not None:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed on exit
-        self._sizes: list[tuple[int, int]] = []
-        self._names: list[str] = []
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def add(self, chunk: WeightedChunk) -> None:
-        """Append a chunk."""
-        if self._file is None:
-            return
-        self._names = list(chunk.columns)
-        self._sizes.append((chunk.offsets.size, chunk.columns["rewards"].size))
-        for column in (chunk.offsets, *chunk.columns.values()):
-            self._file.write(np.ascontiguousarray(column).data)
-
-    def chunks(self) -> Iterator[WeightedChunk]:
-        """All chunks, in order."""
-        assert self._file is not None  # asked for only with a folder
-        self._file.seek(0)
-        for size, steps in self._sizes:
-            offsets = self._read(size, np.dtype(np.int64))
-            columns = {name: self._read(steps, np.dtype(np.float64)) for name in self._names}
-            yield WeightedChunk(offsets, columns)
-
-    def _read(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        assert self._file is not None
-        column = np.empty(size, dtype=dtype)
-        if self._file.readinto(column.data) != column.nbytes:
-            raise OSError("the temporary file in the folder `scratch` was cut short")
-        return column

@@ -38,7 +38,7 @@ class ColumnSums:
         """Add some trajectories by their sums and the logs (n,) of their last weights."""
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
-        last = np.array([scaled.sum(), scaled @ scaled])
+        last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
         self.merge(ColumnSums(columns.peak, columns.sums, top, last))
 
     def merge(self, other: ColumnSums) -> None:

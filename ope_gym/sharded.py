@@ -2,7 +2,7 @@
 
 | pass | reads | finds |
 |------|-------|-------|
-| 1    | policy tables, lengths, who acted | the shares rho_k of the mixture |
+| 1    | policy tables, lengths, who acted | the shares rho_k of the mixture, the tasks |
 | q    | everything, twice | with a q model: the scale of its features, its normal equations |
 | 2    | everything | weights, their sums at each step, plain influence values, diagnostics |
 | 3    | everything, or the weights of pass 2 | normalised influence values, bootstrap replicates |
@@ -13,20 +13,27 @@ compares a trajectory with the means R_t over all of them, and only if something
 pass is a set of sums with `update` and `merge`, so the result is that of `ope_gym.evaluate` on all
 episodes together, but for rounding, however they are cut. Their order gives the policies their
 numbers, and with them the neighbours to which behaviours of a single episode are joined.
+
+A pass is done task by task and merged in the order of the tasks, which depend on the shards alone.
+So one process, several, or a Ray cluster give the same bits.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from ope_gym import poisson
-from ope_gym.baselines.contract import FOLDS, Baseline
+from ope_gym.baselines.contract import FOLDS
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.linear_sums import (
-    Folds,
     LinearBaseline,
     LinearFit,
     ScaleSums,
@@ -36,21 +43,16 @@ from ope_gym.baselines.linear_sums import (
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
-from ope_gym.shard_census import Census, Mixture
-from ope_gym.shard_passes import (
-    NormalisedPass,
-    Spool,
-    WeightedChunk,
-    WeightPass,
-    keys_of,
-    weigh,
-)
+from ope_gym.shard_passes import NormalisedPass, WeightPass, keys_of
 from ope_gym.shard_results import estimates_of
-from ope_gym.shards import Shard, Shards
+from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
+from ope_gym.shards import Shard, Survey, Task, survey
 from ope_gym.storage import PathLike
-from ope_gym.trajectories import Trajectories, join
+from ope_gym.tasks import Crew, crew
 from ope_gym.validation import Options, check_options
-from ope_gym.weights import IntArray
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _METHODS = ("weighted", "direct")
 
@@ -71,21 +73,24 @@ def evaluate_shards(
     resamples: int = 1000,
     block_steps: int = 1 << 17,
     scratch: PathLike | None = None,
+    workers: int = 1,
+    ray: bool | str = False,
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """The value of `target`, from episodes that need not fit into memory.
 
     The result is that of `ope_gym.evaluate` on all episodes together. Bootstrap intervals differ
-    in their draws, which depend on the trajectories alone (see `ope_gym.poisson`).
+    in their draws, which depend on the trajectories alone (see `ope_gym.poisson`). It does not
+    depend on `workers`, `ray` and `scratch`, to the last bit.
 
     Args:
         shards: files of episodes, trajectories or buffers, functions that make them, or one of
             these. Each is visited once a pass. Equal policies are one behaviour; policies that
-            change during episodes are refused.
+            change during episodes are refused. What is not a file is sent to the workers.
         target: the policy to evaluate.
         estimators: BIS, BCIS, NBIS, NBCIS, FIS, FCIS, NFIS, NFCIS, OUIS (deterministic rewards),
             NOUIS; with a q model also DM, DR, WDR, FDR, FWDR.
-        data: "all" episodes, or only the "held-out" ones.
+        data: "all" episodes, only the "held-out" ones, or "auto": these if there are any.
         origin: as in `ope_gym.evaluate`.
         q_model: a `LinearQ` for the estimators that need one, with polynomial features (its own) or
             a plain callable; the target then needs a finite action set.
@@ -99,7 +104,10 @@ def evaluate_shards(
         block_steps: about how many steps to hold in memory at once.
         scratch: a folder on a disk for the weights of the second pass, 8 bytes a step for each
             weighting scheme and for the reward; without it the third pass evaluates all policies
-            again.
+            again, and so do nodes of a Ray cluster that do not share the folder.
+        workers: processes of this machine; 1 does everything in this one.
+        ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
+            must have the same paths on all nodes.
         progress: called with the number of steps just done; the second pass does all steps once,
             and normalised estimators do them once more.
 
@@ -107,40 +115,96 @@ def evaluate_shards(
         A mapping from estimator name to `Estimate`; print it for a table.
     """
     options = check_options(estimators, gamma, cap, interval, level, rng, resamples, None, None)
-    _refuse(options, target, q_model)
-    source = _Source(Shards(shards, block_steps), _census(Shards(shards, block_steps), data))
-    mixture, done = source.mixture, progress or (lambda steps: None)
-    uses_q = any(ESTIMATORS[name].baseline for name in options.estimators)
-    q = source.fit(q_model, target, gamma) if q_model is not None and uses_q else None
-    second = WeightPass(mixture, target, options)
-    normalised = bool(keys_of(options.estimators, normalised=True))
-    with Spool(scratch if normalised else None) as spool:
-        for name, chunk, baseline in source.with_values(q):
-            spool.add(second.update(name, chunk, baseline))
-            done(chunk.n_steps)
-        _check_same(mixture, second.counts, 2)
-        draws = None
-        if interval != "ess-t":
-            draws = poisson.PoissonDraws(
-                poisson.identities(np.concatenate(second.hashes)), np.concatenate(second.ids),
-                options.resamples, options.seed,
-            )  # fmt: skip
-        third = NormalisedPass(second, draws)
-        again: Iterator[WeightedChunk] = iter(())
-        if normalised:
-            again = spool.chunks() if scratch is not None else _weigh_again(source, second, q)
-        for weighted in again:
-            third.update(weighted)
-            done(weighted.columns["rewards"].size)
-    return estimates_of(second, third, origin)
-
-
-def _refuse(options: Options, target: Policy, q_model: LinearQ | None) -> None:
+    refuse(options, q_model)
     if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
         raise TypeError(
             f"target is {target!r}, which has no log_prob and sample: give a policy of "
             "ope_gym.policies, or write one"
         )
+    with crew(workers, ray) as hands:
+        found = survey(shards, data, block_steps, hands)
+        return evaluate_survey(found, target, options, hands, origin, q_model, scratch, progress)
+
+
+def evaluate_survey(
+    found: Survey,
+    target: Policy,
+    options: Options,
+    hands: Crew,
+    origin: str | None = None,
+    q_model: LinearQ | None = None,
+    scratch: PathLike | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Evaluation:
+    """What follows the first pass; see `evaluate_shards`."""
+    tasks, normalised = found.tasks, bool(keys_of(options.estimators, normalised=True))
+    setting = Setting(found.mixture, target, options, found.held_out, found.steps)
+    if q_model is not None and any(ESTIMATORS[name].baseline for name in options.estimators):
+        setting = replace(setting, q=_fit(setting, q_model, tasks, hands))
+    if not hands.remote:  # else whole tasks are counted, when they are done
+        setting = replace(setting, done=progress)
+
+    def done(task: Task) -> None:
+        if hands.remote and progress is not None:
+            progress(task.steps)
+
+    second = WeightPass(found.mixture, target, options)
+    with ExitStack() as stack:
+        if scratch is not None and normalised:
+            folder = tempfile.TemporaryDirectory(prefix="ope_gym-", dir=scratch)
+            setting = replace(setting, folder=Path(stack.enter_context(folder)).absolute())
+        for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
+            second.merge(part)
+            done(task)
+        third = NormalisedPass.after(second, _draws(second, options))
+        if normalised:
+            empty = NormalisedPass(third.sums, third.trajectories, None)
+            drawn = [(t, third.draws and third.draws.part(t.episodes)) for t in tasks]
+            again = partial(normalised_pass, setting, empty)
+            for task, some in _each(hands, again, drawn, tasks):
+                third.merge(some)
+                done(task)
+    return estimates_of(second, third, origin)
+
+
+def _each(
+    hands: Crew, function: Callable[[T], R], items: Sequence[T], tasks: Sequence[Task]
+) -> Iterator[tuple[Task, R]]:
+    return zip(tasks, hands.in_order(function, items), strict=True)
+
+
+def _draws(second: WeightPass, options: Options) -> poisson.PoissonDraws | None:
+    if options.interval == "ess-t":
+        return None
+    return poisson.PoissonDraws(
+        poisson.identities(np.concatenate(second.hashes)), np.concatenate(second.ids),
+        options.resamples, options.seed,
+    )  # fmt: skip
+
+
+def _fit(setting: Setting, model: LinearQ, tasks: Sequence[Task], hands: Crew) -> LinearBaseline:
+    """The q model, cross-fitted."""
+    mixture = setting.mixture
+    folds = min(FOLDS, mixture.trajectories)
+    if folds < 2:
+        raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
+    features = model.features
+    if needs_scale(model):
+        scale = ScaleSums()
+        for part in hands.in_order(partial(scale_sums, setting), tasks):
+            scale.merge(part)
+        features = scaled_features(model, scale.finalise())
+    assert callable(features)  # `needs_scale` refuses all others
+    horizon = max(mixture.longest, mixture.described.horizon or 0)
+    sums = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
+    make = partial(normal_equations, setting, model, features, horizon, folds)
+    for some in hands.in_order(make, tasks):
+        sums.merge(some)
+    return sums.finalise()
+
+
+def refuse(options: Options, q_model: LinearQ | None) -> None:
+    """What cannot be done in shards."""
     if not (q_model is None or isinstance(q_model, LinearQ)):
         raise TypeError(f"q_model is {q_model!r}; shards need a LinearQ, or None")
     for name in options.estimators:
@@ -157,93 +221,4 @@ def _refuse(options: Options, target: Policy, q_model: LinearQ | None) -> None:
     if options.interval == "betting":
         raise ValueError(
             "interval='betting' cannot be made from shards: choose 'ess-t', 'percentile' or 'bca'"
-        )
-
-
-def _census(shards: Shards, data: str) -> Census:
-    if data not in ("held-out", "all"):
-        raise ValueError(f"data is {data!r}; choose 'held-out' or 'all'")
-    census = Census(held_out=data == "held-out")
-    for part in shards.parts():
-        census.update(part)
-    return census
-
-
-class _Source:
-    """The chosen episodes of all shards, with the policies of all, pass after pass."""
-
-    def __init__(self, shards: Shards, census: Census) -> None:
-        self.mixture = census.finalise()
-        self._shards, self._held_out = shards, census.held_out
-
-    def __iter__(self) -> Iterator[tuple[str, Trajectories]]:
-        """Where they are from, and some episodes; small shards are joined."""
-        names: list[str] = []
-        waiting: list[Trajectories] = []
-        for number, name, chunk in self._shards.chunks():
-            chosen = chunk.select(held_out=True) if self._held_out else chunk
-            if len(chosen):
-                names.append(name)
-                waiting.append(self.mixture.renumbered(number, chosen))
-            if sum(part.n_steps for part in waiting) >= self._shards.steps:
-                yield self._joined(names, waiting)
-                names, waiting = [], []
-        if waiting:
-            yield self._joined(names, waiting)
-
-    def _joined(self, names: list[str], parts: list[Trajectories]) -> tuple[str, Trajectories]:
-        name = names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
-        if len(parts) == 1:
-            return name, parts[0]
-        return name, dataclasses.replace(join(parts), policies=self.mixture.policies)
-
-    def fit(self, model: LinearQ, target: Policy, gamma: float) -> LinearBaseline:
-        """The q model, cross-fitted."""
-        mixture = self.mixture
-        folds = min(FOLDS, mixture.trajectories)
-        if folds < 2:
-            raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
-        features = model.features
-        if needs_scale(model):
-            scale = ScaleSums()
-            for _, chunk in self:
-                scale.update(chunk.observations)
-            features = scaled_features(model, scale.finalise())
-        assert callable(features)  # `needs_scale` refuses all others
-        horizon = max(mixture.longest, mixture.described.horizon or 0)
-        sums, fold = LinearFit(model, features, target, gamma, horizon, folds), self._folds(folds)
-        for _, chunk in self:
-            sums.update(chunk, fold.of(mixture.behaviours(chunk).ids))
-        return sums.finalise()
-
-    def with_values(
-        self, q: LinearBaseline | None
-    ) -> Iterator[tuple[str, Trajectories, Baseline | None]]:
-        """All chunks, with the values of the q model if there is one."""
-        fold = self._folds(1 if q is None else len(q.values))
-        for name, chunk in self:
-            ids = fold.of(self.mixture.behaviours(chunk).ids)
-            yield name, chunk, None if q is None else q.of(chunk, ids)
-
-    def _folds(self, folds: int) -> Folds:
-        return Folds(self.mixture.counts, folds)
-
-
-def _weigh_again(
-    source: _Source, second: WeightPass, q: LinearBaseline | None
-) -> Iterator[WeightedChunk]:
-    mixture, found = source.mixture, np.zeros_like(source.mixture.counts)
-    for name, chunk, baseline in source.with_values(q):
-        found += mixture.count(chunk)
-        yield weigh(mixture, second.target, second.options, name, chunk, baseline)[0]
-    _check_same(mixture, found, 3)
-
-
-def _check_same(mixture: Mixture, found: IntArray, number: int) -> None:
-    """Refuse shards that changed between two passes; `found` are the episodes of behaviours."""
-    if not np.array_equal(found, mixture.counts):
-        raise ValueError(
-            f"shards had {mixture.trajectories} episodes in the first pass and {found.sum()} in "
-            f"pass {number}, or of other policies: they must not change while they are read; close "
-            "the recorder, and give functions that always make the same episodes"
         )

@@ -1,87 +1,238 @@
-"""Recorded episodes that come in shards, one chunk after the other.
+"""Recorded episodes that come in shards: who recorded them, and tasks that read some of them.
 
 A shard is a file, trajectories in memory, or a function that makes some. All are visited once for
-each pass, so a shard must give the same episodes every time.
+each pass, so a shard must give the same episodes every time. A task is a stretch of all episodes:
+several small shards, one, or some blocks of a large file. How they are cut depends on the shards
+alone, and a task knows what comes before it, so that tasks can be done anywhere and in any order.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from ope_gym.shard_census import Described, Part
+from ope_gym.shard_census import Census, Described, Mixture, Part
 from ope_gym.shard_files import FileSection, read_layout
 from ope_gym.storage import PathLike
+from ope_gym.tasks import Crew
 from ope_gym.trajectories import Trajectories, Viewable
+from ope_gym.weights import IntArray
 
 Shard: TypeAlias = PathLike | Viewable | Callable[[], Viewable]
+_DATA = ("held-out", "all", "auto")
 
 
 @dataclass(frozen=True)
-class Shards:
-    """All shards, to be visited again and again.
+class Piece:
+    """Episodes of one part.
+
+    Args:
+        part: its number.
+        name: where it is from, for people.
+        source: some blocks of a section of a file, or the shard.
+        steps: of the chosen episodes.
+        acted: (policies of the part,) chosen episodes of each.
+    """
+
+    part: int
+    name: str
+    source: FileSection | Shard
+    steps: int
+    acted: IntArray
+
+    def chunks(self, steps: int) -> Iterator[Trajectories]:
+        """The episodes, about so many steps at a time."""
+        if isinstance(self.source, FileSection):
+            yield from self.source.chunks(steps)
+        else:
+            yield from _cut(_view(self.source), steps)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A stretch of all episodes; K behaviours.
+
+    Args:
+        number: of the task.
+        pieces: to be read in order.
+        steps: of the chosen episodes.
+        before: (K,) chosen episodes of each behaviour in the tasks before.
+        counts: (K,) chosen episodes of each behaviour in this one.
+    """
+
+    number: int
+    pieces: tuple[Piece, ...]
+    steps: int
+    before: IntArray
+    counts: IntArray
+
+    @property
+    def name(self) -> str:
+        """Where its episodes are from, for people."""
+        return span([piece.name for piece in self.pieces])
+
+    @property
+    def episodes(self) -> slice:
+        """Its place among all chosen episodes."""
+        begin = int(self.before.sum())
+        return slice(begin, begin + int(self.counts.sum()))
+
+
+def span(names: Sequence[str]) -> str:
+    """One name for all."""
+    return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the first pass found.
+
+    Args:
+        mixture: the behaviours of all chosen episodes.
+        tasks: all chosen episodes, in order.
+        held_out: whether held-out episodes alone are chosen.
+        steps: about how many to hold in memory at once.
+    """
+
+    mixture: Mixture
+    tasks: tuple[Task, ...]
+    held_out: bool
+    steps: int
+
+
+def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) -> Survey:
+    """The first pass: who recorded the episodes, and how to read them again.
 
     Args:
         shards: files, trajectories or buffers, or functions that make them; or one of these.
-        steps: about how many to hold at once.
+        data: "all" episodes, the "held-out" ones, or "auto": the held-out ones if there are any.
+        steps: about how many to hold in memory at once.
+        hands: who reads.
     """
+    if data not in _DATA:
+        raise ValueError(f"data is {data!r}; choose 'held-out', 'all' or 'auto'")
+    if steps < 1:
+        raise ValueError(f"block_steps is {steps}; hold at least 1 step at once")
+    listed = list(enumerate(_listed(shards)))
+    drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
+    for (_, shard), parts in zip(listed, hands.in_order(_parts, listed), strict=True):
+        for found in parts:
+            for draft in drafts:
+                draft.add(found, shard, steps)
+    chosen = next((draft for draft in drafts if draft.census.trajectories), drafts[-1])
+    return chosen.finalise(steps)
 
-    shards: Shard | Iterable[Shard]
-    steps: int = 1 << 17
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"block_steps is {self.steps}; hold at least 1 step at once")
-        if isinstance(self.shards, Iterator):
-            raise ValueError(
-                f"shards is {self.shards!r}, which can be read only once, but every pass reads all "
-                "shards: give a list of files, of trajectories or of functions that make them"
+@dataclass(frozen=True)
+class _Found:
+    """A part, and for a file how to read it again and the episodes of each block."""
+
+    part: Part
+    section: FileSection | None
+    blocks: IntArray
+
+
+def _parts(numbered: tuple[int, Shard]) -> list[_Found]:
+    i, shard = numbered
+    if isinstance(shard, str | os.PathLike):
+        return [_part_of_file(section) for section in read_layout(shard, verify=True, tables=True)]
+    if not (hasattr(shard, "view") or callable(shard)):
+        raise TypeError(
+            f"shard {i} is {shard!r}: give the path of a file, trajectories, a buffer, or a "
+            "function that makes one"
+        )
+    data = _view(shard)
+    described = Described(data.observation_space, data.action_space, data.horizon)
+    part = Part(
+        f"shard {i}", data.policies, data.policy_ids[data.offsets[:-1]], data.lengths,
+        data.held_out, described, bool((data.schedule_ids >= 0).any()),
+    )  # fmt: skip
+    return [_Found(part, None, np.array([len(data)]))]
+
+
+def _part_of_file(section: FileSection) -> _Found:
+    own, none = section.section, np.empty(0, dtype=np.int64)
+    part = Part(
+        os.fspath(section.path), tuple(own.policies),
+        np.concatenate([none.astype(np.int32), *section.first_policies]),
+        np.concatenate([none, *section.lengths]),
+        np.concatenate([none.astype(bool), *section.held_out]),
+        Described(own.observation_space, own.action_space, own.horizon), section.clocked,
+    )  # fmt: skip
+    blocks = np.array([len(lengths) for lengths in section.lengths], dtype=np.int64)
+    kept = dataclasses.replace(section, first_policies=[], lengths=[], held_out=[], starts=[])
+    return _Found(part, kept, blocks)
+
+
+class _Draft:
+    """Survey of the parts so far."""
+
+    def __init__(self, held_out: bool) -> None:
+        self.census = Census(held_out=held_out)
+        self._pieces: list[Piece] = []
+
+    def add(self, found: _Found, shard: Shard, steps: int) -> None:
+        """A part of a shard, cut into pieces of about so many steps."""
+        part, section = found.part, found.section
+        number = len(self.census.numbers)
+        self.census.update(part)
+        if not len(part):
+            return
+        chosen = part.held_out if self.census.held_out else np.ones(len(part), dtype=bool)
+        ends = np.cumsum(found.blocks)
+        sizes = np.add.reduceat(np.where(chosen, part.lengths, 0), ends - found.blocks)
+        stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
+        firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
+        if section is not None:  # equal policies of many files are held once
+            known = [self.census.table.policies[k] for k in self.census.numbers[-1]]
+            own = dataclasses.replace(section.section, policies=known, changes=[])
+            section = dataclasses.replace(section, section=own)
+        for first, stop in zip(firsts, np.append(firsts[1:], ends.size), strict=True):
+            rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
+            source: FileSection | Shard = shard
+            if section is not None:
+                source = dataclasses.replace(section, blocks=section.blocks[first:stop])
+            acted = np.bincount(
+                part.first_policies[rows][chosen[rows]], minlength=len(part.policies)
             )
+            if acted.any():
+                size = int(sizes[first:stop].sum())
+                self._pieces.append(Piece(number, part.name, source, size, acted))
 
-    def parts(self) -> Iterator[Part]:
-        """What the first pass needs."""
-        for name, shard in self._named():
-            if isinstance(shard, list):
-                yield from (_part_of_file(section) for section in shard)
-            else:
-                yield _part_of(name, shard)
+    def finalise(self, steps: int) -> Survey:
+        """Pieces in a row make a task as soon as they have about so many steps."""
+        mixture = self.census.finalise()
+        tasks: list[Task] = []
+        waiting: list[Piece] = []
+        before = np.zeros_like(mixture.counts)
+        for i, piece in enumerate(self._pieces):
+            waiting.append(piece)
+            size = sum(part.steps for part in waiting)
+            if size >= steps or i == len(self._pieces) - 1:
+                counts = sum((mixture.counted(p.part, p.acted) for p in waiting), 0 * before)
+                tasks.append(Task(len(tasks), tuple(waiting), size, before, counts))
+                before, waiting = before + counts, []
+        return Survey(mixture, tuple(tasks), self.census.held_out, steps)
 
-    def chunks(self) -> Iterator[tuple[int, str, Trajectories]]:
-        """The number of the part, its name and some of its episodes, in order."""
-        number = 0
-        for name, shard in self._named(first=False):
-            if isinstance(shard, list):
-                for section in shard:
-                    for chunk in section.chunks(self.steps):
-                        yield number, name, chunk
-                    number += 1
-            else:
-                for chunk in _cut(shard, self.steps):
-                    yield number, name, chunk
-                number += 1
 
-    def _named(self, first: bool = True) -> Iterator[tuple[str, list[FileSection] | Trajectories]]:
-        for i, shard in enumerate(self._listed()):
-            if isinstance(shard, str | os.PathLike):
-                yield os.fspath(shard), read_layout(shard, verify=first, tables=first)
-            elif hasattr(shard, "view"):
-                yield f"shard {i}", shard.view()
-            elif callable(shard):
-                yield f"shard {i}", shard().view()
-            else:
-                raise TypeError(
-                    f"shard {i} is {shard!r}: give the path of a file, trajectories, a buffer, or "
-                    "a function that makes one"
-                )
+def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
+    if isinstance(shards, Iterator):
+        raise ValueError(
+            f"shards is {shards!r}, which can be read only once, but every pass reads all shards: "
+            "give a list of files, of trajectories or of functions that make them"
+        )
+    single = isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards)
+    return [shards] if single else shards  # type: ignore[list-item, return-value]
 
-    def _listed(self) -> Iterable[Shard]:
-        given = self.shards
-        single = isinstance(given, str | os.PathLike) or hasattr(given, "view") or callable(given)
-        return [given] if single else given  # type: ignore[list-item, return-value]
+
+def _view(shard: Shard) -> Trajectories:
+    """Of trajectories, a buffer, or a function that makes one."""
+    return shard.view() if hasattr(shard, "view") else shard().view()  # type: ignore[operator]
 
 
 def _cut(data: Trajectories, steps: int) -> Iterator[Trajectories]:
@@ -93,22 +244,3 @@ def _cut(data: Trajectories, steps: int) -> Iterator[Trajectories]:
         whole = first == 0 and last == len(data)
         yield data if whole else data.select(episodes=slice(first, last))
         first = last
-
-
-def _part_of(name: str, data: Trajectories) -> Part:
-    described = Described(data.observation_space, data.action_space, data.horizon)
-    return Part(
-        name, data.policies, data.policy_ids[data.offsets[:-1]], data.lengths, data.held_out,
-        described, bool((data.schedule_ids >= 0).any()),
-    )  # fmt: skip
-
-
-def _part_of_file(section: FileSection) -> Part:
-    own, none = section.section, np.empty(0, dtype=np.int64)
-    return Part(
-        os.fspath(section.path), tuple(own.policies),
-        np.concatenate([none.astype(np.int32), *section.first_policies]),
-        np.concatenate([none, *section.lengths]),
-        np.concatenate([none.astype(bool), *section.held_out]),
-        Described(own.observation_space, own.action_space, own.horizon), section.clocked,
-    )  # fmt: skip

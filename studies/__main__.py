@@ -9,14 +9,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from ope_gym.tasks import RAY_HELP, WorkerError, connected, cores, deaf, ray_address
 from studies import STUDIES, study_class
 from studies.chunks import read_chunks
 from studies.frame import Study, conduct, folder_of, label
 from studies.report import write_report
 from studies.settings import chosen_studies, described, fields
-from studies.workers import deaf
 
 STOPPED = 130  # as shells have it for Ctrl-C
 
@@ -39,6 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out {args.out}: {error.strerror}; give a folder that can be written")
+    with ExitStack() as stack:
+        try:
+            if args.ray:
+                stack.enter_context(connected(args.ray))  # once for all studies
+        except (OSError, ImportError) as error:
+            parser.error(str(error))
+        return _run_all(studies, args, path)
+
+
+def _run_all(studies: Sequence[Study], args: argparse.Namespace, path: Path) -> int:
     for study in studies:
         try:
             _run(study, args, path)
@@ -46,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with deaf():
                 print(f"\n{_stopped(study, args)}", file=sys.stderr)
             return STOPPED
-        except OSError as error:
+        except (OSError, WorkerError) as error:
             print(f"{label(study)}: {error}", file=sys.stderr)
             return 1
     return 0
@@ -64,7 +75,8 @@ def _stopped(study: Study, args: argparse.Namespace) -> str:
 
 def _run(study: Study, args: argparse.Namespace, path: Path) -> None:
     began = time.monotonic()
-    result = conduct(study, args.out, runs=args.runs, seed=args.seed, workers=args.workers)
+    workers = args.workers or cores()
+    result = conduct(study, args.out, runs=args.runs, seed=args.seed, workers=workers, ray=args.ray)
     write_report(args.out, path)
     print(f"{result['table']}\n")
     for claim in result["claims"]:
@@ -101,9 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", type=_at_least(1), help="replications (default: the study's own number)"
     )
     parser.add_argument("--seed", type=_at_least(0), default=0)
-    parser.add_argument(
-        "--workers", type=_at_least(1), default=_cores(), help="processes (default: cores)"
-    )
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--workers", type=_at_least(1), help="processes (default: cores)")
+    who.add_argument(
+        "--ray", nargs="?", const=True, default=False, type=ray_address, metavar="ADDRESS",
+        help=RAY_HELP,
+    )  # fmt: skip
     parser.add_argument(
         "--out",
         type=Path,
@@ -138,13 +153,6 @@ def _at_least(least: int) -> Callable[[str], int]:
         return value
 
     return whole
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def conduct(
     runs: int | None = None,
     seed: int = 0,
     workers: int = 1,
+    ray: bool | str = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Run a study, or what is left of it, and write LABEL.json, .md and .png to `out`.
@@ -89,6 +90,7 @@ def conduct(
         runs: how many; the study's own number by default.
         seed: of all random numbers.
         workers: processes; 1 runs everything in this one.
+        ray: run on a Ray cluster instead, see `ope_gym.tasks.crew`.
         progress: show a bar.
 
     Returns:
@@ -97,7 +99,7 @@ def conduct(
     count = study.runs if runs is None else runs
     if count < 1 or workers < 1 or seed < 0:
         raise ValueError(f"{runs=}, {workers=}, {seed=}: give at least 1, 1 and 0")
-    data = collect(study, out, runs=count, seed=seed, workers=workers, progress=progress)
+    data = collect(study, out, runs=count, seed=seed, workers=workers, ray=ray, progress=progress)
     summary = plain(study.summarise(data), missing=math.nan)
     claims = [claim.with_runs(count) for claim in study.claims(summary)]
     picture = _draw(study, summary, out)
@@ -128,7 +130,14 @@ def folder_of(study: Study, out: Path, seed: int) -> Path:
 
 
 def collect(
-    study: Study, out: Path, *, runs: int, seed: int, workers: int = 1, progress: bool = True
+    study: Study,
+    out: Path,
+    *,
+    runs: int,
+    seed: int,
+    workers: int = 1,
+    ray: bool | str = False,
+    progress: bool = True,
 ) -> Runs:
     """The arrays of all runs; those that an earlier call finished are read from their files."""
     folder = folder_of(study, out, seed)
@@ -143,7 +152,7 @@ def collect(
     bar = tqdm(
         total=runs, initial=done, desc=label(study), unit="run", disable=None if progress else True
     )
-    with bar, closing(results_of(study, seed, todo, workers)) as results:
+    with bar, closing(results_of(study, seed, todo, workers, ray)) as results:
         for span, data in results:
             write_chunk(folder, span, data)
             kept[span] = data

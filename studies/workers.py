@@ -1,17 +1,14 @@
-"""Runs in worker processes that end with the command, however it ends."""
+"""The runs of a study by workers: processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ope_gym.tasks import WorkerError, crew
 from studies.chunks import Runs
+from studies.fingerprint import fingerprint
 from studies.seeds import Span, seeds_of
 
 if TYPE_CHECKING:
@@ -19,57 +16,22 @@ if TYPE_CHECKING:
 
 
 def results_of(
-    study: Study, seed: int, todo: Sequence[Span], workers: int
+    study: Study, seed: int, todo: Sequence[Span], workers: int, ray: bool | str = False
 ) -> Generator[tuple[Span, Runs], None, None]:
     """Chunks as they finish. Ctrl-C ends the workers at once."""
-    if workers == 1 or len(todo) < 2:
-        for span in todo:
-            yield span, study.run(seeds_of(seed, span, study.name))
+    if not todo:
         return
-    others = set(multiprocessing.active_children())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set before they start
-    # spawn: the parent may have threads (numba, BLAS), which do not survive a fork
-    pool = ProcessPoolExecutor(
-        min(workers, len(todo)), multiprocessing.get_context("spawn"), _die_with_parent
-    )
-    try:
-        with deaf():  # workers inherit this: Ctrl-C is for the command alone
-            futures = {
-                pool.submit(study.run, seeds_of(seed, span, study.name)): span for span in todo
-            }
-        while futures:
-            finished, _ = wait(futures, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield futures.pop(future), future.result()
-    except BaseException:
-        with deaf():
-            for child in set(multiprocessing.active_children()) - others:
-                child.kill()
-            pool.shutdown(wait=False, cancel_futures=True)  # a worker may have died with a lock
-        raise
-    pool.shutdown()
+    with crew(min(workers, len(todo)), ray) as hands:
+        code = fingerprint(study, seed) if ray is not False else ""
+        for index, runs in hands.run(partial(_chunk, study, seed, code), todo):
+            yield todo[index], runs
 
 
-@contextmanager
-def deaf() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _die_with_parent() -> None:
-    """Workers of a killed command would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _chunk(study: Study, seed: int, code: str, span: Span) -> Runs:
+    """The runs of a span, if this is the code that asked for them; no code is any code."""
+    if code and code != (own := fingerprint(study, seed)):
+        raise WorkerError(
+            f"{study.name}: a Ray worker has other code or settings ({own} instead of {code}): the "
+            "same checkout must be on every node"
+        )
+    return study.run(seeds_of(seed, span, study.name))

@@ -25,6 +25,7 @@ from ope_gym import (
     poisson,
     shard_files,
 )
+from ope_gym import shards as shards_module
 from ope_gym.baselines.features import Columns, Fourier, Polynomial
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
@@ -34,8 +35,9 @@ from ope_gym.intervals import Resamples
 from ope_gym.shard_census import Census
 from ope_gym.shard_passes import WeightPass
 from ope_gym.sharded import evaluate_shards
-from ope_gym.shards import Shards
+from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
+from ope_gym.tasks import Crew
 from ope_gym.trajectories import nothing
 from ope_gym.validation import check_options
 from tests import small_mdps
@@ -392,8 +394,9 @@ def test_files_whole_or_in_stretches(
     assert_equal(found, whole(parts, r.target, estimators=ALL))
     longest = max(int(part.lengths.max()) for part in parts)
     if limit == 0:
-        for _, _, chunk in Shards(paths, block_steps).chunks():
-            assert chunk.n_steps < block_steps + max(block_steps, longest)
+        for task in survey(paths, "all", block_steps, Crew()).tasks:
+            for chunk in (chunk for piece in task.pieces for chunk in piece.chunks(block_steps)):
+                assert chunk.n_steps < block_steps + max(block_steps, longest)
 
 
 def test_one_file(saved: tuple[Recorded, list[Trajectories], list[Path]]) -> None:
@@ -473,15 +476,13 @@ def test_damage_is_found_and_a_cut_file_read_to_its_last_whole_block(
 
 
 def _mixture(parts: list[Trajectories]) -> Any:
-    census = Census()
-    for part in Shards(parts).parts():
-        census.update(part)
-    return census.finalise()
+    return survey(parts, "all", 1 << 17, Crew()).mixture
 
 
 def test_a_census_can_be_merged() -> None:
     r = recorded(6, (5, 4, 3))
-    parts = list(Shards(split(r.trajectories, 0, 6)).parts())
+    shards = split(r.trajectories, 0, 6)
+    parts = [found.part for i in enumerate(shards) for found in shards_module._parts(i)]
     one, left, right = Census(), Census(), Census()
     for i, part in enumerate(parts):
         one.update(part)

@@ -209,7 +209,7 @@ def test_without_matplotlib_the_picture_is_skipped_with_a_line(
 
 
 @pytest.mark.parametrize("wrong", [{"runs": 0}, {"workers": 0}, {"seed": -1}])
-def test_impossible_numbers_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+def test_impossible_numbers_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give at least"):
         conduct(Coin(), tmp_path, progress=False, **wrong)
 

@@ -262,10 +262,11 @@ class Folds:
     Args:
         counts: (K,) episodes of each behaviour in all.
         folds: how many.
+        before: (K,) episodes of each behaviour that came before the first.
     """
 
-    def __init__(self, counts: IntArray, folds: int) -> None:
-        self._next = np.cumsum(counts) - counts
+    def __init__(self, counts: IntArray, folds: int, before: IntArray | int = 0) -> None:
+        self._next = np.cumsum(counts) - counts + before
         self._folds = folds
 
     def of(self, ids: IntArray) -> IntArray:

@@ -1,0 +1,161 @@
+"""What a worker does with a task: a part of a pass, to be merged in the order of the tasks.
+
+Each is a function of the task and of what is the same for all tasks, and of nothing else: a task
+that is done twice, because a worker was lost, gives the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ope_gym import poisson
+from ope_gym.baselines.contract import Baseline
+from ope_gym.baselines.features import Map
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.baselines.linear_sums import Folds, LinearBaseline, LinearFit, ScaleSums
+from ope_gym.policies import Policy
+from ope_gym.shard_census import Mixture
+from ope_gym.shard_passes import NormalisedPass, WeightedChunk, WeightPass, weigh
+from ope_gym.shard_spool import Spool
+from ope_gym.shards import Task, span
+from ope_gym.trajectories import Trajectories, join
+from ope_gym.validation import Options
+from ope_gym.weights import IntArray
+
+Done = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all tasks of an evaluation share.
+
+    Args:
+        mixture: what the first pass found.
+        target: the policy to evaluate.
+        options: of the evaluation.
+        held_out: whether to take held-out episodes alone.
+        steps: about how many to hold in memory at once.
+        folder: for weights, or None.
+        q: the q model's values, or None.
+        done: called with the number of steps just done, or None.
+    """
+
+    mixture: Mixture
+    target: Policy
+    options: Options
+    held_out: bool
+    steps: int
+    folder: Path | None = None
+    q: LinearBaseline | None = None
+    done: Done | None = None
+
+    def chunks(self, task: Task, number: int) -> Iterator[tuple[str, Trajectories]]:
+        """In pass `number`, where they are from and some episodes; small pieces are joined."""
+        found = np.zeros_like(task.counts)
+        names: list[str] = []
+        waiting: list[Trajectories] = []
+        for piece in task.pieces:
+            for chunk in piece.chunks(self.steps):
+                chosen = chunk.select(held_out=True) if self.held_out else chunk
+                if len(chosen):
+                    names.append(piece.name)
+                    waiting.append(self.mixture.renumbered(piece.part, chosen))
+                    counts = self.mixture.count(waiting[-1])
+                    known = counts.size == found.size  # else somebody else acted
+                    found = found + (counts if known else counts.sum())
+                    if not (known and np.all(found <= task.counts)):
+                        raise _changed(task, found, number)
+                if sum(part.n_steps for part in waiting) >= self.steps:
+                    yield self._joined(names, waiting)
+                    names, waiting = [], []
+        if not np.array_equal(found, task.counts):
+            raise _changed(task, found, number)
+        if waiting:
+            yield self._joined(names, waiting)
+
+    def weighted(
+        self, task: Task, number: int
+    ) -> Iterator[tuple[str, Trajectories, Baseline | None]]:
+        """The chunks with the values of the q model, if there is one."""
+        folds = Folds(self.mixture.counts, 1 if self.q is None else len(self.q.values), task.before)
+        for name, chunk in self.chunks(task, number):
+            fold = folds.of(self.mixture.behaviours(chunk).ids)
+            yield name, chunk, None if self.q is None else self.q.of(chunk, fold)
+            self.progress(chunk.n_steps)
+
+    def progress(self, steps: int) -> None:
+        """Tell that some are done."""
+        if self.done is not None:
+            self.done(steps)
+
+    def _joined(self, names: list[str], parts: list[Trajectories]) -> tuple[str, Trajectories]:
+        name = span(names)
+        if len(parts) == 1:
+            return name, parts[0]
+        return name, dataclasses.replace(join(parts), policies=self.mixture.policies)
+
+
+def _changed(task: Task, found: IntArray, number: int) -> ValueError:
+    """Shards changed between two passes; `found` are the episodes of behaviours."""
+    return ValueError(
+        f"{task.name} had {task.counts.sum()} episodes in the first pass and {found.sum()} in pass "
+        f"{number}, or of other policies: shards must not change while they are read; close the "
+        "recorder, and give functions that always make the same episodes"
+    )
+
+
+def scale_sums(setting: Setting, task: Task) -> ScaleSums:
+    """The scale of the observations."""
+    found = ScaleSums()
+    for _, chunk in setting.chunks(task, 2):
+        found.update(chunk.observations)
+    return found
+
+
+def normal_equations(
+    setting: Setting, model: LinearQ, features: Map, horizon: int, folds: int, task: Task
+) -> LinearFit:
+    """Of the q model."""
+    found = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
+    fold = Folds(setting.mixture.counts, folds, task.before)
+    for _, chunk in setting.chunks(task, 2):
+        found.update(chunk, fold.of(setting.mixture.behaviours(chunk).ids))
+    return found
+
+
+def weight_pass(setting: Setting, task: Task) -> WeightPass:
+    """The second pass; the weights are kept in the folder."""
+    begin = task.episodes.start
+    found = WeightPass(setting.mixture, setting.target, setting.options, begin)
+    with Spool(setting.folder, task.number) as spool:
+        for name, chunk, baseline in setting.weighted(task, 2):
+            spool.add(found.update(name, chunk, baseline))
+    return found
+
+
+def normalised_pass(
+    setting: Setting, empty: NormalisedPass, drawn: tuple[Task, poisson.PoissonDraws | None]
+) -> NormalisedPass:
+    """The third pass, of a task and the draws of its episodes; weights are read or made again."""
+    task, draws = drawn
+    found = NormalisedPass(empty.sums, empty.trajectories, draws)
+    for chunk in _weights(setting, task):
+        found.update(chunk)
+    return found
+
+
+def _weights(setting: Setting, task: Task) -> Iterator[WeightedChunk]:
+    kept = Spool(setting.folder, task.number).chunks()
+    if kept is not None:
+        yield from kept
+        setting.progress(task.steps)
+        return
+    for name, chunk, baseline in setting.weighted(task, 3):
+        yield weigh(
+            setting.mixture, setting.target, setting.options, name, chunk, baseline
+        )[0]  # fmt: skip
