@@ -5,6 +5,7 @@ Examples:
   python -m ope_gym evaluate episodes.ope                      the value of the last policy
   python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
   python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
+  python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
@@ -13,6 +14,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +24,19 @@ from ope_gym.best import DRAWS
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.intervals import METHODS
 from ope_gym.planning import LIMIT
+from ope_gym.ray_crew import RAY_HELP, ray_address
 from ope_gym.regimes import ORIGINS
+from ope_gym.sharded import SHARD_ESTIMATORS
 from ope_gym.trajectories import Trajectories
 
+STOPPED = 130  # as shells have it for Ctrl-C
+_EVALUATE = f"""The value of a policy, from recorded episodes.
+
+Several files, or one of --shards, --workers, --ray and --scratch, are evaluated in shards: memory
+does not grow with the number of steps, and the result depends neither on the number of workers nor
+on who they are. Policies are numbered over all files, equal ones once. Without --estimators:
+{", ".join(SHARD_ESTIMATORS)}.
+"""
 _RANK = f"""Which of several policies is best.
 
 Every policy is evaluated on the same episodes, so their common luck cancels in the differences.
@@ -53,11 +65,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        print(args.run(Trajectories.load(args.buffer), args))
+        print(_result(args))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _result(args: argparse.Namespace) -> str:
+    """What the command says; several files, or who is to read them, make shards of them."""
+    if args.command == "evaluate":
+        asked = args.shards or args.ray or args.scratch or args.workers is not None
+        if asked or len(args.files) > 1:
+            return commands.evaluate_files_command(args)
+        args.buffer = args.files[0]
+    return str(args.run(Trajectories.load(args.buffer), args))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,20 +100,28 @@ def _parser() -> argparse.ArgumentParser:
             name, help=text, description=more or text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        made.add_argument("buffer", type=Path, metavar="FILE", help="file of recorded episodes")
+        if name == "evaluate":
+            made.add_argument(
+                "files", type=Path, metavar="FILE", nargs="+",
+                help="of recorded episodes; several are evaluated as one, in shards",
+            )  # fmt: skip
+        else:
+            made.add_argument("buffer", type=Path, metavar="FILE", help="of recorded episodes")
         made.set_defaults(run=run)
         return made
 
     command("info", "describe a file of recorded episodes", commands.info_command)
     value = command(
-        "evaluate", "the value of a policy, from recorded episodes", commands.evaluate_command
-    )
+        "evaluate", "the value of a policy, from recorded episodes", commands.evaluate_command,
+        more=_EVALUATE,
+    )  # fmt: skip
     _target(value)
     value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
     _data(value)
     _origin(value)
     _options(value)
     _betting(value)
+    _shards(value)
 
     ranked = command("rank", "which of several policies is best", commands.rank_command, more=_RANK)
     ranked.add_argument(
@@ -188,9 +221,29 @@ def _betting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--horizon", type=int, help="longest possible episode, for betting")
 
 
+def _shards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shards", action="store_true", help="bounded memory for one file, too; see above"
+    )
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--workers", type=int, metavar="N", help="processes (default: cores)")
+    who.add_argument(
+        "--ray", nargs="?", const=True, default=False, type=ray_address, metavar="ADDRESS",
+        help=RAY_HELP,
+    )  # fmt: skip
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR",
+        help="folder for the weights, 16 bytes a step and more, which are else computed twice",
+    )  # fmt: skip
+
+
 def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == STOPPED:
+        sys.stderr.flush()
+        os._exit(code)  # not by way of a pool's threads: they may wait for workers that are gone
+    sys.exit(code)

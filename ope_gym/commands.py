@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.crews import cores, crew
 from ope_gym.evaluation import evaluate
 from ope_gym.leave_one_out import leave_one_policy_out
 from ope_gym.past_policies import contributions
 from ope_gym.planning import episodes_needed
-from ope_gym.policies import UnavailablePolicy
+from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.ranking import rank
+from ope_gym.shard_passes import keys_of
+from ope_gym.sharded import BLOCK_STEPS, SHARD_ESTIMATORS, evaluate_survey, refuse
+from ope_gym.shards import survey
 from ope_gym.trajectories import Trajectories
+from ope_gym.validation import check_options
 
 
 def info_command(data: Trajectories, args: argparse.Namespace) -> str:
@@ -38,7 +44,7 @@ def info_command(data: Trajectories, args: argparse.Namespace) -> str:
 def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
     """The value of one policy."""
     data = _chosen(data, args)
-    number = _target(data, args)
+    number = _target(data.policies, args)
     evaluation = evaluate(
         data, data.policies[number], estimators=args.estimators, origin=args.origin,
         q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
@@ -46,6 +52,29 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
         reward_range=tuple(args.reward_range) if args.reward_range else None,
         horizon=args.horizon,
     )  # fmt: skip
+    if args.json:
+        evaluation.to_json(args.json)
+    return f"value of policy {number}\n{evaluation}"
+
+
+def evaluate_files_command(args: argparse.Namespace) -> str:
+    """The value of one policy, from files that need not fit into memory together."""
+    options = check_options(
+        args.estimators or SHARD_ESTIMATORS, args.gamma, args.cap, args.interval, args.level,
+        args.seed, args.resamples, tuple(args.reward_range) if args.reward_range else None,
+        args.horizon,
+    )  # fmt: skip
+    q_model = None if args.no_q_model else LinearQ()
+    refuse(options, q_model)
+    with crew(cores() if args.workers is None else args.workers, args.ray) as hands:
+        found = survey(args.files, args.data, BLOCK_STEPS, hands)
+        number = _target(found.mixture.policies, args)
+        passes = 1 + bool(keys_of(options.estimators, normalised=True))
+        with _bar(passes * found.mixture.steps, "steps") as bar:
+            evaluation = evaluate_survey(
+                found, found.mixture.policies[number], options, hands, args.origin, q_model,
+                args.scratch, bar.update,
+            )  # fmt: skip
     if args.json:
         evaluation.to_json(args.json)
     return f"value of policy {number}\n{evaluation}"
@@ -73,7 +102,7 @@ def rank_command(data: Trajectories, args: argparse.Namespace) -> str:
 def plan_command(data: Trajectories, args: argparse.Namespace) -> str:
     """Who carries an estimate, and what to collect for a smaller error."""
     data = _chosen(data, args)
-    number = _target(data, args)
+    number = _target(data.policies, args)
     target = data.policies[number]
     shares = contributions(data, target, estimator=args.estimator, gamma=args.gamma)
     wanted = args.standard_error
@@ -109,11 +138,12 @@ def check_command(data: Trajectories, args: argparse.Namespace) -> str:
     return str(calibration)
 
 
-def _bar(total: int | None) -> Any:
-    """Policies done, on a terminal only; gone when all are."""
+def _bar(total: int | None, unit: str = "policies") -> Any:
+    """How much is done, on a terminal only; gone when all is."""
     from tqdm import tqdm
 
-    return tqdm(total=total, unit=" policies", disable=None, leave=False)
+    large = unit == "steps"
+    return tqdm(total=total, unit=f" {unit}", unit_scale=large, disable=None, leave=False)
 
 
 def _chosen(data: Trajectories, args: argparse.Namespace) -> Trajectories:
@@ -127,16 +157,16 @@ def _chosen(data: Trajectories, args: argparse.Namespace) -> Trajectories:
     return data
 
 
-def _target(data: Trajectories, args: argparse.Namespace) -> int:
+def _target(policies: Sequence[Policy], args: argparse.Namespace) -> int:
     """The number of the policy to evaluate."""
     if args.target == "last":
-        return len(data.policies) - 1
+        return len(policies) - 1
     try:
         number = int(args.target)
     except ValueError:
         raise ValueError(f"--target {args.target}: give the number of a policy, or last") from None
-    if not 0 <= number < len(data.policies):
-        raise ValueError(f"--target {number}: the file has policies 0 to {len(data.policies) - 1}")
+    if not 0 <= number < len(policies):
+        raise ValueError(f"--target {number}: there are policies 0 to {len(policies) - 1}")
     return number
 
 

@@ -40,6 +40,7 @@ from ope_gym.baselines.linear_sums import (
     needs_scale,
     scaled_features,
 )
+from ope_gym.crews import crew
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
@@ -48,20 +49,22 @@ from ope_gym.shard_results import estimates_of
 from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
 from ope_gym.shards import Shard, Survey, Task, survey
 from ope_gym.storage import PathLike
-from ope_gym.tasks import Crew, crew
+from ope_gym.tasks import Crew
 from ope_gym.validation import Options, check_options
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _METHODS = ("weighted", "direct")
+SHARD_ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
+BLOCK_STEPS = 1 << 17  # held in memory at once
 
 
 def evaluate_shards(
     shards: Shard | Iterable[Shard],
     target: Policy,
     *,
-    estimators: str | Iterable[str] = ("BIS", "NBIS", "FIS", "NFIS"),
+    estimators: str | Iterable[str] = SHARD_ESTIMATORS,
     data: str = "all",
     origin: str | None = None,
     q_model: LinearQ | None = None,
@@ -71,7 +74,7 @@ def evaluate_shards(
     level: float = 0.95,
     rng: int | np.random.Generator | None = None,
     resamples: int = 1000,
-    block_steps: int = 1 << 17,
+    block_steps: int = BLOCK_STEPS,
     scratch: PathLike | None = None,
     workers: int = 1,
     ray: bool | str = False,

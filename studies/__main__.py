@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ope_gym.tasks import RAY_HELP, WorkerError, connected, cores, deaf, ray_address
+from ope_gym.crews import cores
+from ope_gym.ray_crew import RAY_HELP, connected, ray_address
+from ope_gym.tasks import WorkerError, deaf
 from studies import STUDIES, study_class
 from studies.chunks import read_chunks
 from studies.frame import Study, conduct, folder_of, label
