@@ -34,11 +34,7 @@ class RayCrew(Elsewhere):
         import ray
 
         self._ray, self._sent = ray, set[Any]()
-        # a worker serves one item at a time: its libraries need no more threads than one
-        environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-        self._answer = ray.remote(
-            num_cpus=1, max_retries=_RETRIES, runtime_env=environment
-        )(_answer_on_node)  # fmt: skip
+        self._answer = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer_on_node)
 
     def share(self, function: bytes) -> Any:
         """Once for all items: nodes fetch it from the cluster."""

@@ -1,6 +1,6 @@
 """One function over many items: the results as they finish, or in order.
 
-A result may depend on its item only, so it does not matter who computes it, when, or how often: an
+A result may depend on its item only, to the last bit, so it does not matter who computes it, when, or how often: an
 item whose worker is lost may be computed again. Errors and warnings of a worker come up here as
 themselves. A few items for each worker are on their way at once, counted from the oldest that is
 not done, so that results that wait for their turn take bounded memory.
@@ -36,7 +36,7 @@ class Crew:
     ) -> Generator[tuple[int, R], None, None]:
         """The index and the result of each item, as they finish."""
         for index, item in enumerate(items):
-            yield index, function(item)
+            yield index, _single(function, item)
 
     def in_order(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         """The results in the order of the items."""
@@ -98,13 +98,21 @@ class Elsewhere(Crew):
         """All is done."""
 
 
+def _single(function: Callable[[T], R], item: T) -> R:
+    """In one thread: with several, BLAS and torch add numbers in another order, to other bits."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        return function(item)
+
+
 def answer(function: bytes, item: bytes) -> bytes:
     """Of a worker: the packed result, or error, and the warnings."""
     import cloudpickle
 
     with warnings.catch_warnings(record=True) as heard:
         try:
-            result = cloudpickle.loads(function)(cloudpickle.loads(item))
+            result = _single(cloudpickle.loads(function), cloudpickle.loads(item))
         except Exception as error:
             return failed(error)
     said = [(warning.category, str(warning.message)) for warning in heard]
