@@ -205,18 +205,17 @@ class _Draft:
                 self._pieces.append(Piece(number, part.name, source, size, acted))
 
     def finalise(self, steps: int) -> Survey:
-        """Pieces in a row make a task as soon as they have about so many steps."""
+        """Pieces in a row make a task of about so many steps."""
         mixture = self.census.finalise()
-        tasks: list[Task] = []
-        waiting: list[Piece] = []
+        sizes = np.array([piece.steps for piece in self._pieces])
+        stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
         before = np.zeros_like(mixture.counts)
-        for i, piece in enumerate(self._pieces):
-            waiting.append(piece)
-            size = sum(part.steps for part in waiting)
-            if size >= steps or i == len(self._pieces) - 1:
-                counts = sum((mixture.counted(p.part, p.acted) for p in waiting), 0 * before)
-                tasks.append(Task(len(tasks), tuple(waiting), size, before, counts))
-                before, waiting = before + counts, []
+        tasks: list[Task] = []
+        for chosen in np.split(np.arange(sizes.size), np.flatnonzero(np.diff(stretch)) + 1):
+            pieces = tuple(self._pieces[i] for i in chosen)
+            counts = sum((mixture.counted(p.part, p.acted) for p in pieces), 0 * before)
+            tasks.append(Task(len(tasks), pieces, int(sizes[chosen].sum()), before, counts))
+            before = before + counts
         return Survey(mixture, tuple(tasks), self.census.held_out, steps)
 
 

@@ -1,9 +1,9 @@
 """One function over many items: the results as they finish, or in order.
 
-A result may depend on its item only, to the last bit, so it does not matter who computes it, when, or how often: an
-item whose worker is lost may be computed again. Errors and warnings of a worker come up here as
-themselves. A few items for each worker are on their way at once, counted from the oldest that is
-not done, so that results that wait for their turn take bounded memory.
+A result may depend on its item only, to the last bit, so it does not matter who computes it, when,
+or how often: an item whose worker is lost may be computed again. Errors and warnings of a worker
+come up here as themselves. A few items for each worker are on their way at once, counted from the
+oldest that is not done, so that results that wait for their turn take bounded memory.
 """
 
 from __future__ import annotations

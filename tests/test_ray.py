@@ -1,0 +1,243 @@
+"""A real cluster of two nodes: the same bits, whoever is killed or removed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ope_gym import LinearSigmoid, Trajectories, ray_crew
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.crews import crew
+from ope_gym.ray_crew import connected
+from ope_gym.sharded import evaluate_shards
+from ope_gym.storage import DamagedFileError
+from ope_gym.tasks import WorkerError
+from studies import workers
+from studies.bandit import Bandit
+from studies.chunks import Runs
+from studies.frame import Seeds, collect, folder_of
+from tests.builders import assert_same
+from tests.test_sharded import made, record
+from tests.test_studies import Coin
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="clusters of nodes need Unix")
+
+ROOT = Path(__file__).parents[1]
+TARGET = LinearSigmoid(np.full(3, 0.3))
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+HEAD = {"include_dashboard": False, "_system_config": {"health_check_period_ms": 1000}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes, and this process connected to them."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
+        try:
+            made.add_node(**NODE)
+            with connected(made.address):
+                yield made
+        finally:
+            made.shutdown()
+
+
+def _alive() -> int:
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def test_errors_come_as_themselves_and_other_versions_are_refused(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.ope"
+    data = made(0, 5, 9)
+    record(data, path)
+    good = path.read_bytes()
+    path.write_bytes(good[:900] + bytes([good[900] ^ 4]) + good[901:])
+    with pytest.raises(DamagedFileError, match=r"run\.ope: malformed block") as caught:
+        evaluate_shards(path, TARGET, ray=True)
+    assert caught.value.offset > 0
+    path.write_bytes(good[:-3])
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        assert evaluate_shards(path, TARGET, ray=True).sample.trajectories == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_crew, "code_mark", lambda: "another")
+        with pytest.raises(WorkerError, match="runs another ope_gym or numpy"):
+            evaluate_shards(data, TARGET, ray=True)
+    monkeypatch.setattr(workers, "fingerprint", lambda study, seed: "another")
+    with pytest.raises(WorkerError, match="coin: a Ray worker has other code"):
+        collect(Coin(), tmp_path, runs=4, seed=0, ray=True, progress=False)
+    assert not list(tmp_path.glob("chunks/*/*.npz"))
+
+
+def test_studies_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Bandit(sizes=(20, 50), probabilities=(0.1, 0.9, 1.0))
+    monkeypatch.setattr(Bandit, "chunk", 9)
+    here = collect(study, tmp_path / "here", runs=40, seed=1, progress=False)
+    there = collect(study, tmp_path / "there", runs=40, seed=1, ray=cluster.address, progress=False)
+    for name, array in here.items():
+        np.testing.assert_array_equal(array, there[name])
+    assert len(list(folder_of(study, tmp_path / "there", 1).iterdir())) == 5
+
+
+def test_shards_over_ray(cluster: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.ope" for i in range(4)]
+    for i, path in enumerate(paths):
+        record(made(i, 12, 25), path) if i % 2 else made(i, 12, 25).save(path)
+    shards: list[Any] = [*paths, made(7, 10, 20), lambda: made(8, 10, 20)]
+    options: dict[str, Any] = {
+        "estimators": ["BIS", "NBCIS", "NFIS", "DM", "FWDR"], "q_model": LinearQ(), "rng": 3,
+        "interval": "percentile", "resamples": 50, "block_steps": 100,
+    }  # fmt: skip
+    seen: list[int] = []
+    here = evaluate_shards(shards, TARGET, **options)
+    there = evaluate_shards(shards, TARGET, ray=True, progress=seen.append, **options)
+    assert_same(here, there)
+    assert sum(seen) == 2 * here.sample.steps
+    kept = evaluate_shards(shards, TARGET, ray=True, scratch=tmp_path, **options)
+    assert_same(here, kept)
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+# Losses ---------------------------------------------------------------------------------------
+
+
+def _visit(folder: Path, name: str) -> int:
+    """How many came here before; this one says on which node it is."""
+    before = len(list(folder.glob(f"{name}-*")))
+    node = ray.get_runtime_context().get_node_id()
+    (folder / f"{name}-{before}-{node}").touch()
+    return before
+
+
+def _visits(folder: str | Path, name: str) -> int:
+    return len(list(Path(folder).glob(f"{name}-*")))
+
+
+@dataclass(frozen=True)
+class Deadly(Coin):
+    """The worker of its second chunk is killed, twice."""
+
+    name: ClassVar[str] = "deadly"
+    folder: str = ""
+
+    def run(self, seeds: Seeds) -> Runs:
+        key = seeds[0].spawn_key[-1]
+        if self.folder and _visit(Path(self.folder), f"{key}") < 2 and key == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().run(seeds)
+
+
+def test_a_killed_worker_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    study = Deadly(folder=str(marks))
+    there = collect(study, tmp_path, runs=20, seed=2, ray=True, progress=False)
+    here = collect(Deadly(), tmp_path, runs=20, seed=2, progress=False)
+    np.testing.assert_array_equal(there["key"], np.arange(20))
+    np.testing.assert_array_equal(there["heads"], here["heads"])
+    assert [_visits(marks, f"{key}") for key in range(0, 20, 3)] == [1, 3, 1, 1, 1, 1, 1]
+    assert len(list(folder_of(study, tmp_path, 2).iterdir())) == 7
+
+
+def _slow(folder: Path, number: int, i: int) -> Trajectories:
+    """A shard; in pass `number` a doomed node works on it until its end, and others wait for it."""
+    if folder.exists():
+        begun = _visit(folder, f"shard{i}") == number - 1
+        mine = ray.get_runtime_context().get_node_id()
+        deadline = time.monotonic() + 60
+        while begun and time.monotonic() < deadline:
+            doomed = [path.name[7:] for path in folder.glob("doomed-*")]
+            caught = [path for node in doomed for path in folder.glob(f"*-{number - 1}-{node}")]
+            begun = bool(doomed) and (doomed == [mine] or not caught)
+            time.sleep(0.02)
+    return made(i, 6 + i, 20)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_node_is_removed_while_it_works(cluster: Any, tmp_path: Path, number: int) -> None:
+    """In the first pass, or in the second: what it was at is done again elsewhere."""
+    doomed = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    folder = tmp_path / "visits"
+    shards: list[Any] = [partial(_slow, folder, number, i) for i in range(6)]
+    options: dict[str, Any] = {"estimators": ["NFIS", "BIS"], "block_steps": 100}
+    here = evaluate_shards(shards, TARGET, **options)
+    folder.mkdir()
+    mark = folder / f"doomed-{doomed.node_id}"
+    mark.touch()
+    caught: list[str] = []
+
+    def remove() -> None:
+        deadline = time.monotonic() + 60
+        while not caught and time.monotonic() < deadline:
+            found = folder.glob(f"shard*-{number - 1}-{doomed.node_id}")
+            caught.extend(path.name for path in found)
+            time.sleep(0.02)
+        cluster.remove_node(doomed, allow_graceful=False)
+        mark.unlink()
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    seen: list[int] = []
+    there = evaluate_shards(shards, TARGET, ray=True, progress=seen.append, **options)
+    thread.join()
+    assert_same(here, there)
+    assert there.sample.trajectories == sum(6 + i for i in range(6))
+    assert sum(seen) == 2 * here.sample.steps
+    assert caught  # the node was at work
+    again = [_visits(folder, f"shard{i}") - 3 for i in range(6)]  # beside the three passes
+    assert min(again) == 0
+    assert max(again) > 0
+
+
+def _always(i: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return i
+
+
+def test_a_task_that_always_kills_its_worker_is_given_up(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_crew, "_RETRIES", 1)
+    with (
+        pytest.raises(WorkerError, match="Ray could not compute an item"),
+        crew(ray=True) as hands,
+    ):
+        list(hands.run(_always, [1]))
+
+
+# Connections ----------------------------------------------------------------------------------
+
+
+def test_the_cluster_stays_when_a_command_has_ended(cluster: Any, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
+    for i, path in enumerate(paths):
+        made(i, 12, 25).save(path)
+    before = _alive()
+    command = [sys.executable, "-m", "ope_gym", "evaluate", *paths]
+    said = [
+        subprocess.run(
+            [*command, *how], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+        for how in (["--workers", "1"], ["--ray", cluster.address])
+    ]  # fmt: skip
+    assert said[0] == said[1]
+    assert "value of policy 7" in said[0]
+    assert _alive() == before
+    assert ray.is_initialized()

@@ -1,0 +1,305 @@
+"""Who computes changes nothing: one process or several, the same bits, errors and warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ope_gym import LinearSigmoid, Trajectories, evaluate
+from ope_gym.__main__ import main as command
+from ope_gym.baselines.linear import LinearQ
+from ope_gym.crews import crew
+from ope_gym.ray_crew import connected
+from ope_gym.shard_tasks import Setting, weight_pass
+from ope_gym.sharded import evaluate_shards, evaluate_survey
+from ope_gym.shards import survey
+from ope_gym.storage import DamagedFileError
+from ope_gym.tasks import _AHEAD, Crew, WorkerError
+from ope_gym.validation import check_options
+from tests.builders import assert_same, recorded
+from tests.test_sharded import made, record, split
+
+ESTIMATORS = ["BIS", "NBCIS", "NFIS", "DM", "DR", "FWDR"]
+TARGET = LinearSigmoid(np.full(3, 0.3))
+
+
+@pytest.fixture(scope="module")
+def hands() -> Iterator[Crew]:
+    with crew(workers=2) as made:
+        yield made
+
+
+def _late(i: int) -> tuple[int, int]:
+    time.sleep(0.3 if i == 0 else 0.0)
+    return i * i, os.getpid()
+
+
+def test_results_come_as_they_finish_or_in_order(hands: Crew) -> None:
+    list(hands.run(_late, range(4)))  # both have started
+    found = dict(hands.run(_late, range(12)))
+    assert [found[i][0] for i in range(12)] == [i * i for i in range(12)]
+    assert next(iter(found)) != 0
+    assert os.getpid() not in {pid for _, pid in found.values()}
+    assert [value for value, _ in hands.in_order(_late, range(12))] == [i * i for i in range(12)]
+    assert list(hands.run(_late, [])) == []
+
+
+def _noted(folder: Path, i: int) -> int:
+    (folder / str(i)).touch()
+    deadline = time.monotonic() + 60
+    while i == 0 and not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return i
+
+
+def test_few_items_are_ahead_of_the_oldest(hands: Crew, tmp_path: Path) -> None:
+    """So that results which wait for their turn take bounded memory."""
+    ahead = 2 * _AHEAD
+    results = hands.run(partial(_noted, tmp_path), range(3 * ahead))
+    others = [next(results)[0] for _ in range(ahead - 1)]
+    assert sorted(others) == list(range(1, ahead))
+    (tmp_path / "late").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(ahead)), "late"}
+    (tmp_path / "go").touch()
+    assert sorted(index for index, _ in results) == [0, *range(ahead, 3 * ahead)]
+
+
+def _fails(i: int) -> int:
+    if i == 2:
+        raise DamagedFileError("some.ope", 17, "of item 2", "do this")
+    if i == 1:
+        warnings.warn("of item 1", UserWarning, stacklevel=1)
+    return i
+
+
+def test_errors_and_warnings_come_as_themselves(hands: Crew) -> None:
+    with pytest.warns(UserWarning, match="of item 1"):
+        assert list(hands.in_order(_fails, [0, 1])) == [0, 1]
+    with pytest.raises(DamagedFileError, match=r"some\.ope: of item 2") as caught:
+        list(hands.in_order(_fails, [2, 2]))
+    assert caught.value.offset == 17
+    assert "_fails" in str(caught.value.__cause__)  # where it was raised
+
+
+def test_what_cannot_be_sent_is_named(hands: Crew) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"item 1 cannot be sent .* use workers=1 without Ray"):
+        list(hands.run(_fails, [0, lock]))  # type: ignore[arg-type]
+    offset = 3
+    assert list(hands.in_order(lambda i: i + offset, [1, 2])) == [4, 5]
+
+
+def _killed(i: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return i
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
+def test_a_killed_process_is_told() -> None:
+    with (
+        pytest.raises(WorkerError, match="a worker process was killed"),
+        crew(workers=2) as those,
+    ):
+        list(those.run(_killed, range(4)))
+
+
+def test_impossible_crews_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="workers is 0"), crew(workers=0):
+        pass
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for ray in (True, "auto"):
+        with pytest.raises(ImportError, match=r"pip install \"ope-gym\[ray\]\""), connected(ray):
+            pass
+
+
+# Shards ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Saved in one block, and recorded episode by episode; large and small."""
+    folder = tmp_path_factory.mktemp("files")
+    sizes = [1, 30, 2, 3, 25]
+    paths = [folder / f"{i}.ope" for i in range(len(sizes))]
+    for i, path in enumerate(paths):
+        data = made(i, episodes=sizes[i], length=20)
+        record(data, path) if i % 2 else data.save(path)
+    return paths
+
+
+def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: Path) -> None:
+    shards: list[Any] = [*files, made(7, 10, 20), partial(made, 8, 10, 20)]
+    options = check_options(ESTIMATORS, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
+    kinds: list[Any] = []
+    for who, scratch in ((Crew(), None), (Crew(), tmp_path), (hands, None), (hands, tmp_path)):
+        seen: list[int] = []
+        found = survey(shards, "all", 150, who)
+        kinds.append(
+            evaluate_survey(
+                found, TARGET, options, who, q_model=LinearQ(), scratch=scratch,
+                progress=seen.append,
+            )
+        )  # fmt: skip
+        assert sum(seen) == 2 * found.mixture.steps
+        assert not list(tmp_path.iterdir())
+        assert sum(task.name == str(files[1]) for task in found.tasks) > 2  # it is cut
+    data = [Trajectories.load(path) for path in files]
+    together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
+    for other in kinds[1:]:
+        assert_same(kinds[0], other)
+    plain = evaluate(together, TARGET, estimators=ESTIMATORS, gamma=0.95, q_model=LinearQ())
+    for name, estimate in kinds[0].items():
+        assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
+
+
+def test_workers_by_number_and_lambdas(files: list[Path]) -> None:
+    shards: list[Any] = [*files, lambda: made(9, 10, 20)]
+    options: dict[str, Any] = {"estimators": ["NFIS", "BIS"], "block_steps": 200}
+    one = evaluate_shards(shards, TARGET, **options)
+    assert_same(one, evaluate_shards(shards, TARGET, workers=2, **options))
+
+
+def test_tasks_know_what_comes_before_them() -> None:
+    r = recorded(3, (9, 7, 5))
+    parts = split(r.trajectories, 0, 6)
+    found = survey(parts, "all", 15, Crew())
+    mixture = found.mixture
+    before = np.zeros_like(mixture.counts)
+    setting = Setting(mixture, r.target, _plain(), held_out=False, steps=15)
+    for task in found.tasks:
+        np.testing.assert_array_equal(task.before, before)
+        part = weight_pass(setting, task)
+        counts = np.bincount(np.concatenate(part.ids), minlength=before.size)
+        np.testing.assert_array_equal(task.counts, counts)
+        assert task.episodes == slice(before.sum(), before.sum() + counts.sum())
+        before = before + counts
+    np.testing.assert_array_equal(before, mixture.counts)
+    assert sum(task.steps for task in found.tasks) == mixture.steps == r.trajectories.n_steps
+
+
+def _plain() -> Any:
+    return check_options(["FIS", "NFIS"], 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+
+
+def test_weights_that_are_not_in_the_folder_are_made_again(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that does not share it; one that was cut is an error."""
+    found = survey(files, "all", 150, Crew())
+    whole = evaluate_survey(found, TARGET, _plain(), Crew())
+
+    class Forgetful(Crew):
+        def run(self, function: Any, items: Any) -> Any:
+            kept = sorted(tmp_path.glob("*/*"))
+            for path in kept[::2]:
+                path.unlink() if not cut else path.write_bytes(path.read_bytes()[:-5])
+            yield from super().run(function, items)
+
+    cut = False
+    assert_same(whole, evaluate_survey(found, TARGET, _plain(), Forgetful(), scratch=tmp_path))
+    cut = True
+    with pytest.raises(OSError, match="`scratch` was cut short"):
+        evaluate_survey(found, TARGET, _plain(), Forgetful(), scratch=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_held_out_episodes_if_there_are_any() -> None:
+    data = recorded(6, (30, 25)).trajectories
+    some = np.arange(len(data)) % 3 == 0
+    mixed = dataclasses.replace(data, held_out=some)
+    none = dataclasses.replace(data, held_out=np.zeros(len(data), dtype=bool))
+    for shards, which, count in (
+        ([none, mixed], "auto", some.sum()),
+        ([none, mixed], "all", 2 * len(data)),
+        ([none], "auto", len(data)),
+    ):
+        found = survey(shards, which, 50, Crew())
+        assert found.mixture.trajectories == count
+        assert sum(int(task.counts.sum()) for task in found.tasks) == count
+
+
+# The command line -----------------------------------------------------------------------------
+
+
+def test_several_files_from_the_command_line(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(path) for path in files]
+    result = tmp_path / "result.json"
+    arguments = ["evaluate", *names, "--target", "3", "--estimators", "NFIS", "FWDR", "--data"]
+    assert command([*arguments, "all", "--json", str(result), "--workers", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("value of policy 3\n")
+    data = [Trajectories.load(path) for path in files]
+    together = data[0].merge(*data[1:])
+    target = survey(files, "all", 1000, Crew()).mixture.policies[3]
+    expected = evaluate(together, target, estimators=["NFIS", "FWDR"], q_model=LinearQ())
+    found = json.loads(result.read_text())
+    for name, estimate in expected.items():
+        assert found["estimates"][name]["value"] == pytest.approx(estimate.value, rel=1e-9)
+    kept = ["--scratch", str(tmp_path), "--workers", "1"]
+    assert command([*arguments, "auto", *kept]) == 0
+    assert capsys.readouterr().out == said.out
+
+
+def test_one_file_in_shards_from_the_command_line(
+    files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, chosen = str(files[1]), ["--estimators", "NFIS", "BIS"]
+    assert command(["evaluate", name, *chosen]) == 0
+    usual = capsys.readouterr().out
+    assert command(["evaluate", name, *chosen, "--shards"]) == 0
+    assert capsys.readouterr().out == usual
+    assert command(["evaluate", name, "--shards"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()[4:8]] == ["BIS", "NBIS", "FIS", "NFIS"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--estimators", "auto"], "'auto', which cannot be evaluated in shards"),
+        (
+            ["--interval", "betting", "--reward-range", "0", "1", "--horizon", "9"],
+            "interval='betting' cannot be made from shards",
+        ),
+        (["--estimators", "DM", "--no-q-model"], "'DM', which needs a q model"),
+        (["--target", "99"], "--target 99: there are policies 0 to"),
+        (["--workers", "0"], "workers is 0"),
+        (["--data", "held-out"], "no held-out episode"),
+    ],
+)
+def test_what_the_command_line_refuses(
+    files: list[Path], more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [] if "--workers" in more else ["--workers", "1"]
+    assert command(["evaluate", str(files[0]), str(files[2]), *more, *workers]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ray_takes_an_address_and_no_workers(
+    files: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, message in (
+        (["--ray", str(files[0])], "is no address of a Ray cluster"),
+        ([str(files[0]), "--ray", "--workers", "2"], "not allowed with argument --ray"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command(["evaluate", *arguments])
+        assert message in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert command(["evaluate", str(files[0]), "--ray"]) == 2
+    assert 'pip install "ope-gym[ray]"' in capsys.readouterr().err
