@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -177,48 +178,78 @@ def _direct(problem: Problem, c: Composition) -> Computed:
 
 
 def _auto(problem: Problem, c: Composition) -> Computed:
-    """J = N - c (N - V), N = NFIS with truncated weights, V between FWDR and DM.
+    """J = N - c (N - V), N = NFIS, V between FWDR and DM.
 
         c = clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
         V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 2)
 
-    W is FWDR with the same weights. c, from influence values centred within behaviours, is the
-    share of the correction that lowers the variance: a free meter of the q model. W corrects the
-    model by a noisy term d; where d is no larger than its noise the model needs no correction, and
-    most of d is left out. The error stays that of N - c (N - W): what k takes out is not claimed as
-    precision. ESS and verdict are those of the weights before truncation. Bootstrap replicates keep
-    c and k.
+    W is FWDR with weights cut at sqrt(n) times their mean at each step. c, from influence values of
+    NFIS and FWDR with those weights, centred within behaviours, is the share of the correction that
+    lowers the variance: a free meter of the q model. With a useless model it is 0, and J is NFIS.
+    W corrects the model by a noisy term d; where d is no larger than its noise the model needs no
+    correction, and most of d is left out. The error stays that of N - c (N - W): what k takes out
+    is not claimed as precision. ESS and verdict are those of the weights before the cut. Bootstrap
+    replicates keep c and k. Without a q model J is NFIS.
 
-    Cost: that of NFIS twice or thrice, and the fit of q. Weakness: the error knows nothing of the
-    errors of q that the episodes of a fold share, and is too small where a fitted q explains
-    almost everything (one step, little noise, a small ESS); k adds a bias of up to a third of SE_d.
+    Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no
+    episode went, and is too small where a fitted q explains almost everything else (one step,
+    little noise, a rare action); k adds a bias of up to a third of SE_d.
     """
-    cut = problem.truncated
-    plain = _weighted(cut, dataclasses.replace(c, method="weighted"))
-    whole, report = plain.moments, {"truncated": 0.0}
-    if cut is not problem:
-        whole = _weighted(problem, dataclasses.replace(c, method="weighted")).moments
-        report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
-    value, influence = plain.moments.value, plain.moments.influence
+    weighted = dataclasses.replace(c, method="weighted")
+    plain = _weighted(problem, weighted)
     if problem.residuals is None or problem.start is None:
-        shown = dataclasses.replace(whole, value=value, influence=influence)
-        return Computed(shown, plain.replicates, report=report)
-    robust = _weighted(cut, dataclasses.replace(c, method="weighted", baseline=True))
-    share = calibration(influence, robust.moments.influence, problem.ids)
-    gap = robust.moments.value - float(problem.start.mean())
-    noise = robust.moments.influence - problem.start  # of d: without the spread of the starts
-    kept = believed(gap, noise, problem.ids)
-    left_out = share * (1.0 - kept) * gap
-    value = (1.0 - share) * value + share * robust.moments.value - left_out
-    influence = (1.0 - share) * influence + share * robust.moments.influence
+        return plain
+    cut = problem.truncated
+    calm = plain if cut is problem else _weighted(cut, weighted)
+    robust = _weighted(cut, dataclasses.replace(weighted, baseline=True))
+    blend = blended(
+        plain.moments, calm.moments.influence, robust.moments, problem.start, problem.ids
+    )
 
     def replicates(resamples: Resamples) -> FloatArray:
-        drawn = (1.0 - share) * plain.replicates(resamples)
-        return drawn + share * robust.replicates(resamples) - left_out
+        drawn = (1.0 - blend.share) * plain.replicates(resamples)
+        return drawn + blend.share * robust.replicates(resamples) - blend.left_out
 
-    shown = dataclasses.replace(whole, value=value, influence=influence)
-    found = {"c": share, "k": kept, "left out": left_out, **report}
-    return Computed(shown, replicates, report=found)
+    report = {**blend.report, "truncated": 0.0}
+    if cut is not problem:
+        report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
+    return Computed(blend.moments, replicates, report=report)
+
+
+class Blend(NamedTuple):
+    """What `auto` makes of NFIS and FWDR: its moments, c, k and c (1 - k) d."""
+
+    moments: Moments
+    share: float
+    kept: float
+    left_out: float
+
+    @property
+    def report(self) -> dict[str, float]:
+        """The numbers worth showing."""
+        return {"c": self.share, "k": self.kept, "left out": self.left_out}
+
+
+def blended(
+    plain: Moments, calm: FloatArray, robust: Moments, start: FloatArray, strata: IntArray
+) -> Blend:
+    """The recommendation, from its parts; see `_auto`.
+
+    Args:
+        plain: NFIS.
+        calm: (n,) influence values of NFIS with weights that are cut.
+        robust: FWDR with weights that are cut.
+        start: (n,) the q model's v at the start.
+        strata: (n,) behaviours.
+    """
+    share = calibration(calm, robust.influence, strata)
+    gap = robust.value - float(start.mean())
+    kept = believed(gap, robust.influence - start, strata)  # of d: without the spread of starts
+    left_out = share * (1.0 - kept) * gap
+    value = (1.0 - share) * plain.value + share * robust.value - left_out
+    influence = (1.0 - share) * plain.influence + share * robust.influence
+    shown = dataclasses.replace(plain, value=value, influence=influence)
+    return Blend(shown, share, kept, left_out)
 
 
 def believed(gap: float, influence: FloatArray, strata: IntArray) -> float:

@@ -231,8 +231,8 @@ def _worst(summary: Summary) -> list[str]:
     lines = [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
         f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward (one "
-        "step, little noise), the error of auto is too small: it knows nothing of the errors of q "
-        f"that episodes share. Undefined intervals (of ess-t, left out above): {absent}.",
+        "step, little noise), the error of auto is too small: it knows nothing of q where no "
+        f"episode went. Undefined intervals (of ess-t, left out above): {absent}.",
         "",
         f"| regime | {head} |",
         "|---" * (len(shown) + 1) + "|",

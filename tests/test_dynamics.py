@@ -130,6 +130,28 @@ def test_the_edge_is_learned_from_predicted_states() -> None:
     assert np.count_nonzero(distance > 0.05) > 20
 
 
+def test_where_either_of_two_numbers_ends_the_episode_the_inside_is_safe() -> None:
+    """A walk in a box: both limits are met often, and no chance to end is left well inside."""
+    rng = np.random.default_rng(0)
+    pushes = np.array([[0.3, 0.0], [-0.3, 0.0], [0.0, 0.3], [0.0, -0.3]])
+    rows = []
+    for _ in range(300):
+        state, ended = rng.uniform(-1.0, 1.0, 2), False
+        while not ended:
+            action = int(rng.integers(4))
+            following = state + pushes[action]
+            ended = bool(np.abs(following).max() > 1.0)
+            rows.append((*state, action, ended))
+            state = following
+    x, y, taken, over_box = (np.array(column) for column in zip(*rows, strict=True))
+    steps = Steps(np.stack([x, y], axis=1), taken, np.ones(len(x)), over_box, over_box)
+    model = fit_transitions(steps, 4, 1)
+    ends = rng.uniform(-0.85, 0.85, (4, 500, 2))
+    assert model.ends(ends).mean() < 1e-3
+    ends[..., 0] = rng.choice([-1.15, 1.15], (4, 500))
+    assert model.ends(ends).mean() > 0.999
+
+
 def test_the_time_limit_is_no_end() -> None:
     data = record(30, 0, edge=np.inf)
     assert data.truncated.all()
