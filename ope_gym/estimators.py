@@ -40,6 +40,11 @@ class Composition:
     common: bool = True
     use: str = ""
 
+    @property
+    def uses_q(self) -> bool:
+        """Whether a q model changes it."""
+        return self.baseline or self.method == "auto"
+
 
 ESTIMATORS: dict[str, Composition] = {
     "BIS": Composition(

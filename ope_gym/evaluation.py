@@ -214,7 +214,7 @@ class Evaluator:
             counts=self._behaviours.counts, endings=lambda: self._endings,
             rounds=lambda: self._rounds(model, target, own),
         )  # fmt: skip
-        if model is not None and any(_uses_q(name) for name in names):
+        if model is not None and any(ESTIMATORS[name].uses_q for name in names):
             baseline = self._baseline(model, target)
             problem.start = baseline.at_start(offsets)
             problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
@@ -233,7 +233,7 @@ class Evaluator:
 
     def _resolve(self, target: Policy) -> QModel | Baseline | None:
         """The q model, if one may be needed: as given, or the default for these observations."""
-        if self._named is not None and not any(_uses_q(name) for name in self._named):
+        if self._named is not None and not any(ESTIMATORS[name].uses_q for name in self._named):
             return None
         from ope_gym.baselines.choice import default_model, named_model
 
@@ -591,10 +591,6 @@ def _refuse_betting(name: str, interval: str) -> None:
         raise ValueError(
             f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
         )
-
-
-def _uses_q(name: str) -> bool:
-    return ESTIMATORS[name].baseline or ESTIMATORS[name].method == "auto"
 
 
 def _check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:

@@ -77,10 +77,8 @@ class Problem:
     @cached_property
     def truncated(self) -> Problem:
         """The same with fused weights cut at sqrt(n) times their mean at each step."""
-        n = self.offsets.size - 1
         columns = self.columns("fused", False, False)
-        with np.errstate(divide="ignore"):
-            limit = columns.peak + np.log(columns.sums[0]) - 0.5 * np.log(n)
+        limit = cut_limits(columns.peak, columns.sums[0], self.offsets.size - 1)
         steps = np.arange(self.rewards.size) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
         limit = limit[steps]
         if np.all(self.log_w["fused"] <= limit):
@@ -207,13 +205,18 @@ def _auto(problem: Problem, c: Composition) -> Computed:
     )
 
     def replicates(resamples: Resamples) -> FloatArray:
-        drawn = (1.0 - blend.share) * plain.replicates(resamples)
-        return drawn + blend.share * robust.replicates(resamples) - blend.left_out
+        return blend.mixed(plain.replicates(resamples), robust.replicates(resamples))
 
     report = {**blend.report, "truncated": 0.0}
     if cut is not problem:
         report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
     return Computed(blend.moments, replicates, report=report)
+
+
+def cut_limits(peak: FloatArray, sums: FloatArray, n: int) -> FloatArray:
+    """(T,) log of sqrt(n) times the mean weight at each step, from sums scaled by exp(-peak)."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(peak + np.log(sums) - 0.5 * np.log(n))
 
 
 class Blend(NamedTuple):
@@ -228,6 +231,10 @@ class Blend(NamedTuple):
     def report(self) -> dict[str, float]:
         """The numbers worth showing."""
         return {"c": self.share, "k": self.kept, "left out": self.left_out}
+
+    def mixed(self, plain: FloatArray, robust: FloatArray) -> FloatArray:
+        """Replicates (R,) from those of its parts, with c and k as they are."""
+        return (1.0 - self.share) * plain + self.share * robust - self.left_out
 
 
 def blended(

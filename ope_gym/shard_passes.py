@@ -6,7 +6,7 @@ shards, merged in order, are one that saw them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,12 +35,15 @@ class Key(NamedTuple):
     baseline: bool
 
 
+FUSED = Key("fused", False, False)
+
+
 def keys_of(estimators: Iterable[str], *, normalised: bool = False) -> list[Key]:
     """Of the weighted estimators, or of the normalised ones alone."""
     chosen = [ESTIMATORS[name] for name in estimators]
     return sorted(
         {Key(c.scheme, c.capped, c.baseline) for c in chosen
-         if c.method == "weighted" and (c.normalised or not normalised)}
+         if c.method in ("weighted", "auto") and (c.normalised or not normalised)}
     )  # fmt: skip
 
 
@@ -155,13 +158,15 @@ class NormalisedPass:
     replicates: dict[Key, poisson.NormalisedReplicates] = field(init=False)
 
     @classmethod
-    def after(cls, second: WeightPass, draws: poisson.PoissonDraws | None) -> NormalisedPass:
-        """What follows the second pass: it needs the sums of each step alone."""
-        sums = {
-            key: WeightSums(second.sums[key].gamma, second.sums[key].cap, second.sums[key].columns)
-            for key in keys_of(second.options.estimators, normalised=True)
-        }
-        return cls(sums, second.mixture.trajectories, draws)
+    def after(
+        cls,
+        sums: Mapping[Key, WeightSums],
+        trajectories: int,
+        draws: poisson.PoissonDraws | None,
+    ) -> NormalisedPass:
+        """What follows the pass that made `sums`: it needs those of each step alone."""
+        steps = {key: WeightSums(s.gamma, s.cap, s.columns) for key, s in sums.items()}
+        return cls(steps, trajectories, draws)
 
     def __post_init__(self) -> None:
         self.influence = {

@@ -20,12 +20,13 @@ from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.linear_sums import Folds, LinearBaseline, LinearFit, ScaleSums
 from ope_gym.policies import Policy
 from ope_gym.shard_census import Mixture
+from ope_gym.shard_cut import CutSums, with_cut
 from ope_gym.shard_passes import NormalisedPass, WeightedChunk, WeightPass, weigh
 from ope_gym.shard_spool import Spool
 from ope_gym.shards import Task, span
 from ope_gym.trajectories import Trajectories, join
 from ope_gym.validation import Options
-from ope_gym.weights import IntArray
+from ope_gym.weights import FloatArray, IntArray
 
 Done = Callable[[int], object]
 
@@ -42,6 +43,7 @@ class Setting:
         steps: about how many to hold in memory at once.
         folder: for weights, or None.
         q: the q model's values, or None.
+        limit: (T,) log of the largest fused weight that `auto` leaves uncut; None without it.
         done: called with the number of steps just done, or None.
     """
 
@@ -52,6 +54,7 @@ class Setting:
     steps: int
     folder: Path | None = None
     q: LinearBaseline | None = None
+    limit: FloatArray | None = None
     done: Done | None = None
 
     def chunks(self, task: Task, number: int) -> Iterator[tuple[str, Trajectories]]:
@@ -139,23 +142,40 @@ def weight_pass(setting: Setting, task: Task) -> WeightPass:
 
 
 def normalised_pass(
-    setting: Setting, empty: NormalisedPass, drawn: tuple[Task, poisson.PoissonDraws | None]
-) -> NormalisedPass:
-    """The third pass, of a task and the draws of its episodes; weights are read or made again."""
+    setting: Setting,
+    empty: NormalisedPass,
+    number: int,
+    drawn: tuple[Task, poisson.PoissonDraws | None],
+) -> tuple[NormalisedPass, CutSums | None]:
+    """Pass `number` of a task and the draws of its episodes; weights are read or made again.
+
+    The third one also makes the sums of the weights that are cut, if the limits are known.
+    """
     task, draws = drawn
     found = NormalisedPass(empty.sums, empty.trajectories, draws)
-    for chunk in _weights(setting, task):
+    cut = None
+    if setting.limit is not None and number == 3:
+        cut = CutSums(setting.options.gamma)
+    for chunk in _weights(setting, task, number):
         found.update(chunk)
-    return found
+        if cut is not None:
+            cut.update(chunk)
+    return found, cut
 
 
-def _weights(setting: Setting, task: Task) -> Iterator[WeightedChunk]:
+def _weights(setting: Setting, task: Task, number: int) -> Iterator[WeightedChunk]:
+    limit = setting.limit
+    for chunk in _uncut(setting, task, number):
+        yield chunk if limit is None else with_cut(chunk, limit)
+
+
+def _uncut(setting: Setting, task: Task, number: int) -> Iterator[WeightedChunk]:
     kept = Spool(setting.folder, task.number).chunks()
     if kept is not None:
         yield from kept
         setting.progress(task.steps)
         return
-    for name, chunk, baseline in setting.weighted(task, 3):
+    for name, chunk, baseline in setting.weighted(task, number):
         yield weigh(
             setting.mixture, setting.target, setting.options, name, chunk, baseline
         )[0]  # fmt: skip

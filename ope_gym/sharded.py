@@ -6,6 +6,7 @@
 | q    | everything, twice | with a q model: the scale of its features, its normal equations |
 | 2    | everything | weights, their sums at each step, plain influence values, diagnostics |
 | 3    | everything, or the weights of pass 2 | normalised influence values, bootstrap replicates |
+| 4    | the same, for `auto` with a q model | those of the weights that are cut |
 
 Memory: some blocks of steps, and a few numbers a trajectory and a step of the longest episode;
 never a number for every step. The third pass is there because a normalised influence value
@@ -21,7 +22,7 @@ So one process, several, or a Ray cluster give the same bits.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -42,10 +43,13 @@ from ope_gym.baselines.linear_sums import (
 )
 from ope_gym.crews import crew
 from ope_gym.estimators import ESTIMATORS
+from ope_gym.methods import cut_limits
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
-from ope_gym.shard_passes import NormalisedPass, WeightPass, keys_of
+from ope_gym.shard_cut import Cut, CutSums
+from ope_gym.shard_passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.shard_results import estimates_of
+from ope_gym.shard_sums import WeightSums
 from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
 from ope_gym.shards import Shard, Survey, Task, survey
 from ope_gym.storage import PathLike
@@ -55,7 +59,7 @@ from ope_gym.validation import Options, check_options
 T = TypeVar("T")
 R = TypeVar("R")
 
-_METHODS = ("weighted", "direct")
+_METHODS = ("weighted", "direct", "auto")
 SHARD_ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 BLOCK_STEPS = 1 << 17  # held in memory at once
 
@@ -92,7 +96,7 @@ def evaluate_shards(
             change during episodes are refused. What is not a file is sent to the workers.
         target: the policy to evaluate.
         estimators: BIS, BCIS, NBIS, NBCIS, FIS, FCIS, NFIS, NFCIS, OUIS (deterministic rewards),
-            NOUIS; with a q model also DM, DR, WDR, FDR, FWDR.
+            NOUIS, auto; with a q model also DM, DR, WDR, FDR, FWDR.
         data: "all" episodes, only the "held-out" ones, or "auto": these if there are any.
         origin: as in `ope_gym.evaluate`.
         q_model: a `LinearQ` for the estimators that need one, with polynomial features (its own) or
@@ -112,7 +116,7 @@ def evaluate_shards(
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         progress: called with the number of steps just done; the second pass does all steps once,
-            and normalised estimators do them once more.
+            normalised estimators do them once more, and auto with a q model twice.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
@@ -142,7 +146,7 @@ def evaluate_survey(
     """What follows the first pass; see `evaluate_shards`."""
     tasks, normalised = found.tasks, bool(keys_of(options.estimators, normalised=True))
     setting = Setting(found.mixture, target, options, found.held_out, found.steps)
-    if q_model is not None and any(ESTIMATORS[name].baseline for name in options.estimators):
+    if q_model is not None and any(ESTIMATORS[name].uses_q for name in options.estimators):
         setting = replace(setting, q=_fit(setting, q_model, tasks, hands))
     if not hands.remote:  # else whole tasks are counted, when they are done
         setting = replace(setting, done=progress)
@@ -159,15 +163,34 @@ def evaluate_survey(
         for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
             second.merge(part)
             done(task)
-        third = NormalisedPass.after(second, _draws(second, options))
-        if normalised:
-            empty = NormalisedPass(third.sums, third.trajectories, None)
-            drawn = [(t, third.draws and third.draws.part(t.episodes)) for t in tasks]
-            again = partial(normalised_pass, setting, empty)
-            for task, some in _each(hands, again, drawn, tasks):
-                third.merge(some)
+        if setting.q is not None and "auto" in options.estimators:
+            columns = second.sums[FUSED].columns
+            limit = cut_limits(columns.peak, columns.sums[0], found.mixture.trajectories)
+            setting = replace(setting, limit=limit)
+        draws = _draws(second, options)
+
+        def again(
+            sums: Mapping[Key, WeightSums], number: int, cut: CutSums | None = None
+        ) -> NormalisedPass:
+            """Pass 3 or 4."""
+            passed = NormalisedPass.after(sums, found.mixture.trajectories, draws)
+            if not sums:
+                return passed
+            empty = NormalisedPass(passed.sums, passed.trajectories, None)
+            drawn = [(task, draws and draws.part(task.episodes)) for task in tasks]
+            make = partial(normalised_pass, setting, empty, number)
+            for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
+                passed.merge(some)
+                if cut is not None and cut_sums is not None:
+                    cut.merge(cut_sums)
                 done(task)
-    return estimates_of(second, third, origin)
+            return passed
+
+        keys = keys_of(options.estimators, normalised=True)
+        cut_sums = None if setting.limit is None else CutSums(options.gamma)
+        third = again({key: second.sums[key] for key in keys}, 3, cut_sums)
+        cut = None if cut_sums is None else Cut(cut_sums, again(cut_sums.sums, 4))
+    return estimates_of(second, third, origin, cut)
 
 
 def _each(

@@ -43,7 +43,7 @@ from ope_gym.validation import check_options
 from tests import small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, draw, recorded
 
-ALL = list(WEIGHTED)
+ALL = [*WEIGHTED, "auto"]
 BOTH = ["FIS", "NFIS"]
 
 
@@ -182,7 +182,7 @@ def test_normalised_estimates_of_shards_are_not_averaged() -> None:
 
 # The q model ----------------------------------------------------------------------------------
 
-WITH_Q = ["DM", "DR", "WDR", "FDR", "FWDR", "NFIS"]
+WITH_Q = ["DM", "DR", "WDR", "FDR", "FWDR", "NFIS", "auto"]
 
 
 @settings(max_examples=15, deadline=None)
@@ -656,8 +656,8 @@ def test_what_cannot_be_done_is_refused() -> None:
     data = r.trajectories
     with pytest.raises(ValueError, match="can be read only once"):
         evaluate_shards(iter([data]), r.target)
-    with pytest.raises(ValueError, match="'auto', which cannot be evaluated in shards"):
-        evaluate_shards([data], r.target, estimators=["NFIS", "auto"])
+    with pytest.raises(ValueError, match="'MAGIC', which cannot be evaluated in shards"):
+        evaluate_shards([data], r.target, estimators=["NFIS", "MAGIC"])
     with pytest.raises(ValueError, match="'FWDR', which needs a q model"):
         evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"])
     with pytest.raises(TypeError, match="q_model is 'default'"):
