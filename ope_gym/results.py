@@ -55,7 +55,8 @@ class PartialMixture:
         error = f" ± {self.efficiency_error:.2f}" if self.efficiency_error >= 0.005 else ""
         text += f": ESS {self.efficiency:.2f}{error} of that of the full mixture"
         poor = self.efficiency + 2 * self.efficiency_error < _POOR
-        return f"{text}; larger ones lose less" if poor else text
+        remedy = "keep more" if self.kept < self.behaviours else "a larger mixture"
+        return f"{text}; {remedy} to lose less" if poor else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers; undefined ones are None."""
@@ -321,7 +322,7 @@ class Evaluation(Mapping[str, Estimate]):
             f"data: {label(sample.regime)}"
         )
         if sample.mixture is not None:
-            head += f"\n{sample.mixture}"
+            head += "\n" + textwrap.fill(str(sample.mixture), 100, subsequent_indent="    ")
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
         rows = [["estimator", "value", "std.err", interval, "ESS", "verdict"]]
         for name, e in self.items():
