@@ -113,21 +113,20 @@ def evaluate(
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
-    whole, kept = None, None
+    whole = None
     if keep is not None:
         from ope_gym.nearest import nearest
 
         _refuse_columns(keep, q_model, reward_model)
         whole, data = regimes.held_out_only(_recorded(trajectories), data), "all"
         rng = check_seed(rng)
-        kept = nearest(whole, _check_target(target), keep, rng)
-        trajectories = whole.select(episodes=kept)
+        trajectories = whole.select(episodes=nearest(whole, _check_target(target), keep, rng))
     evaluator = Evaluator(
         trajectories, estimators=estimators, data=data, q_model=q_model, gamma=gamma, cap=cap,
         interval=interval, level=level, rng=rng, resamples=resamples, reward_range=reward_range,
         horizon=horizon, reward_model=reward_model, mixture=mixture, progress=progress,
     )  # fmt: skip
-    return evaluator.evaluate(target, origin=origin, kept_from=whole, kept=kept)
+    return evaluator.evaluate(target, origin=origin, kept_from=whole)
 
 
 class Evaluator:
@@ -192,7 +191,6 @@ class Evaluator:
         *,
         origin: str | None = None,
         kept_from: Trajectories | None = None,
-        kept: IntArray | None = None,
     ) -> Evaluation:
         """The value of `target` by every estimator.
 
@@ -201,7 +199,6 @@ class Evaluator:
             origin: as in `ope_gym.evaluate`.
             kept_from: all recorded episodes, where these are but those of some behaviours; the
                 loss of efficiency is measured against them.
-            kept: which of them these are.
         """
         from ope_gym import kernels
         from ope_gym.likelihood import policy_log_probs
@@ -222,14 +219,14 @@ class Evaluator:
         check_log_probs(own, "target_log_probs", offsets, self._density)
         prefix = np.empty(own.size)
         kernels.cumulate(own, 0, len(data), offsets, prefix)
-        partial = self._parted or kept is not None
+        partial = self._parted or kept_from is not None
         prepared = schemes | ({"fused"} if partial and "optimal" in schemes else set())
         self._prepare(prepared)
         log_w = {scheme: self._bases[scheme] + prefix for scheme in prepared}
         regime = regimes.regime_of(data, target, origin)
         mixture = partial_mixture(
-            data, self._behaviours, self._groups, target, log_w.get("fused"), options.gamma,
-            options.seed, kept_from, kept,
+            data, self._behaviours, self._groups, target, log_w.get("fused"), options.seed,
+            kept_from,
         )  # fmt: skip
         report = check_propensities(
             data, target, self._behaviours, self._groups if self._parted else None
