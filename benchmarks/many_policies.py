@@ -185,8 +185,8 @@ def loss(policies: int, seed: int) -> None:
         "CartPole, PoWER, noise 3": lambda: perturbed(policies, seed, 3.0),
     }
     parted = [f"{size}" for size in SIZES]
-    rows = [["data", "ESS of all", *parted, f"estimated, {SIZE}", f"blocks of {SIZE}",
-             "nearest tenth", "estimated"]]  # fmt: skip
+    rows = [["data", "ESS of all", *parted, f"told, {SIZE}", f"blocks of {SIZE}",
+             "nearest tenth", "told"]]  # fmt: skip
     for name, make in cases.items():
         data, target = make()
         counts = behaviours_of(data).counts
