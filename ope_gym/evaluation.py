@@ -474,6 +474,7 @@ def evaluate_log_probs(
     """
     from ope_gym import kernels
     from ope_gym.control_variates import last_log_probs
+    from ope_gym.mixtures import joined
 
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
@@ -517,13 +518,14 @@ def evaluate_log_probs(
     )  # fmt: skip
     behaviours = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
     counts = np.bincount(ids, minlength=rows.shape[0])
+    strata = joined(ids)
     sample = Sample(
-        offsets.size - 1, steps, ids, behaviours, counts, options.gamma, regime,
+        offsets.size - 1, steps, strata, behaviours, counts, options.gamma, regime,
         kernels.fingerprint(
             rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]
         ),
     )  # fmt: skip
-    draws = intervals.Resamples(ids, options.resamples, options.seed)
+    draws = intervals.Resamples(strata, options.resamples, options.seed)
     problem = Problem(
         rewards, offsets, ids, log_w, options.gamma, options.cap, counts=counts,
         endings=lambda: last_log_probs(rows, offsets),
@@ -536,7 +538,7 @@ def evaluate_log_probs(
         problem.start = values.at_start(offsets)
         problem.residuals = values.residuals(rewards, offsets, options.gamma)
     problem = problem.within_discount()
-    known = _Known(sample, {})
+    known = _Known(sample, {}, joined=strata is not ids)
     return Evaluation({name: _estimate(name, problem, known, options, draws) for name in names})
 
 

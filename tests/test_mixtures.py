@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import LinearSigmoid, Trajectories, evaluate, mixtures, nearest, rank
+from ope_gym import (
+    LinearSigmoid,
+    Trajectories,
+    evaluate,
+    evaluate_log_probs,
+    mixtures,
+    nearest,
+    rank,
+)
 from ope_gym.__main__ import main
 from ope_gym.estimators import column_sums, join_single, standard_error
 from ope_gym.likelihood import Behaviours, behaviours_of
@@ -480,6 +488,14 @@ def test_an_update_per_episode_has_intervals_and_a_calibrated_auto() -> None:
         assert estimate.diagnostics.behaviour_shares.size == 64, name
     assert found["auto"].report["c"] > 0
     assert np.array_equal(join_single(found.sample.strata), found.sample.strata)
+
+
+def test_both_doors_join_the_same_neighbours() -> None:
+    made = recorded(12, (1,) * 40)
+    names = ["FIS", "NFIS", "BIS"]
+    found = evaluate(made.trajectories, made.target, estimators=names)
+    assert_same(evaluate_log_probs(*made.arrays, estimators=names), found)
+    assert np.isfinite(found["NFIS"].standard_error)
 
 
 def test_memory_does_not_grow_with_behaviours_times_steps() -> None:
