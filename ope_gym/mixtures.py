@@ -24,6 +24,7 @@ import numpy as np
 
 from ope_gym.likelihood import BehaviourRows, Behaviours
 from ope_gym.trajectories import Trajectories
+from ope_gym.validation import positive
 from ope_gym.weights import FloatArray, IntArray, log_weights
 
 LIMIT = 256  # behaviours up to which "auto" takes the mixture of all
@@ -57,12 +58,12 @@ def group_size(mixture: str | int, behaviours: int) -> int:
         return behaviours if behaviours <= LIMIT else SIZE
     if mixture == "all":
         return behaviours
-    if isinstance(mixture, str | bool) or mixture % 1 or mixture < 1:
+    if not (size := positive(mixture)):
         raise ValueError(
             f"mixture is {mixture!r}; give 'all', 'auto' or the largest number of behaviours in a "
             f"mixture, such as {SIZE}"
         )
-    return min(int(mixture), behaviours)
+    return min(size, behaviours)
 
 
 def interleaved(counts: IntArray, size: int) -> IntArray:

@@ -21,6 +21,7 @@ from ope_gym import trees
 from ope_gym.likelihood import Behaviours, behaviours_of, follow_plans, stack_log_probs
 from ope_gym.policies import Policy
 from ope_gym.trajectories import Trajectories
+from ope_gym.validation import positive
 from ope_gym.weights import FloatArray, IntArray
 
 _STATES, _ACTIONS = 256, 4  # of the sample, and drawn at each
@@ -36,7 +37,7 @@ def nearest(data: Trajectories, target: Policy, keep: int, seed: int) -> IntArra
         keep: how many behaviours; all episodes if there are no more.
         seed: of the sample of states and actions.
     """
-    if isinstance(keep, str | bool) or keep % 1 or keep < 1:
+    if not positive(keep):
         raise ValueError(
             f"keep is {keep!r}; give the number of behaviours whose episodes are used, or None for "
             "all"
@@ -52,7 +53,7 @@ def nearest(data: Trajectories, target: Policy, keep: int, seed: int) -> IntArra
     far = divergences(data, behaviours, target, seed)
     latest = -np.arange(far.size)  # of equal ones
     kept = np.zeros(far.size, dtype=bool)
-    kept[np.lexsort((latest, far))[: int(keep)]] = True
+    kept[np.lexsort((latest, far))[:keep]] = True
     return np.flatnonzero(kept[behaviours.ids])
 
 

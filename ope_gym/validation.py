@@ -92,6 +92,13 @@ def check_seed(rng: int | np.random.Generator | None) -> int:
     return seed
 
 
+def positive(value: object) -> int:
+    """A whole number above 0, or 0 for anything else."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return max(int(value), 0)
+    return 0
+
+
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
     """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
     array = np.asarray(offsets)

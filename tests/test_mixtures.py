@@ -244,7 +244,7 @@ def test_auto_takes_all_of_a_few_hundred_and_groups_of_more() -> None:
     assert mixtures.group_size(100, 7) == 7
 
 
-@pytest.mark.parametrize("mixture", [0, -3, 2.5, True, "some"])
+@pytest.mark.parametrize("mixture", [0, -3, 2.5, True, "some", None])
 def test_a_mixture_that_makes_no_sense_is_refused(mixture: Any) -> None:
     made = recorded(9)
     with pytest.raises(ValueError, match=f"mixture is {mixture!r}; give 'all', 'auto'"):
