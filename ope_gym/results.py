@@ -55,8 +55,8 @@ class PartialMixture:
         error = f" ± {self.efficiency_error:.2f}" if self.efficiency_error >= 0.005 else ""
         text += f": ESS {self.efficiency:.2f}{error} of that of the full mixture"
         poor = self.efficiency + 2 * self.efficiency_error < _POOR
-        remedy = "keep more" if self.kept < self.behaviours else "a larger mixture"
-        return f"{text}; {remedy} to lose less" if poor else text
+        remedy = "keeping more" if self.kept < self.behaviours else "a larger mixture"
+        return f"{text}; {remedy} would lose less" if poor else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers; undefined ones are None."""

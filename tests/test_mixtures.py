@@ -28,6 +28,7 @@ from ope_gym.__main__ import main
 from ope_gym.estimators import column_sums, join_single, standard_error
 from ope_gym.likelihood import Behaviours, behaviours_of
 from ope_gym.mixture_loss import SAMPLED, whole_ess
+from ope_gym.results import PartialMixture
 from ope_gym.schedules import Schedule
 from ope_gym.weights import log_weights
 from tests import reference, small_mdps
@@ -438,6 +439,26 @@ def test_the_loss_is_shown_and_written(tmp_path: Path) -> None:
     assert "mixtures of 60 of 300 behaviours" in str(ranking)
     assert ranking.to_dict()["policies"]["a"]["mixture"]["size"] == 60
     assert evaluate(data, target, estimators="BIS").sample.mixture is None
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "kept", "groups", "text"),
+    [
+        (0.999, 0.001, 900, 15, "mixtures of 60 of 900 behaviours: ESS 1.00 of that of the full "
+         "mixture"),
+        (0.5, 0.05, 900, 15, "mixtures of 60 of 900 behaviours: ESS 0.50 ± 0.05 of that of the "
+         "full mixture; a larger mixture would lose less"),
+        (0.5, 0.2, 60, 1, "episodes of the 60 nearest of 900 behaviours: ESS 0.50 ± 0.20 of that "
+         "of the full mixture"),
+        (0.1, 0.0, 120, 2, "episodes of the 120 nearest of 900 behaviours, mixtures of 60 of 120 "
+         "behaviours: ESS 0.10 of that of the full mixture; keeping more would lose less"),
+        (np.nan, np.nan, 60, 1, "episodes of the 60 nearest of 900 behaviours"),
+    ],
+)  # fmt: skip
+def test_the_note_in_words(share: float, error: float, kept: int, groups: int, text: str) -> None:
+    note = PartialMixture(900, kept, groups, 60, share, error)
+    assert str(note) == text
+    assert note.to_dict()["efficiency"] == (None if np.isnan(share) else share)
 
 
 def test_the_command_line_takes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
