@@ -200,6 +200,6 @@ def joined(strata: IntArray) -> IntArray:
     few trajectories in all, or some of which have several, are left as they are.
     """
     order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
-    if counts.max() > 1 or counts.size < 4 * NEIGHBOURS:
+    if counts.max() > 1 or counts.size < 2 * NEIGHBOURS:
         return strata
     return np.asarray(np.minimum(order // NEIGHBOURS, counts.size // NEIGHBOURS - 1))

@@ -7,10 +7,12 @@ anew from the target. Neither rewards nor recorded actions enter, nor any weight
 that is used: to choose by those would bias the estimate.
 
 What is left: for behaviours chosen in advance FIS from the kept episodes is unbiased, as from any
-data. Here the choice depends on the states in the sample, which are part of the data: it is one of
-many nearly equal choices, each of them unbiased, so that the bias is of second order, but not
-exactly 0. Where policies learned from the data they depend on the data anyway, kept or not, as the
-regime says. To be exact, choose the policies yourself: `trajectories.select(policies=...)`.
+data. Here the choice depends on the states in the sample, which are part of the data: the bias is
+the sum over choices of the covariance between "this is chosen" and the estimate from it. It is 0
+if other data would have led to the same choice, small if to nearly the same; a test finds none, but
+nothing makes it exactly 0. Where policies learned from the data they depend on the data anyway,
+kept or not, as the regime says. To be exact, choose the policies yourself:
+`trajectories.select(policies=...)`.
 """
 
 from __future__ import annotations

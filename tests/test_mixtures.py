@@ -330,6 +330,16 @@ def test_a_behaviour_without_support_is_infinitely_far() -> None:
     assert np.isfinite(far[1])
 
 
+def test_what_keeping_the_nearest_biases_is_too_small_to_see() -> None:
+    off = []
+    for seed in range(160):
+        data, target = drifting(60, 2.0, length=5, seed=seed)  # worth 1 a step
+        found = evaluate(data, target, estimators="FIS", q_model=None, keep=20, rng=seed)["FIS"]
+        off.append(found.value - 5.0)
+    assert abs(np.mean(off)) < 4 * np.std(off) / math.sqrt(len(off))
+    assert np.std(off) < 0.5
+
+
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "few"])
 def test_a_keep_that_makes_no_sense_is_refused(keep: Any) -> None:
     made = recorded(9)
@@ -483,7 +493,7 @@ def test_neighbours_of_one_episode_each_show_their_spread() -> None:
     groups = mixtures.joined(strata)
     assert np.bincount(groups).tolist() == [8] * 7 + [14]
     assert np.all(np.diff(groups[np.argsort(strata)]) >= 0)
-    few, several = np.arange(31), np.repeat(np.arange(40), 2)
+    few, several = np.arange(15), np.repeat(np.arange(40), 2)
     assert mixtures.joined(few) is few
     assert mixtures.joined(several) is several
 
