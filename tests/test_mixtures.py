@@ -390,17 +390,16 @@ def test_the_loss_of_few_episodes_is_exact(size: int) -> None:
     assert error == 0.0
 
 
-@pytest.mark.parametrize(("size", "drift"), [(2, 2.0), (8, 2.0), (8, 6.0)])
-def test_the_estimated_loss_is_the_true_loss(size: int, drift: float) -> None:
+@pytest.mark.parametrize(("size", "drift"), [(2, 2.0), (8, 6.0)])
+def test_the_estimated_loss_is_the_true_loss_within_its_error(size: int, drift: float) -> None:
     off = []
-    for seed in range(3):
-        data, target = drifting(600, drift, seed=seed)
+    for seed in range(12):
+        data, target = drifting(400, drift, length=15, seed=seed)
         truth, (found, error) = whole_and_parted(data, target, size)
         assert 0 < error < 0.15
-        assert truth < 0.995
         off.append((found - truth) / error)
-    assert np.abs(off).max() < 4
-    assert abs(np.mean(off)) < 4 / math.sqrt(3)
+    assert abs(np.mean(off)) < 4 / math.sqrt(12)
+    assert 0.35 < np.sqrt(np.mean(np.square(off))) < 2.0
 
 
 def test_the_loss_of_keeping_few_is_the_true_loss() -> None:
