@@ -89,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     _origin(value)
     _options(value)
     _betting(value)
+    _mixture(value)
+    value.add_argument(
+        "--keep", type=int, metavar="N",
+        help="use only the episodes of the N behaviours nearest to the policy (default all)",
+    )  # fmt: skip
 
     ranked = command("rank", "which of several policies is best", commands.rank_command, more=_RANK)
     ranked.add_argument(
@@ -100,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _origin(ranked)
     _options(ranked)
     _betting(ranked)
+    _mixture(ranked)
     ranked.add_argument(
         "--differences", action="store_true", help="also the differences of every two policies"
     )
@@ -186,6 +192,13 @@ def _betting(parser: argparse.ArgumentParser) -> None:
         help="that every reward obeys, for betting",
     )  # fmt: skip
     parser.add_argument("--horizon", type=int, help="longest possible episode, for betting")
+
+
+def _mixture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mixture", default="auto", metavar="N",
+        help="most behaviours that weights are against, or all; auto (default): all up to 256",
+    )  # fmt: skip
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
