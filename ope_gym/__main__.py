@@ -122,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     _options(value)
     _betting(value)
     _shards(value)
+    _mixture(value)
+    value.add_argument(
+        "--keep", type=int, metavar="N",
+        help="use only the episodes of the N behaviours nearest to the policy (default all)",
+    )  # fmt: skip
 
     ranked = command("rank", "which of several policies is best", commands.rank_command, more=_RANK)
     ranked.add_argument(
@@ -133,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _origin(ranked)
     _options(ranked)
     _betting(ranked)
+    _mixture(ranked)
     ranked.add_argument(
         "--differences", action="store_true", help="also the differences of every two policies"
     )
@@ -234,6 +240,13 @@ def _shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scratch", type=Path, metavar="DIR",
         help="folder for the weights, 16 bytes a step and more, which are else computed twice",
+    )  # fmt: skip
+
+
+def _mixture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mixture", default="auto", metavar="N",
+        help="most behaviours that weights are against, or all; auto (default): all up to 256",
     )  # fmt: skip
 
 

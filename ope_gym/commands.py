@@ -50,7 +50,7 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
         q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
         interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
         reward_range=tuple(args.reward_range) if args.reward_range else None,
-        horizon=args.horizon,
+        horizon=args.horizon, mixture=_mixture(args.mixture), keep=args.keep,
     )  # fmt: skip
     if args.json:
         evaluation.to_json(args.json)
@@ -90,7 +90,7 @@ def rank_command(data: Trajectories, args: argparse.Namespace) -> str:
             q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
             interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
             reward_range=tuple(args.reward_range) if args.reward_range else None,
-            horizon=args.horizon, progress=bar.update,
+            horizon=args.horizon, mixture=_mixture(args.mixture), progress=bar.update,
         )  # fmt: skip
     if args.json:
         ranking.to_json(args.json)
@@ -168,6 +168,11 @@ def _target(policies: Sequence[Policy], args: argparse.Namespace) -> int:
     if not 0 <= number < len(policies):
         raise ValueError(f"--target {number}: there are policies 0 to {len(policies) - 1}")
     return number
+
+
+def _mixture(text: str) -> str | int:
+    """The option --mixture: a word, or a number; anything else is refused by whoever uses it."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def _candidate(text: str | None) -> int | str | None:

@@ -136,7 +136,9 @@ def control_variates(
     value = float(influence.mean())
     if rank:
         influence += (np.sqrt(freedom / (freedom - rank)) - 1.0) * centre(influence, groups)
-    before, after = float(y @ y), float(np.sum((centre(influence, groups) * scale) ** 2))
+    before, after = (
+        float(np.sum((centre(values, groups) * scale) ** 2)) for values in (psi, influence)
+    )  # alike, so that their ratio is 1 where nothing changed, on any machine
     ratio = after / before if before > 0 else 1.0
     return Controlled(value, influence, plain, beta, means, rank, ratio)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from ope_gym.validation import (
     check_log_probs,
     check_offsets,
     check_options,
+    check_seed,
     place,
 )
 from ope_gym.weights import FloatArray, IntArray, log_weights
@@ -43,6 +45,7 @@ class _Known:
     calibration: FloatArray | None = None
     notes: tuple[str, ...] = ()  # red for all
     cautions: tuple[str, ...] = ()  # amber for weights against a mixture
+    joined: bool = False  # strata join behaviours of one episode each
 
 
 _FOLLOWING = (
@@ -69,6 +72,8 @@ def evaluate(
     reward_range: tuple[float, float] | None = None,
     horizon: int | None = None,
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    mixture: str | int = "auto",
+    keep: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """The value of `target`, from trajectories that other policies recorded.
@@ -97,16 +102,31 @@ def evaluate(
         horizon: longest possible episode, needed by "betting"; by default the recorded time limit.
         reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
             learned from other episodes), or a pair of arrays (S,): mean and variance.
+        mixture: which behaviours the weights of an episode are against: "all"; a number: its own
+            and others from all over the training history, so many in all, which costs so many
+            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more. The loss of
+            efficiency is measured and shown; see `ope_gym.mixtures`.
+        keep: use only the episodes of so many behaviours, those nearest to the target (see
+            `ope_gym.nearest`); None for all.
         progress: called with the number of bootstrap replicates just finished, for a progress bar.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
-    return Evaluator(
+    whole = None
+    if keep is not None:
+        from ope_gym.nearest import nearest
+
+        _refuse_columns(keep, q_model, reward_model)
+        whole, data = regimes.held_out_only(_recorded(trajectories), data), "all"
+        rng = check_seed(rng)
+        trajectories = whole.select(episodes=nearest(whole, _check_target(target), keep, rng))
+    evaluator = Evaluator(
         trajectories, estimators=estimators, data=data, q_model=q_model, gamma=gamma, cap=cap,
         interval=interval, level=level, rng=rng, resamples=resamples, reward_range=reward_range,
-        horizon=horizon, reward_model=reward_model, progress=progress,
-    ).evaluate(target, origin=origin)  # fmt: skip
+        horizon=horizon, reward_model=reward_model, mixture=mixture, progress=progress,
+    )  # fmt: skip
+    return evaluator.evaluate(target, origin=origin, kept_from=whole)
 
 
 class Evaluator:
@@ -133,22 +153,19 @@ class Evaluator:
         reward_range: tuple[float, float] | None = None,
         horizon: int | None = None,
         reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+        mixture: str | int = "auto",
         progress: Callable[[int], object] | None = None,
     ) -> None:
         from ope_gym import kernels
         from ope_gym.likelihood import behaviours_of
+        from ope_gym.mixtures import group_size, interleaved, joined
 
-        if not hasattr(trajectories, "view"):
-            raise TypeError(
-                f"trajectories is {trajectories!r}: give Trajectories or a TrajectoryBuffer, such "
-                "as the `buffer` of a recorder, or Trajectories.load(path)"
-            )
-        whole = trajectories.view()
-        if not len(whole):
-            raise ValueError("trajectories is empty: record at least one episode first")
-        self.data = regimes.held_out_only(whole, data)
+        self.data = regimes.held_out_only(_recorded(trajectories), data)
         self._offsets = check_offsets(self.data.offsets, self.data.n_steps)
         self._behaviours = behaviours_of(self.data)
+        self._strata = joined(self._behaviours.strata)
+        size = group_size(mixture, len(self._behaviours.plans))
+        self._groups = interleaved(self._behaviours.counts, size)
         self._density = has_densities(self.data)
         self._named = None if estimators is None else _names(estimators)
         self._options = check_options(
@@ -165,21 +182,30 @@ class Evaluator:
             np.nan_to_num(self.data.log_probs[_some_ends(self._offsets)]),  # NaN: not recorded
         )  # fmt: skip
         self._draws = intervals.Resamples(
-            self._behaviours.strata, self._options.resamples, self._options.seed, progress
+            self._strata, self._options.resamples, self._options.seed, progress
         )
 
-    def evaluate(self, target: Policy, *, origin: str | None = None) -> Evaluation:
-        """The value of `target` by every estimator; `origin` as in `ope_gym.evaluate`."""
+    def evaluate(
+        self,
+        target: Policy,
+        *,
+        origin: str | None = None,
+        kept_from: Trajectories | None = None,
+    ) -> Evaluation:
+        """The value of `target` by every estimator.
+
+        Args:
+            target: the policy to evaluate.
+            origin: as in `ope_gym.evaluate`.
+            kept_from: all recorded episodes, where these are but those of some behaviours; the
+                loss of efficiency is measured against them.
+        """
         from ope_gym import kernels
         from ope_gym.likelihood import policy_log_probs
+        from ope_gym.mixture_loss import partial_mixture
         from ope_gym.propensity_sums import check_propensities
 
-        if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
-            raise TypeError(
-                f"target is {target!r}, which has no log_prob and sample: give a policy of "
-                "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write "
-                "one; a recorded policy is trajectories.policies[k]"
-            )
+        _check_target(target)
         data, offsets, options = self.data, self._offsets, self._options
         model = self._resolve(target)
         names = self._named or _common(
@@ -188,26 +214,33 @@ class Evaluator:
             propensities=data.has_propensities,
         )  # fmt: skip
         self._require(names, model)
+        schemes = {ESTIMATORS[name].scheme for name in names} - {""}
         own = policy_log_probs(target, "target", data)
         check_log_probs(own, "target_log_probs", offsets, self._density)
         prefix = np.empty(own.size)
         kernels.cumulate(own, 0, len(data), offsets, prefix)
-        self._prepare({ESTIMATORS[name].scheme for name in names} - {""})
-        log_w = {
-            scheme: base + prefix
-            for scheme, base in self._bases.items()
-            if any(ESTIMATORS[name].scheme == scheme for name in names)
-        }
+        partial = self._parted or kept_from is not None
+        prepared = schemes | ({"fused"} if partial and "optimal" in schemes else set())
+        self._prepare(prepared)
+        log_w = {scheme: self._bases[scheme] + prefix for scheme in prepared}
         regime = regimes.regime_of(data, target, origin)
-        report = check_propensities(data, target, self._behaviours)
+        mixture = partial_mixture(
+            data, self._behaviours, self._groups, target, log_w.get("fused"), options.seed,
+            kept_from,
+        )  # fmt: skip
+        report = check_propensities(
+            data, target, self._behaviours, self._groups if self._parted else None
+        )
         known = _Known(
             Sample(
-                len(data), data.n_steps, self._behaviours.strata, self._behaviours.names,
+                len(data), data.n_steps, self._strata, self._behaviours.names,
                 self._behaviours.counts, options.gamma, regime, self._fingerprint,
+                mixture,
             ),
             report.support, report.calibration,
             report.notes + ((self._mismatch,) if self._mismatch else ()),
             (_FOLLOWING,) if (data.schedule_ids >= 0).any() else (),
+            self._strata is not self._behaviours.strata,
         )  # fmt: skip
         problem = Problem(
             data.rewards, offsets, self._behaviours.ids, log_w, options.gamma, options.cap,
@@ -268,6 +301,12 @@ class Evaluator:
                     "single episode)"
                 )
             _refuse_betting(name, self._options.interval)
+            if self._parted and c.method in _NEED_ALL:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs the probabilities of all episodes under "
+                    f"all {self._groups.size:,} behaviours, but mixtures are of at most "
+                    f"{self._largest}: give mixture='all' if you can wait, or leave {name} out"
+                )
             if (
                 self._options.interval == "betting"
                 and c.scheme == "optimal"
@@ -286,6 +325,9 @@ class Evaluator:
         missing = sorted(schemes - self._bases.keys())
         if not missing:
             return
+        if self._parted and missing != ["basic"]:
+            self._prepare_parts(missing)
+            return
         certain = np.zeros(self.data.n_steps)
         rows = self._behaviours.rows(self.data, only_own=missing == ["basic"])
         model = self._reward_model
@@ -301,6 +343,34 @@ class Evaluator:
                 reward_model=model if isinstance(model, tuple) else None,
             )  # fmt: skip
         self._mismatch = self._mismatch or rows.mismatch
+
+    def _prepare_parts(self, missing: list[str]) -> None:
+        """The same, each episode against the behaviours of its group."""
+        from ope_gym.mixtures import partial_log_weights
+
+        model = self._reward_model
+        if "optimal" in missing and model == "cross-fit" and not self._density:
+            raise ValueError(
+                "reward_model='cross-fit' weights two halves of the episodes against their own "
+                f"mixtures of all behaviours, but mixtures are of at most {self._largest} of "
+                f"{self._groups.size:,}: give mixture='all', or 'deterministic' or (mean, variance)"
+            )
+        found, mismatch = partial_log_weights(
+            self.data, self._behaviours, self._groups, missing, density=self._density,
+            reward_model=model if isinstance(model, tuple) else None,
+        )  # fmt: skip
+        self._bases |= found
+        self._mismatch = self._mismatch or mismatch
+
+    @property
+    def _parted(self) -> bool:
+        """Whether mixtures are of a part of the behaviours."""
+        return int(self._groups.max()) > 0
+
+    @property
+    def _largest(self) -> int:
+        """Behaviours of the largest group."""
+        return int(np.bincount(self._groups).max())
 
     @cached_property
     def _endings(self) -> FloatArray:
@@ -404,6 +474,7 @@ def evaluate_log_probs(
     """
     from ope_gym import kernels
     from ope_gym.control_variates import last_log_probs
+    from ope_gym.mixtures import joined
 
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
@@ -447,13 +518,14 @@ def evaluate_log_probs(
     )  # fmt: skip
     behaviours = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
     counts = np.bincount(ids, minlength=rows.shape[0])
+    strata = joined(ids)
     sample = Sample(
-        offsets.size - 1, steps, ids, behaviours, counts, options.gamma, regime,
+        offsets.size - 1, steps, strata, behaviours, counts, options.gamma, regime,
         kernels.fingerprint(
             rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]
         ),
     )  # fmt: skip
-    draws = intervals.Resamples(ids, options.resamples, options.seed)
+    draws = intervals.Resamples(strata, options.resamples, options.seed)
     problem = Problem(
         rewards, offsets, ids, log_w, options.gamma, options.cap, counts=counts,
         endings=lambda: last_log_probs(rows, offsets),
@@ -466,7 +538,7 @@ def evaluate_log_probs(
         problem.start = values.at_start(offsets)
         problem.residuals = values.residuals(rewards, offsets, options.gamma)
     problem = problem.within_discount()
-    known = _Known(sample, {})
+    known = _Known(sample, {}, joined=strata is not ids)
     return Evaluation({name: _estimate(name, problem, known, options, draws) for name in names})
 
 
@@ -475,10 +547,13 @@ def _estimate(
 ) -> Estimate:
     """One estimator: its value, error, interval, diagnostics and verdict."""
     composition, sample = ESTIMATORS[name], known.sample
+    ids = problem.ids
+    if known.joined and composition.method != "adaptive":
+        problem = dataclasses.replace(problem, ids=sample.strata)  # single ones show no spread
     computed = compute(name, problem)
     result = computed.moments
     diagnostics = weight_diagnostics(
-        result.sums, result.ess, result.log_last, problem.ids, sample.counts.size,
+        result.sums, result.ess, result.log_last, ids, sample.counts.size,
         result.capped_share, known.support.get(composition.scheme), known.calibration,
     )  # fmt: skip
     spread = result.influence if computed.spread is None else computed.spread
@@ -556,6 +631,41 @@ def _some_ends(offsets: IntArray) -> IntArray:
 
 
 _NEED_POLICIES = ("average", "adaptive")  # methods that need more than arrays
+_NEED_ALL = ("control variates", "adaptive")  # and those that need (n, K) log-probabilities
+
+
+def _recorded(trajectories: Trajectories | TrajectoryBuffer) -> Trajectories:
+    if not hasattr(trajectories, "view"):
+        raise TypeError(
+            f"trajectories is {trajectories!r}: give Trajectories or a TrajectoryBuffer, such "
+            "as the `buffer` of a recorder, or Trajectories.load(path)"
+        )
+    whole = trajectories.view()
+    if not len(whole):
+        raise ValueError("trajectories is empty: record at least one episode first")
+    return whole
+
+
+def _check_target(target: Policy) -> Policy:
+    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+        raise TypeError(
+            f"target is {target!r}, which has no log_prob and sample: give a policy of "
+            "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write "
+            "one; a recorded policy is trajectories.policies[k]"
+        )
+    return target
+
+
+def _refuse_columns(keep: int, q_model: object, reward_model: object) -> None:
+    """Columns of all steps do not fit the episodes that are kept."""
+    from ope_gym.baselines.contract import Baseline
+
+    for name, value in (("q_model", q_model), ("reward_model", reward_model)):
+        if isinstance(value, Baseline) or (name == "reward_model" and not isinstance(value, str)):
+            raise ValueError(
+                f"keep is {keep}, but {name} has a number for every recorded step: take the "
+                "episodes by trajectories.select(policies=...) and give the numbers of these"
+            )
 
 
 def _names(estimators: str | Iterable[str]) -> tuple[str, ...]:

@@ -47,9 +47,17 @@ class Behaviours:
         """(K,) for people: "policy 3", or "policies 3 then 4 from step 17"."""
         return tuple(_name(plan) for plan in self.plans)
 
-    def rows(self, data: Trajectories, *, only_own: bool = False) -> BehaviourRows:
+    def rows(
+        self, data: Trajectories, *, only_own: bool = False, episodes: IntArray | None = None
+    ) -> BehaviourRows:
         """The log-probabilities under all behaviours, block by block."""
-        return BehaviourRows(data, self, only_own)
+        return BehaviourRows(data, self, only_own, episodes)
+
+    def part(self, members: IntArray, ids: IntArray) -> Behaviours:
+        """Some of the behaviours, numbered anew, for trajectories of which these are the ids."""
+        plans = tuple(self.plans[k] for k in members)
+        policies = np.unique([policy for plan in plans for _, policy in plan])
+        return Behaviours(ids, self.counts[members], plans, ids, policies, self.available)
 
 
 def _name(plan: tuple[tuple[int, int], ...]) -> str:
@@ -111,12 +119,14 @@ class BehaviourRows:
         data: the trajectories.
         behaviours: their behaviours.
         only_own: evaluate no policy: all rows hold the logged numbers (enough for basic weights).
+        episodes: (n,) numbers by which people know the trajectories; 0, 1, ... unless given.
         mismatch: in words, the first logged number that its snapshot contradicts; empty if none.
     """
 
     data: Trajectories
     behaviours: Behaviours
     only_own: bool = False
+    episodes: IntArray | None = None
     mismatch: str = field(default="", init=False)
 
     @property
@@ -135,33 +145,48 @@ class BehaviourRows:
         table = stack_log_probs(
             [self.data.policies[p] for p in used], observations, actions, used.tolist()
         )
-        columns = np.arange(stop - start)
-        acting = np.searchsorted(used, self.data.policy_ids[start:stop])
-        self._compare(table[acting, columns], logged, start)
-        table[acting, columns] = logged
-        plans = self.behaviours.plans
-        if all(len(plan) == 1 for plan in plans):
-            policies = [plan[0][1] for plan in plans]
-            return table if policies == used.tolist() else table[np.searchsorted(used, policies)]
-        steps = self.data.steps[start:stop]
-        block = np.empty((len(plans), stop - start))
-        for row, plan in zip(block, plans, strict=True):
-            begins, acts = zip(*plan, strict=True)
-            phase = np.searchsorted(begins, steps, side="right") - 1
-            row[:] = table[np.searchsorted(used, acts)[phase], columns]
-        return block
+        acted = self.data.policy_ids[start:stop]
+        acting = np.minimum(np.searchsorted(used, acted), used.size - 1)
+        columns = np.flatnonzero(used[acting] == acted)  # all, if all behaviours are here
+        acting = acting[columns]
+        self._compare(table[acting, columns], logged[columns], start + columns)
+        table[acting, columns] = logged[columns]
+        return follow_plans(table, self.behaviours, self.data.steps[start:stop])
 
-    def _compare(self, recomputed: FloatArray, logged: FloatArray, start: int) -> None:
+    def _compare(self, recomputed: FloatArray, logged: FloatArray, rows: IntArray) -> None:
         gap = ~(np.abs(recomputed - logged) <= _MISMATCH * (1.0 + np.abs(logged)))  # NaN too
         if not self.mismatch and gap.any():
-            row = int(np.argmax(gap))
-            episode = int(np.searchsorted(self.data.offsets, start + row, side="right")) - 1
-            step = start + row - int(self.data.offsets[episode])
+            first = int(np.argmax(gap))
+            row = int(rows[first])
+            episode = int(np.searchsorted(self.data.offsets, row, side="right")) - 1
+            step = row - int(self.data.offsets[episode])
+            number = episode if self.episodes is None else int(self.episodes[episode])
             self.mismatch = (
-                f"logged propensities contradict the policy: episode {episode}, step {step} has "
-                f"{logged[row]:.6g} but policy {self.data.policy_ids[start + row]} gives "
-                f"{recomputed[row]:.6g}"
+                f"logged propensities contradict the policy: episode {number}, step {step} has "
+                f"{logged[first]:.6g} but policy {self.data.policy_ids[row]} gives "
+                f"{recomputed[first]:.6g}"
             )
+
+
+def follow_plans(table: FloatArray, behaviours: Behaviours, steps: IntArray) -> FloatArray:
+    """From log-probabilities (P, m) under policies to those (K, m) under behaviours.
+
+    Args:
+        table: (P, m) under `behaviours.policies`.
+        behaviours: whose plans say who acts.
+        steps: (m,) the step of each column in its episode.
+    """
+    used, plans = behaviours.policies, behaviours.plans
+    if all(len(plan) == 1 for plan in plans):
+        policies = [plan[0][1] for plan in plans]
+        return table if policies == used.tolist() else table[np.searchsorted(used, policies)]
+    columns = np.arange(steps.size)
+    block = np.empty((len(plans), steps.size))
+    for row, plan in zip(block, plans, strict=True):
+        begins, acts = zip(*plan, strict=True)
+        phase = np.searchsorted(begins, steps, side="right") - 1
+        row[:] = table[np.searchsorted(used, acts)[phase], columns]
+    return block
 
 
 def stack_log_probs(

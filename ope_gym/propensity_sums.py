@@ -8,10 +8,11 @@ import numpy as np
 
 from ope_gym import trees
 from ope_gym.likelihood import ROWS, Behaviours
+from ope_gym.mixtures import parts
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policy_math import moments_of
 from ope_gym.trajectories import Trajectories
-from ope_gym.weights import FloatArray
+from ope_gym.weights import FloatArray, IntArray
 
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
 _ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
@@ -154,11 +155,22 @@ class PropensitySums:
 
 
 def check_propensities(
-    data: Trajectories, target: Policy, behaviours: Behaviours
+    data: Trajectories, target: Policy, behaviours: Behaviours, groups: IntArray | None = None
 ) -> PropensityReport:
-    """Calibration of each policy that acted, and support of the target."""
+    """Calibration of each policy that acted, and support of the target.
+
+    Args:
+        data: the trajectories.
+        target: the policy to evaluate.
+        behaviours: who recorded them.
+        groups: (K,) of partial mixtures, which cover what their own behaviours do.
+    """
     sums = PropensitySums(target, len(data.policies))
-    sums.update(data, behaviours)
+    if groups is None:
+        sums.update(data, behaviours)
+    else:
+        for part in parts(data, behaviours, groups):
+            sums.update(part.data, part.behaviours)
     return sums.finalise()
 
 
@@ -169,4 +181,6 @@ def _uncovered(
     reachable = np.zeros(target.shape, dtype=bool)
     for k in behaviours.policies:
         reachable |= data.policies[k].probs(observations) > 0
+        if np.all(reachable | (target == 0)):
+            return 0
     return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))

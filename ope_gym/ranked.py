@@ -248,6 +248,9 @@ class Ranking(Mapping[str, Ranked]):
         verdicts = {r.name: r.estimate.verdict for r in self.values()}
         reasons = tables.grouped({k: str(v) for k, v in verdicts.items() if v.colour != "green"})
         remarks = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        notes = {r.name: r.estimate.sample.mixture for r in self.values()}
+        parted = tables.grouped({name: str(note) for name, note in notes.items() if note})
+        remarks += [f"{', '.join(names)}: {note}" for note, names in parted.items()]
         if self.safest is not self.best:
             low = self.safest.estimate.interval.low
             remarks.append(
@@ -274,6 +277,7 @@ def _as_dict(ranked: Ranked) -> dict[str, Any]:
     d = ranked.difference
     return {
         **ranked.estimate.to_dict(),
+        "mixture": None if (part := ranked.estimate.sample.mixture) is None else part.to_dict(),
         "probability_best": tables.finite(ranked.probability_best),
         "to_best": None
         if d is None

@@ -39,6 +39,7 @@ def rank(
     reward_range: tuple[float, float] | None = None,
     horizon: int | None = None,
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    mixture: str | int = "auto",
     draws: int = DRAWS,
     progress: Callable[[int], object] | None = None,
 ) -> Ranking:
@@ -55,7 +56,7 @@ def rank(
         estimator: a name of `ope_gym.ESTIMATORS`.
         data: "all" episodes, or only the "held-out" ones.
         origin: "learned" or "fixed", for all targets or by name; as in `ope_gym.evaluate`.
-        q_model: as in `ope_gym.evaluate`, and so are the options up to `reward_model`.
+        q_model: as in `ope_gym.evaluate`, and so are the options up to `mixture`.
         gamma: discount within [0, 1].
         cap: upper bound of the weights of capped estimators.
         interval: "ess-t", "percentile", "bca" or "betting".
@@ -65,6 +66,7 @@ def rank(
         reward_range: lowest and highest possible reward, for "betting".
         horizon: longest possible episode, for "betting".
         reward_model: for OUIS.
+        mixture: "all", "auto" or the largest number of behaviours in a mixture.
         draws: joint draws behind the probability of being best, where there is no bootstrap.
         progress: called with 1 after each policy.
 
@@ -79,7 +81,7 @@ def rank(
     evaluator = Evaluator(
         trajectories, estimators=estimator, data=data, q_model=q_model, gamma=gamma, cap=cap,
         interval=interval, level=level, rng=seed, resamples=resamples, reward_range=reward_range,
-        horizon=horizon, reward_model=reward_model,
+        horizon=horizon, reward_model=reward_model, mixture=mixture,
     )  # fmt: skip
     named = named_targets(targets, evaluator.data.policies)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)

@@ -22,6 +22,50 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@dataclass(frozen=True)
+class PartialMixture:
+    """That not all behaviours stand in every mixture, and what it costs; see `ope_gym.mixtures`.
+
+    Args:
+        behaviours: recorded.
+        kept: how many of them have episodes that are used: those nearest to the target.
+        groups: into which these are parted.
+        size: behaviours of the largest group.
+        efficiency: effective sample size as a share of that of the mixture of all behaviours, from
+            a sample of trajectories; NaN if it is not known.
+        efficiency_error: standard error of that.
+    """
+
+    behaviours: int
+    kept: int
+    groups: int
+    size: int
+    efficiency: float
+    efficiency_error: float
+
+    def __str__(self) -> str:
+        parts = []
+        if self.kept < self.behaviours:
+            parts.append(f"episodes of the {self.kept:,} nearest of {self.behaviours:,} behaviours")
+        if self.groups > 1:
+            parts.append(f"mixtures of {self.size:,} of {self.kept:,} behaviours")
+        text = ", ".join(parts)
+        if math.isnan(self.efficiency):
+            return text
+        error = f" ± {self.efficiency_error:.2f}" if self.efficiency_error >= 0.005 else ""
+        text += f": ESS {self.efficiency:.2f}{error} of that of the full mixture"
+        poor = self.efficiency + 2 * self.efficiency_error < _POOR
+        remedy = "keeping more" if self.kept < self.behaviours else "a larger mixture"
+        return f"{text}; {remedy} would lose less" if poor else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers; undefined ones are None."""
+        return {k: _number(v) if isinstance(v, float) else v for k, v in vars(self).items()}
+
+
+_POOR = 0.8  # efficiency below which the note says what would help
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """The trajectories that estimates rest on.
@@ -35,6 +79,7 @@ class Sample:
         gamma: discount.
         regime: what the learner saw of the data, one of `ope_gym.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
+        mixture: where weights are against parts of the behaviours; None where against all.
     """
 
     trajectories: int
@@ -45,6 +90,7 @@ class Sample:
     gamma: float
     regime: str
     fingerprint: tuple[float, ...] = field(repr=False)
+    mixture: PartialMixture | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +263,7 @@ class Evaluation(Mapping[str, Estimate]):
             "behaviours": dict(zip(sample.behaviours, sample.counts.tolist(), strict=True)),
             "gamma": sample.gamma,
             "regime": label(sample.regime),
+            "mixture": None if sample.mixture is None else sample.mixture.to_dict(),
             "estimates": {name: estimate.to_dict() for name, estimate in self.items()},
         }
 
@@ -271,9 +318,11 @@ class Evaluation(Mapping[str, Estimate]):
         behaviours = np.count_nonzero(sample.counts)
         head = (
             f"{_count(sample.trajectories, 'episode')}, {_count(sample.steps, 'step')}, "
-            f"{behaviours} behaviour{'' if behaviours == 1 else 's'}, gamma {sample.gamma:g}; "
+            f"{_count(int(behaviours), 'behaviour')}, gamma {sample.gamma:g}; "
             f"data: {label(sample.regime)}"
         )
+        if sample.mixture is not None:
+            head += "\n" + textwrap.fill(str(sample.mixture), 100, subsequent_indent="    ")
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
         rows = [["estimator", "value", "std.err", interval, "ESS", "verdict"]]
         for name, e in self.items():

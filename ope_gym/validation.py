@@ -76,16 +76,27 @@ def check_options(
                 'interval="betting" needs horizon, the longest possible episode (the time limit): '
                 "the longest recorded one may fall short of it, and the interval of the truth"
             )
-    if isinstance(rng, np.random.Generator):
-        seed = int(rng.integers(1 << 62))
-    else:
-        seed = int(rng or 0)
-        if seed < 0 or seed != (rng or 0):
-            raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
     return Options(
-        names, float(gamma), float(cap), interval, float(level), seed, int(resamples), reward_range,
-        None if horizon is None else int(horizon),
+        names, float(gamma), float(cap), interval, float(level), check_seed(rng), int(resamples),
+        reward_range, None if horizon is None else int(horizon),
     )  # fmt: skip
+
+
+def check_seed(rng: int | np.random.Generator | None) -> int:
+    """A seed from a seed, from the next draw of a generator, or 0."""
+    if isinstance(rng, np.random.Generator):
+        return int(rng.integers(1 << 62))
+    seed = int(rng or 0)
+    if seed < 0 or seed != (rng or 0):
+        raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
+    return seed
+
+
+def positive(value: object) -> int:
+    """A whole number above 0, or 0 for anything else."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return max(int(value), 0)
+    return 0
 
 
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:

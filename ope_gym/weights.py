@@ -81,6 +81,7 @@ def log_weights(
     counts: IntArray | None = None,
     reward_model: tuple[FloatArray, FloatArray] | None = None,
     density: bool = False,
+    names: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, FloatArray]:
     """Log weights (S,) of each scheme; the arguments are as validated by `evaluate_log_probs`.
 
@@ -94,6 +95,8 @@ def log_weights(
         reward_model: mean (S,) and variance (S,) of the reward given its prefix, for "optimal".
         density: the actions are continuous: log densities may exceed 0, and "optimal" is "fused",
             because a single path has probability 0.
+        names: (K,) and (n,) numbers of the behaviours and the trajectories, for error messages
+            about a part of the data.
     """
     from ope_gym import kernels
 
@@ -126,7 +129,7 @@ def log_weights(
                 block, shift, begin, end, ids, offsets, log_rho, limit, a, own, mixture, extra
             )
         if not good or own.min() == -np.inf:
-            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit)
+            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
         prefixes = Prefixes(target, own, mixture, extra)
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
@@ -186,7 +189,14 @@ def _cores() -> int:
         return os.cpu_count() or 1
 
 
-def _refuse(block: FloatArray, start: int, ids: IntArray, offsets: IntArray, limit: float) -> None:
+def _refuse(
+    block: FloatArray,
+    start: int,
+    ids: IntArray,
+    offsets: IntArray,
+    limit: float,
+    names: tuple[IntArray, IntArray] | None,
+) -> None:
     """Raise the error for the first entry that is NaN or above the limit, or -inf but executed."""
     rows = np.arange(start, start + block.shape[1])
     episodes = np.searchsorted(offsets, rows, side="right") - 1
@@ -196,6 +206,8 @@ def _refuse(block: FloatArray, start: int, ids: IntArray, offsets: IntArray, lim
     behaviour, column = (int(index) for index in np.argwhere(bad)[0])
     episode, value = int(episodes[column]), float(block[behaviour, column])
     step = start + column - int(offsets[episode])
+    if names is not None:
+        behaviour, episode = int(names[0][behaviour]), int(names[1][episode])
     raise bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")
 
 

@@ -395,6 +395,22 @@ def test_weights_that_become_zero_are_red_and_say_where(name: str) -> None:
     assert got.diagnostics.ess_curve.tolist() == [2.0, 0.0]
 
 
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_partial_mixtures_are_used_or_refused(name: str) -> None:
+    horizon = 1 if ESTIMATORS[name].method == "average" else 6
+    data = recorded(31, (4, 5, 3, 4), horizon=horizon)
+    whole = evaluate(data.trajectories, data.target, estimators=name, mixture="all")
+    if ESTIMATORS[name].method in ("control variates", "adaptive"):
+        with pytest.raises(ValueError, match=rf"'{name}', which needs .* mixture='all'"):
+            evaluate(data.trajectories, data.target, estimators=name, mixture=2)
+        return
+    found = evaluate(data.trajectories, data.target, estimators=name, mixture=2)
+    against = ESTIMATORS[name].scheme not in ("", "basic")
+    assert (found.sample.mixture is not None) == against
+    assert (found[name].value != whole[name].value) == against
+    assert math.isfinite(found[name].standard_error)
+
+
 @every
 @pytest.mark.parametrize("method", ["ess-t", "percentile", "bca"])
 def test_one_trajectory_has_a_value_and_nothing_more(name: str, method: str) -> None:

@@ -1,0 +1,555 @@
+"""Many behaviours: partial mixtures, the nearest behaviours, and what they lose."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ope_gym import (
+    LinearSigmoid,
+    Trajectories,
+    evaluate,
+    evaluate_log_probs,
+    mixtures,
+    nearest,
+    rank,
+)
+from ope_gym.__main__ import main
+from ope_gym.estimators import column_sums, join_single, standard_error
+from ope_gym.likelihood import Behaviours, behaviours_of
+from ope_gym.mixture_loss import SAMPLED, whole_ess
+from ope_gym.results import PartialMixture
+from ope_gym.schedules import Schedule
+from ope_gym.weights import log_weights
+from tests import reference, small_mdps
+from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, recorded
+from tests.reference import Data
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FUSED = ["FIS", "FCIS", "NFIS", "NFCIS", "OUIS", "NOUIS"]
+
+
+def drifting(
+    episodes: int, drift: float = 1.0, length: int = 20, seed: int = 0, share: int = 1
+) -> tuple[Trajectories, LinearSigmoid]:
+    """Linear policies that drift as those of a training loop, `share` episodes each; a target."""
+    rng, number = np.random.default_rng(seed), episodes // share
+    scale = np.linspace(0.0, drift, number + 1)
+    known = [LinearSigmoid(np.array([1.0, -0.5]) * x) for x in scale]
+    ids, steps = np.repeat(np.arange(number), share), number * share * length
+    theta = np.stack([policy.theta for policy in known])[ids]
+    x = rng.standard_normal((ids.size, length, 2))
+    score = np.einsum("ntd,nd->nt", x, theta).reshape(steps)
+    actions = (rng.random(steps) < 1 / (1 + np.exp(-score))).astype(np.int64)
+    log_probs = -np.log1p(np.exp(np.where(actions, -score, score)))
+    data = Trajectories.from_arrays(
+        x.reshape(steps, 2), actions, rng.random(steps) + actions, log_probs,
+        offsets=np.arange(ids.size + 1) * length, policies=known[:-1], terminated=True,
+        policy_ids=np.repeat(ids, length), held_out=True,
+    )  # fmt: skip
+    return data, known[-1]
+
+
+def plain_loops(data: Data, groups: Ints) -> Floats:
+    """Log fused weights, trajectory by trajectory and step by step."""
+    counts = np.bincount(data.behaviour_ids, minlength=groups.size)
+    found = np.empty(data.rewards.size)
+    for i, own in enumerate(data.behaviour_ids):
+        members = [k for k in range(groups.size) if groups[k] == groups[own]]
+        total = sum(counts[k] for k in members)
+        target, logs = 0.0, dict.fromkeys(members, 0.0)
+        for row in range(data.offsets[i], data.offsets[i + 1]):
+            target += data.target_log_probs[row]
+            for k in members:
+                logs[k] += data.behaviour_log_probs[k, row]
+            terms = [math.log(counts[k] / total) + logs[k] for k in members if counts[k]]
+            found[row] = target - reference.log_sum_exp(terms)
+    return found
+
+
+def partial(made: Recorded, groups: Ints, scheme: str = "fused") -> Floats:
+    """Log weights of the target by the library."""
+    data, arrays = made.trajectories, made.arrays
+    base = mixtures.partial_log_weights(data, behaviours_of(data), groups, [scheme])[0][scheme]
+    prefix = [np.cumsum(r) for r in np.split(arrays.target_log_probs, data.offsets[1:-1])]
+    return np.asarray(base + np.concatenate(prefix))
+
+
+# --- the weights ------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    seed=st.integers(0, 50),
+    labels=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_any_partition_agrees_with_plain_loops(
+    counts: list[int], seed: int, labels: list[int]
+) -> None:
+    made, groups = recorded(seed, counts), np.array(labels[: len(counts)])
+    got = partial(made, groups)
+    np.testing.assert_allclose(got, plain_loops(made.arrays, groups), rtol=1e-11, atol=1e-11)
+    renamed = 7 - groups  # the numbers of groups, and gaps between them, mean nothing
+    np.testing.assert_array_equal(partial(made, renamed), got)
+
+
+@pytest.mark.parametrize("scheme", ["fused", "optimal"])
+def test_one_group_is_the_whole_mixture_to_the_bit(scheme: str) -> None:
+    made = recorded(3, (5, 3, 8, 1))
+    data = made.trajectories
+    behaviours = behaviours_of(data)
+    nobody = np.zeros(4, dtype=np.int64)
+    got = mixtures.partial_log_weights(data, behaviours, nobody, [scheme])[0][scheme]
+    want = log_weights(
+        np.zeros(data.n_steps), behaviours.rows(data), behaviours.ids, data.offsets, [scheme]
+    )[scheme]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("scheme", ["fused", "optimal"])
+def test_groups_of_one_are_basic_weights(scheme: str) -> None:
+    made = recorded(4, (5, 3, 8))
+    basic = partial(made, np.arange(3), "basic")
+    np.testing.assert_allclose(partial(made, np.arange(3), scheme), basic, rtol=0, atol=1e-12)
+    found = evaluate(made.trajectories, made.target, mixture=1, estimators=["BIS", "FIS", "NFIS"])
+    assert found["FIS"].value == pytest.approx(found["BIS"].value, rel=1e-12)
+
+
+def test_options_that_take_all_behaviours_change_no_bit() -> None:
+    made = recorded(5, (5, 3, 8))
+    want = evaluate(made.trajectories, made.target)
+    for mixture in ("all", 3, 100):
+        found = evaluate(made.trajectories, made.target, mixture=mixture, keep=3)
+        assert_same(found, want)
+        assert found.sample.mixture is None
+    assert want.to_dict()["mixture"] is None
+
+
+def test_a_group_uses_the_policies_an_episode_would_have_followed() -> None:
+    tables = [np.array([[p, 1 - p]]) for p in (0.2, 0.5, 0.7)]
+    schedules = (Schedule(np.array([0, 2]), np.array([0, 1])),
+                 Schedule(np.array([0, 1]), np.array([1, 2])),
+                 Schedule(np.array([0]), np.array([2])))  # fmt: skip
+    actions, acted = np.array([0, 1, 1, 0, 0, 1, 1, 0]), np.array([0, 0, 1, 1, 2, 2, 2, 2])
+    states = np.zeros(8, dtype=np.int64)
+    logs = np.stack([Table(t).log_prob(states, actions) for t in tables])
+    data = Trajectories.from_arrays(
+        states, actions, np.arange(8.0), logs[acted, np.arange(8)], policies=[Table(t) for t in
+        tables], policy_ids=acted, offsets=[0, 3, 6, 8], terminated=True, schedules=schedules,
+        schedule_ids=[0, 1, 2], start_clock=[0, 0, 0],
+    )  # fmt: skip
+    behaviours = behaviours_of(data)
+    assert len(behaviours.plans) == 3
+    rows = behaviours.rows(data).block(0, 8)
+    groups = np.array([0, 0, 1])
+    got = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
+    arrays = Data(np.zeros(8), rows, behaviours.ids, data.rewards, data.offsets)
+    np.testing.assert_allclose(got, plain_loops(arrays, groups), atol=1e-13)
+
+
+def test_an_error_in_a_group_names_the_episode_and_the_behaviour_of_the_whole() -> None:
+    made = recorded(6, (2, 2, 2, 2))
+    behaviours = behaviours_of(made.trajectories)
+    episode = int(np.flatnonzero(behaviours.ids == 3)[0])
+    liar = LogProbOnly(lambda observations, actions: np.full(len(actions), 0.5))
+    policies = [*made.trajectories.policies[:2], liar, made.trajectories.policies[3]]
+    bad = dataclasses.replace(made.trajectories, policies=tuple(policies))
+    with pytest.raises(ValueError, match=r"0\.5 of behaviour=2 at episode \d+, step 0: the log"):
+        mixtures.partial_log_weights(bad, behaviours_of(bad), np.array([1, 1, 0, 0]), ["fused"])
+    logged = made.trajectories.log_probs.copy()
+    row = int(made.trajectories.offsets[episode])
+    logged[row] -= 0.3
+    other = dataclasses.replace(made.trajectories, log_probs=logged)
+    found = evaluate(other, made.target, mixture=2, estimators="FIS")["FIS"]
+    assert f"contradict the policy: episode {episode}, step 0" in str(found.verdict)
+
+
+# --- exact expectations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 2], [3, 2, 1, 0]])
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_fis_is_unbiased_for_any_partition(groups: list[int], gamma: float) -> None:
+    rng, counts = np.random.default_rng(7), (1, 3, 2, 1)
+    mdp = small_mdps.random_mdp(rng, horizon=2)
+    policies = [small_mdps.random_policy(rng, mdp, peak=0.7) for _ in counts]
+    target = small_mdps.random_policy(rng, mdp)
+    every = small_mdps.population(mdp, target, policies, counts)
+    ids = every.data.behaviour_ids.tolist()
+    data = buffer_of(every.episodes, ids, policies, horizon=2).view()
+    made = Recorded(mdp, policies, Table(target), data)
+    for scheme in ("fused", "optimal"):
+        log_w = partial(made, np.array(groups), scheme)
+        psi = column_sums(log_w, data.rewards, data.offsets, gamma, None).psi
+        truth = small_mdps.value(mdp, target, gamma)
+        assert every.moments(psi)[0] == pytest.approx(truth, abs=1e-12), scheme
+
+
+@pytest.mark.parametrize(("mixture", "kept"), [(2, [0, 1, 2, 3]), ("all", [1, 3]), (1, [0, 2, 3])])
+def test_values_average_to_the_truth_over_all_data_sets(
+    mixture: str | int, kept: list[int]
+) -> None:
+    rng, mdp = np.random.default_rng(8), small_mdps.bandit([1.0, -2.0, 0.5])
+    policies = [small_mdps.random_policy(rng, mdp) for _ in range(4)]
+    target = small_mdps.random_policy(rng, mdp)
+    means: dict[str, list[float]] = {"FIS": [], "OUIS": []}
+    for episodes, chance in small_mdps.data_sets(mdp, policies, range(4)):
+        data = buffer_of(episodes, range(4), policies, horizon=1).view().select(policies=kept)
+        found = evaluate(data, Table(target), estimators=list(means), mixture=mixture, q_model=None)
+        for name, terms in means.items():
+            terms.append(chance * found[name].value)
+    for name, terms in means.items():
+        assert math.fsum(terms) == pytest.approx(small_mdps.value(mdp, target, 1.0), abs=1e-12), (
+            name
+        )
+
+
+# --- the groups -------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=80), size=st.integers(1, 90))
+def test_groups_are_few_alike_and_across_all_history(counts: list[int], size: int) -> None:
+    groups = mixtures.interleaved(np.array(counts), size)
+    sizes = np.bincount(groups)
+    assert sizes.max() <= size
+    assert sizes.size == -(-len(counts) // size)
+    assert sizes.max() - sizes.min() <= 1
+    for begin in range(0, len(counts), sizes.size):  # one of every G neighbours
+        some = groups[begin : begin + sizes.size]
+        assert np.unique(some).size == some.size
+    totals = np.bincount(groups, counts)
+    assert totals.max() - totals.min() <= 2 * max(counts)
+
+
+def test_equal_counts_are_dealt_in_order() -> None:
+    assert mixtures.interleaved(np.full(7, 5), 3).tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_auto_takes_all_of_a_few_hundred_and_groups_of_more() -> None:
+    assert mixtures.group_size("auto", 256) == 256
+    assert mixtures.group_size("auto", 257) == mixtures.SIZE
+    assert mixtures.group_size("all", 10_000) == 10_000
+    assert mixtures.group_size(100, 7) == 7
+
+
+@pytest.mark.parametrize("mixture", [0, -3, 2.5, True, "some", None])
+def test_a_mixture_that_makes_no_sense_is_refused(mixture: Any) -> None:
+    made = recorded(9)
+    with pytest.raises(ValueError, match=f"mixture is {mixture!r}; give 'all', 'auto'"):
+        evaluate(made.trajectories, made.target, mixture=mixture)
+
+
+def test_a_cross_fitted_reward_model_is_refused() -> None:
+    made = recorded(9, (4, 4, 4))
+    with pytest.raises(ValueError, match=r"'cross-fit' weights two halves .* mixture='all'"):
+        evaluate(
+            made.trajectories, made.target, estimators="OUIS", mixture=2, reward_model="cross-fit"
+        )
+
+
+def test_support_is_what_the_group_covers() -> None:
+    sure = [np.array([[x, 1.0 - x], [0.5 + k / 9, 0.5 - k / 9]]) for k, x in
+            enumerate((1.0, 0.5, 1.0, 0.5))]  # fmt: skip
+    made = buffer_of(
+        [small_mdps.Path((0,), (0,), (1.0,), 1.0)] * 8, [0, 1, 2, 3] * 2, sure, horizon=1
+    ).view()
+    target = Table(np.full((2, 2), 0.5))
+    whole = evaluate(made, target, estimators=["FIS", "BIS"])
+    assert whole["FIS"].diagnostics.support_violations == 0
+    assert whole["BIS"].diagnostics.support_violations == 4
+    parted = evaluate(made, target, estimators=["FIS", "BIS"], mixture=2)  # 0, 2; 1, 3
+    assert parted["FIS"].diagnostics.support_violations == 4
+    assert parted["BIS"].diagnostics.support_violations == 4
+
+
+def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
+    made = recorded(10, (3, 2, 4, 3))
+    data = made.trajectories
+    rng = np.random.default_rng(0)
+    model = rng.normal(size=data.n_steps), rng.random(data.n_steps)
+    groups = mixtures.interleaved(behaviours_of(data).counts, 2)
+    found = evaluate(data, made.target, estimators="OUIS", mixture=2, reward_model=model)["OUIS"]
+    terms = np.empty(len(data))
+    for g in range(2):
+        episodes = np.flatnonzero(groups[behaviours_of(data).ids] == g)
+        rows = np.concatenate([np.arange(data.offsets[i], data.offsets[i + 1]) for i in episodes])
+        alone = evaluate(
+            data.select(episodes=episodes), made.target, estimators="OUIS",
+            reward_model=(model[0][rows], model[1][rows]),
+        )["OUIS"]  # fmt: skip
+        terms[episodes] = alone.influence
+    np.testing.assert_allclose(found.influence, terms, rtol=1e-12)
+
+
+# --- the nearest behaviours -------------------------------------------------------------------
+
+
+def test_the_nearest_behaviours_are_kept() -> None:
+    data, target = drifting(60, 3.0)
+    kept = nearest.nearest(data, target, 20, 0)
+    assert kept.tolist() == list(range(40, 60))
+    found = evaluate(data, target, keep=20, estimators=["NFIS", "auto"])
+    want = evaluate(data.select(episodes=kept), target, estimators=["NFIS", "auto"])
+    assert found["NFIS"].value == want["NFIS"].value
+    assert found["auto"].value == want["auto"].value
+    note = found.sample.mixture
+    assert note is not None
+    assert (note.behaviours, note.kept, note.groups) == (60, 20, 1)
+    assert "episodes of the 20 nearest of 60 behaviours: ESS" in str(found)
+
+
+def test_distances_look_at_no_reward_and_no_recorded_action() -> None:
+    data, target = drifting(40)
+    want = nearest.divergences(data, behaviours_of(data), target, 1)
+    other = dataclasses.replace(data, rewards=-data.rewards, actions=1 - data.actions)
+    np.testing.assert_array_equal(nearest.divergences(other, behaviours_of(other), target, 1), want)
+    assert np.all(np.diff(want[::8]) < 0)
+    assert nearest.divergences(data, behaviours_of(data), data.policies[7], 1)[7] == pytest.approx(
+        0.0, abs=1e-15
+    )
+
+
+def test_a_behaviour_without_support_is_infinitely_far() -> None:
+    policies = [np.array([[1.0, 0.0]]), np.array([[0.1, 0.9]])]
+    made = buffer_of([small_mdps.Path((0,), (0,), (1.0,), 1.0)] * 2, [0, 1], policies).view()
+    far = nearest.divergences(made, behaviours_of(made), Table(np.array([[0.5, 0.5]])), 0)
+    assert far[0] == np.inf
+    assert np.isfinite(far[1])
+
+
+def test_what_keeping_the_nearest_biases_is_too_small_to_see() -> None:
+    off = []
+    for seed in range(160):
+        data, target = drifting(60, 2.0, length=5, seed=seed)  # worth 1 a step
+        found = evaluate(data, target, estimators="FIS", q_model=None, keep=20, rng=seed)["FIS"]
+        off.append(found.value - 5.0)
+    assert abs(np.mean(off)) < 4 * np.std(off) / math.sqrt(len(off))
+    assert np.std(off) < 0.5
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "few"])
+def test_a_keep_that_makes_no_sense_is_refused(keep: Any) -> None:
+    made = recorded(9)
+    with pytest.raises(ValueError, match=f"keep is {keep!r}; give the number of behaviours"):
+        evaluate(made.trajectories, made.target, keep=keep)
+
+
+def test_columns_of_all_steps_do_not_go_with_keep() -> None:
+    made = recorded(9)
+    column = np.zeros(made.trajectories.n_steps)
+    with pytest.raises(ValueError, match="keep is 2, but reward_model has a number for every"):
+        evaluate(made.trajectories, made.target, keep=2, reward_model=(column, column))
+
+
+# --- what is lost -----------------------------------------------------------------------------
+
+
+def whole_and_parted(
+    data: Trajectories, target: LinearSigmoid, size: int
+) -> tuple[float, tuple[float, float]]:
+    """The true ratio of effective sample sizes, and the estimate with its error."""
+    found = evaluate(data, target, estimators="NFIS", mixture=size)
+    note, ours = found.sample.mixture, found["NFIS"].diagnostics
+    assert note is not None
+    theirs = evaluate(data, target, estimators="NFIS", mixture="all")["NFIS"].diagnostics
+    truth = ours.ess / float(theirs.ess_curve[ours.ess_step])
+    return truth, (note.efficiency, note.efficiency_error)
+
+
+def test_the_whole_mixture_in_slices_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixtures, "_SLICE", 32)
+    data, _ = drifting(150, 4.0)
+    behaviours = behaviours_of(data)
+    want = log_weights(
+        np.zeros(data.n_steps), behaviours.rows(data), behaviours.ids, data.offsets, ["fused"]
+    )["fused"]
+    some = np.array([3, 77, 149])
+    rows = np.concatenate([np.arange(data.offsets[i], data.offsets[i + 1]) for i in some])
+    got = mixtures.whole_mixture(data.select(episodes=some), behaviours)
+    np.testing.assert_allclose(got, -want[rows], rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_the_loss_of_few_episodes_is_exact(size: int) -> None:
+    data, target = drifting(SAMPLED, 3.0)
+    truth, (found, error) = whole_and_parted(data, target, size)
+    assert found == pytest.approx(truth, rel=1e-9)
+    assert error == 0.0
+
+
+@pytest.mark.parametrize(("size", "drift"), [(2, 2.0), (8, 6.0)])
+def test_the_estimated_loss_is_the_true_loss_within_its_error(size: int, drift: float) -> None:
+    off = []
+    for seed in range(12):
+        data, target = drifting(400, drift, length=15, seed=seed)
+        truth, (found, error) = whole_and_parted(data, target, size)
+        assert 0 < error < 0.15
+        off.append((found - truth) / error)
+    assert abs(np.mean(off)) < 4 / math.sqrt(12)
+    assert 0.35 < np.sqrt(np.mean(np.square(off))) < 2.0
+
+
+def test_the_loss_of_keeping_few_is_the_true_loss() -> None:
+    data, target = drifting(900, 2.0)
+    found = evaluate(data, target, estimators="NFIS", keep=200)
+    note = found.sample.mixture
+    whole = evaluate(data, target, estimators="NFIS", mixture="all")["NFIS"].diagnostics
+    assert note is not None
+    truth = found["NFIS"].diagnostics.ess / whole.ess
+    assert abs(note.efficiency - truth) < 4 * note.efficiency_error + 0.01  # at a step of its own
+    assert note.efficiency_error < 0.05
+
+
+def test_interleaved_groups_lose_little_and_blocks_of_history_much() -> None:
+    data, target = drifting(600, 6.0)
+    behaviours = behaviours_of(data)
+    prefix = np.concatenate(
+        [np.cumsum(r) for r in np.split(target.log_prob(data.observations, data.actions), 600)]
+    )
+
+    def ess(groups: Ints) -> float:
+        base = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
+        total, square, _ = column_sums(base + prefix, data.rewards, data.offsets, 1.0, None).sums
+        return float(np.min(total**2 / square))
+
+    whole = ess(np.zeros(600, dtype=np.int64))
+    assert ess(mixtures.interleaved(behaviours.counts, 32)) > 0.9 * whole
+    assert ess(np.arange(600) // 32) < 0.3 * whole
+
+
+def test_no_weight_at_all_has_no_efficiency() -> None:
+    data, target = drifting(20)
+    nothing = np.full(data.n_steps, -np.inf)
+    assert np.isnan(whole_ess(data, behaviours_of(data), target, nothing, 0)).all()
+
+
+def test_the_loss_is_shown_and_written(tmp_path: Path) -> None:
+    data, target = drifting(300)
+    found = evaluate(data, target)
+    note = found.sample.mixture
+    assert note is not None
+    assert (note.behaviours, note.kept, note.groups, note.size) == (300, 300, 5, 60)
+    assert str(found).splitlines()[1].startswith("mixtures of 60 of 300 behaviours: ESS ")
+    assert json.loads(found.to_json())["mixture"]["efficiency"] == note.efficiency
+    ranking = rank(data, {"a": target, "b": data.policies[0]}, estimator="NFIS")
+    assert "mixtures of 60 of 300 behaviours" in str(ranking)
+    assert ranking.to_dict()["policies"]["a"]["mixture"]["size"] == 60
+    assert evaluate(data, target, estimators="BIS").sample.mixture is None
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "kept", "groups", "text"),
+    [
+        (0.999, 0.001, 900, 15, "mixtures of 60 of 900 behaviours: ESS 1.00 of that of the full "
+         "mixture"),
+        (0.5, 0.05, 900, 15, "mixtures of 60 of 900 behaviours: ESS 0.50 ± 0.05 of that of the "
+         "full mixture; a larger mixture would lose less"),
+        (0.5, 0.2, 60, 1, "episodes of the 60 nearest of 900 behaviours: ESS 0.50 ± 0.20 of that "
+         "of the full mixture"),
+        (0.1, 0.0, 120, 2, "episodes of the 120 nearest of 900 behaviours, mixtures of 60 of 120 "
+         "behaviours: ESS 0.10 of that of the full mixture; keeping more would lose less"),
+        (np.nan, np.nan, 60, 1, "episodes of the 60 nearest of 900 behaviours"),
+    ],
+)  # fmt: skip
+def test_the_note_in_words(share: float, error: float, kept: int, groups: int, text: str) -> None:
+    note = PartialMixture(900, kept, groups, 60, share, error)
+    assert str(note) == text
+    assert note.to_dict()["efficiency"] == (None if np.isnan(share) else share)
+
+
+def test_the_command_line_takes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, _ = drifting(40)
+    data.save(tmp_path / "data.ope")
+    line = ["evaluate", str(tmp_path / "data.ope"), "--estimators", "NFIS"]
+    assert main([*line, "--mixture", "8"]) == 0
+    assert "mixtures of 8 of 40 behaviours" in capsys.readouterr().out
+    assert main([*line, "--keep", "10", "--mixture", "all"]) == 0
+    assert "the 10 nearest of 40" in capsys.readouterr().out
+    assert main([*line, "--mixture", "few"]) == 2
+    assert "mixture is 'few'" in capsys.readouterr().err
+    assert main([*line, "--mixture", "-2"]) == 2
+    assert "mixture is -2" in capsys.readouterr().err
+
+
+# --- an update per episode --------------------------------------------------------------------
+
+
+def test_neighbours_of_one_episode_each_show_their_spread() -> None:
+    strata = np.random.default_rng(0).permutation(np.arange(70) * 3)
+    groups = mixtures.joined(strata)
+    assert np.bincount(groups).tolist() == [8] * 7 + [14]
+    assert np.all(np.diff(groups[np.argsort(strata)]) >= 0)
+    few, several = np.arange(15), np.repeat(np.arange(40), 2)
+    assert mixtures.joined(few) is few
+    assert mixtures.joined(several) is several
+
+
+def test_errors_of_single_episodes_are_right_or_a_little_large() -> None:
+    rng, n, runs = np.random.default_rng(1), 200, 400
+    means, spread = np.linspace(0.0, 2.0, n), np.linspace(1.0, 3.0, n)
+    truth = float(np.sum(spread**2)) / n**2
+    strata = mixtures.joined(np.arange(n))
+    squares = [
+        standard_error(means + spread * rng.standard_normal(n), strata) ** 2 for _ in range(runs)
+    ]
+    error = float(np.std(squares)) / math.sqrt(runs)
+    assert abs(np.mean(squares) - truth) < 4 * error + 0.01 * truth
+
+
+def test_an_update_per_episode_has_intervals_and_a_calibrated_auto() -> None:
+    data, target = drifting(64)
+    found = evaluate(data, target, interval="percentile", resamples=50)
+    for name, estimate in found.items():
+        assert np.isfinite(estimate.standard_error), name
+        assert np.isfinite(estimate.interval.low), name
+        assert estimate.diagnostics.behaviour_shares.size == 64, name
+    assert found["auto"].report["c"] > 0
+    assert np.array_equal(join_single(found.sample.strata), found.sample.strata)
+
+
+def test_both_doors_join_the_same_neighbours() -> None:
+    made = recorded(12, (1,) * 40)
+    names = ["FIS", "NFIS", "BIS"]
+    found = evaluate(made.trajectories, made.target, estimators=names)
+    assert_same(evaluate_log_probs(*made.arrays, estimators=names), found)
+    assert np.isfinite(found["NFIS"].standard_error)
+
+
+def test_memory_does_not_grow_with_behaviours_times_steps() -> None:
+    data, target = drifting(2000, length=50)
+    small, _ = drifting(300, length=50)
+    evaluate(small, target, estimators=["FIS", "NFIS"])  # compiles
+    tracemalloc.start()
+    evaluate(data, target, estimators=["FIS", "NFIS"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    whole = 8 * data.n_steps * len(data)  # 1.6 GB
+    assert peak < whole / 20
+
+
+def test_parts_cover_every_row_once() -> None:
+    made = recorded(11, (3, 1, 4, 2, 2))
+    data = made.trajectories
+    behaviours: Behaviours = behaviours_of(data)
+    groups = mixtures.interleaved(behaviours.counts, 2)
+    seen = np.concatenate([part.rows for part in mixtures.parts(data, behaviours, groups)])
+    assert np.array_equal(np.sort(seen), np.arange(data.n_steps))
+    for part in mixtures.parts(data, behaviours, groups):
+        assert np.array_equal(part.data.rewards, data.rewards[part.rows])
+        assert np.array_equal(part.members[part.behaviours.ids], behaviours.ids[part.episodes])
+        assert np.array_equal(
+            part.behaviours.counts, np.bincount(part.behaviours.ids, minlength=part.members.size)
+        )
