@@ -160,6 +160,11 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
     together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
     for other in kinds[1:]:
         assert_same(kinds[0], other)
+    single = survey(shards, "all", 10**6, Crew())
+    assert len(single.tasks) == 1
+    assert_same(
+        kinds[0], evaluate_survey(single, TARGET, options, Crew(), q_model=LinearQ()), rtol=1e-8
+    )
     plain = evaluate(together, TARGET, estimators=ESTIMATORS, gamma=0.95, q_model=LinearQ())
     for name, estimate in kinds[0].items():
         assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
