@@ -73,8 +73,14 @@ class PropensitySums:
         self.surprise, self.variance = np.zeros(self.size), np.zeros(self.size)
         self.jump, self.acted = np.zeros(self.size), np.zeros(self.size)
 
-    def update(self, data: Trajectories, behaviours: Behaviours) -> None:
-        """Add trajectories whose policies are those of all."""
+    def update(
+        self, data: Trajectories, behaviours: Behaviours, groups: IntArray | None = None
+    ) -> None:
+        """Add trajectories whose policies are those of all; `groups` as in `check_propensities`."""
+        if groups is not None:
+            for part in parts(data, behaviours, groups):
+                self.update(part.data, part.behaviours)
+            return
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
         for start in range(0, data.n_steps, ROWS):
@@ -166,11 +172,7 @@ def check_propensities(
         groups: (K,) of partial mixtures, which cover what their own behaviours do.
     """
     sums = PropensitySums(target, len(data.policies))
-    if groups is None:
-        sums.update(data, behaviours)
-    else:
-        for part in parts(data, behaviours, groups):
-            sums.update(part.data, part.behaviours)
+    sums.update(data, behaviours, groups)
     return sums.finalise()
 
 

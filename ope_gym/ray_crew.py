@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import platform
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -93,19 +94,26 @@ def connected(address: bool | str) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library reports nothing by itself
     try:
+        _reach(address)
         ray.init(
             address=None if address is True else address, include_dashboard=False,
             logging_level="ERROR", log_to_driver=False,
         )  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConnectionError(
-            f"no Ray cluster at {'this machine' if address is True else address}: {error}"
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        where = "on this machine or at RAY_ADDRESS" if address is True else f"at {address}"
+        raise ConnectionError(f"no Ray cluster {where}: {error}") from error
     try:
         yield
     finally:
         with deaf():
             ray.shutdown()  # leaves a cluster that was there before
+
+
+def _reach(address: bool | str) -> None:
+    """OSError if nobody answers at HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = str(address).removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def ray_address(text: str) -> str:

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.likelihood import Behaviours
+from ope_gym.mixtures import group_size, interleaved
 from ope_gym.policies import Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.results import PartialMixture
 from ope_gym.schedules import PolicyTable
 from ope_gym.spaces import Space
 from ope_gym.trajectories import Trajectories, agree, renumber
@@ -158,6 +160,7 @@ class Mixture:
         tags: (policy, held out) of the episodes, each once.
         numbers: of each part, the numbers of its policies.
         described: spaces and horizon.
+        groups: (K,) of partial mixtures, see `ope_gym.mixtures`; None for the mixture of all.
     """
 
     trajectories: int
@@ -169,11 +172,30 @@ class Mixture:
     tags: tuple[tuple[int, bool], ...]
     numbers: tuple[tuple[int, ...], ...]
     described: Described
+    groups: IntArray | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """(K,) for people."""
         return tuple(f"policy {k}" for k in self.acted)
+
+    def grouped(self, mixture: str | int) -> Mixture:
+        """The same, parted as the option `mixture` of `ope_gym.evaluate` says."""
+        size = group_size(mixture, self.counts.size)
+        if size == self.counts.size:
+            return self
+        return dataclasses.replace(self, groups=interleaved(self.counts, size))
+
+    @property
+    def partial(self) -> PartialMixture | None:
+        """What is said of a parted one; what it loses is not measured."""
+        if self.groups is None:
+            return None
+        sizes = np.bincount(self.groups)
+        behaviours = self.counts.size
+        return PartialMixture(
+            behaviours, behaviours, sizes.size, int(sizes.max()), np.nan, np.nan
+        )  # fmt: skip
 
     @property
     def summary(self) -> Trajectories:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ope_gym import poisson, trees
+from ope_gym import kernels, poisson, trees
 from ope_gym.baselines.contract import Baseline
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.evaluation import has_densities
-from ope_gym.likelihood import policy_log_probs
+from ope_gym.likelihood import Behaviours, policy_log_probs
 from ope_gym.methods import Problem
+from ope_gym.mixtures import partial_log_weights
 from ope_gym.policies import Policy
 from ope_gym.propensity_sums import PropensitySums
 from ope_gym.shard_census import Mixture
@@ -118,7 +119,7 @@ class WeightPass:
             self.mismatch = f"{mismatch} (in {name}; episodes counted from {first} of all)"
         for key, sums in self.sums.items():
             sums.update(*chunk.arguments(key))
-        self.propensities.update(data, behaviours)
+        self.propensities.update(data, behaviours, self.mixture.groups)
         columns = [*trees.leaves(data.observations), *trees.leaves(data.actions)]
         columns += [data.rewards, data.log_probs]
         hashes = poisson.content_hashes(columns, data.offsets)
@@ -206,8 +207,8 @@ def weigh(
     offsets = data.offsets.astype(np.int64, copy=False)
     schemes = sorted({key.scheme for key in keys_of(options.estimators)})
     behaviours = mixture.behaviours(data)
-    rows = behaviours.rows(data, only_own=schemes == ["basic"])
     log_w: dict[str, FloatArray] = {}
+    mismatch = ""
     try:
         check_finite(data.rewards, "rewards", offsets)
         if schemes and not data.has_propensities:
@@ -217,9 +218,7 @@ def weigh(
         if schemes:
             own = policy_log_probs(target, "target", data)
             check_log_probs(own, "target_log_probs", offsets, density)
-            log_w = log_weights(
-                own, rows, behaviours.ids, offsets, schemes, counts=mixture.counts, density=density
-            )
+            log_w, mismatch = _log_weights(mixture, data, behaviours, own, schemes, density)
     except ValueError as error:
         raise ValueError(f"{name}, episodes counted from its stretch in memory: {error}") from error
     problem = Problem(data.rewards, offsets, behaviours.ids, log_w, options.gamma, options.cap)
@@ -229,4 +228,27 @@ def weigh(
     columns = {"rewards": problem.rewards, **problem.log_w}
     if problem.residuals is not None:
         columns["residuals"] = problem.residuals
-    return WeightedChunk(problem.offsets, columns), rows.mismatch
+    return WeightedChunk(problem.offsets, columns), mismatch
+
+
+def _log_weights(
+    mixture: Mixture,
+    data: Trajectories,
+    behaviours: Behaviours,
+    own: FloatArray,
+    schemes: list[str],
+    density: bool,
+) -> tuple[dict[str, FloatArray], str]:
+    """Log weights (S,) by scheme of a target with log-probabilities `own` (S,), and a mismatch."""
+    if mixture.groups is None:
+        rows = behaviours.rows(data, only_own=schemes == ["basic"])
+        found = log_weights(
+            own, rows, behaviours.ids, data.offsets, schemes, counts=mixture.counts, density=density
+        )
+        return found, rows.mismatch
+    found, mismatch = partial_log_weights(
+        data, behaviours, mixture.groups, schemes, density=density
+    )
+    prefix = np.empty(own.size)
+    kernels.cumulate(own, 0, len(data), data.offsets, prefix)
+    return {scheme: base + prefix for scheme, base in found.items()}, mismatch

@@ -80,6 +80,7 @@ def evaluate_shards(
     resamples: int = 1000,
     block_steps: int = BLOCK_STEPS,
     scratch: PathLike | None = None,
+    mixture: str | int = "auto",
     workers: int = 1,
     ray: bool | str = False,
     progress: Callable[[int], object] | None = None,
@@ -112,6 +113,7 @@ def evaluate_shards(
         scratch: a folder on a disk for the weights of the second pass, 8 bytes a step for each
             weighting scheme and for the reward; without it the third pass evaluates all policies
             again, and so do nodes of a Ray cluster that do not share the folder.
+        mixture: as in `ope_gym.evaluate`; what a partial one loses is not measured here.
         workers: processes of this machine; 1 does everything in this one.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
@@ -130,7 +132,9 @@ def evaluate_shards(
         )
     with crew(workers, ray) as hands:
         found = survey(shards, data, block_steps, hands)
-        return evaluate_survey(found, target, options, hands, origin, q_model, scratch, progress)
+        return evaluate_survey(
+            found, target, options, hands, origin, q_model, scratch, mixture, progress
+        )
 
 
 def evaluate_survey(
@@ -141,9 +145,11 @@ def evaluate_survey(
     origin: str | None = None,
     q_model: LinearQ | None = None,
     scratch: PathLike | None = None,
+    mixture: str | int = "auto",
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """What follows the first pass; see `evaluate_shards`."""
+    found = replace(found, mixture=found.mixture.grouped(mixture))
     tasks, normalised = found.tasks, bool(keys_of(options.estimators, normalised=True))
     setting = Setting(found.mixture, target, options, found.held_out, found.steps)
     if q_model is not None and any(ESTIMATORS[name].uses_q for name in options.estimators):
@@ -203,7 +209,7 @@ def _draws(second: WeightPass, options: Options) -> poisson.PoissonDraws | None:
     if options.interval == "ess-t":
         return None
     return poisson.PoissonDraws(
-        poisson.identities(np.concatenate(second.hashes)), np.concatenate(second.ids),
+        poisson.identities(np.concatenate(second.hashes)), joined(np.concatenate(second.ids)),
         options.resamples, options.seed,
     )  # fmt: skip
 

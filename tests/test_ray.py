@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -55,6 +56,16 @@ def cluster() -> Iterator[Any]:
                 yield made
         finally:
             made.shutdown()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nobody_is(address: str) -> None:
+    assert not ray.is_initialized()
+    with socket.socket() as taken:  # bound, but it does not listen
+        taken.bind(("127.0.0.1", 0))
+        place = address.format(taken.getsockname()[1])
+        with pytest.raises(ConnectionError, match=f"no Ray cluster at {place}"), connected(place):
+            pass
 
 
 def _alive() -> int:

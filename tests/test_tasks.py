@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from ope_gym.validation import check_options
 from tests.builders import assert_same, recorded
 from tests.test_sharded import made, record, split
 
+ROOT = Path(__file__).parents[1]
 ESTIMATORS = ["BIS", "NBCIS", "NFIS", "DM", "DR", "FWDR"]
 TARGET = LinearSigmoid(np.full(3, 0.3))
 
@@ -160,6 +162,11 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
     together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
     for other in kinds[1:]:
         assert_same(kinds[0], other)
+    single = survey(shards, "all", 10**6, Crew())
+    assert len(single.tasks) == 1
+    assert_same(
+        kinds[0], evaluate_survey(single, TARGET, options, Crew(), q_model=LinearQ()), rtol=1e-8
+    )
     plain = evaluate(together, TARGET, estimators=ESTIMATORS, gamma=0.95, q_model=LinearQ())
     for name, estimate in kinds[0].items():
         assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
@@ -288,6 +295,31 @@ def test_what_the_command_line_refuses(
     workers = [] if "--workers" in more else ["--workers", "1"]
     assert command(["evaluate", str(files[0]), str(files[2]), *more, *workers]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.ope" for i in range(2)]
+    for path in paths:
+        made(0, 3, 20).save(path)
+    code = (
+        "import os, signal, sys, time\n"
+        "from ope_gym import commands, __main__\n"
+        "from tests.test_tasks import _stops\n"
+        "commands.survey = _stops\n"
+        f"sys.exit(__main__.main(['evaluate', {str(paths[0])!r}, {str(paths[1])!r}]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "\nstopped\n")
+
+
+def _stops(shards: Any, data: str, steps: int, hands: Crew) -> Any:
+    """Ctrl-C while workers are busy."""
+    for _ in hands.run(_late, range(1, 50)):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ray_takes_an_address_and_no_workers(
