@@ -64,16 +64,22 @@ def evaluate_files_command(args: argparse.Namespace) -> str:
         args.seed, args.resamples, tuple(args.reward_range) if args.reward_range else None,
         args.horizon,
     )  # fmt: skip
+    if args.keep is not None:
+        raise ValueError(
+            f"--keep {args.keep}: shards use all episodes; --mixture bounds the cost, or load one "
+            "file without --shards"
+        )
     q_model = None if args.no_q_model else LinearQ()
     refuse(options, q_model)
     with crew(cores() if args.workers is None else args.workers, args.ray) as hands:
         found = survey(args.files, args.data, BLOCK_STEPS, hands)
         number = _target(found.mixture.policies, args)
         passes = 1 + bool(keys_of(options.estimators, normalised=True))
+        passes += "auto" in options.estimators and q_model is not None
         with _bar(passes * found.mixture.steps, "steps") as bar:
             evaluation = evaluate_survey(
                 found, found.mixture.policies[number], options, hands, args.origin, q_model,
-                args.scratch, bar.update,
+                args.scratch, _mixture(args.mixture), bar.update,
             )  # fmt: skip
     if args.json:
         evaluation.to_json(args.json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym import intervals, regimes, trees
-from ope_gym.diagnostics import judge, weight_diagnostics
-from ope_gym.estimators import ESTIMATORS, standard_error
+from ope_gym.estimate import Known, estimated
+from ope_gym.estimators import ESTIMATORS
 from ope_gym.methods import Problem, compute
 from ope_gym.results import Estimate, Evaluation, Sample
 from ope_gym.validation import (
@@ -36,23 +35,10 @@ if TYPE_CHECKING:
     from ope_gym.trajectories import Trajectories
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What is known of the data beside the numbers; support counts are by scheme."""
-
-    sample: Sample
-    support: dict[str, int]
-    calibration: FloatArray | None = None
-    notes: tuple[str, ...] = ()  # red for all
-    cautions: tuple[str, ...] = ()  # amber for weights against a mixture
-    joined: bool = False  # strata join behaviours of one episode each
-
-
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
     "long the last one lived, and weights against a mixture are not exactly unbiased"
 )
-_BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 
 
 def evaluate(
@@ -231,13 +217,13 @@ class Evaluator:
         report = check_propensities(
             data, target, self._behaviours, self._groups if self._parted else None
         )
-        known = _Known(
+        known = Known(
             Sample(
                 len(data), data.n_steps, self._strata, self._behaviours.names,
                 self._behaviours.counts, options.gamma, regime, self._fingerprint,
                 mixture,
             ),
-            report.support, report.calibration,
+            self._behaviours.ids, report.support, report.calibration,
             report.notes + ((self._mismatch,) if self._mismatch else ()),
             (_FOLLOWING,) if (data.schedule_ids >= 0).any() else (),
             self._strata is not self._behaviours.strata,
@@ -538,63 +524,31 @@ def evaluate_log_probs(
         problem.start = values.at_start(offsets)
         problem.residuals = values.residuals(rewards, offsets, options.gamma)
     problem = problem.within_discount()
-    known = _Known(sample, {}, joined=strata is not ids)
+    known = Known(sample, ids, {}, joined=strata is not ids)
     return Evaluation({name: _estimate(name, problem, known, options, draws) for name in names})
 
 
 def _estimate(
-    name: str, problem: Problem, known: _Known, options: Options, resamples: intervals.Resamples
+    name: str, problem: Problem, known: Known, options: Options, resamples: intervals.Resamples
 ) -> Estimate:
     """One estimator: its value, error, interval, diagnostics and verdict."""
-    composition, sample = ESTIMATORS[name], known.sample
-    ids = problem.ids
-    if known.joined and composition.method != "adaptive":
-        problem = dataclasses.replace(problem, ids=sample.strata)  # single ones show no spread
+    c, strata = ESTIMATORS[name], known.sample.strata
+    if known.joined and c.method != "adaptive":
+        problem = dataclasses.replace(problem, ids=strata)  # single ones show no spread
     computed = compute(name, problem)
-    result = computed.moments
-    diagnostics = weight_diagnostics(
-        result.sums, result.ess, result.log_last, ids, sample.counts.size,
-        result.capped_share, known.support.get(composition.scheme), known.calibration,
-    )  # fmt: skip
-    spread = result.influence if computed.spread is None else computed.spread
-    strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    error = standard_error(spread, strata)
-    replicates = None
-    notes = list(known.notes)
-    cautions = [*computed.cautions, *regimes.cautions(sample.regime, composition.scheme)]
-    if composition.scheme not in ("", "basic"):
-        cautions += known.cautions
-    if options.interval == "betting":
-        if composition.scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
-            cautions.append(_BETTING)
-        interval = _betting(composition.scheme, composition.capped, problem, options)
-        if np.isnan(interval.low):
-            notes.append("no value agrees with the data: reward_range or a propensity is wrong")
-    elif options.interval == "ess-t":
-        cautious = intervals.cautious_error(spread, strata)
-        interval = intervals.ess_t(result.value, cautious, diagnostics.ess, options.level)
-    elif not np.isfinite(error):
-        interval = intervals.undefined(options.level, options.interval)
-    else:
-        pooled = intervals.Resamples(strata, resamples.replicates, resamples.seed)
-        replicates = computed.replicates(pooled if computed.pooled else resamples)
+
+    def draw() -> FloatArray:
+        draws = resamples
+        if computed.pooled:
+            one = np.zeros_like(strata)
+            draws = intervals.Resamples(one, resamples.replicates, resamples.seed)
+        replicates = computed.replicates(draws)
         resamples.done(replicates.size)
-        lost = int(np.count_nonzero(~np.isfinite(replicates)))
-        if lost:
-            notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
-        interval = (
-            intervals.bca(replicates, result.value, result.influence, strata, options.level)
-            if options.interval == "bca"
-            else intervals.percentile(replicates, options.level)
-        )
-    verdict = judge(
-        diagnostics, result.value, error, sample.trajectories, sample.counts, sample.behaviours,
-        notes=notes, cautions=cautions,
-    )  # fmt: skip
-    return Estimate(
-        name, result.value, error, interval, diagnostics, verdict, result.influence, sample,
-        replicates, options.seed if replicates is not None else None, dict(computed.report),
-    )  # fmt: skip
+        return replicates
+
+    return estimated(
+        name, computed, known, options, draw, lambda: _betting(c.scheme, c.capped, problem, options)
+    )
 
 
 def _betting(scheme: str, capped: bool, data: Problem, options: Options) -> intervals.Interval:

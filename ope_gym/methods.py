@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class Computed:
 
     Args:
         moments: value, influence values and the sums behind the diagnostics.
-        replicates: makes bootstrap replicates (R,) from draws.
+        replicates: makes bootstrap replicates (R,) from draws, `Resamples` as a rule.
         cautions: reasons of its own that make the result amber.
         report: numbers of its own worth showing.
         spread: (n,) the values whose spread is the error, where it is not the influence.
@@ -124,7 +124,7 @@ class Computed:
     """
 
     moments: Moments
-    replicates: Callable[[Resamples], FloatArray]
+    replicates: Callable[[Any], FloatArray]
     cautions: tuple[str, ...] = ()
     report: Mapping[str, float] = field(default_factory=dict)
     spread: FloatArray | None = None

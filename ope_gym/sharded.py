@@ -44,6 +44,7 @@ from ope_gym.baselines.linear_sums import (
 from ope_gym.crews import crew
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.methods import cut_limits
+from ope_gym.mixtures import joined
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
 from ope_gym.shard_cut import Cut, CutSums

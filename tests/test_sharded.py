@@ -242,6 +242,30 @@ def test_normal_equations_and_scales_can_be_merged() -> None:
     np.testing.assert_allclose(a.v, b.v, rtol=1e-9)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    counts=st.sampled_from([[1] * 20, [2, 1, 1, 3, 1, 2, 1, 1, 1], [1] * 5]),
+    cuts=st.integers(0, 20),
+    mixture=st.sampled_from([1, 3, 7, "all"]),
+)
+def test_partial_mixtures_of_any_split(
+    seed: int, counts: list[int], cuts: int, mixture: int | str
+) -> None:
+    """Also where strata join behaviours of one episode each."""
+    r = recorded(seed, counts)
+    parts = split(r.trajectories, seed, cuts)
+    options: dict[str, Any] = {"estimators": [*ALL, "FWDR"], "mixture": mixture}
+    together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
+    found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=30, **options)
+    assert_equal(found, together)
+    told, whole_told = found.sample.mixture, together.sample.mixture
+    assert (told is None) == (whole_told is None)
+    if told is not None and whole_told is not None:
+        assert (told.groups, told.size) == (whole_told.groups, whole_told.size)
+        assert np.isnan(told.efficiency)  # not measured in shards
+
+
 # The bootstrap --------------------------------------------------------------------------------
 
 
