@@ -120,8 +120,11 @@ def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) 
         raise ValueError(f"block_steps is {steps}; hold at least 1 step at once")
     listed = list(enumerate(_listed(shards)))
     drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
-    for (_, shard), parts in zip(listed, hands.in_order(_parts, listed), strict=True):
-        for found in parts:
+    sent = hands.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
+    for i, shard in listed:  # what is in memory need not be sent, and keeps its very policies
+        for found in _parts((i, shard)) if _is_here(shard) else next(sent):
+            if hands.remote and callable(shard) and len(listed) > 1:
+                _check_comparable(found.part)
             for draft in drafts:
                 draft.add(found, shard, steps)
     chosen = next((draft for draft in drafts if draft.census.trajectories), drafts[-1])
@@ -227,6 +230,21 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
         )
     single = isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards)
     return [shards] if single else shards  # type: ignore[list-item, return-value]
+
+
+def _is_here(shard: Shard) -> bool:
+    return hasattr(shard, "view")
+
+
+def _check_comparable(part: Part) -> None:
+    """Refuse policies that a function made elsewhere, if their copies would be different ones."""
+    for policy in part.policies:
+        if type(policy).__eq__ is object.__eq__:
+            raise TypeError(
+                f"{part.name} has the policy {policy!r}, of a class without __eq__: made in other "
+                "processes, equal ones could not be told; give files or trajectories, define "
+                "__eq__ and __hash__, or use workers=1 without Ray"
+            )
 
 
 def _view(shard: Shard) -> Trajectories:

@@ -58,7 +58,7 @@ class Elsewhere(Crew):
         self, function: Callable[[T], R], items: Sequence[T]
     ) -> Generator[tuple[int, R], None, None]:
         """The index and the result of each item, as they finish."""
-        shared = self.share(_packed(function, f"{function!r}"))
+        shared = self.share(_packed(function, "what the workers share"))
         sent: dict[Any, int] = {}
         begun = 0
         while sent or begun < len(items):

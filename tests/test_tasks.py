@@ -25,7 +25,7 @@ from ope_gym.baselines.linear import LinearQ
 from ope_gym.crews import crew
 from ope_gym.ray_crew import connected
 from ope_gym.shard_tasks import Setting, weight_pass
-from ope_gym.sharded import evaluate_shards, evaluate_survey
+from ope_gym.sharded import evaluate_survey
 from ope_gym.shards import survey
 from ope_gym.storage import DamagedFileError
 from ope_gym.tasks import _AHEAD, Crew, WorkerError
@@ -100,6 +100,8 @@ def test_what_cannot_be_sent_is_named(hands: Crew) -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"item 1 cannot be sent .* use workers=1 without Ray"):
         list(hands.run(_fails, [0, lock]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="what the workers share cannot be sent"):
+        list(hands.run(lambda i: (lock, i), [0, 1]))
     offset = 3
     assert list(hands.in_order(lambda i: i + offset, [1, 2])) == [4, 5]
 
@@ -143,7 +145,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: Path) -> None:
-    shards: list[Any] = [*files, made(7, 10, 20), partial(made, 8, 10, 20)]
+    shards: list[Any] = [*files, made(7, 10, 20), lambda: made(8, 10, 20)]
     options = check_options(ESTIMATORS, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
     kinds: list[Any] = []
     for who, scratch in ((Crew(), None), (Crew(), tmp_path), (hands, None), (hands, tmp_path)):
@@ -172,11 +174,29 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
         assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
 
 
-def test_workers_by_number_and_lambdas(files: list[Path]) -> None:
-    shards: list[Any] = [*files, lambda: made(9, 10, 20)]
-    options: dict[str, Any] = {"estimators": ["NFIS", "BIS"], "block_steps": 200}
-    one = evaluate_shards(shards, TARGET, **options)
-    assert_same(one, evaluate_shards(shards, TARGET, workers=2, **options))
+class Same:
+    """A policy that equals only itself."""
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return np.full(len(actions), np.log(0.5))
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        return rng.integers(2, size=len(observations))
+
+
+def test_policies_without_equality(hands: Crew) -> None:
+    """Trajectories in memory keep theirs; copies that functions make elsewhere are refused."""
+    policy = Same()
+    parts: list[Any] = [
+        dataclasses.replace(data, policies=(policy,), policy_ids=0 * data.policy_ids)
+        for data in (made(0, 5, 9), made(1, 5, 9))
+    ]
+    for who in (Crew(), hands):
+        mixture = survey(parts, "all", 30, who).mixture
+        assert mixture.policies == (policy,)
+        assert mixture.counts.tolist() == [10]
+    with pytest.raises(TypeError, match=r"shard 0 has the policy .* without __eq__"):
+        survey([lambda: parts[0], lambda: parts[1]], "all", 30, hands)
 
 
 def test_tasks_know_what_comes_before_them() -> None:
