@@ -236,7 +236,7 @@ def test_the_cluster_stays_when_a_command_has_ended(cluster: Any, tmp_path: Path
     paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
     for i, path in enumerate(paths):
         made(i, 12, 25).save(path)
-    found = []
+    found: list[bytes] = []
     for how in (["--workers", "1"], ["--ray", cluster.address]):
         result = tmp_path / f"{len(found)}.json"
         command = [sys.executable, "-m", "ope_gym", "evaluate", *paths, "--json", str(result), *how]
