@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import platform
 import socket
@@ -96,8 +97,8 @@ def connected(address: bool | str) -> Iterator[None]:
     try:
         _reach(address)
         ray.init(
-            address=None if address is True else address, include_dashboard=False,
-            logging_level="ERROR", log_to_driver=False,
+            address=address if isinstance(address, str) else None, include_dashboard=False,
+            logging_level=logging.ERROR, log_to_driver=False,
         )  # fmt: skip
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine or at RAY_ADDRESS" if address is True else f"at {address}"

@@ -68,10 +68,6 @@ def test_an_address_where_nobody_is(address: str) -> None:
             pass
 
 
-def _alive() -> int:
-    return sum(node["Alive"] for node in ray.nodes())
-
-
 def test_errors_come_as_themselves_and_other_versions_are_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,15 +236,16 @@ def test_the_cluster_stays_when_a_command_has_ended(cluster: Any, tmp_path: Path
     paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
     for i, path in enumerate(paths):
         made(i, 12, 25).save(path)
-    before = _alive()
-    command = [sys.executable, "-m", "ope_gym", "evaluate", *paths]
-    said = [
-        subprocess.run(
-            [*command, *how], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
-        ).stdout
-        for how in (["--workers", "1"], ["--ray", cluster.address])
-    ]  # fmt: skip
-    assert said[0] == said[1]
-    assert "value of policy 7" in said[0]
-    assert _alive() == before
+    found: list[bytes] = []
+    for how in (["--workers", "1"], ["--ray", cluster.address]):
+        result = tmp_path / f"{len(found)}.json"
+        command = [sys.executable, "-m", "ope_gym", "evaluate", *paths, "--json", str(result), *how]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        )
+        assert "value of policy 7" in done.stdout  # where Ray also reports lost nodes
+        found.append(result.read_bytes())
+    assert found[0] == found[1]
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    assert {node.node_id for node in cluster.list_all_nodes()} <= alive
     assert ray.is_initialized()
