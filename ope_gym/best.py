@@ -12,6 +12,7 @@ from ope_gym.weights import FloatArray
 
 DRAWS = 20_000
 _TIE = 1e-9  # of the spread: draws this close are equal
+_ROUNDING = 1e-13  # share of the largest variance below which a direction has none
 _WIDEST = 1e9  # factor by which little evidence widens a draw, at most
 
 
@@ -64,6 +65,7 @@ def _root(estimates: Sequence[Estimate]) -> FloatArray:
     """(P, P) matrix whose square is the covariance."""
     influence = np.stack([e.influence for e in estimates])
     values, vectors = np.linalg.eigh(covariance_within(influence, estimates[0].sample.strata))
+    values[values < _ROUNDING * values[-1]] = 0.0  # else policies that are equal part by chance
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
