@@ -192,6 +192,46 @@ def test_a_save_without_room_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run"]
 
 
+_FILL = """
+import sys
+from tests.test_faults import *
+folder = Path(sys.argv[1])
+expected().save(folder / "saved")
+before = (folder / "saved").read_bytes()
+(folder / "ballast").write_bytes(bytes(200_000))
+env = recorder(folder / "run")
+errors = sum(loop(env, (Uniform(2), SIGMOID), OSError) for _ in range(40))
+assert errors > 20, errors
+try:
+    env.buffer.save(folder / "saved")
+except OSError as error:
+    print(error)
+assert (folder / "saved").read_bytes() == before
+assert set(os.listdir(folder)) == {"saved", "ballast", "run"}
+some = load(folder / "run")
+assert 0 < len(some) < len(env.buffer) == 160
+(folder / "ballast").unlink()
+env.close()
+assert fuzz.digest(Trajectories.load(folder / "run")) == fuzz.digest(env.buffer.view())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a small disk")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """One of 256 kB, seen by no other process, with room again before the recorder is closed."""
+    small = 'mount -t tmpfs -o size=256k none "$0" && touch "$0/here" && rm "$0/here"'
+    start = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    try:
+        subprocess.run([*start, small, str(tmp_path)], check=True, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("may not mount a file system of its own")
+    shell = [*start, small + ' && exec "$@"', str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-c", _FILL, str(tmp_path)]
+    done = subprocess.run([*shell, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cannot save, No space left on device; what was there is as it was" in done.stdout
+
+
 def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
