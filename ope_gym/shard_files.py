@@ -63,6 +63,7 @@ class FileSection:
         path: the file.
         section: spaces, policies and changes of policy, without episodes.
         blocks: where its blocks of episodes begin in the file.
+        sizes: bytes of their payloads.
         rows: observations and actions of no row, where their space is not known.
         table: (n, 5) in a row: length, held out, start clock, schedule, who acted first.
     """
@@ -70,6 +71,7 @@ class FileSection:
     path: PathLike
     section: Section
     blocks: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
     rows: dict[str, Tree] = field(default_factory=dict)
     table: array[int] = field(default_factory=lambda: array("q"))
 
@@ -130,8 +132,8 @@ class FileSection:
             size, waiting, held = os.fstat(file.fileno()).st_size, self._nothing(), 0
             offset = 0
             try:
-                for offset in self.blocks:
-                    for block in _stretches(file, offset, size, steps):
+                for offset, length in zip(self.blocks, self.sizes, strict=True):
+                    for block in _stretches(file, offset, size, length, steps):
                         add_episodes(waiting, block)
                         held += len(block.arrays["rewards"])
                         if held >= steps:
@@ -196,6 +198,7 @@ def read_layout(path: PathLike, *, verify: bool, tables: bool) -> list[FileSecti
 def _note(section: FileSection, file: BinaryIO, head: Head, tables: bool) -> None:
     """Add the place of a block of episodes, and its table."""
     section.blocks.append(head.offset)
+    section.sizes.append(head.end - head.start)
     for name in ("observations", "actions"):
         if getattr(section, f"{name[:-1]}_space") is None:
             rows = _no_rows(head, name)
@@ -245,13 +248,16 @@ def _read_rows(
     return read_array(name, part, file.read((stop - begin) * row))
 
 
-def _stretches(file: BinaryIO, offset: int, size: int, steps: int) -> Iterator[Block]:
-    """A block of episodes, whole if it is small, else cut between episodes."""
+def _stretches(file: BinaryIO, offset: int, size: int, length: int, steps: int) -> Iterator[Block]:
+    """A block of episodes, whole if its payload is not long, else cut between episodes."""
+    if length <= _WHOLE:
+        yield read_block(file, offset, size)[0]
+        return
     head = read_head(file, offset, size, verify=False)
     columns = [name for name in head.entries if name != "episodes"]
     shapes = [read_entry(name, head.entries[name], head.end - head.start)[1] for name in columns]
-    cut = len({shape[:1] for shape in shapes}) == 1  # not so the JSON of objects
-    if head.end - head.start <= _WHOLE or not cut:
+    cut = len({shape[:1] for shape in shapes}) == 1
+    if not cut:  # objects come as a whole
         yield read_block(file, offset, size)[0]
         return
     episodes = _read_rows(file, head, "episodes")

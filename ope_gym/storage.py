@@ -101,6 +101,13 @@ class FileCut(Exception):
 # Reading blocks ------------------------------------------------------------------------------
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"the JSON of a block holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
     """The blocks of a file, each checked before it is handed out.
 
@@ -224,8 +231,7 @@ def _check_contents(frame: _Frame, crc: int) -> None:
 def _parse(frame: _Frame, offset: int, last: int | None) -> Head:
     if frame.start % ALIGNMENT:
         raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
-    # bytes could say that they are in another encoding
-    meta = json.loads(frame.text.decode(), parse_constant=_refuse_constant)
+    meta = _DECODER.decode(frame.text.decode())  # bytes could say that their encoding is another
     if not isinstance(meta, dict):
         raise ValueError("the JSON of a block is not an object")
     kind, entries = meta.pop("kind", None), meta.pop("arrays", None)
@@ -234,10 +240,6 @@ def _parse(frame: _Frame, offset: int, last: int | None) -> Head:
     if meta.pop("after", last) != last and last is not None:  # the first files did not say
         raise ValueError("a block does not follow the one that it was written after")
     return Head(kind, meta, entries, offset, frame.start, frame.end, frame.checksum)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"the JSON of a block holds {name}, which is not JSON")
 
 
 def read_entry(name: str, entry: Any, length: int) -> tuple[str, tuple[int, ...], int]:
