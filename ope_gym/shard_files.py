@@ -116,7 +116,7 @@ class FileSection:
         return bool((ids >= 0).any())
 
     def _column(self, number: int) -> NDArray[np.int64]:
-        return np.array(self.table, dtype=np.int64).reshape(-1, 5)[:, number]
+        return np.asarray(self.table, dtype=np.int64).reshape(-1, 5)[:, number].copy()
 
     def check(self) -> None:
         """Refuse policies that do not exist, and changes that cannot be; ValueError says which."""
