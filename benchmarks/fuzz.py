@@ -1,6 +1,6 @@
 """Loads damaged and forged files, and sees that nothing worse than an error comes of it.
 
-    python benchmarks/fuzz.py [--mutations 100000] [--seed 0]
+    python benchmarks/fuzz.py [--mutations 100000] [--seed 0] [--workers 2]
 
 Files of several kinds are damaged (bytes changed, cut, doubled, blocks moved, doubled, left out or
 taken from another file) and forged (contents changed, checksums made right again), and loaded.
@@ -8,8 +8,12 @@ taken from another file) and forged (contents changed, checksums made right agai
 - Damage gives a `DamagedFileError`, or the data of the first whole blocks of some original, to the
   last bit: never other numbers.
 - A forgery, which no checksum can tell, gives a `DamagedFileError` or columns that fit together.
+- Read as a shard, in stretches or in whole blocks, a file gives the same episodes, to the last bit,
+  where `Trajectories.load` gives some, and an error where it gives an error. (Policies that change
+  during episodes are refused there.)
 - No load imports, compiles or runs anything, writes or starts anything (seen by an audit hook),
   takes long, or needs much memory (a limit of the process; only on POSIX).
+- The processes that load do not crash.
 
 The exit code is 1 if there was anything else, and a case is printed for each kind of finding.
 """
@@ -19,8 +23,10 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import hashlib
 import json
+import multiprocessing
 import signal
 import struct
 import sys
@@ -29,20 +35,26 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from gymnasium import spaces as S
 
-from ope_gym import trees
+from ope_gym import shard_files, trees
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.columns import BY_EPISODE, BY_STEP
 from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
+from ope_gym.shard_census import Census
+from ope_gym.shards import Shards
 from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
-from ope_gym.trajectories import Trajectories
+from ope_gym.trajectories import Trajectories, join, nothing, renumber
 
+PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
 ROOM = 2**30  # bytes of memory that it may ask for
 Blocks = list[bytes]
@@ -60,6 +72,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         "objects": _objects,
         "torch": _torch,
         "schedules": _schedules,
+        "plain": _plain,
     }
     found = {}
     for name, maker in makers.items():
@@ -141,6 +154,17 @@ def _schedules(path: Path) -> None:
                     [-0.5] * n, ids, terminated=True, start_clock=start,
                     observation_space=spaces[0], action_space=spaces[1],
                 )  # fmt: skip
+
+
+def _plain(path: Path) -> None:
+    """Episodes whose spaces nobody knows, with several policies, in one block."""
+    rng = np.random.default_rng(5)
+    Trajectories.from_arrays(
+        {"a": rng.normal(size=(12, 2)), "b": rng.integers(9, size=12)}, rng.integers(2, size=12),
+        rng.normal(size=12), np.full(12, -0.7), offsets=[0, 3, 4, 9, 12], terminated=True,
+        policies=[LinearSigmoid(np.zeros(2)), Uniform(2)], policy_ids=np.repeat([0, 1], [4, 8]),
+        held_out=[True, False, True, False],
+    ).save(path)  # fmt: skip
 
 
 def blocks_of(data: bytes) -> Blocks:
@@ -433,8 +457,27 @@ def fits_together(found: Trajectories) -> bool:
     )
 
 
-def outcome(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch) -> str:
-    """What came of a load: "error", "data", or what is wrong with it.
+Read = Callable[[], Trajectories | None]
+
+
+def attempt(read: Read, watch: Watch) -> tuple[str, Trajectories | None]:
+    """What came of reading: "error", "data", "refused", or what is wrong with it; and the data."""
+    try:
+        with alarm(), watch() as seen, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", UserWarning)
+            found = read()
+    except DamagedFileError:
+        return (f"FORBIDDEN {seen}" if seen else "error"), None
+    except (Exception, TooSlow) as error:
+        return f"RAISED {error!r}"[:300], None
+    if seen:
+        return f"FORBIDDEN {seen}", None
+    return ("data" if found is not None else "refused"), found
+
+
+def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch) -> Any:
+    """What came of a load, as `attempt` has it.
 
     Args:
         path: The file.
@@ -442,23 +485,50 @@ def outcome(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch
         allowed: Digests of the data that may come; None if only their form is judged.
         watch: Sees what the load does.
     """
-    try:
-        with alarm(), watch() as seen, warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warnings.simplefilter("ignore", UserWarning)
-            found = Trajectories.load(path, recover=recover)
-    except DamagedFileError:
-        return f"FORBIDDEN {seen}" if seen else "error"
-    except (Exception, TooSlow) as error:
-        return f"RAISED {error!r}"[:300]
-    if seen:
-        return f"FORBIDDEN {seen}"
+    came, found = attempt(lambda: Trajectories.load(path, recover=recover), watch)
+    if found is None:
+        return came, None
     if allowed is not None:
-        return "data" if digest(found) in allowed else f"WRONG NUMBERS {found!r}"
-    return "data" if fits_together(found) else f"DOES NOT FIT {found!r}"
+        good = digest(found) in allowed
+        return ("data" if good else f"WRONG NUMBERS {found!r}"), found
+    return ("data" if fits_together(found) else f"DOES NOT FIT {found!r}"), found
 
 
-def run(mutations: int, seed: int, folder: Path) -> tuple[collections.Counter[str], dict[str, Any]]:
+def read_shard(path: Path, steps: int) -> Trajectories | None:
+    """The episodes of a file, so many steps at a time; None if it is refused as a shard."""
+    shards, census = Shards(path, steps), Census()
+    parts = list(shards.parts())
+    if any(part.clocked for part in parts):
+        return None
+    for part in parts:
+        census.update(part)
+    found = [nothing(**dataclasses.asdict(part.described)) for part in parts] or [nothing()]
+    for number, _, chunk in shards.chunks():
+        found.append(renumber(chunk, census.numbers[number], first_schedule=0)[0])
+    return dataclasses.replace(join(found), policies=tuple(census.table.policies))
+
+
+def compared(path: Path, came: str, found: Trajectories | None, steps: int, watch: Watch) -> str:
+    """What came of the file as a shard, beside what came of `Trajectories.load`."""
+    came_too, as_shard = attempt(lambda: read_shard(path, steps), watch)
+    if came_too == "refused":
+        changing = found is None or bool((found.schedule_ids >= 0).any())
+        return came_too if changing else "REFUSED without a reason"
+    if came_too not in ("error", "data"):
+        return f"SHARD {came_too}"
+    if came_too != came:
+        return f"DOORS DIFFER: load {came}, shard {came_too}"
+    if found is None or as_shard is None:
+        return came_too
+    whole = dataclasses.replace(found.merge(), schedules=())
+    return came_too if digest(whole) == digest(as_shard) else f"DOORS DIFFER: {as_shard!r}"
+
+
+GOOD = ("error", "data", "refused")
+Findings = dict[str, tuple[str, bytes]]
+
+
+def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Counter[str], Findings]:
     """How often each kind of mutation ended how, and one case of each kind of finding."""
     files = originals(folder)
     path, names, watch = folder / "fuzzed", list(files), Watch()
@@ -471,7 +541,7 @@ def run(mutations: int, seed: int, folder: Path) -> tuple[collections.Counter[st
                 allowed.add(digest(Trajectories.load(path)))
     rng = np.random.default_rng(seed)
     counts: collections.Counter[str] = collections.Counter()
-    findings: dict[str, Any] = {}
+    findings: Findings = {}
     with guarded():
         for i in range(mutations):
             name, other = (str(x) for x in rng.choice(names, size=2))
@@ -480,12 +550,43 @@ def run(mutations: int, seed: int, folder: Path) -> tuple[collections.Counter[st
             forged = rng.random() < 0.5
             kind, data = (forge if forged else damage)(rng, files[name], files[other])
             path.write_bytes(data)
-            came = outcome(
-                path, recover=i % 3 == 0, allowed=None if forged else allowed, watch=watch
-            )
-            counts[f"{kind}: {came if came in ('error', 'data') else 'FOUND'}"] += 1
-            if came not in ("error", "data"):
-                findings.setdefault(f"{kind}: {came[:60]}", (i, name, came, data))
+            digests = None if forged else allowed
+            came, found = loaded(path, recover=i % 3 == 0, allowed=digests, watch=watch)
+            results = {"": came}
+            if i % 3 and came in GOOD:
+                whole, steps = ((0, 1), (0, 10), (1 << 24, 1), (1 << 24, 1000))[rng.integers(4)]
+                with mock.patch.object(shard_files, "_WHOLE", whole):
+                    results[" as a shard"] = compared(path, came, found, steps, watch)
+            for door, result in results.items():
+                counts[f"{kind}{door}: {result if result in GOOD else 'FOUND'}"] += 1
+                if result not in GOOD:
+                    says = f"mutation {i} of seed {seed}, of {name!r}: {result}"
+                    findings.setdefault(f"{kind}{door}: {result[:60]}", (says, data))
+    return counts, findings
+
+
+def run_all(
+    mutations: int, seed: int, workers: int, folder: Path
+) -> tuple[collections.Counter[str], Findings]:
+    """The same in portions, each in a process that may crash without taking this one along."""
+    counts: collections.Counter[str] = collections.Counter()
+    findings: Findings = {}
+    sizes = [min(PORTION, mutations - first) for first in range(0, mutations, PORTION)]
+    context = multiprocessing.get_context("spawn")
+    for first in range(0, len(sizes), workers):
+        numbers = range(first, min(first + workers, len(sizes)))
+        with ProcessPoolExecutor(workers, context) as pool:
+            started = {n: pool.submit(run, sizes[n], [seed, n], folder / f"{n}") for n in numbers}
+            for n, portion in started.items():
+                try:
+                    some, found = portion.result()
+                except BrokenProcessPool as error:  # the file that it was reading is still there
+                    left = folder / f"{n}" / "fuzzed"
+                    data = left.read_bytes() if left.exists() else b""
+                    found = {f"CRASHED {n}": (f"seed {[seed, n]}: {error}", data)}
+                    some = collections.Counter()
+                counts += some
+                findings = {**found, **findings}
     return counts, findings
 
 
@@ -493,17 +594,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mutations", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
     parser.add_argument("--keep", type=Path, help="folder for a file of each finding")
     arguments = parser.parse_args()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        counts, findings = run(arguments.mutations, arguments.seed, Path(folder))
+        counts, findings = run_all(
+            arguments.mutations, arguments.seed, arguments.workers, Path(folder)
+        )
     for what, count in sorted(counts.items()):
-        print(f"{what:<40}{count:>9,}")
+        print(f"{what:<50}{count:>9,}")
+    totals: collections.Counter[str] = collections.Counter()
+    for what, count in counts.items():
+        door = "as a shard" if "as a shard" in what else "load"
+        totals[f"{door}: {what.rpartition(': ')[2]}"] += count
+    print(*(f"{what:<50}{count:>9,}" for what, count in sorted(totals.items())), sep="\n")
     seconds = time.perf_counter() - start
-    print(f"{sum(counts.values()):,} loads in {seconds:.0f} s, {len(findings)} kinds of finding")
-    for number, (what, (i, name, came, data)) in enumerate(findings.items()):
-        print(f"\n{what}\n  mutation {i} of {name!r}: {came}")
+    print(
+        f"{sum(n for what, n in totals.items() if what.startswith('load')):,} loads and "
+        f"{sum(n for what, n in totals.items() if what.startswith('as')):,} readings as a shard in "
+        f"{seconds:.0f} s, {len(findings)} kinds of finding"
+    )
+    for number, (what, (says, data)) in enumerate(findings.items()):
+        print(f"\n{what}\n  {says}")
         if arguments.keep:
             arguments.keep.mkdir(exist_ok=True)
             (arguments.keep / f"{number}").write_bytes(data)

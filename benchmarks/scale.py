@@ -2,11 +2,15 @@
 
     python benchmarks/scale.py                     growth with steps, policies and length
     python benchmarks/scale.py --steps 100000000   one run of so many steps, shards made on the fly
+    python benchmarks/scale.py --steps 10000000 --way files
     python benchmarks/scale.py --steps 1000000 --way files --interval percentile
 
 Each run is a process of its own, which reports its largest resident memory. Shards are made from a
 seed whenever they are read and never stored, except with `--way files`; the time of making them is
-not part of the time of evaluating them. What is compiled is compiled before the clock starts.
+not part of the time of evaluating them. What is compiled is compiled before the clock starts. The
+time of the processor says more than that of the clock on a busy machine; growth is the exponent b
+of processor time = a + c x^b through three cases, which is 1 where each further step, policy or
+step of an episode costs the same. (What does not depend on the number of policies is in a.)
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
 from ope_gym.sharded import evaluate_shards
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 SHARD = 250_000  # steps
+TIMES = 3  # runs of which the growth takes the fastest
 DRIFT = 0.3  # of the policies, from the first to the target
 
 
@@ -77,12 +83,12 @@ def run(case: Case) -> dict[str, Any]:
     shards = max(1, case.steps // SHARD)
     target = policies(case.behaviours)[-1]
     options: dict[str, Any] = {"estimators": ESTIMATORS, "interval": case.interval}
-    making = [0.0]
+    making = np.zeros(2)  # seconds of the clock and of the processor
 
     def timed(shard: int) -> Trajectories:
-        start = time.perf_counter()
+        start = _now()
         data = make(case, shard)
-        making[0] += time.perf_counter() - start
+        making[:] += _now() - start
         return data
 
     with tempfile.TemporaryDirectory() as folder:
@@ -104,19 +110,24 @@ def run(case: Case) -> dict[str, Any]:
                 make(case, shard).save(Path(folder) / f"{shard}.ope")
             paths = sorted(Path(folder).glob("*.ope"))
             call = partial(evaluate_shards, paths, target, scratch=scratch, **options)
-        before, made = _resident(), making[0]
-        start = time.perf_counter()
+        before, made = _resident(), making.copy()
+        start = _now()
         found = call()
-        seconds = time.perf_counter() - start - (making[0] - made)
+        seconds, cpu = (_now() - start - (making - made)).tolist()
     return {
         "steps": found.sample.steps,
         "seconds": seconds,
-        "making": making[0],
+        "cpu": cpu,
+        "making": float(making[0]),
         "before": before,
         "peak": _resident(),
         "values": {name: estimate.value for name, estimate in found.items()},
         "verdicts": {name: estimate.verdict.colour for name, estimate in found.items()},
     }
+
+
+def _now() -> NDArray[np.float64]:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def _resident() -> float:
@@ -135,12 +146,14 @@ def apart(case: Case) -> dict[str, Any]:
     return found
 
 
-def show(case: Case) -> dict[str, Any]:
-    found = apart(case)
-    per_element = 1e9 * found["seconds"] / (found["steps"] * case.behaviours)
+def show(case: Case, times: int = 1) -> dict[str, Any]:
+    """Print the run with the least processor time of so many."""
+    found = min((apart(case) for _ in range(times)), key=lambda run: float(run["cpu"]))
+    per_element = 1e9 * found["cpu"] / (found["steps"] * case.behaviours)
     print(
         f"{case.way:>9}  {found['steps']:>11,}  {case.behaviours:>4}  {case.length:>5}  "
-        f"{found['seconds']:>8.2f}  {per_element:>12.1f}  {found['making']:>8.2f}  "
+        f"{found['seconds']:>8.2f}  {found['cpu']:>8.2f}  {per_element:>11.1f}  "
+        f"{found['making']:>8.2f}  "
         f"{found['before']:>8.0f}  {found['peak']:>6.0f}  {found['values']['NFIS']:.12g}",
         flush=True,
     )
@@ -149,27 +162,32 @@ def show(case: Case) -> dict[str, Any]:
 
 def head() -> None:
     print(
-        f"{'way':>9}  {'steps':>11}  {'K':>4}  {'T':>5}  {'seconds':>8}  {'ns/(step K)':>12}  "
-        f"{'making s':>8}  {'MiB idle':>8}  {'peak':>6}  NFIS"
+        f"{'way':>9}  {'steps':>11}  {'K':>4}  {'T':>5}  {'seconds':>8}  {'CPU s':>8}  "
+        f"{'ns/(step K)':>11}  {'making s':>8}  {'MiB idle':>8}  {'peak':>6}  NFIS"
     )
 
 
 def growth() -> None:
     """Steps, policies and length, each by factors of its own; all should grow in proportion."""
     head()
-    print("steps")
-    for steps in (250_000, 1_000_000, 4_000_000):
-        for way in ("memory", "generated", "files"):
-            show(Case(way, steps, 10))
-    print("policies")
-    for behaviours in (5, 20, 80):
-        show(Case("generated", 1_000_000, behaviours))
-    print("length of episodes, at the same number of steps")
+    sizes = (500_000, 2_000_000, 8_000_000)
+    for way in ("memory", "generated", "files"):
+        grow("steps", {steps: Case(way, steps, 10) for steps in sizes})
+    grow("policies", {k: Case("generated", 1_000_000, k) for k in (8, 64, 512)})
+    grow("length, at the same number of episodes",
+         {t: Case("generated", 5_000 * t, 10, t) for t in (100, 400, 1600)})  # fmt: skip
+    print("length, at the same number of steps")
     for length in (50, 500, 5000):
-        show(Case("generated", 1_000_000, 10, length))
-    print("length of episodes, at the same number of episodes")
-    for length in (100, 400, 1600):
-        show(Case("generated", 2500 * length, 10, length))
+        show(Case("generated", 2_000_000, 10, length), TIMES)
+
+
+def grow(what: str, cases: dict[int, Case]) -> None:
+    """Show three cases, each so many times the one before, and how their processor time grows."""
+    print(what)
+    first, second, third = (show(case, TIMES)["cpu"] for case in cases.values())
+    one, two, _ = cases
+    exponent = np.log((third - second) / (second - first)) / np.log(two / one)
+    print(f"{'':>9}  CPU s = a + c x^{exponent:.2f} in {what}")
 
 
 def main() -> None:

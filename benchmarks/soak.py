@@ -2,8 +2,9 @@
 
     python benchmarks/soak.py [--steps 10000000] [--envs 256]
 
-Each case is a process of its own that records CartPole with `wrappers.vector.RecordTrajectories`
-and follows another policy after every hundredth of the run. Shown are the resident memory on top of
+Each case is a process of its own that records CartPole with `wrappers.vector.RecordTrajectories`,
+or with `wrappers.RecordTrajectories` where it says single, with random actions, and follows another
+policy after every hundredth of the run. Shown are the resident memory on top of
 that after the first hundredth, the bytes that the columns of the recorded episodes have (those of
 the cleared buffers: since the last `clear`, which comes ten times in a run), the rest, and the size
 of the file. The rest may not exceed an allowance that does not depend on the number of steps, plus
@@ -26,13 +27,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+import wrappers
 import wrappers.vector
 from ope_gym import trees
+from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.columns import BY_EPISODE, BY_STEP
 from ope_gym.policies import LinearSigmoid
 from ope_gym.trajectories import Trajectories
 
-CASES = ("memory", "memory, cleared", "file", "file, cleared")
+CASES = (
+    "memory", "memory, cleared", "file", "file, cleared",
+    "single, memory", "single, memory, cleared", "single, file", "single, file, cleared",
+)  # fmt: skip
 ROWS = 10  # lines of the table for each case
 ALLOWANCE, SHARE = 48e6, 0.10  # bytes for arenas of the allocator, and for its rounding
 
@@ -60,13 +66,39 @@ def make(num_envs: int) -> Any:
     return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
 
+class Single:
+    """A single env with the calls of a vector env; an end is followed by a reset, in one call."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=path)
+        self.finished_episodes = 0
+        self.reset, self.follow, self.close = self._env.reset, self._env.follow, self._env.close
+
+    @property
+    def buffer(self) -> TrajectoryBuffer:
+        """Of the recorder."""
+        return self._env.buffer
+
+    def step(self, action: int) -> None:
+        """One step, and the start of the next episode if it was the last."""
+        *_, terminated, truncated, _ = self._env.step(action)
+        if terminated or truncated:
+            self.finished_episodes += 1
+            self._env.reset()
+
+
 def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connection) -> None:
     """The process of one case; sends one line of figures after each tenth of the run."""
     warnings.simplefilter("ignore")  # the run ends in the middle of episodes
     step_width, episode_width = widths()
-    env = wrappers.vector.RecordTrajectories(make(num_envs), path=path)
+    single = case.startswith("single")
+    num_envs = 1 if single else num_envs
+    env: Any = (
+        Single(path) if single else wrappers.vector.RecordTrajectories(make(num_envs), path=path)
+    )
     rng = np.random.default_rng(0)
-    actions = list(rng.integers(2, size=(4096, num_envs)))
+    drawn = rng.integers(2, size=(2**20 // num_envs, num_envs))
+    actions: list[Any] = drawn[:, 0].tolist() if single else list(drawn)
     calls = max(steps // num_envs, 100)
     env.reset(seed=0)
     base, cleared_at, start = 0, (0, 0), time.perf_counter()
@@ -77,8 +109,8 @@ def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connect
             base = resident()
         env.step(actions[i % len(actions)])
         if (i + 1) % (calls // ROWS) == 0:
-            # a call after the end of an episode only resets, and makes no row
-            rows = (i + 1) * num_envs - env.finished_episodes
+            # in a vector env, a call after the end of an episode only resets, and makes no row
+            rows = (i + 1) * num_envs - (0 if single else env.finished_episodes)
             columns = (rows - cleared_at[0]) * step_width
             columns += (env.finished_episodes - cleared_at[1]) * episode_width
             out.send(
@@ -107,7 +139,7 @@ def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connect
 
 def soak(case: str, steps: int, num_envs: int, folder: Path) -> bool:
     """Run one case and print its lines; whether memory stayed within its bounds."""
-    path = folder / "episodes" if case.startswith("file") else None
+    path = folder / "episodes" if "file" in case else None
     if path is not None:
         path.unlink(missing_ok=True)
     receive, send = multiprocessing.Pipe(duplex=False)

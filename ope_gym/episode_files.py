@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import space_json, spaces, trees
+from ope_gym.columns import Ints
 from ope_gym.policies import Policy, UnavailablePolicy, policy_from_arrays, policy_to_arrays
+from ope_gym.schedules import ChangeTable
 from ope_gym.spaces import Space
 from ope_gym.storage import (
     MALFORMED,
@@ -174,6 +176,29 @@ class Section:
         )
         return np.concatenate(self.columns[name]) if self.columns[name] else none
 
+    def clocked(self) -> dict[int, ChangeTable]:
+        """The schedules, by number, in which a policy changed inside an episode."""
+        tables: dict[int, ChangeTable] = {}
+        for number, clocks, policies, mid_episode in self.changes:
+            table = tables.setdefault(number, ChangeTable())
+            for clock, policy_id in zip(clocks, policies, strict=True):
+                table.change(policy_id, clock, mid_episode=mid_episode)
+        return {k: table for k, table in tables.items() if table.clocked_from is not None}
+
+
+def schedule_ids(
+    clocked: Mapping[int, ChangeTable], start_clocks: Ints, schedules: Ints
+) -> NDArray[np.int32]:
+    """(n,) which of the clocked schedules, counted from 0, each episode follows; -1 if none.
+
+    Where no policy changed inside an episode its policy says it all.
+    """
+    ids = np.full(len(start_clocks), -1, dtype=np.int32)
+    for s, (number, table) in enumerate(clocked.items()):  # as in a buffer, see `append`, `view`
+        known = start_clocks >= max(table.clocks[0], table.clocked_from or 0)
+        ids[(schedules == number) & known] = s
+    return ids
+
 
 def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
     """The sections of a file; see `read_blocks` for cut and damaged files."""
@@ -182,11 +207,11 @@ def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
     for block in read_blocks(path, recover=recover):
         try:
             if block.kind == "spaces":
-                sections.append(_open_section(block, known))
+                sections.append(open_section(block, known))
             elif not sections:
                 raise ValueError("the first block is not of kind 'spaces'")
             else:
-                _add(sections[-1], block)
+                add_block(sections[-1], block)
         except MALFORMED as error:
             damage = DamagedFileError(
                 path,
@@ -201,7 +226,7 @@ def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
     return sections
 
 
-def _open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = None) -> Section:
+def open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = None) -> Section:
     """The next section; all that say their spaces say the same, and share those `known`."""
     known = {} if known is None else known
     found: list[Space | None] = []
@@ -221,7 +246,8 @@ def _open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = Non
     return Section(seen, chosen, block.meta["horizon"])
 
 
-def _add(section: Section, block: Block) -> None:
+def add_block(section: Section, block: Block) -> None:
+    """Add what a block holds, other than spaces; ValueError says what is wrong with it."""
     arrays = block.arrays
     if block.kind == "policy":
         name = block.meta["policy"]
@@ -235,30 +261,47 @@ def _add(section: Section, block: Block) -> None:
         schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
         section.changes.append((schedule, clocks.tolist(), policies.tolist(), mid_episode))
     elif block.kind == "episodes":
-        _add_episodes(section, block)
+        add_episodes(section, block)
     else:
         raise ValueError("unknown kind; a newer version of ope_gym may know it")
 
 
-def _add_episodes(section: Section, block: Block) -> None:
+def add_episodes(section: Section, block: Block) -> None:
+    """Add the episodes of a block; ValueError says what is wrong with them."""
     arrays = block.arrays
-    episodes, n = arrays["episodes"], len(arrays["rewards"])
-    seen = _unpack(block.meta["observations"], section.observation_space, arrays)
-    chosen = _unpack(block.meta["actions"], section.action_space, arrays)
+    n = len(arrays["rewards"])
+    seen = unpack(block.meta["observations"], section.observation_space, arrays)
+    chosen = unpack(block.meta["actions"], section.action_space, arrays)
     steps = [arrays["rewards"], arrays["log_probs"], arrays["policy_ids"]]
-    for name, dtype in _COLUMN_DTYPES.items():
-        if arrays[name].dtype != dtype or arrays[name].ndim != 1 + (name == "episodes"):
-            raise ValueError(f"{name} has dtype {arrays[name].dtype}, shape {arrays[name].shape}")
+    for name in _COLUMN_DTYPES:
+        check_column(name, arrays[name])
     if any(len(column) != n for column in (*steps, *trees.leaves(seen), *trees.leaves(chosen))):
         raise ValueError("its columns differ in length")
-    if episodes.shape[1] != len(EPISODE_COLUMNS) or not len(episodes):
-        raise ValueError(f"episodes has shape {episodes.shape}")
-    if episodes[:, 0].sum() != n:  # in each block, or its rows would go to another's episodes
-        raise ValueError(f"its episodes have {episodes[:, 0].sum()} steps, its columns {n}")
+    check_table(arrays["episodes"], n)
     section.observations.append(seen)
     section.actions.append(chosen)
     for name in _COLUMN_DTYPES:
         section.columns[name].append(arrays[name])
+
+
+def check_column(name: str, column: NDArray[Any]) -> None:
+    """Refuse rewards, log_probs, policy_ids or episodes of another dtype or shape."""
+    if column.dtype != _COLUMN_DTYPES[name] or column.ndim != 1 + (name == "episodes"):
+        raise ValueError(f"{name} has dtype {column.dtype}, shape {column.shape}")
+
+
+def check_table(episodes: NDArray[np.int64], n_steps: int) -> None:
+    """Refuse a table of episodes that does not cut the rows of its own block."""
+    if episodes.shape[1] != len(EPISODE_COLUMNS) or not len(episodes):
+        raise ValueError(f"episodes has shape {episodes.shape}")
+    lengths = episodes[:, 0]
+    if lengths.sum() != n_steps:
+        raise ValueError(f"its episodes have {lengths.sum()} steps, its columns {n_steps}")
+    if lengths.min() < 1 or lengths.max() > n_steps:  # so large that the sum wrapped around
+        raise ValueError(
+            f"its episodes have {lengths.min()} to {lengths.max()} steps, but an episode has at "
+            f"least one step, and here at most {n_steps}"
+        )
 
 
 def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
@@ -286,15 +329,16 @@ def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[
     return {"json": name}
 
 
-def _unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]]) -> Tree:
+def unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]]) -> Tree:
+    """The batch whose leaves are in `arrays`, put together as the layout says."""
     if isinstance(layout, str):
         return arrays[layout]
     ((kind, content),) = layout.items()
     parts = _parts(space)
     if kind == "tuple":
-        return tuple(_unpack(x, parts.get(i), arrays) for i, x in enumerate(content))
+        return tuple(unpack(x, parts.get(i), arrays) for i, x in enumerate(content))
     if kind == "dict":
-        return {str(key): _unpack(x, parts.get(key), arrays) for key, x in content}
+        return {str(key): unpack(x, parts.get(key), arrays) for key, x in content}
     if kind != "json" or space is None:
         raise ValueError(f"unknown layout {kind!r} of a column")
     return space_json.elements_from_json(space, arrays[content].tobytes())

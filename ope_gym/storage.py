@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ _HEADER = struct.Struct("<IIQII")
 # What JSON of the wrong shape raises in code that takes it apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_PIECE = 2**20  # bytes of a payload that are checked at once
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -67,14 +68,44 @@ class Block:
     checksum: int = 0
 
 
-class _FileCut(Exception):
+@dataclass(frozen=True)
+class Head:
+    """A block without its arrays: these are at start:end of the file, as the entries describe."""
+
+    kind: str
+    meta: dict[str, Any]
+    entries: dict[str, Any]
+    offset: int
+    start: int
+    end: int
+    checksum: int
+
+
+class FileCut(Exception):
     """The file ends inside the block that begins at `offset`."""
 
     def __init__(self, offset: int, dropped: int) -> None:
+        super().__init__(f"the file ends inside its last block, at byte {offset}")
         self.offset, self.dropped = offset, dropped
+
+    def warn(self, path: PathLike, stacklevel: int) -> None:
+        """Say that a reader has read up to there."""
+        warnings.warn(
+            f"{os.fspath(path)} ends inside its last block: {self.dropped} bytes from byte "
+            f"{self.offset} on were dropped (a run was interrupted, or is still writing)",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 # Reading blocks ------------------------------------------------------------------------------
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"the JSON of a block holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
@@ -90,13 +121,8 @@ def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
     with open(path, "rb") as file:
         try:
             yield from _scan(file, path)
-        except _FileCut as cut:
-            warnings.warn(
-                f"{os.fspath(path)} ends inside its last block: {cut.dropped} bytes from byte "
-                f"{cut.offset} on were dropped (a run was interrupted, or is still writing)",
-                UserWarning,
-                stacklevel=2,
-            )
+        except FileCut as cut:
+            cut.warn(path, stacklevel=2)
         except DamagedFileError as error:
             if not recover or error.offset == 0:  # at byte 0 it is not our file at all
                 raise
@@ -105,72 +131,136 @@ def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
 
 def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
     size = os.fstat(file.fileno()).st_size
+    check_magic(file, path)
+    offset, last, kinds = len(MAGIC), 0, list[str]()
+    while offset < size:
+        try:
+            block, end = read_block(file, offset, size, last)
+        except MALFORMED as error:
+            remedy = (
+                f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
+                "episodes): load with recover=True"
+            )
+            raise DamagedFileError(path, offset, what_is_wrong(error), remedy) from error
+        yield block
+        kinds.append(block.kind)
+        offset, last = end, block.checksum
+
+
+def check_magic(file: BinaryIO, path: PathLike) -> None:
+    """Read the first bytes; `DamagedFileError` if they are not those of a file of this version."""
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         newer = magic[:-1] == MAGIC[:-1]
         reason = f"format version {magic[-1]} is not known" if newer else "not an ope_gym file"
         remedy = "update ope_gym" if newer else "check the path; nothing in it is readable"
         raise DamagedFileError(path, 0, reason, remedy)
-    offset, last, kinds = len(MAGIC), 0, list[str]()
-    while offset < size:
-        try:
-            block, end = _read_block(file, offset, size, last)
-        except MALFORMED as error:
-            reason = str(error) if type(error) is ValueError else f"malformed block, {error!r}"
-            remedy = (
-                f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
-                "episodes): load with recover=True"
-            )
-            raise DamagedFileError(path, offset, reason, remedy) from error
-        yield block
-        kinds.append(block.kind)
-        offset, last = end, block.checksum
 
 
-def _read_block(
+def what_is_wrong(error: Exception) -> str:
+    """One of the errors of `MALFORMED`, for people."""
+    return str(error) if type(error) is ValueError else f"malformed block, {error!r}"
+
+
+def read_block(
     file: BinaryIO, offset: int, size: int, last: int | None = None
 ) -> tuple[Block, int]:
     """The block at `offset` and where it ends; ValueError says what is wrong with it.
 
     `last` is the checksum of the block before it, 0 if there is none; None if it is not known.
     """
+    frame = _read_frame(file, offset, size)
+    payload = file.read(frame.end - frame.start)
+    if len(payload) < frame.end - frame.start:
+        raise FileCut(offset, size - offset)
+    _check_contents(frame, zlib.crc32(payload, zlib.crc32(frame.text)))
+    head = _parse(frame, offset, last)
+    arrays = {name: read_array(name, entry, payload) for name, entry in head.entries.items()}
+    return Block(head.kind, head.meta, arrays, offset, head.checksum), head.end
+
+
+def read_head(
+    file: BinaryIO, offset: int, size: int, last: int | None = None, *, verify: bool
+) -> Head:
+    """The block at `offset` without its arrays, which `verify` compares with their checksum."""
+    frame = _read_frame(file, offset, size)
+    if verify:
+        crc, left = zlib.crc32(frame.text), frame.end - frame.start
+        while left:
+            piece = file.read(min(left, _PIECE))
+            if not piece:
+                raise FileCut(offset, size - offset)
+            crc, left = zlib.crc32(piece, crc), left - len(piece)
+        _check_contents(frame, crc)
+    return _parse(frame, offset, last)
+
+
+class _Frame(NamedTuple):
+    """The JSON of a block as it stands, where the payload lies, CRC of both, CRC of the header."""
+
+    text: bytes
+    start: int
+    end: int
+    contents: int
+    checksum: int
+
+
+def _read_frame(file: BinaryIO, offset: int, size: int) -> _Frame:
+    file.seek(offset)
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
-        raise _FileCut(offset, size - offset)
-    magic, json_length, payload_length, body_crc, head_crc = _HEADER.unpack(head)
-    if zlib.crc32(head[:-4]) != head_crc or magic != _BLOCK_MAGIC:
+        raise FileCut(offset, size - offset)
+    magic, json_length, payload_length, contents, checksum = _HEADER.unpack(head)
+    if zlib.crc32(head[:-4]) != checksum or magic != _BLOCK_MAGIC:
         raise ValueError("the header of a block does not match its checksum")
     start = offset + _HEADER.size + json_length
     end = start + payload_length
     if end > size:  # before anything of that length is allocated
-        raise _FileCut(offset, size - offset)
-    text, payload = file.read(json_length), file.read(payload_length)
-    if len(text) + len(payload) < json_length + payload_length:
-        raise _FileCut(offset, size - offset)
-    if zlib.crc32(payload, zlib.crc32(text)) != body_crc:
+        raise FileCut(offset, size - offset)
+    text = file.read(json_length)
+    if len(text) < json_length:
+        raise FileCut(offset, size - offset)
+    return _Frame(text, start, end, contents, checksum)
+
+
+def _check_contents(frame: _Frame, crc: int) -> None:
+    if crc != frame.contents:
         raise ValueError("the contents of a block do not match their checksum")
-    if start % ALIGNMENT:
+
+
+def _parse(frame: _Frame, offset: int, last: int | None) -> Head:
+    if frame.start % ALIGNMENT:
         raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
-    meta = json.loads(text.decode())  # bytes could say that they are in another encoding
-    kind, entries = meta.pop("kind"), meta.pop("arrays")
+    meta = _DECODER.decode(frame.text.decode())  # bytes could say that their encoding is another
+    if not isinstance(meta, dict):
+        raise ValueError("the JSON of a block is not an object")
+    kind, entries = meta.pop("kind", None), meta.pop("arrays", None)
     if not isinstance(kind, str) or not isinstance(entries, dict):
         raise ValueError(f"a block is of kind {kind!r} and has arrays {entries!r}")
     if meta.pop("after", last) != last and last is not None:  # the first files did not say
         raise ValueError("a block does not follow the one that it was written after")
-    arrays = {name: _read_array(name, entry, payload) for name, entry in entries.items()}
-    return Block(kind, meta, arrays, offset, head_crc), end
+    return Head(kind, meta, entries, offset, frame.start, frame.end, frame.checksum)
 
 
-def _read_array(name: str, entry: Mapping[str, Any], payload: bytes) -> NDArray[Any]:
+def read_entry(name: str, entry: Any, length: int) -> tuple[str, tuple[int, ...], int]:
+    """dtype, shape and offset of an array; ValueError if a payload so long cannot hold it."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "offset"} <= entry.keys():
+        raise ValueError(f"array {name!r} is described by {entry!r}")
     dtype, shape, offset = entry["dtype"], entry["shape"], entry["offset"]
-    if dtype not in NUMERIC_DTYPES:
+    if not isinstance(dtype, str) or dtype not in NUMERIC_DTYPES:
         raise ValueError(f"array {name!r} has the unknown dtype {dtype!r}")
-    if not all(type(number) is int and number >= 0 for number in (*shape, offset)):
+    numbers = [*shape, offset] if isinstance(shape, list) else [None]
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"array {name!r} has the impossible shape {shape} or offset {offset}")
-    count = math.prod(shape)
-    if offset % ALIGNMENT or offset + count * np.dtype(dtype).itemsize > len(payload):
+    if offset % ALIGNMENT or offset + math.prod(shape) * np.dtype(dtype).itemsize > length:
         raise ValueError(f"array {name!r} of shape {shape} does not fit into its block")
-    if count == 0:
+    return dtype, tuple(shape), offset
+
+
+def read_array(name: str, entry: Any, payload: bytes) -> NDArray[Any]:
+    """The array that the entry describes; ValueError says what is wrong with it."""
+    dtype, shape, offset = read_entry(name, entry, len(payload))
+    if (count := math.prod(shape)) == 0:
         return np.empty(shape, dtype=dtype)
     stored = "|u1" if dtype == "|b1" else dtype
     flat: NDArray[Any] = np.frombuffer(payload, dtype=stored, count=count, offset=offset)
@@ -234,7 +324,7 @@ class BlockWriter:
             try:
                 for block in _scan(reader, self.path):
                     self._last = block.checksum
-            except _FileCut as cut:
+            except FileCut as cut:
                 warnings.warn(
                     f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
                     f"{cut.offset} on were removed",

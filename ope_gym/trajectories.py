@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import episode_files, spaces, storage, trees
 from ope_gym.columns import BY_EPISODE, BY_STEP, Floats, Ints, checked, freeze
 from ope_gym.policies import Policy
-from ope_gym.schedules import ChangeTable, PolicyTable, Schedule
+from ope_gym.schedules import PolicyTable, Schedule
 from ope_gym.spaces import Space
 from ope_gym.trees import Tree
 from ope_gym.unknown import acts_unknown
@@ -324,7 +324,7 @@ class Trajectories:
         """
         try:
             parts = [
-                _from_section(part) for part in episode_files.read_sections(path, recover=recover)
+                from_section(part) for part in episode_files.read_sections(path, recover=recover)
             ]
             return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
         except storage.DamagedFileError:
@@ -418,20 +418,10 @@ def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
     return chosen
 
 
-def _from_section(section: episode_files.Section) -> Trajectories:
-    tables: dict[int, ChangeTable] = {}
-    for number, clocks, policies, mid_episode in section.changes:
-        table = tables.setdefault(number, ChangeTable())
-        for clock, policy_id in zip(clocks, policies, strict=True):
-            table.change(policy_id, clock, mid_episode=mid_episode)
-    # where no policy changed inside an episode its policy says it all
-    clocked = [number for number, table in tables.items() if table.clocked_from is not None]
-    episodes = section.column("episodes")
-    ids = np.full(len(episodes), -1, dtype=np.int32)
-    for s, number in enumerate(clocked):
-        table = tables[number]  # as in a buffer, see `append` and `view`
-        known = episodes[:, 4] >= max(table.clocks[0], table.clocked_from or 0)
-        ids[(episodes[:, 5] == number) & known] = s
+def from_section(section: episode_files.Section) -> Trajectories:
+    """The episodes of a section of a file, checked; ValueError says what is wrong with them."""
+    clocked, episodes = section.clocked(), section.column("episodes")
+    ids = episode_files.schedule_ids(clocked, episodes[:, 4], episodes[:, 5])
     n = len(episodes)
     raw = Trajectories(
         trees.concatenate(section.observations) if n else spaces.empty(section.observation_space),
@@ -445,7 +435,7 @@ def _from_section(section: episode_files.Section) -> Trajectories:
         held_out=episodes[:, 3],
         start_clock=episodes[:, 4],
         schedule_ids=ids,
-        schedules=tuple(tables[number].schedule() for number in clocked),
+        schedules=tuple(table.schedule() for table in clocked.values()),
         policies=tuple(section.policies),
         observation_space=section.observation_space,
         action_space=section.action_space,

@@ -26,7 +26,7 @@ from numpy.testing import assert_array_equal
 import wrappers
 import wrappers.vector
 from benchmarks import fuzz
-from ope_gym import episode_files, space_json, storage
+from ope_gym import episode_files, shard_files, space_json, storage
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
@@ -47,6 +47,15 @@ def load(path: Path) -> Trajectories:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
         return Trajectories.load(path)
+
+
+def read_shard(path: Path, steps: int = 3) -> Trajectories:
+    """The same by the other door, as `evaluate_shards` reads a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
+        found = fuzz.read_shard(path, steps)
+    assert found is not None
+    return found
 
 
 def recorder(path: Path | None) -> wrappers.RecordTrajectories:
@@ -181,6 +190,46 @@ def test_a_save_without_room_leaves_the_old_file(tmp_path: Path) -> None:
             expected(2).save(path)
         assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["run"]
+
+
+_FILL = """
+import sys
+from tests.test_faults import *
+folder = Path(sys.argv[1])
+expected().save(folder / "saved")
+before = (folder / "saved").read_bytes()
+(folder / "ballast").write_bytes(bytes(200_000))
+env = recorder(folder / "run")
+errors = sum(loop(env, (Uniform(2), SIGMOID), OSError) for _ in range(40))
+assert errors > 20, errors
+try:
+    env.buffer.save(folder / "saved")
+except OSError as error:
+    print(error)
+assert (folder / "saved").read_bytes() == before
+assert set(os.listdir(folder)) == {"saved", "ballast", "run"}
+some = load(folder / "run")
+assert 0 < len(some) < len(env.buffer) == 160
+(folder / "ballast").unlink()
+env.close()
+assert fuzz.digest(Trajectories.load(folder / "run")) == fuzz.digest(env.buffer.view())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a small disk")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """One of 256 kB, seen by no other process, with room again before the recorder is closed."""
+    small = 'mount -t tmpfs -o size=256k none "$0" && touch "$0/here" && rm "$0/here"'
+    start = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    try:
+        subprocess.run([*start, small, str(tmp_path)], check=True, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("may not mount a file system of its own")
+    shell = [*start, small + ' && exec "$@"', str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-c", _FILL, str(tmp_path)]
+    done = subprocess.run([*shell, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cannot save, No space left on device; what was there is as it was" in done.stdout
 
 
 def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
@@ -320,6 +369,50 @@ def test_sigterm_while_recording(tmp_path: Path, handler: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             Trajectories.load(path)
+
+
+_SAVE_AND_DIE = """
+import signal, sys
+from tests.test_faults import *
+path, write_all, replace = Path(sys.argv[1]), storage._write_all, os.replace
+def die():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+for moment in range(100):
+    expected(1).save(path)
+    pid = os.fork()
+    if not pid:
+        calls = 0
+        def write(file, data):
+            global calls
+            calls += 1
+            write_all(file, bytes(data)[: len(data) // 2] if calls == moment else data)
+            calls == moment and die()
+        def put_in_place(*names):
+            calls + 1 == moment and die()
+            replace(*names)
+            calls + 2 == moment and die()
+        storage._write_all, os.replace = write, put_in_place
+        expected(50).save(path)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(status, fuzz.digest(Trajectories.load(path)), flush=True)
+    if moment and not status:
+        break
+"""
+
+
+@posix
+def test_sigterm_at_every_moment_of_a_save(tmp_path: Path) -> None:
+    """In the middle of each write, before and after the new file takes its place."""
+    command = [sys.executable, "-W", "ignore", "-c", _SAVE_AND_DIE, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    (code, first), *killed, last = (line.split() for line in done.stdout.splitlines())
+    old, new = fuzz.digest(expected(1)), fuzz.digest(expected(50))
+    assert (code, first) == ("0", new)
+    assert last == ["0", new]
+    assert len(killed) > 5
+    assert killed == [["-15", old]] * (len(killed) - 1) + [["-15", new]]
 
 
 @posix
@@ -475,7 +568,14 @@ def test_cut_at_every_byte_of_the_last_block(
             file.write(data[size - 1 : size])
             assert fuzz.digest(Trajectories.load(path)) == before
             assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
+            if kind == "discrete":
+                (section,) = shard_files.read_layout(path, verify=True, tables=True)
+                assert len(section) == len(section.lengths[0]) == 4
+                assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
     assert not caught
+    if kind != "schedules":  # which is refused as a shard
+        path.write_bytes(data[:-1])
+        assert fuzz.digest(read_shard(path)) == before
     path.write_bytes(data)
     assert fuzz.digest(Trajectories.load(path)) != before
 
@@ -496,6 +596,8 @@ def test_blocks_keep_their_order_and_their_file(tmp_path: Path, files: dict[str,
         path.write_bytes(MAGIC + b"".join([*start, *order]))
         with pytest.raises(DamagedFileError, match="does not follow"):
             Trajectories.load(path)
+        with pytest.raises(DamagedFileError, match="does not follow"):
+            read_shard(path)
         with pytest.warns(UserWarning, match="recovered"):
             assert len(Trajectories.load(path, recover=True)) == readable
         with pytest.raises(DamagedFileError, match="does not follow"):
@@ -512,7 +614,7 @@ def test_a_file_whose_blocks_do_not_say_what_they_follow(
         data += fuzz.raw_block(len(data), meta, payload)[0]
     assert b'"after"' not in data
     path.write_bytes(data)
-    assert len(Trajectories.load(path)) == 5
+    assert len(Trajectories.load(path)) == len(read_shard(path)) == 5
     with BlockWriter(path) as writer:
         episode_files.write_policy(writer, SIGMOID)
         episode_files.write_policy(writer, Uniform(3))
@@ -525,6 +627,96 @@ def test_fuzzed_files(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "2,000 loads" in done.stdout
+
+
+@pytest.mark.parametrize("whole", [0, 1 << 24])
+@pytest.mark.parametrize("kind", ["discrete", "dict", "objects", "torch", "plain"])
+def test_both_doors_give_the_same(
+    tmp_path: Path, files: dict[str, bytes], kind: str, whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_files, "_WHOLE", whole)
+    path = tmp_path / "run"
+    path.write_bytes(files[kind])
+    for steps in (1, 3, 1000):
+        assert fuzz.digest(read_shard(path, steps)) == fuzz.digest(Trajectories.load(path))
+
+
+def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:
+    """The file with the contents of its last block changed and all checksums right."""
+    blocks = [fuzz.taken_apart(block) for block in fuzz.blocks_of(data)]
+    meta, payload = blocks[-1][0], bytearray(blocks[-1][1])
+    change(meta, payload)
+    return fuzz.put_together([*blocks[:-1], (meta, bytes(payload))])
+
+
+def put(name: str, row: int, value: int) -> Callable[[dict[str, Any], bytearray], None]:
+    """Another number in an array of the last block."""
+
+    def change(meta: dict[str, Any], payload: bytearray) -> None:
+        entry = meta["arrays"][name]
+        array = np.frombuffer(payload, entry["dtype"], offset=entry["offset"])
+        array[row] = value
+
+    return change
+
+
+def describe(name: str, **changed: Any) -> Callable[[dict[str, Any], bytearray], None]:
+    """Another description of an array."""
+    return lambda meta, payload: meta["arrays"][name].update(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("policy_ids", 0, 2**31 - 1), "policy_ids is 2147483647, but the policies known are"),
+        (put("policy_ids", 3, -1), "policy_ids is -1, but the policies known are"),
+        (put("policy_ids", 1, 1), "but policy 0 should act there"),
+        (put("episodes", 0, 4), "its episodes have 13 steps, its columns 12"),
+        (put("episodes", 1, 7), "terminated has dtype int64"),
+        (describe("policy_ids", dtype="<i8", shape=[6]), "policy_ids has dtype int64"),
+        (describe("policy_ids", dtype="O"), "'policy_ids' has the unknown dtype 'O'"),
+        (describe("policy_ids", dtype=["O"]), "'policy_ids' has the unknown dtype"),
+        (describe("policy_ids", shape=[-1]), "'policy_ids' has the impossible shape"),
+        (describe("policy_ids", shape="12"), "'policy_ids' has the impossible shape"),
+        (describe("policy_ids", shape=[2**40]), "'policy_ids' of shape .* does not fit"),
+        (describe("episodes", shape=[24]), r"episodes has dtype int64, shape \(24,\)"),
+        (describe("episodes", offset=8), "'episodes' of shape .* does not fit"),
+        (lambda meta, _: meta.pop("arrays"), "a block is of kind 'episodes' and has arrays None"),
+        (lambda meta, _: meta["arrays"].update(rewards=3), "'rewards' is described by 3"),
+        (lambda meta, _: meta.update(note=np.nan), "holds NaN, which is not JSON"),
+        (lambda meta, _: meta.update(kind="other"), "unknown kind"),
+    ],
+)  # fmt: skip
+def test_both_doors_refuse_the_same(
+    tmp_path: Path, files: dict[str, bytes], change: Any, words: str
+) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(forged(files["plain"], change))
+    for door in (Trajectories.load, read_shard):
+        for whole in (0, 1 << 24):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(shard_files, "_WHOLE", whole)
+                with pytest.raises(DamagedFileError, match=f"(?s)run.*{words}"):
+                    door(path)
+
+
+def test_both_doors_want_blocks_and_sections_alike(tmp_path: Path, files: dict[str, bytes]) -> None:
+    """Where no space says what an observation is, all must be like the first."""
+    path = tmp_path / "run"
+    blocks = [fuzz.taken_apart(block) for block in fuzz.blocks_of(files["plain"])]
+    meta, payload = blocks[-1]
+    other = json.loads(json.dumps(meta))
+    other["observations"] = "rewards"
+    empty = {**blocks[0][0], "horizon": 7}
+    for more, words in (
+        ([(other, payload)], "batch 1 is an array but batch 0 is a dict"),
+        ([*blocks[:-1], (other, payload)], "observations differ in structure"),
+        ([(empty, b""), *blocks[1:]], "horizon differs: None and 7"),
+    ):
+        path.write_bytes(fuzz.put_together([*blocks, *more]))
+        for door in (Trajectories.load, read_shard):
+            with pytest.raises(DamagedFileError, match=words):
+                door(path)
 
 
 # Forged files --------------------------------------------------------------------------------
