@@ -34,7 +34,7 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -49,10 +49,12 @@ from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.columns import BY_EPISODE, BY_STEP
 from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
-from ope_gym.shard_census import Census
-from ope_gym.shards import Shards
+from ope_gym.schedules import PolicyTable
+from ope_gym.shard_files import read_layout
+from ope_gym.shards import survey
 from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
-from ope_gym.trajectories import Trajectories, join, nothing, renumber
+from ope_gym.tasks import Crew
+from ope_gym.trajectories import Trajectories, join, nothing
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -494,18 +496,36 @@ def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch)
     return ("data" if fits_together(found) else f"DOES NOT FIT {found!r}"), found
 
 
+class Plain(Crew):
+    """Leaves threads as they are: to limit them, libraries are opened, and the watch sees it."""
+
+    def run(
+        self, function: Callable[[Any], Any], items: Sequence[Any]
+    ) -> Generator[tuple[int, Any], None, None]:
+        """One after the other."""
+        yield from enumerate(map(function, items))
+
+
 def read_shard(path: Path, steps: int) -> Trajectories | None:
     """The episodes of a file, so many steps at a time; None if it is refused as a shard."""
-    shards, census = Shards(path, steps), Census()
-    parts = list(shards.parts())
-    if any(part.clocked for part in parts):
+    sections = read_layout(path)
+    if any(section.clocked for section in sections):
         return None
-    for part in parts:
-        census.update(part)
-    found = [nothing(**dataclasses.asdict(part.described)) for part in parts] or [nothing()]
-    for number, _, chunk in shards.chunks():
-        found.append(renumber(chunk, census.numbers[number], first_schedule=0)[0])
-    return dataclasses.replace(join(found), policies=tuple(census.table.policies))
+    empty = [
+        nothing(section.observation_space, section.action_space, section.horizon)
+        for section in sections
+    ] or [nothing()]
+    if not any(len(section) for section in sections):
+        policies = [policy for section in sections for policy in section.section.policies]
+        return dataclasses.replace(join(empty), policies=tuple(PolicyTable(policies).policies))
+    found = survey(path, "all", steps, Plain())
+    chunks = [
+        found.mixture.renumbered(piece.part, chunk)
+        for task in found.tasks
+        for piece in task.pieces
+        for chunk in piece.chunks(found.steps)
+    ]
+    return dataclasses.replace(join(empty + chunks), policies=found.mixture.policies)
 
 
 def compared(path: Path, came: str, found: Trajectories | None, steps: int, watch: Watch) -> str:

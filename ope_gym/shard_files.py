@@ -64,6 +64,7 @@ class FileSection:
         section: spaces, policies and changes of policy, without episodes.
         blocks: where its blocks of episodes begin in the file.
         sizes: bytes of their payloads.
+        counts: their episodes.
         rows: observations and actions of no row, where their space is not known.
         table: (n, 5) in a row: length, held out, start clock, schedule, who acted first.
     """
@@ -72,6 +73,7 @@ class FileSection:
     section: Section
     blocks: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
+    counts: array[int] = field(default_factory=lambda: array("q"))
     rows: dict[str, Tree] = field(default_factory=dict)
     table: array[int] = field(default_factory=lambda: array("q"))
 
@@ -95,19 +97,19 @@ class FileSection:
         return self.section.horizon
 
     @property
-    def lengths(self) -> list[NDArray[np.int64]]:
-        """(n,) in parts, steps of each episode."""
-        return [self._column(0)]
+    def lengths(self) -> NDArray[np.int64]:
+        """(n,) steps of each episode."""
+        return self._column(0)
 
     @property
-    def held_out(self) -> list[NDArray[np.bool_]]:
-        """(n,) in parts, whether the learner never trained on the episode."""
-        return [self._column(1) != 0]
+    def held_out(self) -> NDArray[np.bool_]:
+        """(n,) whether the learner never trained on the episode."""
+        return np.asarray(self._column(1) != 0)
 
     @property
-    def first_policies(self) -> list[NDArray[np.int32]]:
-        """(n,) in parts, who acted first in each episode."""
-        return [self._column(4).astype(np.int32)]
+    def first_policies(self) -> NDArray[np.int32]:
+        """(n,) who acted first in each episode."""
+        return self._column(4).astype(np.int32)
 
     @property
     def clocked(self) -> bool:
@@ -125,6 +127,10 @@ class FileSection:
         check_policy_ids(
             first, len(first), len(self.section.policies), lambda i: f"episode {i or 0}"
         )
+
+    def part(self, first: int, stop: int) -> FileSection:
+        """Blocks first:stop, to be read; without the table of their episodes."""
+        return FileSection(self.path, self.section, self.blocks[first:stop], self.sizes[first:stop])
 
     def chunks(self, steps: int) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
@@ -152,16 +158,11 @@ class FileSection:
         )
 
 
-def read_layout(path: PathLike, *, verify: bool, tables: bool) -> list[FileSection]:
-    """The sections of a file, without their episodes.
+def read_layout(path: PathLike) -> list[FileSection]:
+    """The sections of a file, with the tables of their episodes: who acted, lengths, held out.
 
-    A file that ends inside its last block, as a crash leaves it, is read up to there, with a
-    warning.
-
-    Args:
-        path: the file.
-        verify: compare all contents with their checksums.
-        tables: read the tables of the episodes as well: who acted, lengths, held out.
+    All contents are compared with their checksums. A file that ends inside its last block, as a
+    crash leaves it, is read up to there, with a warning.
     """
     found: list[FileSection] = []
     known: dict[str, tuple[Any, Space]] = {}
@@ -170,7 +171,7 @@ def read_layout(path: PathLike, *, verify: bool, tables: bool) -> list[FileSecti
         size, offset, last = os.fstat(file.fileno()).st_size, len(MAGIC), 0
         try:
             while offset < size:
-                head = read_head(file, offset, size, last, verify=verify)
+                head = read_head(file, offset, size, last, verify=True)
                 if head.kind == "spaces":
                     block = read_block(file, offset, size)[0]
                     found.append(FileSection(path, open_section(block, known)))
@@ -179,7 +180,7 @@ def read_layout(path: PathLike, *, verify: bool, tables: bool) -> list[FileSecti
                 elif head.kind != "episodes":
                     add_block(found[-1].section, read_block(file, offset, size)[0])
                 else:
-                    _note(found[-1], file, head, tables)
+                    _note(found[-1], file, head)
                 offset, last = head.end, head.checksum
         except FileCut as cut:
             cut.warn(path, stacklevel=2)
@@ -195,7 +196,7 @@ def read_layout(path: PathLike, *, verify: bool, tables: bool) -> list[FileSecti
     return found
 
 
-def _note(section: FileSection, file: BinaryIO, head: Head, tables: bool) -> None:
+def _note(section: FileSection, file: BinaryIO, head: Head) -> None:
     """Add the place of a block of episodes, and its table."""
     section.blocks.append(head.offset)
     section.sizes.append(head.end - head.start)
@@ -204,14 +205,13 @@ def _note(section: FileSection, file: BinaryIO, head: Head, tables: bool) -> Non
             rows = _no_rows(head, name)
             before = section.rows.get(name, rows)
             section.rows[name] = trees.concatenate([before, rows])  # refuses what differs
-    if not tables:
-        return
     episodes, ids = (_read_rows(file, head, name) for name in ("episodes", "policy_ids"))
     check_column("episodes", episodes)
     check_column("policy_ids", ids)
     check_table(episodes, len(ids))
     first = ids[np.cumsum(episodes[:, 0]) - episodes[:, 0]]
     table = np.column_stack([episodes[:, [0, 3, 4, 5]], first])
+    section.counts.append(len(episodes))
     section.table.frombytes(table.astype(np.int64).tobytes())
 
 

@@ -143,7 +143,7 @@ class _Found:
 def _parts(numbered: tuple[int, Shard]) -> list[_Found]:
     i, shard = numbered
     if isinstance(shard, str | os.PathLike):
-        return [_part_of_file(section) for section in read_layout(shard, verify=True, tables=True)]
+        return [_part_of_file(section) for section in read_layout(shard)]
     if not (hasattr(shard, "view") or callable(shard)):
         raise TypeError(
             f"shard {i} is {shard!r}: give the path of a file, trajectories, a buffer, or a "
@@ -159,17 +159,13 @@ def _parts(numbered: tuple[int, Shard]) -> list[_Found]:
 
 
 def _part_of_file(section: FileSection) -> _Found:
-    own, none = section.section, np.empty(0, dtype=np.int64)
+    own = section.section
     part = Part(
-        os.fspath(section.path), tuple(own.policies),
-        np.concatenate([none.astype(np.int32), *section.first_policies]),
-        np.concatenate([none, *section.lengths]),
-        np.concatenate([none.astype(bool), *section.held_out]),
-        Described(own.observation_space, own.action_space, own.horizon), section.clocked,
+        os.fspath(section.path), tuple(own.policies), section.first_policies, section.lengths,
+        section.held_out, Described(own.observation_space, own.action_space, own.horizon),
+        section.clocked,
     )  # fmt: skip
-    blocks = np.array([len(lengths) for lengths in section.lengths], dtype=np.int64)
-    kept = dataclasses.replace(section, first_policies=[], lengths=[], held_out=[], starts=[])
-    return _Found(part, kept, blocks)
+    return _Found(part, section.part(0, len(section)), np.array(section.counts, dtype=np.int64))
 
 
 class _Draft:
@@ -199,7 +195,7 @@ class _Draft:
             rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
             source: FileSection | Shard = shard
             if section is not None:
-                source = dataclasses.replace(section, blocks=section.blocks[first:stop])
+                source = section.part(first, stop)
             acted = np.bincount(
                 part.first_policies[rows][chosen[rows]], minlength=len(part.policies)
             )
