@@ -253,6 +253,7 @@ def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[
         "",
         f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
         "",
+        *([] if sample.mixture is None else [f"Weights: {sample.mixture}.", ""]),
         f"| estimator | value | std. error | {first.level:.0%} interval ({first.method}) | ESS "
         "| largest share | mean weight | verdict |",
         "|:--|--:|--:|--:|--:|--:|--:|:--|",

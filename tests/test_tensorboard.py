@@ -260,6 +260,12 @@ def test_markdown_of_arrays_whose_regime_nobody_stated() -> None:
     assert "**Data: unstated.** It is not known" in markdown(evaluation, notes=[])
 
 
+def test_the_report_says_that_mixtures_are_partial(made: builders.Recorded) -> None:
+    parted = evaluate(made.trajectories, made.target, estimators=NAMES, mixture=2)
+    assert f"Weights: {parted.sample.mixture}." in markdown(parted, notes=[])
+    assert "mixtures of 2 of 3 behaviours" in markdown(parted, notes=[])
+
+
 def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: Evaluation) -> None:
     with SummaryWriter(str(tmp_path)) as own:
         with EvaluationWriter(own) as writer:
