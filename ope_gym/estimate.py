@@ -29,7 +29,7 @@ class Known:
         calibration: of the propensities of each policy.
         notes: red for all.
         cautions: amber for weights against a mixture.
-        joined: strata join behaviours of one episode each.
+        joined: strata of the sample join behaviours of one episode each.
     """
 
     sample: Sample

@@ -18,6 +18,7 @@ from ope_gym.estimators import (
     Moments,
     centre,
     column_sums,
+    join_single,
     moments,
     standard_error,
 )
@@ -338,6 +339,7 @@ def _adaptive(problem: Problem, c: Composition) -> Computed:
 
 def calibration(plain: FloatArray, corrected: FloatArray, strata: IntArray) -> float:
     """The c in [0, 1] for which (1 - c) plain + c corrected varies least within strata."""
+    strata = join_single(strata)  # else those of several trajectories decide alone
     base = centre(plain, strata)
     change = base - centre(corrected, strata)
     largest = float(np.abs(change).max())

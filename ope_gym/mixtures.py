@@ -193,13 +193,19 @@ def whole_mixture(data: Trajectories, behaviours: Behaviours) -> FloatArray:
 
 
 def joined(strata: IntArray) -> IntArray:
-    """Strata of neighbours where each has one trajectory, so that their spread can be seen.
+    """Strata of neighbours among those of one trajectory each, so that their spread can be seen.
 
     The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
-    counts as spread: errors come out a little too large, never too small in expectation. Strata of
-    few trajectories in all, or some of which have several, are left as they are.
+    counts as spread: for independent trajectories errors come out too large, never too small in
+    expectation; a little where neighbours are alike, as in the history of a learner. Strata of
+    several trajectories, and few of one, are left as they are.
     """
     order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
-    if counts.max() > 1 or counts.size < 2 * NEIGHBOURS:
+    single = counts == 1
+    lone = int(np.count_nonzero(single))
+    if lone < 2 * NEIGHBOURS:
         return strata
-    return np.asarray(np.minimum(order // NEIGHBOURS, counts.size // NEIGHBOURS - 1))
+    last = lone // NEIGHBOURS - 1
+    names = last + np.cumsum(~single)  # of the others, after those of the single ones
+    names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)
+    return np.asarray(names[order])

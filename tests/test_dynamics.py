@@ -152,6 +152,47 @@ def test_where_either_of_two_numbers_ends_the_episode_the_inside_is_safe() -> No
     assert model.ends(ends).mean() > 0.999
 
 
+def test_a_limit_on_one_side_is_none_on_the_other() -> None:
+    """Episodes end to the right of 1; nothing is known beyond what was seen on the left."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(200):
+        x = rng.uniform(-0.2, 0.2)
+        for t in range(40):
+            action = int(rng.random() < 0.6)
+            following = x + (0.1 if action else -0.1)
+            over_limit = following > 1.0
+            rows.append((x, action, over_limit, over_limit or t == 39))
+            x = following
+            if over_limit:
+                break
+    seen, taken, ended, last = (np.array(column) for column in zip(*rows, strict=True))
+    model = fit_transitions(Steps(seen[:, None], taken, np.ones(len(seen)), ended, last), 2, 1)
+    places = np.array([model.low[0], seen.min(), 0.0, 0.9, 1.1])
+    ends = model.ends(np.repeat(places[None, :, None], 2, axis=0))
+    np.testing.assert_allclose(ends[0], [0.0, 0.0, 0.0, 0.0, 1.0], atol=0.02)
+
+
+def test_a_number_that_ends_nothing_ends_nothing_beyond_its_range_either() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(300):
+        x, v, ended = rng.uniform(-0.5, 0.5), rng.normal(), False
+        while not ended:
+            action = int(rng.integers(2))
+            following = x + (0.2 if action else -0.2)
+            ended = bool(abs(following) > 1.0)
+            rows.append((x, v, action, ended))
+            x, v = following, 0.9 * v + 0.4 * rng.normal()
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    states, over_limit = np.stack(columns[:2], axis=1), columns[3]
+    steps = Steps(states, columns[2], np.ones(len(states)), over_limit, over_limit)
+    model = fit_transitions(steps, 2, 1)
+    ends = np.zeros((2, 50, 2))
+    ends[..., 1] = np.linspace(model.low[1], model.high[1], 50)
+    assert model.ends(ends).max() < 0.05
+
+
 def test_the_time_limit_is_no_end() -> None:
     data = record(30, 0, edge=np.inf)
     assert data.truncated.all()

@@ -495,6 +495,9 @@ def test_neighbours_of_one_episode_each_show_their_spread() -> None:
     few, several = np.arange(15), np.repeat(np.arange(40), 2)
     assert mixtures.joined(few) is few
     assert mixtures.joined(several) is several
+    one_pair = mixtures.joined(np.append(np.arange(40), 0))  # policy 0 has two episodes
+    assert np.bincount(one_pair).tolist() == [8] * 3 + [15, 2]
+    assert one_pair[0] == one_pair[-1] == 4
 
 
 def test_errors_of_single_episodes_are_right_or_a_little_large() -> None:
@@ -517,6 +520,9 @@ def test_an_update_per_episode_has_intervals_and_a_calibrated_auto() -> None:
         assert np.isfinite(estimate.interval.low), name
         assert estimate.diagnostics.behaviour_shares.size == 64, name
     assert found["auto"].report["c"] > 0
+    again = np.append(np.arange(64), 0)  # an episode of the first policy comes twice
+    pair = evaluate(data.select(episodes=again), target, estimators=["auto", "NFIS"])
+    assert abs(pair["auto"].report["c"] - found["auto"].report["c"]) < 0.1
     assert np.array_equal(join_single(found.sample.strata), found.sample.strata)
 
 

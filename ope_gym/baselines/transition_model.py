@@ -3,12 +3,12 @@
     s' = s + f_a(s),    r = g_a(s),    P(end | s, a) = σ(h(s') + h_a)
 
 f_a and g_a are polynomials of the standardised state, one an action, by least squares; h is a
-polynomial of degree 2 of the next state and high powers of each of its numbers, by logistic
-regression: the one that was seen, or the predicted one after the last step of an episode, which is
-not recorded. The powers are for limits: where any of several numbers ends the episode, a quadric
-rounds the corners off, and what it cannot express becomes a chance to end anywhere. An episode cut
-off by the time limit did not end by itself. Only the mean of the increment is learned: noise of the
-transitions is not.
+polynomial of degree 2 of the next state and high powers of each of its numbers, on either side of
+the middle, by logistic regression. The next state is the one that was seen, or the predicted one
+after the last step of an episode, which is not recorded. The powers are for limits: where any of
+several numbers ends the episode, a quadric rounds the corners off, and what it cannot express
+becomes a chance to end anywhere. An episode cut off by the time limit did not end by itself. Only
+the mean of the increment is learned: noise of the transitions is not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ope_gym.weights import FloatArray, IntArray
 _RCOND = 1e-7  # smaller singular values of the features say nothing
 _ENDING_DEGREE = 2
 _ENDING_POWERS = (8, 16)  # of the place within the recorded range, -1 to 1
-_OUTSIDE = 1.3  # places beyond are taken as here
+_OUTSIDE = 1.05  # places beyond are taken as here: powers know nothing of what was never seen
 _ENDING_RIDGE = 1e-4  # of the squared coefficients: a sharp edge stays finite
 _NEWTON = 40
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
@@ -122,7 +122,8 @@ class TransitionModel:
         half = (self.high - self.low) / (2 + 4 * _MARGIN)  # of the recorded range
         place = (following - (self.low + self.high) / 2) / np.where(half > 0, half, 1.0)
         place = np.clip(place, -_OUTSIDE, _OUTSIDE)
-        return np.hstack([smooth, *(place**power for power in _ENDING_POWERS)])
+        sides = np.maximum(place, 0.0), np.maximum(-place, 0.0)
+        return np.hstack([smooth, *(side**power for side in sides for power in _ENDING_POWERS)])
 
 
 def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
