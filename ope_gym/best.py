@@ -65,7 +65,7 @@ def probability_best(
 
 
 def _root(estimates: Sequence[Estimate]) -> FloatArray:
-    """(P, P) matrix whose square is the covariance: a root of the correlations, times the errors."""
+    """(P, P) matrix whose square is the covariance: root of the correlations times errors."""
     influence = np.stack([e.influence for e in estimates])
     unit = np.abs(influence).max(axis=1, keepdims=True)
     unit[unit == 0.0] = 1.0

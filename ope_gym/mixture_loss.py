@@ -157,8 +157,7 @@ def _nearest(data: Trajectories, behaviours: Behaviours, own: FloatArray) -> Int
     with np.errstate(over="ignore"):
         apart = np.exp(log_x) - 1.0 - log_x
     ids = np.repeat(behaviours.ids, data.lengths)
-    far = np.bincount(ids, apart, behaviours.counts.size)
-    far /= np.bincount(ids, minlength=behaviours.counts.size)
+    far = np.bincount(ids, apart) / np.bincount(ids)
     return np.sort(np.argsort(far, kind="stable")[:_GUIDE])
 
 
