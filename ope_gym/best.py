@@ -11,8 +11,8 @@ from ope_gym.results import Estimate
 from ope_gym.weights import FloatArray
 
 DRAWS = 20_000
-_TIE = 1e-9  # of the spread: draws this close are equal
-_ROUNDING = 1e-13  # share of the largest variance below which a direction has none
+_TIE = 1e-9  # of the winner's spread: draws this close are equal
+_ROUNDING = 1e-13  # share of the largest variance, in own units, below which a direction has none
 _WIDEST = 1e9  # factor by which little evidence widens a draw, at most
 
 
@@ -55,18 +55,26 @@ def probability_best(
     values = np.array([e.value for e in taking])
     ess = np.array([e.diagnostics.ess for e in taking])
     drawn = values + deviations * _widening(ess, rng.random(len(deviations)))
-    scale = np.abs(values - values.max()).max() + max(e.standard_error for e in taking)
-    winners = drawn >= drawn.max(axis=1, keepdims=True) - _TIE * scale
+    winner = np.argmax(drawn, axis=1)
+    best = drawn[np.arange(len(drawn)), winner]
+    errors = np.array([e.standard_error for e in taking])
+    scale = np.abs(best - values[winner]) + errors[winner]  # its own: that of others may be huge
+    winners = drawn >= (best - _TIE * scale)[:, None]
     result[known] = np.mean(winners / winners.sum(axis=1, keepdims=True), axis=0)
     return result
 
 
 def _root(estimates: Sequence[Estimate]) -> FloatArray:
-    """(P, P) matrix whose square is the covariance."""
+    """(P, P) matrix whose square is the covariance: root of the correlations times errors."""
     influence = np.stack([e.influence for e in estimates])
-    values, vectors = np.linalg.eigh(covariance_within(influence, estimates[0].sample.strata))
+    unit = np.abs(influence).max(axis=1, keepdims=True)
+    unit[unit == 0.0] = 1.0
+    covariance = covariance_within(influence / unit, estimates[0].sample.strata)
+    errors = np.sqrt(np.diag(covariance))
+    divisor = np.where(errors > 0.0, errors, 1.0)
+    values, vectors = np.linalg.eigh(covariance / np.outer(divisor, divisor))
     values[values < _ROUNDING * values[-1]] = 0.0  # else policies that are equal part by chance
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+    return np.asarray(unit * errors[:, None] * vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
 def _replicates(estimates: Sequence[Estimate]) -> FloatArray | None:

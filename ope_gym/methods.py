@@ -188,7 +188,8 @@ def _auto(problem: Problem, c: Composition) -> Computed:
     W corrects the model by a noisy term d; where d is no larger than its noise the model needs no
     correction, and most of d is left out. The error stays that of N - c (N - W): what k takes out
     is not claimed as precision. ESS and verdict are those of the weights before the cut. Bootstrap
-    replicates keep c and k. Without a q model J is NFIS.
+    replicates keep c, k and the cut. c is optimal for NFIS and FWDR that are both cut; N is not
+    cut, so that for N and W it is near the optimum, not exactly there. Without a q model J is NFIS.
 
     Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no
     episode went, and is too small where a fitted q explains almost everything else (one step,

@@ -1,18 +1,23 @@
 """What a partial mixture loses, measured on a sample of trajectories.
 
-    efficiency = ESS_partial / ESS_whole,   ESS = (sum w)^2 / sum w^2 at the step where it is least
+    efficiency = min_t ESS_partial,t / min_t ESS_whole,t,   ESS_t = (sum w_t)^2 / sum w_t^2
 
-over all recorded trajectories. The sums of partial weights p_i are known. Those of the whole
-mixture, W1 = sum_i w_i and W2 = sum_i w_i^2, are estimated from m draws of trajectories, half of
-them where the weight is:
+each sum over the trajectories that the weights are of. The partial weights p are known. The sums of
+the weights w against all behaviours are estimated at every step from m draws of trajectories:
 
-    q_i = (1 / n + p_i^2 / sum_j p_j^2) / 2
-    W2 / sum p^2 = (sum_draws w^2 / q) / (sum_draws p^2 / q),   and W1 / sum p alike.
+    sum w^a = sum g^a (sum_draws w^a / q) / (sum_draws g^a / q),   a = 1, 2
 
-Where the two weights agree there is no noise at all; since the whole mixture is at least n_g / n
-times that of a group, w is at most n / n_g times p, so that no draw can surprise much. Where only
-the nearest behaviours are kept, small interleaved groups of all behaviours give the p of the draws.
-Cost: m trajectories times all behaviours, linear in their number.
+w is not known before it is drawn, but bounded, since any part of the mixture is at most the whole:
+
+    w <= r = P_e / max(n_g / n mixture of the group, sum over the nearest behaviours n_k / n P_k).
+
+g = min(p, r) is a guess of w. The proposal q is a mean over steps of x / sum x and x^2 / sum x^2
+for x = r and x = g, so that at these steps no w / q is large beside sum r, no g / q beside sum g,
+nor their squares. Where the guess is right there is no noise at all. Where few draws carry a sum
+their spread says little, and no error is given. The least of a noisy curve is a little too small,
+so that the efficiency comes out too large, by a fraction of its error.
+
+Cost: all trajectories times the nearest behaviours, and m trajectories times all: linear.
 """
 
 from __future__ import annotations
@@ -29,7 +34,10 @@ from ope_gym.trajectories import Trajectories
 from ope_gym.weights import FloatArray, IntArray
 
 SAMPLED = 128  # draws
-_GUIDE = 16  # behaviours of the mixtures that guide the draws where not all episodes are kept
+_FEW = 16  # effective draws below which their spread says little
+_GUIDE = 16  # nearest behaviours; and size of the groups where not all episodes are kept
+_STEPS = 16  # that the proposal looks at
+_UNIFORM = 0.1  # share of the proposal that is the same for all trajectories
 
 
 def partial_mixture(
@@ -60,11 +68,13 @@ def partial_mixture(
     if log_w is not None:
         ess = float(ess_curve(data, log_w).min())
         if kept_from is not None:
-            data, log_w = kept_from, _guide(kept_from, whole, target)
-        everything, error = whole_ess(data, whole, target, log_w, seed)
+            data, groups = kept_from, interleaved(whole.counts, _GUIDE)
+            base = partial_log_weights(data, whole, groups, ["fused"], density=True)[0]["fused"]
+            log_w = base + _prefix(policy_log_probs(target, "target", data), data)
+        everything, error = whole_ess(data, whole, groups, target, log_w, seed)
         share = ess / everything
     return PartialMixture(
-        len(whole.plans), groups.size, sizes.size, int(sizes.max()), share, share * error
+        len(whole.plans), behaviours.counts.size, sizes.size, int(sizes.max()), share, share * error
     )
 
 
@@ -75,62 +85,128 @@ def ess_curve(data: Trajectories, log_w: FloatArray) -> FloatArray:
 
 
 def whole_ess(
-    data: Trajectories, behaviours: Behaviours, target: Policy, log_partial: FloatArray, seed: int
+    data: Trajectories,
+    behaviours: Behaviours,
+    groups: IntArray,
+    target: Policy,
+    log_partial: FloatArray,
+    seed: int,
 ) -> tuple[float, float]:
-    """Effective sample size against the mixture of all behaviours, and its relative error.
+    """Least effective sample size against the mixture of all behaviours, and its relative error.
 
     Args:
         data: all recorded trajectories.
         behaviours: theirs.
+        groups: (K,) of the behaviours.
         target: the policy to evaluate.
-        log_partial: (S,) log weights against a part of the behaviours each. The step is that at
-            which their own effective sample size is least.
+        log_partial: (S,) log weights against the groups.
         seed: of the draws.
+
+    Returns:
+        NaN twice if some step has no weight; an error of NaN if it rests on few draws.
     """
-    step, n = int(np.argmin(ess_curve(data, log_partial))), len(data)
-    log_p = log_partial[_rows_at(data, step)]
-    top = float(log_p.max())
-    if top == -np.inf:
-        return np.nan, np.nan
-    p = np.exp(log_p - top)
-    q, drawn = np.full(n, 1.0 / n), np.arange(n)
-    if n > SAMPLED:
-        q = 0.5 / n + 0.5 * p**2 / np.sum(p**2)
-        drawn = np.random.default_rng(seed).choice(n, SAMPLED, p=q / q.sum())
-    distinct, place = np.unique(drawn, return_inverse=True)
-    log_w = _whole_log_weights(data.select(episodes=distinct), behaviours, target, step)
-    shift = float(log_w.max())
-    if shift == -np.inf:
-        return np.nan, np.nan
-    w, p_drawn = np.exp(log_w - shift)[place], p[drawn]
-    sums, noise = [], np.zeros(drawn.size)
+    n, own = len(data), policy_log_probs(target, "target", data)
+    prefix = _prefix(own, data)
+    if n <= SAMPLED:
+        least = float(ess_curve(data, prefix - whole_mixture(data, behaviours)).min())
+        return (least, 0.0) if least > 0.0 else (np.nan, np.nan)
+    near = _nearest(data, behaviours, own)
+    bound = _bound(data, behaviours, groups, near, prefix, log_partial)
+    guess = np.minimum(log_partial, bound)
+    q = _proposal(data, bound, guess)
+    drawn, times = np.unique(
+        np.random.default_rng(seed).choice(n, SAMPLED, p=q), return_counts=True
+    )
+    some, rows = data.select(episodes=drawn), _rows_of(data, drawn)
+    log_w, log_g = prefix[rows] - whole_mixture(some, behaviours), guess[rows]
+    carry = np.repeat(np.log(times / q[drawn]), some.lengths)
+    horizon = int(data.lengths.max())
+    log_ess = np.zeros(horizon)
     for power, sign in ((1, 2.0), (2, -1.0)):
-        ours, theirs = p_drawn**power / q[drawn], w**power / q[drawn]
-        ratio = float(theirs.sum() / ours.sum())
-        sums.append(ratio * float(np.sum(p**power)))
-        noise += sign * (theirs - ratio * ours) / theirs.mean()  # of the log of (sum w)^2 / sum w^2
-    error = float(noise.std()) / np.sqrt(drawn.size) if n > SAMPLED else 0.0
-    return sums[0] ** 2 / sums[1], error
+        with np.errstate(invalid="ignore"):
+            log_ess += sign * (
+                _log_sums(some, carry + power * log_w, horizon)
+                - _log_sums(some, carry + power * log_g, horizon)
+                + _log_sums(data, power * guess, horizon)
+            )
+    if not np.isfinite(log_ess).all():
+        return np.nan, np.nan
+    step = int(np.argmin(log_ess))
+    here = _rows_at(some, step)
+    return float(np.exp(log_ess[step])), _error(log_w[here], log_g[here], times, q[drawn])
 
 
-def _guide(data: Trajectories, behaviours: Behaviours, target: Policy) -> FloatArray:
-    """(S,) log weights against small groups of all behaviours."""
-    groups = interleaved(behaviours.counts, _GUIDE)
-    base = partial_log_weights(data, behaviours, groups, ["fused"], density=True)[0]["fused"]
-    return base + _prefix(data, target)
+def _error(log_w: FloatArray, log_g: FloatArray, times: IntArray, q: FloatArray) -> float:
+    """Standard error of the log of (sum w)^2 / sum w^2 from distinct draws; NaN from few."""
+    w, g, noise = np.exp(log_w - log_w.max()), np.exp(log_g - log_g.max()), np.zeros(q.size)
+    for power, sign in ((1, 2.0), (2, -1.0)):
+        theirs, ours = w**power / q, g**power / q
+        theirs, ours = theirs / (times @ theirs), ours / (times @ ours)
+        if max(times @ theirs**2, times @ ours**2) > 1.0 / _FEW:
+            return np.nan
+        noise += sign * (theirs - ours)
+    return float(np.sqrt(times @ noise**2))
 
 
-def _whole_log_weights(
-    data: Trajectories, behaviours: Behaviours, target: Policy, step: int
+def _nearest(data: Trajectories, behaviours: Behaviours, own: FloatArray) -> IntArray:
+    """Behaviours with the least mean of x - 1 - log x over their own steps, x = pi_e / pi_k.
+
+    Its expectation is the divergence of the target from the behaviour; it is never negative.
+    """
+    log_x = own - data.log_probs
+    with np.errstate(over="ignore"):
+        apart = np.exp(log_x) - 1.0 - log_x
+    ids = np.repeat(behaviours.ids, data.lengths)
+    far = np.bincount(ids, apart) / np.bincount(ids)
+    return np.sort(np.argsort(far, kind="stable")[:_GUIDE])
+
+
+def _bound(
+    data: Trajectories,
+    behaviours: Behaviours,
+    groups: IntArray,
+    near: IntArray,
+    prefix: FloatArray,
+    log_partial: FloatArray,
 ) -> FloatArray:
-    """(n,) log weights against all behaviours at a step, or the last one before."""
-    weights = _prefix(data, target) - whole_mixture(data, behaviours)
-    return np.asarray(weights[_rows_at(data, step)])
+    """(S,) log r: what the weights against all behaviours cannot exceed."""
+    share = np.bincount(groups, behaviours.counts)[groups[behaviours.ids]] / len(data)
+    some = behaviours.part(near, np.zeros(len(data), dtype=np.int64))
+    mixed = whole_mixture(data, some) + np.log(some.counts.sum() / len(data))
+    with np.errstate(invalid="ignore"):  # what the target never does, under nobody near
+        alone = np.where(np.isneginf(prefix), -np.inf, prefix - mixed)
+    return np.asarray(np.minimum(log_partial - np.repeat(np.log(share), data.lengths), alone))
 
 
-def _prefix(data: Trajectories, target: Policy) -> FloatArray:
-    """(S,) log-probability of the actions up to each step under the target."""
-    own, prefix = policy_log_probs(target, "target", data), np.empty(data.n_steps)
+def _proposal(data: Trajectories, bound: FloatArray, guess: FloatArray) -> FloatArray:
+    """(n,) chances of the draws: at some steps, more where the effective sample size is small."""
+    ess, n = ess_curve(data, bound), len(data)
+    result, total = np.zeros(n), 0.0
+    even = np.linspace(0, ess.size - 1, _STEPS).round().astype(np.int64)
+    for step in np.unique(np.append(even, np.argmin(ess))):
+        rows = _rows_at(data, int(step))
+        if guess[rows].max() > -np.inf:
+            total += 1.0 / ess[step]
+            for log_x in (bound[rows], guess[rows]):
+                x = np.exp(log_x - log_x.max())
+                result += (x / x.sum() + x**2 / np.sum(x**2)) / (4.0 * ess[step])
+    if total:
+        result *= (1.0 - _UNIFORM) / total
+    result += (1.0 - result.sum()) / n
+    return np.asarray(result / result.sum())
+
+
+def _log_sums(data: Trajectories, log_w: FloatArray, horizon: int) -> FloatArray:
+    """(T,) log of the sum of exp(log_w) at each step; what ended keeps its last number."""
+    columns = column_sums(log_w, np.zeros(log_w.size), data.offsets, 1.0, None)
+    with np.errstate(divide="ignore"):
+        found = columns.peak + np.log(columns.sums[0])
+    return np.append(found, np.full(horizon - found.size, found[-1]))
+
+
+def _prefix(own: FloatArray, data: Trajectories) -> FloatArray:
+    """(S,) log-probability of the actions up to each step, from that of each."""
+    prefix = np.empty(data.n_steps)
     kernels.cumulate(own, 0, len(data), data.offsets, prefix)
     return prefix
 
@@ -138,3 +214,10 @@ def _prefix(data: Trajectories, target: Policy) -> FloatArray:
 def _rows_at(data: Trajectories, step: int) -> IntArray:
     """(n,) the row of each trajectory at a step, or its last row if it ended before."""
     return np.asarray(np.minimum(data.offsets[:-1] + step, data.offsets[1:] - 1))
+
+
+def _rows_of(data: Trajectories, episodes: IntArray) -> IntArray:
+    """The rows of some trajectories, one after the other."""
+    begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
+    rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+    return np.asarray(rows + np.arange(rows.size))

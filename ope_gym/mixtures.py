@@ -2,12 +2,13 @@
 
     w_i,t = P_e,t / sum_{k in g} (n_k / n_g) P_k,t,   g the group of i's behaviour, n_g its episodes
 
-The behaviours are parted into groups by their order alone, never by what happened. Then each group
-by itself is a data set with its own mixture, its FIS is unbiased wherever some behaviour *of the
-group* can do what the target can, and so is the mean of all; NFIS stays consistent. Groups of one
-are basic weights, one group of all is the whole mixture. Evaluating the policies costs steps times
-the size of a group, instead of steps times behaviours: with an update per episode, linear instead
-of quadratic.
+The behaviours are parted into groups by their order and their numbers of episodes, by nothing else
+that happened; so these numbers must not depend on outcomes, as the weights of any mixture ask. Then
+each group by itself is a data set with its own mixture, its FIS is unbiased wherever some behaviour
+*of the group* can do what the target can, and so is the mean of all; NFIS stays consistent. Groups
+of one are basic weights, one group of all is the whole mixture. Evaluating the policies costs steps
+times the size of a group, instead of steps times behaviours: with an update per episode, linear
+instead of quadratic.
 
 Groups are interleaved: each takes one of every G neighbours, so that each spans the whole training
 history and its mixture is a quadrature of the whole one. Contiguous blocks of history lose most of

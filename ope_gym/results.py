@@ -32,8 +32,8 @@ class PartialMixture:
         groups: into which these are parted.
         size: behaviours of the largest group.
         efficiency: effective sample size as a share of that of the mixture of all behaviours, from
-            a sample of trajectories; NaN if it is not known.
-        efficiency_error: standard error of that.
+            a sample of trajectories; NaN if it is not known: `evaluate_shards` does not measure it.
+        efficiency_error: standard error of that; NaN if it rests on too few of them.
     """
 
     behaviours: int
@@ -51,9 +51,10 @@ class PartialMixture:
             parts.append(f"mixtures of {self.size:,} of {self.kept:,} behaviours")
         text = ", ".join(parts)
         if math.isnan(self.efficiency):
-            return text
+            return f"{text}; loss not measured"
+        roughly = "roughly " if math.isnan(self.efficiency_error) else ""
         error = f" ± {self.efficiency_error:.2f}" if self.efficiency_error >= 0.005 else ""
-        text += f": ESS {self.efficiency:.2f}{error} of that of the full mixture"
+        text += f": ESS {roughly}{self.efficiency:.2f}{error} of that of the full mixture"
         poor = self.efficiency + 2 * self.efficiency_error < _POOR
         remedy = "keeping more" if self.kept < self.behaviours else "a larger mixture"
         return f"{text}; {remedy} would lose less" if poor else text

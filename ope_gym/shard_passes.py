@@ -240,8 +240,9 @@ def _log_weights(
     density: bool,
 ) -> tuple[dict[str, FloatArray], str]:
     """Log weights (S,) by scheme of a target with log-probabilities `own` (S,), and a mismatch."""
-    if mixture.groups is None:
-        rows = behaviours.rows(data, only_own=schemes == ["basic"])
+    alone = schemes == ["basic"]  # needs no mixture
+    if mixture.groups is None or alone:
+        rows = behaviours.rows(data, only_own=alone)
         found = log_weights(
             own, rows, behaviours.ids, data.offsets, schemes, counts=mixture.counts, density=density
         )

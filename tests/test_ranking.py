@@ -14,7 +14,7 @@ from scipy.special import stdtr
 from scipy.stats import chi2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ope_gym import Ranking, evaluate, rank
+from ope_gym import Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main as command
 from ope_gym.best import probability_best
 from ope_gym.estimators import covariance_within, standard_error
@@ -183,6 +183,29 @@ def test_few_effective_episodes_leave_much_open(ranking: Ranking) -> None:
     assert chances == sorted(chances, reverse=True)
     assert chances[0] > 0.85
     assert chances[-1] < 0.7
+
+
+def one_step(mean: float, spread: float, seed: int, n: int = 200) -> Estimate:
+    """A policy that recorded all itself, whose rewards have exactly this mean."""
+    rewards = spread * np.random.default_rng(seed).standard_normal(n)
+    rewards += mean - rewards.mean()
+    nothing = np.zeros(n)
+    return evaluate_log_probs(
+        nothing, nothing[None], np.zeros(n, dtype=int), rewards, np.arange(n + 1), estimators="FIS"
+    )["FIS"]
+
+
+@pytest.mark.parametrize("spread", [1e5, 1e7, 1e9, 1e150])
+def test_a_hopeless_policy_of_huge_spread_hides_no_difference(spread: float) -> None:
+    rivals = [one_step(1.0, 1.0, 1), one_step(1.05, 1.0, 2)]
+    alone = probability_best(rivals)
+    assert 0.6 < alone[1] < 0.8
+    found = probability_best([*rivals, one_step(-1e3 * spread, spread, 3)])
+    assert found[2] == 0.0
+    error = math.sqrt(2 * alone[0] * alone[1] / 20_000)
+    assert abs(found[1] - alone[1]) < 4 * error
+    twins = probability_best([rivals[0], rivals[1], rivals[1], one_step(-1e3 * spread, spread, 3)])
+    assert twins[1] == twins[2] == pytest.approx(found[1] / 2, abs=4 * error)
 
 
 def test_the_same_policy_under_two_names_shares_its_chance(made: builders.Recorded) -> None:

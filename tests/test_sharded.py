@@ -264,6 +264,20 @@ def test_partial_mixtures_of_any_split(
     if told is not None and whole_told is not None:
         assert (told.groups, told.size) == (whole_told.groups, whole_told.size)
         assert np.isnan(told.efficiency)  # not measured in shards
+        assert "loss not measured" in str(told)
+
+
+def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = recorded(5, [1] * 20)
+    parts = split(r.trajectories, 5, 3)
+    options: dict[str, Any] = {"estimators": ["BIS", "NBIS"], "q_model": None, "mixture": 4}
+    together = evaluate(parts[0].merge(*parts[1:]), r.target, **options)
+
+    def never(*args: Any, **keywords: Any) -> Any:
+        raise AssertionError("weights against one's own policy were taken against a group")
+
+    monkeypatch.setattr("ope_gym.shard_passes.partial_log_weights", never)
+    assert_equal(evaluate_shards(parts, r.target, block_steps=30, **options), together)
 
 
 # The bootstrap --------------------------------------------------------------------------------
