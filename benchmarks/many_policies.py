@@ -208,6 +208,8 @@ def loss(policies: int, seed: int) -> None:
 
 def _told(found: Any) -> str:
     note = found.sample.mixture
+    if np.isnan(note.efficiency_error):
+        return f"roughly {note.efficiency:.2f}"
     return f"{note.efficiency:.2f} ± {note.efficiency_error:.2f}"
 
 

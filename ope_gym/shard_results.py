@@ -42,10 +42,12 @@ def estimates_of(
     """The estimates, `origin` as in `ope_gym.evaluate`; `cut` is what `auto` needs."""
     mixture, options = second.mixture, second.options
     ids = np.concatenate(second.ids)
+    mixed = any(key.scheme != "basic" for key in second.sums)  # else no mixture was needed
     sample = Sample(
         mixture.trajectories, mixture.steps, joined(ids), mixture.names, mixture.counts,
         options.gamma, regimes.regime_of(mixture.summary, second.target, origin),
-        poisson.fingerprint(np.concatenate(second.hashes)), mixture.partial,
+        poisson.fingerprint(np.concatenate(second.hashes)),
+        mixture.partial if mixed else None,
     )  # fmt: skip
     report = second.propensities.finalise()
     notes = report.notes + ((second.mismatch,) if second.mismatch else ())

@@ -277,7 +277,10 @@ def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("weights against one's own policy were taken against a group")
 
     monkeypatch.setattr("ope_gym.shard_passes.partial_log_weights", never)
-    assert_equal(evaluate_shards(parts, r.target, block_steps=30, **options), together)
+    found = evaluate_shards(parts, r.target, block_steps=30, **options)
+    assert_equal(found, together)
+    assert found.sample.mixture is None
+    assert together.sample.mixture is None
 
 
 # The bootstrap --------------------------------------------------------------------------------
