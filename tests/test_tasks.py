@@ -44,19 +44,8 @@ def hands() -> Iterator[Crew]:
         yield made
 
 
-def _late(i: int) -> tuple[int, int]:
-    time.sleep(0.3 if i == 0 else 0.0)
+def _square(i: int) -> tuple[int, int]:
     return i * i, os.getpid()
-
-
-def test_results_come_as_they_finish_or_in_order(hands: Crew) -> None:
-    list(hands.run(_late, range(4)))  # both have started
-    found = dict(hands.run(_late, range(12)))
-    assert [found[i][0] for i in range(12)] == [i * i for i in range(12)]
-    assert next(iter(found)) != 0
-    assert os.getpid() not in {pid for _, pid in found.values()}
-    assert [value for value, _ in hands.in_order(_late, range(12))] == [i * i for i in range(12)]
-    assert list(hands.run(_late, [])) == []
 
 
 def _noted(folder: Path, i: int) -> int:
@@ -65,6 +54,18 @@ def _noted(folder: Path, i: int) -> int:
     while i == 0 and not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return i
+
+
+def test_results_come_as_they_finish_or_in_order(hands: Crew, tmp_path: Path) -> None:
+    found = dict(hands.run(_square, range(12)))
+    assert [found[i][0] for i in range(12)] == [i * i for i in range(12)]
+    assert os.getpid() not in {pid for _, pid in found.values()}
+    results = hands.run(partial(_noted, tmp_path), range(4))  # 0 waits for the others
+    assert sorted(next(results)[0] for _ in range(3)) == [1, 2, 3]
+    (tmp_path / "go").touch()
+    assert list(results) == [(0, 0)]
+    assert [value for value, _ in hands.in_order(_square, range(12))] == [i * i for i in range(12)]
+    assert list(hands.run(_square, [])) == []
 
 
 def test_few_items_are_ahead_of_the_oldest(hands: Crew, tmp_path: Path) -> None:
@@ -94,6 +95,57 @@ def test_errors_and_warnings_come_as_themselves(hands: Crew) -> None:
         list(hands.in_order(_fails, [2, 2]))
     assert caught.value.offset == 17
     assert "_fails" in str(caught.value.__cause__)  # where it was raised
+
+
+class Keyed(Exception):
+    """Pickle cannot make it again, nor can its parts."""
+
+    def __new__(cls, *, path: str) -> Keyed:
+        return super().__new__(cls)
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(f"of {path}")
+
+
+def _raises(kind: str, i: int) -> None:
+    warnings.warn("before it failed", UserWarning, stacklevel=1)
+    if kind == "file":
+        open(f"/missing/{i}.ope")
+    elif kind == "bytes":
+        b"\xff".decode()
+    elif kind == "lock":
+        error = ValueError("with a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+    raise Keyed(path="here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("file", FileNotFoundError, r"No such file or directory: '/missing/\d\.ope'"),
+        ("bytes", UnicodeDecodeError, "can't decode byte 0xff"),
+        ("lock", WorkerError, "ValueError: with a lock"),
+        ("keyed", WorkerError, "Keyed: of here"),
+    ],
+)
+def test_an_error_says_the_same_as_without_workers(
+    hands: Crew, kind: str, error: type[Exception], words: str
+) -> None:
+    with (
+        pytest.warns(UserWarning, match="before it failed"),
+        pytest.raises(error, match=words) as caught,
+    ):
+        list(hands.run(partial(_raises, kind), [1, 2]))
+    assert "_raises" in str(caught.value.__cause__)
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename.startswith("/missing/")
+
+
+def test_a_missing_file_is_named_by_workers(hands: Crew, files: list[Path]) -> None:
+    missing = files[0].with_name("missing.ope")
+    with pytest.raises(FileNotFoundError, match=r"missing\.ope"):
+        survey([*files, missing], "all", 150, hands)
 
 
 def test_what_cannot_be_sent_is_named(hands: Crew) -> None:
@@ -339,7 +391,7 @@ def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
 
 def _stops(shards: Any, data: str, steps: int, hands: Crew) -> Any:
     """Ctrl-C while workers are busy."""
-    for _ in hands.run(_late, range(1, 50)):
+    for _ in hands.run(_square, range(1, 50)):
         os.kill(os.getpid(), signal.SIGINT)
 
 
