@@ -170,7 +170,7 @@ def _answer(function: Path, item: bytes) -> bytes:
     return answer(_read(function), item)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _read(path: Path) -> bytes:
     return path.read_bytes()
 

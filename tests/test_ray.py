@@ -88,7 +88,9 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     record(data, path)
     good = path.read_bytes()
     path.write_bytes(good[:900] + bytes([good[900] ^ 4]) + good[901:])
-    with pytest.raises(DamagedFileError, match=r"run\.ope: malformed block") as caught:
+    with pytest.raises(
+        DamagedFileError, match=r"run\.ope: the contents of a block do not"
+    ) as caught:
         evaluate_shards(path, TARGET, ray=True)
     assert caught.value.offset > 0
     path.write_bytes(good[:-3])
