@@ -88,7 +88,8 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
 def evaluate_files_command(args: argparse.Namespace) -> Said:
     """The value of one policy, from files that need not fit into memory together."""
     from ope_gym.crews import crew  # these take a while, and other commands need none of them
-    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, passes, refuse, scratch_folder
+    from ope_gym.shard_spool import scratch_folder
+    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, passes, refuse
     from ope_gym.shards import survey
 
     options = check_options(

@@ -21,10 +21,7 @@ So one process, several, or a Ray cluster give the same bits.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +48,7 @@ from ope_gym.results import Evaluation
 from ope_gym.shard_cut import Cut, CutSums
 from ope_gym.shard_passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.shard_results import estimates_of
+from ope_gym.shard_spool import scratch_folder
 from ope_gym.shard_sums import WeightSums
 from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
 from ope_gym.shards import Shard, Survey, Task, survey
@@ -132,28 +130,6 @@ def evaluate_shards(
             found, target, options, hands, origin=origin, q_model=q_model, folder=folder,
             mixture=mixture, progress=progress,
         )  # fmt: skip
-
-
-@contextmanager
-def scratch_folder(scratch: PathLike | None) -> Iterator[Path | None]:
-    """A new folder in `scratch` for one evaluation; to be entered before the crew that uses it.
-
-    So workers have ended when it is removed; those of a Ray cluster may take a little longer.
-    """
-    if scratch is None:
-        yield None
-        return
-    try:
-        folder = tempfile.TemporaryDirectory(
-            prefix="ope_gym-", dir=scratch, ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        raise OSError(
-            f"scratch is {os.fspath(scratch)!r}: {error.strerror}; give a folder that can be "
-            "written"
-        ) from error
-    with folder as name:
-        yield Path(name).absolute()
 
 
 def passes(options: Options, q_model: LinearQ | None) -> int:

@@ -28,8 +28,9 @@ from ope_gym.__main__ import main as command
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.crews import _Processes, crew
 from ope_gym.ray_crew import connected
+from ope_gym.shard_spool import scratch_folder
 from ope_gym.shard_tasks import Setting, weight_pass
-from ope_gym.sharded import evaluate_shards, evaluate_survey, scratch_folder
+from ope_gym.sharded import evaluate_shards, evaluate_survey
 from ope_gym.shards import survey
 from ope_gym.storage import DamagedFileError
 from ope_gym.tasks import _AHEAD, Crew, WorkerError
