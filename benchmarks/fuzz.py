@@ -523,7 +523,7 @@ def read_shard(path: Path, steps: int) -> Trajectories | None:
         found.mixture.renumbered(piece.part, chunk)
         for task in found.tasks
         for piece in task.pieces
-        for chunk in piece.chunks(found.steps)
+        for chunk in piece.chunks(found.steps, found.mixture)
     ]
     return dataclasses.replace(join(empty + chunks), policies=found.mixture.policies)
 

@@ -14,22 +14,22 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from ope_gym import commands
 from ope_gym.best import DRAWS
-from ope_gym.estimators import ESTIMATORS
+from ope_gym.estimators import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.intervals import METHODS
+from ope_gym.leaving import STOPPED, leave
 from ope_gym.planning import LIMIT
 from ope_gym.ray_crew import RAY_HELP, ray_address
 from ope_gym.regimes import ORIGINS
-from ope_gym.sharded import SHARD_ESTIMATORS
 from ope_gym.trajectories import Trajectories
 
-STOPPED = 130  # as shells have it for Ctrl-C
+_Command: TypeAlias = Callable[[Trajectories, argparse.Namespace], commands.Said]
 _EVALUATE = f"""The value of a policy, from recorded episodes.
 
 Several files, or one of --shards, --workers, --ray and --scratch, are evaluated in shards: memory
@@ -65,7 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        print(_result(args))
+        commands.check_places(args)
+        found = _result(args)
+        print(found.text, flush=True)
+        _write(found, args)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED
@@ -75,14 +78,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _result(args: argparse.Namespace) -> str:
-    """What the command says; several files, or who is to read them, make shards of them."""
+def _result(args: argparse.Namespace) -> commands.Said:
+    """What the command finds; several files, or who is to read them, make shards of them."""
     if args.command == "evaluate":
         asked = args.shards or args.ray or args.scratch or args.workers is not None
         if asked or len(args.files) > 1:
             return commands.evaluate_files_command(args)
         args.buffer = args.files[0]
-    return str(args.run(Trajectories.load(args.buffer), args))
+    run: _Command = args.run
+    return run(Trajectories.load(args.buffer), args)
+
+
+def _write(found: commands.Said, args: argparse.Namespace) -> None:
+    """To the files that were asked for."""
+    if found.to_json is not None and args.json:
+        found.to_json(args.json)
+    if found.draw is not None and args.figure:
+        found.draw(args.figure)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,9 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_subparsers(dest="command", required=True).add_parser
 
-    def command(
-        name: str, text: str, run: Callable[[Trajectories, argparse.Namespace], str], more: str = ""
-    ) -> argparse.ArgumentParser:
+    def command(name: str, text: str, run: _Command, more: str = "") -> argparse.ArgumentParser:
         made = add(
             name, help=text, description=more or text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -255,8 +265,4 @@ def _json(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == STOPPED:
-        sys.stderr.flush()
-        os._exit(code)  # not by way of a pool's threads: they may wait for workers that are gone
-    sys.exit(code)
+    leave(main())

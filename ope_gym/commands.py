@@ -4,27 +4,57 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ope_gym.baselines.linear import LinearQ
-from ope_gym.crews import cores, crew
+from ope_gym.estimators import SHARD_ESTIMATORS
 from ope_gym.evaluation import evaluate
 from ope_gym.leave_one_out import leave_one_policy_out
+from ope_gym.machine import cores
 from ope_gym.past_policies import contributions
 from ope_gym.planning import episodes_needed
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.ranking import rank
-from ope_gym.shard_passes import keys_of
-from ope_gym.sharded import BLOCK_STEPS, SHARD_ESTIMATORS, evaluate_survey, refuse
-from ope_gym.shards import survey
 from ope_gym.trajectories import Trajectories
 from ope_gym.validation import check_options
 
 
-def info_command(data: Trajectories, args: argparse.Namespace) -> str:
+class Said(NamedTuple):
+    """What a command found.
+
+    Args:
+        text: to be printed.
+        to_json: writes it to a file.
+        draw: the same, as a picture.
+    """
+
+    text: str
+    to_json: Callable[[Path], object] | None = None
+    draw: Callable[[Path], object] | None = None
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """Refuse files and folders that cannot be written, before the work is done."""
+    for name in ("json", "figure"):
+        path: Path | None = getattr(args, name, None)
+        if path is not None:
+            place = path if path.exists() else path.parent
+            if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
+                raise ValueError(
+                    f"--{name} {path}: cannot be written; give a file in a folder that exists and "
+                    "can be written"
+                )
+    scratch: Path | None = getattr(args, "scratch", None)
+    if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
+        raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
+
+
+def info_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """The file in words: its size, and a line for each policy."""
     lines = [repr(data)]
     if data.observation_space is not None:
@@ -38,10 +68,10 @@ def info_command(data: Trajectories, args: argparse.Namespace) -> str:
         count = int(np.count_nonzero(mine))
         mean = f"mean return {returns[mine].mean():.5g}, " if count else ""
         lines.append(f"policy {number}: {count} episodes, {mean}{policy!r}")
-    return "\n".join(lines)
+    return Said("\n".join(lines))
 
 
-def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
+def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """The value of one policy."""
     data = _chosen(data, args)
     number = _target(data.policies, args)
@@ -52,13 +82,16 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> str:
         reward_range=tuple(args.reward_range) if args.reward_range else None,
         horizon=args.horizon, mixture=_mixture(args.mixture), keep=args.keep,
     )  # fmt: skip
-    if args.json:
-        evaluation.to_json(args.json)
-    return f"value of policy {number}\n{evaluation}"
+    return Said(f"value of policy {number}\n{evaluation}", evaluation.to_json)
 
 
-def evaluate_files_command(args: argparse.Namespace) -> str:
+def evaluate_files_command(args: argparse.Namespace) -> Said:
     """The value of one policy, from files that need not fit into memory together."""
+    from ope_gym.crews import crew  # these take a while, and other commands need none of them
+    from ope_gym.shard_spool import scratch_folder
+    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, passes, refuse
+    from ope_gym.shards import survey
+
     options = check_options(
         args.estimators or SHARD_ESTIMATORS, args.gamma, args.cap, args.interval, args.level,
         args.seed, args.resamples, tuple(args.reward_range) if args.reward_range else None,
@@ -71,22 +104,20 @@ def evaluate_files_command(args: argparse.Namespace) -> str:
         )
     q_model = None if args.no_q_model else LinearQ()
     refuse(options, q_model)
-    with crew(cores() if args.workers is None else args.workers, args.ray) as hands:
+    workers = cores() if args.workers is None else args.workers
+    with scratch_folder(args.scratch) as folder, crew(workers, args.ray) as hands:
         found = survey(args.files, args.data, BLOCK_STEPS, hands)
         number = _target(found.mixture.policies, args)
-        passes = 1 + bool(keys_of(options.estimators, normalised=True))
-        passes += "auto" in options.estimators and q_model is not None
-        with _bar(passes * found.mixture.steps, "steps") as bar:
+        with _bar(passes(options, q_model) * found.mixture.steps, "steps") as bar:
             evaluation = evaluate_survey(
-                found, found.mixture.policies[number], options, hands, args.origin, q_model,
-                args.scratch, _mixture(args.mixture), bar.update,
+                found, found.mixture.policies[number], options, hands, origin=args.origin,
+                q_model=q_model, folder=folder, mixture=_mixture(args.mixture),
+                progress=bar.update,
             )  # fmt: skip
-    if args.json:
-        evaluation.to_json(args.json)
-    return f"value of policy {number}\n{evaluation}"
+    return Said(f"value of policy {number}\n{evaluation}", evaluation.to_json)
 
 
-def rank_command(data: Trajectories, args: argparse.Namespace) -> str:
+def rank_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """Several policies from best to worst."""
     data = _chosen(data, args)
     numbers = _numbers(args.policies, data)
@@ -98,14 +129,11 @@ def rank_command(data: Trajectories, args: argparse.Namespace) -> str:
             reward_range=tuple(args.reward_range) if args.reward_range else None,
             horizon=args.horizon, mixture=_mixture(args.mixture), progress=bar.update,
         )  # fmt: skip
-    if args.json:
-        ranking.to_json(args.json)
-    if args.figure:
-        ranking.plot().savefig(args.figure)
-    return f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
+    text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
+    return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
 
 
-def plan_command(data: Trajectories, args: argparse.Namespace) -> str:
+def plan_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """Who carries an estimate, and what to collect for a smaller error."""
     data = _chosen(data, args)
     number = _target(data.policies, args)
@@ -123,13 +151,15 @@ def plan_command(data: Trajectories, args: argparse.Namespace) -> str:
         data, target, wanted, policy=_candidate(args.policy), estimator=args.estimator,
         gamma=args.gamma, limit=args.limit,
     )  # fmt: skip
-    if args.json:
+
+    def to_json(path: Path) -> None:
         both = {"contributions": shares.to_dict(), "plan": plan.to_dict()}
-        args.json.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return f"value of policy {number}: {shares}\n\n{plan}"
+        path.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    return Said(f"value of policy {number}: {shares}\n\n{plan}", to_json)
 
 
-def check_command(data: Trajectories, args: argparse.Namespace) -> str:
+def check_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """Each policy estimated from the others' episodes, beside its own mean return."""
     with _bar(None) as bar:
         calibration = leave_one_policy_out(
@@ -139,9 +169,7 @@ def check_command(data: Trajectories, args: argparse.Namespace) -> str:
             interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
             progress=bar.update,
         )  # fmt: skip
-    if args.json:
-        calibration.to_json(args.json)
-    return str(calibration)
+    return Said(str(calibration), calibration.to_json)
 
 
 def _bar(total: int | None, unit: str = "policies") -> Any:

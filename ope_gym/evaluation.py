@@ -14,6 +14,7 @@ from ope_gym import intervals, regimes, trees
 from ope_gym.estimate import Known, estimated
 from ope_gym.estimators import ESTIMATORS
 from ope_gym.methods import Problem, compute
+from ope_gym.policies import Policy, check_target
 from ope_gym.results import Estimate, Evaluation, Sample
 from ope_gym.validation import (
     Options,
@@ -31,7 +32,6 @@ from ope_gym.weights import FloatArray, IntArray, log_weights
 if TYPE_CHECKING:
     from ope_gym.baselines.contract import Baseline, QModel
     from ope_gym.buffer import TrajectoryBuffer
-    from ope_gym.policies import Policy
     from ope_gym.trajectories import Trajectories
 
 
@@ -106,7 +106,7 @@ def evaluate(
         _refuse_columns(keep, q_model, reward_model)
         whole, data = regimes.held_out_only(_recorded(trajectories), data), "all"
         rng = check_seed(rng)
-        trajectories = whole.select(episodes=nearest(whole, _check_target(target), keep, rng))
+        trajectories = whole.select(episodes=nearest(whole, check_target(target), keep, rng))
     evaluator = Evaluator(
         trajectories, estimators=estimators, data=data, q_model=q_model, gamma=gamma, cap=cap,
         interval=interval, level=level, rng=rng, resamples=resamples, reward_range=reward_range,
@@ -191,7 +191,7 @@ class Evaluator:
         from ope_gym.mixture_loss import partial_mixture
         from ope_gym.propensity_sums import check_propensities
 
-        _check_target(target)
+        check_target(target)
         data, offsets, options = self.data, self._offsets, self._options
         model = self._resolve(target)
         names = self._named or _common(
@@ -598,16 +598,6 @@ def _recorded(trajectories: Trajectories | TrajectoryBuffer) -> Trajectories:
     if not len(whole):
         raise ValueError("trajectories is empty: record at least one episode first")
     return whole
-
-
-def _check_target(target: Policy) -> Policy:
-    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
-        raise TypeError(
-            f"target is {target!r}, which has no log_prob and sample: give a policy of "
-            "ope_gym.policies, wrap a network in ope_gym.torch_policy.TorchPolicy, or write "
-            "one; a recorded policy is trajectories.policies[k]"
-        )
-    return target
 
 
 def _refuse_columns(keep: int, q_model: object, reward_model: object) -> None:

@@ -94,6 +94,8 @@ def connected(address: bool | str) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library reports nothing by itself
+    named = os.environ.get("RAY_ADDRESS") if address in (True, "auto") else None
+    address = named or address  # as Ray has it
     try:
         _reach(address)
         ray.init(
@@ -101,7 +103,8 @@ def connected(address: bool | str) -> Iterator[None]:
             logging_level=logging.ERROR, log_to_driver=False,
         )  # fmt: skip
     except (OSError, RuntimeError, ValueError) as error:
-        where = "on this machine or at RAY_ADDRESS" if address is True else f"at {address}"
+        where = "on this machine" if address is True else f"at {address}"
+        where += " (of the environment variable RAY_ADDRESS)" if named else ""
         raise ConnectionError(f"no Ray cluster {where}: {error}") from error
     try:
         yield

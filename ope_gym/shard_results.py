@@ -51,7 +51,9 @@ def estimates_of(
     )  # fmt: skip
     report = second.propensities.finalise()
     notes = report.notes + ((second.mismatch,) if second.mismatch else ())
-    known = Known(sample, ids, report.support, report.calibration, notes)
+    known = Known(
+        sample, ids, report.support, report.calibration, notes, joined=sample.strata is not ids
+    )
     starts = np.concatenate([*second.starts, np.empty(0)])
     found = _Found(starts, sample.strata, second, third, cut)
     estimates = {}

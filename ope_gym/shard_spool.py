@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.shard_passes import WeightedChunk
+from ope_gym.storage import PathLike
+
+
+@contextmanager
+def scratch_folder(scratch: PathLike | None) -> Iterator[Path | None]:
+    """A new folder in `scratch` for one evaluation; to be entered before the crew that uses it.
+
+    So workers have ended when it is removed; those of a Ray cluster may take a little longer.
+    """
+    if scratch is None:
+        yield None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(
+            prefix="ope_gym-", dir=scratch, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise OSError(
+            f"scratch is {os.fspath(scratch)!r}: {error.strerror}; give a folder that can be "
+            "written"
+        ) from error
+    with folder as name:
+        yield Path(name).absolute()
 
 
 class Spool:

@@ -63,7 +63,7 @@ class Setting:
         names: list[str] = []
         waiting: list[Trajectories] = []
         for piece in task.pieces:
-            for chunk in piece.chunks(self.steps):
+            for chunk in piece.chunks(self.steps, self.mixture):
                 chosen = chunk.select(held_out=True) if self.held_out else chunk
                 if len(chosen):
                     names.append(piece.name)
@@ -117,6 +117,7 @@ def scale_sums(setting: Setting, task: Task) -> ScaleSums:
     found = ScaleSums()
     for _, chunk in setting.chunks(task, 2):
         found.update(chunk.observations)
+        setting.progress(chunk.n_steps)
     return found
 
 
@@ -128,6 +129,7 @@ def normal_equations(
     fold = Folds(setting.mixture.counts, folds, task.before)
     for _, chunk in setting.chunks(task, 2):
         found.update(chunk, fold.of(setting.mixture.behaviours(chunk).ids))
+        setting.progress(chunk.n_steps)
     return found
 
 

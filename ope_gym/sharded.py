@@ -21,9 +21,7 @@ So one process, several, or a Ray cluster give the same bits.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,14 +40,15 @@ from ope_gym.baselines.linear_sums import (
     scaled_features,
 )
 from ope_gym.crews import crew
-from ope_gym.estimators import ESTIMATORS
+from ope_gym.estimators import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.methods import cut_limits
 from ope_gym.mixtures import joined
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, check_target
 from ope_gym.results import Evaluation
 from ope_gym.shard_cut import Cut, CutSums
 from ope_gym.shard_passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.shard_results import estimates_of
+from ope_gym.shard_spool import scratch_folder
 from ope_gym.shard_sums import WeightSums
 from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
 from ope_gym.shards import Shard, Survey, Task, survey
@@ -61,7 +60,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _METHODS = ("weighted", "direct", "auto")
-SHARD_ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 BLOCK_STEPS = 1 << 17  # held in memory at once
 
 
@@ -83,7 +81,7 @@ def evaluate_shards(
     scratch: PathLike | None = None,
     mixture: str | int = "auto",
     workers: int = 1,
-    ray: bool | str = False,
+    ray: bool | str | None = False,
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """The value of `target`, from episodes that need not fit into memory.
@@ -118,24 +116,33 @@ def evaluate_shards(
         workers: processes of this machine; 1 does everything in this one.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
-        progress: called with the number of steps just done; the second pass does all steps once,
-            normalised estimators do them once more, and auto with a q model twice.
+        progress: called with the number of steps just done; see `passes` for how often all are.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
     options = check_options(estimators, gamma, cap, interval, level, rng, resamples, None, None)
     refuse(options, q_model)
-    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
-        raise TypeError(
-            f"target is {target!r}, which has no log_prob and sample: give a policy of "
-            "ope_gym.policies, or write one"
-        )
-    with crew(workers, ray) as hands:
+    check_target(target)
+    with scratch_folder(scratch) as folder, crew(workers, ray) as hands:
         found = survey(shards, data, block_steps, hands)
         return evaluate_survey(
-            found, target, options, hands, origin, q_model, scratch, mixture, progress
-        )
+            found, target, options, hands, origin=origin, q_model=q_model, folder=folder,
+            mixture=mixture, progress=progress,
+        )  # fmt: skip
+
+
+def passes(options: Options, q_model: LinearQ | None) -> int:
+    """How often `evaluate_survey` does all steps, as its progress counts them."""
+    found = 1 + bool(keys_of(options.estimators, normalised=True))
+    if (model := _used(q_model, options)) is not None:
+        found += 1 + needs_scale(model) + ("auto" in options.estimators)
+    return found
+
+
+def _used(q_model: LinearQ | None, options: Options) -> LinearQ | None:
+    """The model, if an estimator uses it."""
+    return q_model if any(ESTIMATORS[name].uses_q for name in options.estimators) else None
 
 
 def evaluate_survey(
@@ -143,18 +150,17 @@ def evaluate_survey(
     target: Policy,
     options: Options,
     hands: Crew,
+    *,
     origin: str | None = None,
     q_model: LinearQ | None = None,
-    scratch: PathLike | None = None,
+    folder: Path | None = None,
     mixture: str | int = "auto",
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
-    """What follows the first pass; see `evaluate_shards`."""
+    """What follows the first pass; see `evaluate_shards` and, for `folder`, `scratch_folder`."""
     found = replace(found, mixture=found.mixture.grouped(mixture))
-    tasks, normalised = found.tasks, bool(keys_of(options.estimators, normalised=True))
+    tasks, keys = found.tasks, keys_of(options.estimators, normalised=True)
     setting = Setting(found.mixture, target, options, found.held_out, found.steps)
-    if q_model is not None and any(ESTIMATORS[name].uses_q for name in options.estimators):
-        setting = replace(setting, q=_fit(setting, q_model, tasks, hands))
     if not hands.remote:  # else whole tasks are counted, when they are done
         setting = replace(setting, done=progress)
 
@@ -162,41 +168,39 @@ def evaluate_survey(
         if hands.remote and progress is not None:
             progress(task.steps)
 
+    if (model := _used(q_model, options)) is not None:
+        setting = replace(setting, q=_fit(setting, model, tasks, hands, done))
+    setting = replace(setting, folder=folder if keys else None)
     second = WeightPass(found.mixture, target, options)
-    with ExitStack() as stack:
-        if scratch is not None and normalised:
-            folder = tempfile.TemporaryDirectory(prefix="ope_gym-", dir=scratch)
-            setting = replace(setting, folder=Path(stack.enter_context(folder)).absolute())
-        for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
-            second.merge(part)
-            done(task)
-        if setting.q is not None and "auto" in options.estimators:
-            columns = second.sums[FUSED].columns
-            limit = cut_limits(columns.peak, columns.sums[0], found.mixture.trajectories)
-            setting = replace(setting, limit=limit)
-        draws = _draws(second, options)
+    for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
+        second.merge(part)
+        done(task)
+    if setting.q is not None and "auto" in options.estimators:
+        columns = second.sums[FUSED].columns
+        limit = cut_limits(columns.peak, columns.sums[0], found.mixture.trajectories)
+        setting = replace(setting, limit=limit)
+    draws = _draws(second, options)
 
-        def again(
-            sums: Mapping[Key, WeightSums], number: int, cut: CutSums | None = None
-        ) -> NormalisedPass:
-            """Pass 3 or 4."""
-            passed = NormalisedPass.after(sums, found.mixture.trajectories, draws)
-            if not sums:
-                return passed
-            empty = NormalisedPass(passed.sums, passed.trajectories, None)
-            drawn = [(task, draws and draws.part(task.episodes)) for task in tasks]
-            make = partial(normalised_pass, setting, empty, number)
-            for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
-                passed.merge(some)
-                if cut is not None and cut_sums is not None:
-                    cut.merge(cut_sums)
-                done(task)
+    def again(
+        sums: Mapping[Key, WeightSums], number: int, cut: CutSums | None = None
+    ) -> NormalisedPass:
+        """Pass 3 or 4."""
+        passed = NormalisedPass.after(sums, found.mixture.trajectories, draws)
+        if not sums:
             return passed
+        empty = NormalisedPass(passed.sums, passed.trajectories, None)
+        drawn = [(task, draws and draws.part(task.episodes)) for task in tasks]
+        make = partial(normalised_pass, setting, empty, number)
+        for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
+            passed.merge(some)
+            if cut is not None and cut_sums is not None:
+                cut.merge(cut_sums)
+            done(task)
+        return passed
 
-        keys = keys_of(options.estimators, normalised=True)
-        cut_sums = None if setting.limit is None else CutSums(options.gamma)
-        third = again({key: second.sums[key] for key in keys}, 3, cut_sums)
-        cut = None if cut_sums is None else Cut(cut_sums, again(cut_sums.sums, 4))
+    cut_sums = None if setting.limit is None else CutSums(options.gamma)
+    third = again({key: second.sums[key] for key in keys}, 3, cut_sums)
+    cut = None if cut_sums is None else Cut(cut_sums, again(cut_sums.sums, 4))
     return estimates_of(second, third, origin, cut)
 
 
@@ -215,7 +219,13 @@ def _draws(second: WeightPass, options: Options) -> poisson.PoissonDraws | None:
     )  # fmt: skip
 
 
-def _fit(setting: Setting, model: LinearQ, tasks: Sequence[Task], hands: Crew) -> LinearBaseline:
+def _fit(
+    setting: Setting,
+    model: LinearQ,
+    tasks: Sequence[Task],
+    hands: Crew,
+    done: Callable[[Task], None],
+) -> LinearBaseline:
     """The q model, cross-fitted."""
     mixture = setting.mixture
     folds = min(FOLDS, mixture.trajectories)
@@ -224,15 +234,17 @@ def _fit(setting: Setting, model: LinearQ, tasks: Sequence[Task], hands: Crew) -
     features = model.features
     if needs_scale(model):
         scale = ScaleSums()
-        for part in hands.in_order(partial(scale_sums, setting), tasks):
+        for task, part in _each(hands, partial(scale_sums, setting), tasks, tasks):
             scale.merge(part)
+            done(task)
         features = scaled_features(model, scale.finalise())
     assert callable(features)  # `needs_scale` refuses all others
     horizon = max(mixture.longest, mixture.described.horizon or 0)
     sums = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
     make = partial(normal_equations, setting, model, features, horizon, folds)
-    for some in hands.in_order(make, tasks):
+    for task, some in _each(hands, make, tasks, tasks):
         sums.merge(some)
+        done(task)
     return sums.finalise()
 
 

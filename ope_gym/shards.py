@@ -21,6 +21,7 @@ from ope_gym.shard_files import FileSection, read_layout
 from ope_gym.storage import PathLike
 from ope_gym.tasks import Crew
 from ope_gym.trajectories import Trajectories, Viewable
+from ope_gym.validation import positive
 from ope_gym.weights import IntArray
 
 Shard: TypeAlias = PathLike | Viewable | Callable[[], Viewable]
@@ -34,7 +35,8 @@ class Piece:
     Args:
         part: its number.
         name: where it is from, for people.
-        source: some blocks of a section of a file, or the shard.
+        source: some blocks of a section of a file, without its policies, which the mixture of
+            all shards has once for all pieces; or the shard.
         steps: of the chosen episodes.
         acted: (policies of the part,) chosen episodes of each.
     """
@@ -45,10 +47,12 @@ class Piece:
     steps: int
     acted: IntArray
 
-    def chunks(self, steps: int) -> Iterator[Trajectories]:
+    def chunks(self, steps: int, mixture: Mixture) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
         if isinstance(self.source, FileSection):
-            yield from self.source.chunks(steps)
+            policies = [mixture.policies[k] for k in mixture.numbers[self.part]]
+            own = dataclasses.replace(self.source.section, policies=policies)
+            yield from dataclasses.replace(self.source, section=own).chunks(steps)
         else:
             yield from _cut(_view(self.source), steps)
 
@@ -116,9 +120,10 @@ def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) 
     """
     if data not in _DATA:
         raise ValueError(f"data is {data!r}; choose 'held-out', 'all' or 'auto'")
-    if steps < 1:
-        raise ValueError(f"block_steps is {steps}; hold at least 1 step at once")
+    if not positive(steps):
+        raise ValueError(f"block_steps is {steps!r}; hold at least 1 step at once")
     listed = list(enumerate(_listed(shards)))
+    _check_different([shard for _, shard in listed])
     drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
     sent = hands.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
     for i, shard in listed:  # what is in memory need not be sent, and keeps its very policies
@@ -187,9 +192,8 @@ class _Draft:
         sizes = np.add.reduceat(np.where(chosen, part.lengths, 0), ends - found.blocks)
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
         firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
-        if section is not None:  # equal policies of many files are held once
-            known = [self.census.table.policies[k] for k in self.census.numbers[-1]]
-            own = dataclasses.replace(section.section, policies=known, changes=[])
+        if section is not None:  # equal policies of many files are held once, by the census
+            own = dataclasses.replace(section.section, policies=[], changes=[])
             section = dataclasses.replace(section, section=own)
         for first, stop in zip(firsts, np.append(firsts[1:], ends.size), strict=True):
             rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
@@ -224,8 +228,28 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
             f"shards is {shards!r}, which can be read only once, but every pass reads all shards: "
             "give a list of files, of trajectories or of functions that make them"
         )
-    single = isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards)
-    return [shards] if single else shards  # type: ignore[list-item, return-value]
+    if isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards):
+        return [shards]  # type: ignore[list-item]
+    if not isinstance(shards, Iterable):
+        raise TypeError(
+            f"shards is {shards!r}: give files, trajectories, buffers or functions that make them"
+        )
+    return shards
+
+
+def _check_different(shards: Sequence[Shard]) -> None:
+    """Refuse a file that is named twice: its episodes would be taken for twice as many."""
+    known: dict[str, str] = {}
+    for shard in shards:
+        if isinstance(shard, str | os.PathLike):
+            name, place = os.fspath(shard), os.path.realpath(shard)
+            if place in known:
+                same = "" if known[place] == name else f", which is {known[place]}"
+                raise ValueError(
+                    f"shards has the file {name} twice{same}: its episodes would count twice; give "
+                    "each file once"
+                )
+            known[place] = name
 
 
 def _is_here(shard: Shard) -> bool:

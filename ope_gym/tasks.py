@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -112,31 +112,64 @@ def answer(function: bytes, item: bytes) -> bytes:
 
     with warnings.catch_warnings(record=True) as heard:
         try:
-            result = _single(cloudpickle.loads(function), cloudpickle.loads(item))
+            found = _single(cloudpickle.loads(function), cloudpickle.loads(item))
         except Exception as error:
-            return failed(error)
+            found = _Failure(error)
     said = [(warning.category, str(warning.message)) for warning in heard]
-    return _packed((result, said), "the result")
+    return _packed((found, said), "the result")
 
 
 def failed(error: Exception) -> bytes:
-    """An error in parts: some classes cannot be made again from their words."""
-    words = "".join(traceback.format_exception(error))
-    return _packed(_Failure(type(error), error.args, dict(vars(error)), words), f"{error!r}")
+    """The answer of a worker that refuses."""
+    return _packed((_Failure(error), []), "an error")
 
 
 class _Failure:
-    """An error of a worker."""
+    """An error of a worker: itself if it can be packed, else in parts, else in words alone."""
 
-    def __init__(self, kind: type[Exception], args: Any, state: dict[str, Any], words: str) -> None:
-        self._made = kind, args, state, words
+    def __init__(self, error: Exception) -> None:
+        self._words = "".join(traceback.format_exception(error))
+        self._said = "".join(traceback.format_exception_only(error)).strip()
+        self._packed = next((one for one in _ways(error) if _is_again(one, error)), b"")
 
     def error(self) -> Exception:
-        kind, args, state, words = self._made
+        """What is to be raised here."""
+        cause = RuntimeError(f"in a worker:\n{self._words}")
+        try:
+            made = _unpacked(self._packed)
+        except Exception:
+            made = WorkerError(f"{self._said} (of a class that cannot be sent from a worker)")
+        made.__cause__ = cause
+        return made
+
+
+def _ways(error: Exception) -> Iterator[bytes]:
+    """Some classes cannot be made again by pickle, some not from their parts."""
+    import cloudpickle
+
+    for way in (error, (type(error), error.args, dict(vars(error)))):
+        with suppress(Exception):
+            yield cloudpickle.dumps(way)
+
+
+def _unpacked(packed: bytes) -> Exception:
+    import cloudpickle
+
+    made = cloudpickle.loads(packed)
+    if isinstance(made, tuple):
+        kind, args, state = made
         made = kind.__new__(kind, *args)
         vars(made).update(state)
-        made.__cause__ = RuntimeError(f"in a worker:\n{words}")
-        return made
+    assert isinstance(made, Exception)
+    return made
+
+
+def _is_again(packed: bytes, error: Exception) -> bool:
+    try:
+        made = _unpacked(packed)
+        return type(made) is type(error) and str(made) == str(error)
+    except Exception:
+        return False
 
 
 def _packed(value: Any, name: str) -> bytes:
@@ -155,13 +188,12 @@ def _opened(answer: bytes) -> Any:
     """The result of an answer; its error is raised, its warnings are given."""
     import cloudpickle
 
-    found = cloudpickle.loads(answer)
-    if isinstance(found, _Failure):
-        raise found.error()
-    result, said = found
+    found, said = cloudpickle.loads(answer)
     for category, words in said:
         warnings.warn(words, category, stacklevel=2)
-    return result
+    if isinstance(found, _Failure):
+        raise found.error()
+    return found
 
 
 @contextmanager

@@ -16,7 +16,6 @@ The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a facto
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ope_gym.machine import cores
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -137,7 +138,7 @@ def log_weights(
     chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
     # policies need not be thread-safe, and few elements are not worth a thread
     threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
-    workers = min(len(chunks), _cores()) if threads else 1
+    workers = min(len(chunks), cores()) if threads else 1
     if workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(run, *zip(*chunks, strict=True)))
@@ -180,13 +181,6 @@ def chunks_of(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
         end = max(begin + 1, int(np.searchsorted(offsets, stop, side="right")) - 1)
         yield begin, min(end, n)
         begin = end
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
 
 
 def _refuse(

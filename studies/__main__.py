@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ope_gym.crews import cores
+from ope_gym.leaving import STOPPED, leave
+from ope_gym.machine import cores
 from ope_gym.ray_crew import RAY_HELP, connected, ray_address
 from ope_gym.tasks import WorkerError, deaf
 from studies import STUDIES, study_class
@@ -20,8 +19,6 @@ from studies.chunks import read_chunks
 from studies.frame import Study, conduct, folder_of, label
 from studies.report import write_report
 from studies.settings import chosen_studies, described, fields
-
-STOPPED = 130  # as shells have it for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,10 +155,4 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == STOPPED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # not by way of the pool's threads: they may wait for workers that are gone
-    sys.exit(code)
+    leave(main())

@@ -23,7 +23,7 @@ def results_of(
     if not todo:
         return
     with crew(min(workers, len(todo)), ray) as hands:
-        code = fingerprint(study, seed) if ray is not False else ""
+        code = fingerprint(study, seed) if ray else ""
         for index, runs in hands.run(partial(_chunk, study, seed, code), todo):
             yield todo[index], runs
 

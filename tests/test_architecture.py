@@ -146,9 +146,10 @@ def test_heavy_libraries_are_imported_by_those_that_need_them() -> None:
             assert not tops(path, late=False) & HEAVY, path
 
 
-def test_importing_the_library_loads_nothing_heavy() -> None:
-    """In a process of its own, for the tests have loaded everything."""
-    code = "import sys, ope_gym; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+@pytest.mark.parametrize("module", ["ope_gym", "ope_gym.__main__"])
+def test_importing_the_library_loads_nothing_heavy(module: str) -> None:
+    """Nor the help of its commands; in a process of its own, for the tests loaded everything."""
+    code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

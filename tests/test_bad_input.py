@@ -211,7 +211,7 @@ def test_the_first_bad_value_is_named_whatever_thread_finds_it(
     bad: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ope_gym.weights._BLOCK", 8)
-    monkeypatch.setattr("ope_gym.weights._cores", lambda: 4)
+    monkeypatch.setattr("ope_gym.weights.cores", lambda: 4)
     rows = np.full((2, 40), -1.0)
     rows[bad] = math.nan
     rows[0, 38:] = math.nan

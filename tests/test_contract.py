@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs, weights
+from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs, machine, weights
 from ope_gym.buffer import TrajectoryBuffer
 from ope_gym.estimators import WEIGHTED, Composition, column_sums, moments
 from ope_gym.intervals import METHODS
@@ -274,17 +274,17 @@ def test_block_size_and_threads_do_not_matter(
     def run() -> tuple[dict[str, NDArray[np.float64]], Evaluation]:
         return weights.log_weights(*arrays, weights.SCHEMES), evaluate_log_probs(*data, gamma=0.99)
 
-    monkeypatch.setattr(weights, "_cores", lambda: 1)
+    monkeypatch.setattr(weights, "cores", lambda: 1)
     log_w, one = run()
     for block, cores in ((1, 1), (1, 4), (5000, 1), (5000, 3)):
         monkeypatch.setattr(weights, "_BLOCK", block)
         monkeypatch.setattr(weights, "_THREADS", 0)
-        monkeypatch.setattr(weights, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(weights, "cores", lambda cores=cores: cores)
         again, other = run()
         for scheme in log_w:  # an episode's weights are its own affair: not a bit may change
             np.testing.assert_array_equal(log_w[scheme], again[scheme], err_msg=scheme)
         assert_same(one, other, rtol=1e-10)
-        monkeypatch.setattr(weights, "_cores", lambda: 7)
+        monkeypatch.setattr(weights, "cores", lambda: 7)
         assert_same(run()[1], other)  # the number of threads never matters
 
 
@@ -320,9 +320,9 @@ def test_weights_across_hundreds_of_decades_agree_with_the_reference(behaviours:
 
 
 def test_cores_are_counted_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert weights._cores() >= 1
+    assert machine.cores() >= 1
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
-    assert weights._cores() >= 1
+    assert machine.cores() >= 1
 
 
 @every

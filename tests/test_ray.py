@@ -68,6 +68,18 @@ def test_an_address_where_nobody_is(address: str) -> None:
             pass
 
 
+def test_a_variable_that_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:  # bound, but it does not listen
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", place)
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would wait for a minute"))
+        for address in (True, "auto"):
+            words = f"no Ray cluster at {place} .*RAY_ADDRESS"
+            with pytest.raises(ConnectionError, match=words), connected(address):
+                pass
+
+
 def test_errors_come_as_themselves_and_other_versions_are_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +88,9 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     record(data, path)
     good = path.read_bytes()
     path.write_bytes(good[:900] + bytes([good[900] ^ 4]) + good[901:])
-    with pytest.raises(DamagedFileError, match=r"run\.ope: malformed block") as caught:
+    with pytest.raises(
+        DamagedFileError, match=r"run\.ope: the contents of a block do not"
+    ) as caught:
         evaluate_shards(path, TARGET, ray=True)
     assert caught.value.offset > 0
     path.write_bytes(good[:-3])
@@ -115,7 +129,7 @@ def test_shards_over_ray(cluster: Any, tmp_path: Path) -> None:
     here = evaluate_shards(shards, TARGET, **options)
     there = evaluate_shards(shards, TARGET, ray=True, progress=seen.append, **options)
     assert_same(here, there)
-    assert sum(seen) == 2 * here.sample.steps
+    assert sum(seen) == 4 * here.sample.steps  # two of them for the q model
     kept = evaluate_shards(shards, TARGET, ray=True, scratch=tmp_path, **options)
     assert_same(here, kept)
     assert sorted(tmp_path.iterdir()) == paths

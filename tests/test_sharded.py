@@ -34,7 +34,7 @@ from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
 from ope_gym.shard_census import Census
 from ope_gym.shard_passes import WeightPass
-from ope_gym.sharded import evaluate_shards
+from ope_gym.sharded import evaluate_shards, passes
 from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
 from ope_gym.tasks import Crew
@@ -435,8 +435,9 @@ def test_files_whole_or_in_stretches(
     assert_equal(found, whole(parts, r.target, estimators=ALL))
     longest = max(int(part.lengths.max()) for part in parts)
     if limit == 0:
-        for task in survey(paths, "all", block_steps, Crew()).tasks:
-            for chunk in (chunk for piece in task.pieces for chunk in piece.chunks(block_steps)):
+        first = survey(paths, "all", block_steps, Crew())
+        for piece in (piece for task in first.tasks for piece in task.pieces):
+            for chunk in piece.chunks(block_steps, first.mixture):
                 assert chunk.n_steps < block_steps + max(block_steps, longest)
 
 
@@ -585,9 +586,22 @@ def _counting(part: Trajectories, asked: list[int]) -> Callable[[], Trajectories
 
 def test_progress_counts_steps() -> None:
     r = recorded(6, (8, 7))
-    seen: list[int] = []
-    evaluate_shards(split(r.trajectories, 0, 4), r.target, progress=seen.append)
-    assert sum(seen) == 2 * r.trajectories.n_steps
+    for estimators, q_model, count in (
+        (["BIS"], None, 1),
+        (["BIS"], LinearQ(), 1),
+        (["BIS", "NFIS"], None, 2),
+        (["DR"], LinearQ(), 3),  # two for the q model: scale, normal equations
+        (["DR"], LinearQ(lambda x: np.asarray(x, dtype=np.float64).reshape(-1, 1)), 2),
+        (["auto"], LinearQ(), 5),
+    ):
+        seen: list[int] = []
+        evaluate_shards(
+            split(r.trajectories, 0, 4), r.target, estimators=estimators, q_model=q_model,
+            progress=seen.append,
+        )  # fmt: skip
+        assert sum(seen) == count * r.trajectories.n_steps
+        options = check_options(estimators, 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+        assert passes(options, q_model) == count
 
 
 def test_held_out_episodes_alone() -> None:
@@ -714,8 +728,13 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data], r.target, interval="betting")
     with pytest.raises(ValueError, match="data is 'some'"):
         evaluate_shards([data], r.target, data="some")
-    with pytest.raises(ValueError, match="block_steps is 0"):
-        evaluate_shards([data], r.target, block_steps=0)
+    for steps in (0, "x", None):
+        with pytest.raises(ValueError, match=f"block_steps is {steps!r}"):
+            evaluate_shards([data], r.target, block_steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="shards is None: give files"):
+        evaluate_shards(None, r.target)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="scratch is 'missing': No such file or directory; give a"):
+        evaluate_shards([data], r.target, scratch="missing")
     with pytest.raises(TypeError, match="target is 3"):
         evaluate_shards([data], 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="shard 1 is 7"):
@@ -725,6 +744,17 @@ def test_what_cannot_be_done_is_refused() -> None:
             evaluate_shards(empty, r.target)
     with pytest.raises(ValueError, match="shard 1: horizon differs"):
         evaluate_shards([data, dataclasses.replace(data, horizon=99)], r.target)
+
+
+def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
+    r, path = recorded(1, (3, 3)), tmp_path / "run.ope"
+    r.trajectories.save(path)
+    link = tmp_path / "link.ope"
+    link.symlink_to(path)
+    with pytest.raises(ValueError, match=r"run\.ope twice: .* give each file once"):
+        evaluate_shards([path, str(path)], r.target)
+    with pytest.raises(ValueError, match=r"link\.ope twice, which is .*run\.ope: its episodes"):
+        evaluate_shards([path, r.trajectories, link], r.target)
 
 
 def test_shards_that_change_are_refused() -> None:

@@ -704,6 +704,7 @@ def test_stopping_twice_ends_the_workers_and_says_what_is_kept(tmp_path: Path) -
     assert started.returncode == 130
     assert "of 5000 runs of lemmas are kept in" in said
     assert "Traceback" not in said
+    assert "leaked" not in said
     while _alive(started.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _alive(started.pid)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -16,16 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate
 from ope_gym.__main__ import main as command
 from ope_gym.baselines.linear import LinearQ
-from ope_gym.crews import crew
+from ope_gym.crews import _Processes, crew
 from ope_gym.ray_crew import connected
+from ope_gym.shard_spool import scratch_folder
 from ope_gym.shard_tasks import Setting, weight_pass
-from ope_gym.sharded import evaluate_survey
+from ope_gym.sharded import evaluate_shards, evaluate_survey
 from ope_gym.shards import survey
 from ope_gym.storage import DamagedFileError
 from ope_gym.tasks import _AHEAD, Crew, WorkerError
@@ -44,19 +49,8 @@ def hands() -> Iterator[Crew]:
         yield made
 
 
-def _late(i: int) -> tuple[int, int]:
-    time.sleep(0.3 if i == 0 else 0.0)
+def _square(i: int) -> tuple[int, int]:
     return i * i, os.getpid()
-
-
-def test_results_come_as_they_finish_or_in_order(hands: Crew) -> None:
-    list(hands.run(_late, range(4)))  # both have started
-    found = dict(hands.run(_late, range(12)))
-    assert [found[i][0] for i in range(12)] == [i * i for i in range(12)]
-    assert next(iter(found)) != 0
-    assert os.getpid() not in {pid for _, pid in found.values()}
-    assert [value for value, _ in hands.in_order(_late, range(12))] == [i * i for i in range(12)]
-    assert list(hands.run(_late, [])) == []
 
 
 def _noted(folder: Path, i: int) -> int:
@@ -65,6 +59,18 @@ def _noted(folder: Path, i: int) -> int:
     while i == 0 and not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return i
+
+
+def test_results_come_as_they_finish_or_in_order(hands: Crew, tmp_path: Path) -> None:
+    found = dict(hands.run(_square, range(12)))
+    assert [found[i][0] for i in range(12)] == [i * i for i in range(12)]
+    assert os.getpid() not in {pid for _, pid in found.values()}
+    results = hands.run(partial(_noted, tmp_path), range(4))  # 0 waits for the others
+    assert sorted(next(results)[0] for _ in range(3)) == [1, 2, 3]
+    (tmp_path / "go").touch()
+    assert list(results) == [(0, 0)]
+    assert [value for value, _ in hands.in_order(_square, range(12))] == [i * i for i in range(12)]
+    assert list(hands.run(_square, [])) == []
 
 
 def test_few_items_are_ahead_of_the_oldest(hands: Crew, tmp_path: Path) -> None:
@@ -96,6 +102,57 @@ def test_errors_and_warnings_come_as_themselves(hands: Crew) -> None:
     assert "_fails" in str(caught.value.__cause__)  # where it was raised
 
 
+class Keyed(Exception):
+    """Pickle cannot make it again, nor can its parts."""
+
+    def __new__(cls, *, path: str) -> Keyed:
+        return super().__new__(cls)
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(f"of {path}")
+
+
+def _raises(kind: str, i: int) -> None:
+    warnings.warn("before it failed", UserWarning, stacklevel=1)
+    if kind == "file":
+        Path(f"/missing/{i}.ope").read_bytes()
+    elif kind == "bytes":
+        b"\xff".decode()
+    elif kind == "lock":
+        error = ValueError("with a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+    raise Keyed(path="here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("file", FileNotFoundError, r"No such file or directory: '/missing/\d\.ope'"),
+        ("bytes", UnicodeDecodeError, "can't decode byte 0xff"),
+        ("lock", WorkerError, "ValueError: with a lock"),
+        ("keyed", WorkerError, "Keyed: of here"),
+    ],
+)
+def test_an_error_says_the_same_as_without_workers(
+    hands: Crew, kind: str, error: type[Exception], words: str
+) -> None:
+    with (
+        pytest.warns(UserWarning, match="before it failed"),
+        pytest.raises(error, match=words) as caught,
+    ):
+        list(hands.run(partial(_raises, kind), [1, 2]))
+    assert "_raises" in str(caught.value.__cause__)
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename.startswith("/missing/")
+
+
+def test_a_missing_file_is_named_by_workers(hands: Crew, files: list[Path]) -> None:
+    missing = files[0].with_name("missing.ope")
+    with pytest.raises(FileNotFoundError, match=r"missing\.ope"):
+        survey([*files, missing], "all", 150, hands)
+
+
 def test_what_cannot_be_sent_is_named(hands: Crew) -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"item 1 cannot be sent .* use workers=1 without Ray"):
@@ -120,10 +177,65 @@ def test_a_killed_process_is_told() -> None:
         list(those.run(_killed, range(4)))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
+def test_a_process_killed_between_two_items_is_told() -> None:
+    """When an item is sent, not when a result is awaited."""
+    with crew(workers=2) as those:
+        assert isinstance(those, _Processes)
+        list(those.run(abs, range(4)))
+        those._context.started()[0].kill()
+        deadline = time.monotonic() + 60
+        while not those._pool._broken and time.monotonic() < deadline:  # until it has noticed
+            time.sleep(0.01)
+        with pytest.raises(WorkerError, match=r"^a worker process was killed"):
+            list(those.run(abs, range(4)))
+
+
+def test_crews_of_other_threads_are_left_alone() -> None:
+    with crew(workers=2) as mine:
+        results = mine.run(abs, range(40))
+        with contextlib.suppress(RuntimeError), crew(workers=2):
+            next(results)  # these workers were born after the other crew began
+            raise RuntimeError
+        assert len(list(results)) == 39
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_workers_use_one_thread_each(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user says otherwise; the user's own process stays as it is."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    with crew(workers=2) as those:
+        assert list(those.in_order(os.getenv, ["OMP_NUM_THREADS"] * 2)) == [chosen or "1"] * 2
+    assert os.environ.get("OMP_NUM_THREADS") == chosen
+
+
+def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ope_gym.crews import crew\n"
+        "with crew(workers=2) as hands:\n"
+        "    list(hands.run(abs, [1, 2]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert 'call this under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+
+
 def test_impossible_crews_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="workers is 0"), crew(workers=0):
-        pass
+    for workers in (0, "2", None, 1.5):
+        with pytest.raises(ValueError, match=f"workers is {workers!r}"), crew(workers=workers):  # type: ignore[arg-type]
+            pass
+    for address in ("", 3):
+        with pytest.raises(ValueError, match=f"ray is {address!r}"), crew(ray=address):  # type: ignore[arg-type]
+            pass
     monkeypatch.setitem(sys.modules, "ray", None)
+    with crew(ray=None) as here:
+        assert not here.remote
     for ray in (True, "auto"):
         with pytest.raises(ImportError, match=r"pip install \"ope-gym\[ray\]\""), connected(ray):
             pass
@@ -151,13 +263,14 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
     for who, scratch in ((Crew(), None), (Crew(), tmp_path), (hands, None), (hands, tmp_path)):
         seen: list[int] = []
         found = survey(shards, "all", 150, who)
-        kinds.append(
-            evaluate_survey(
-                found, TARGET, options, who, q_model=LinearQ(), scratch=scratch,
-                progress=seen.append,
-            )
-        )  # fmt: skip
-        assert sum(seen) == 2 * found.mixture.steps
+        with scratch_folder(scratch) as folder:
+            kinds.append(
+                evaluate_survey(
+                    found, TARGET, options, who, q_model=LinearQ(), folder=folder,
+                    progress=seen.append,
+                )
+            )  # fmt: skip
+        assert sum(seen) == 4 * found.mixture.steps  # two of them for the q model
         assert not list(tmp_path.iterdir())
         assert sum(task.name == str(files[1]) for task in found.tasks) > 2  # it is cut
     data = [Trajectories.load(path) for path in files]
@@ -236,11 +349,48 @@ def test_weights_that_are_not_in_the_folder_are_made_again(
             yield from super().run(function, items)
 
     cut = False
-    assert_same(whole, evaluate_survey(found, TARGET, _plain(), Forgetful(), scratch=tmp_path))
+    with scratch_folder(tmp_path) as folder:
+        again = evaluate_survey(found, TARGET, _plain(), Forgetful(), folder=folder)
+    assert_same(whole, again)
     cut = True
-    with pytest.raises(OSError, match="`scratch` was cut short"):
-        evaluate_survey(found, TARGET, _plain(), Forgetful(), scratch=tmp_path)
+    with (
+        pytest.raises(OSError, match="`scratch` was cut short"),
+        scratch_folder(tmp_path) as folder,
+    ):
+        evaluate_survey(found, TARGET, _plain(), Forgetful(), folder=folder)
     assert not list(tmp_path.iterdir())
+
+
+def test_workers_have_ended_when_their_folder_is_removed(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would write on, and the folder could not be removed."""
+    others = set(multiprocessing.active_children())
+    left: list[Any] = []
+
+    class Watched(tempfile.TemporaryDirectory[str]):
+        def cleanup(self) -> None:
+            if Path(self.name).parent == tmp_path:
+                left.append(set(multiprocessing.active_children()) - others)
+            super().cleanup()
+
+        def __exit__(self, *_: object) -> None:
+            self.cleanup()
+
+    def stop(steps: int) -> None:
+        raise RuntimeError("of the user")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Watched)
+    with pytest.raises(RuntimeError, match="of the user"):
+        evaluate_shards(files, TARGET, workers=2, block_steps=150, scratch=tmp_path, progress=stop)
+    assert left == [set()]
+    assert not list(tmp_path.iterdir())
+
+
+def test_policies_are_not_sent_with_every_task(files: list[Path]) -> None:
+    found = survey(files, "all", 150, Crew())
+    for task in found.tasks:
+        assert b"LinearSigmoid" not in cloudpickle.dumps(task)
 
 
 def test_held_out_episodes_if_there_are_any() -> None:
@@ -282,6 +432,16 @@ def test_several_files_from_the_command_line(
     assert capsys.readouterr().out == said.out
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed")
+def test_a_table_is_not_lost_with_its_file(
+    files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["evaluate", str(files[1]), "--no-q-model", "--json", "/dev/full"]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("value of policy ")
+    assert "No space left" in said.err
+
+
 def test_one_file_in_shards_from_the_command_line(
     files: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +467,9 @@ def test_one_file_in_shards_from_the_command_line(
         (["--estimators", "DM", "--no-q-model"], "'DM', which needs a q model"),
         (["--target", "99"], "--target 99: there are policies 0 to"),
         (["--workers", "0"], "workers is 0"),
+        (["--json", "missing/result.json"], "--json missing/result.json: cannot be written"),
+        (["--json", "."], "--json .: cannot be written"),
+        (["--scratch", "missing"], "--scratch missing: give a folder that exists"),
         (["--data", "held-out"], "no held-out episode"),
     ],
 )
@@ -320,27 +483,35 @@ def test_what_the_command_line_refuses(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.ope" for i in range(2)]
-    for path in paths:
-        made(0, 3, 20).save(path)
+    from tests.test_studies import _alive
+
+    path = tmp_path / "run.ope"
+    made(0, 3, 20).save(path)
     code = (
-        "import os, signal, sys, time\n"
-        "from ope_gym import commands, __main__\n"
-        "from tests.test_tasks import _stops\n"
-        "commands.survey = _stops\n"
-        f"sys.exit(__main__.main(['evaluate', {str(paths[0])!r}, {str(paths[1])!r}]))\n"
+        "from ope_gym import __main__, leaving, shards\n"
+        "from tests.test_tasks import _waits\n"
+        "shards.survey = _waits\n"
+        f"leaving.leave(__main__.main(['evaluate', {str(path)!r}, '--workers', '2']))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (130, "\nstopped\n")
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / name).exists() for name in "01") and time.monotonic() < deadline:
+        assert started.poll() is None
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    _, said = started.communicate(timeout=60)
+    assert (started.returncode, said) == (130, "\nstopped\n")  # nor is a semaphore left behind
+    while _alive(started.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(started.pid)
 
 
-def _stops(shards: Any, data: str, steps: int, hands: Crew) -> Any:
-    """Ctrl-C while workers are busy."""
-    for _ in hands.run(_late, range(1, 50)):
-        os.kill(os.getpid(), signal.SIGINT)
+def _waits(shards: Any, data: str, steps: int, hands: Crew) -> Any:
+    """A worker is busy for a long time."""
+    return list(hands.run(partial(_noted, Path(shards[0]).parent), range(2)))
 
 
 def test_ray_takes_an_address_and_no_workers(
