@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from agents.blackjack import value
-from ope_gym import Evaluation, Policy, Trajectories, evaluate
+from ope_gym import Policy, Trajectories, evaluate
 from ope_gym.baselines.contract import ActionValues, Baseline, QModel
 from studies.blackjack import SCHEDULES, Blackjack
 from studies.blackjack_simulation import rollouts as games
@@ -100,13 +100,24 @@ class Beyond(Study):
 
     name: ClassVar[str] = "beyond"
     title: ClassVar[str] = "beyond: estimators with a q model against NFIS"
-    runs: ClassVar[int] = 200
-    chunk: ClassVar[int] = 4
+    runs: ClassVar[int] = 600
+    chunk: ClassVar[int] = 5
+    takes: ClassVar[str] = "an hour"
 
     truth_rollouts: int = 10_000
+    every: int = 5  # the dear cases, all but those of CartPole with a linear q, in every fifth run
+
+    def __post_init__(self) -> None:
+        if self.truth_rollouts < 2 or self.every < 1:
+            raise ValueError(
+                f"truth_rollouts={self.truth_rollouts}, every={self.every}: give at least 2 and 1"
+            )
 
     def run(self, seeds: Seeds) -> Runs:
-        """Values (R, cases, E), truths and variances of the truths (R, cases), c of auto."""
+        """Values (R, cases, E), truths, variances of the truths and c of auto (R, cases).
+
+        NaN where a case is left out of a run.
+        """
         found = [list(self._one(seed)) for seed in seeds]
         keys = ("values", "truth", "noise", "c")
         return {
@@ -114,33 +125,38 @@ class Beyond(Study):
         }
 
     def _one(self, seed: np.random.SeedSequence) -> Iterator[tuple[Array, float, float, float]]:
+        from ope_gym.baselines import DynamicsQ, LinearQ
+
         cartpole, blackjack, small = streams(seed, 3)
-        yield from self._cartpole(cartpole)
+        kept = []
+        for env, weighting in _CARTPOLE:
+            kept.append(self._recorded(env, weighting, cartpole))
+            yield _found(*kept[-1], LinearQ())
+        if seed.spawn_key[-1] % self.every:
+            nothing = np.full(len(NAMES), math.nan), math.nan, math.nan, math.nan
+            yield from [nothing] * (len(cases()) - len(_CARTPOLE))
+            return
+        for which, model in ((0, DynamicsQ()), (0, Mistaken(DynamicsQ())), (1, DynamicsQ())):
+            yield _found(*kept[which], model)
         yield from self._blackjack(blackjack)
         for regime in grid(GRID_SEED):
             data, target, truth = regime.simulate(small)
             for q in GRID_Q:
-                found = evaluate(data, target, estimators=ASKED, q_model=_grid_q(q, regime, data))
-                yield _values(found), truth, 0.0, found["auto"].report["c"]
+                yield _found(data, target, truth, 0.0, _grid_q(q, regime, data))
 
-    def _cartpole(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
-        from ope_gym.baselines import DynamicsQ, LinearQ
-
-        kept = []
-        for env, weighting in _CARTPOLE:
-            study = CartPole(env=env, weighting=weighting)
-            policies, _, target = study.train(rng)
-            horizon = HORIZON[env]
-            batches = [rollouts(p, study.rollouts, horizon, rng, held_out=True) for p in policies]
-            data = batches[0].merge(*batches[1:])
-            truth, error = mean_return(target, self.truth_rollouts, horizon, rng)
-            kept.append((data, target, truth, error**2))
-            found = evaluate(data, target, estimators=ASKED, q_model=LinearQ())
-            yield _values(found), truth, error**2, found["auto"].report["c"]
-        for which, model in ((0, DynamicsQ()), (0, Mistaken(DynamicsQ())), (1, DynamicsQ())):
-            data, target, truth, noise = kept[which]
-            found = evaluate(data, target, estimators=ASKED, q_model=model)
-            yield _values(found), truth, noise, found["auto"].report["c"]
+    def _recorded(
+        self,
+        env: Literal["CartPole-v1", "CartPole-v0"],
+        weighting: Literal["return", "reward-to-go"],
+        rng: np.random.Generator,
+    ) -> tuple[Trajectories, Policy, float, float]:
+        """Fresh rollouts of PoWER's policies, its last one, the value and its variance."""
+        study = CartPole(env=env, weighting=weighting)
+        policies, _, target = study.train(rng)
+        horizon = HORIZON[env]
+        batches = [rollouts(p, study.rollouts, horizon, rng, held_out=True) for p in policies]
+        truth, error = mean_return(target, self.truth_rollouts, horizon, rng)
+        return batches[0].merge(*batches[1:]), target, truth, error**2
 
     def _blackjack(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
         from ope_gym.baselines import TabularQ
@@ -150,15 +166,18 @@ class Beyond(Study):
             policies = study.train(schedule, rng)
             target = policies[-1]
             data = games(policies, study.rollouts, rng)
-            found = evaluate(data, target, estimators=ASKED, q_model=TabularQ())
-            yield _values(found), value(target), 0.0, found["auto"].report["c"]
+            yield _found(data, target, value(target), 0.0, TabularQ())
 
     def summarise(self, runs: Runs) -> Summary:
         """RMSE of NFIS and ratios to it with paired 95 % intervals, by case and estimator."""
         errors = runs["values"] - runs["truth"][..., None]
         squares = errors**2 - runs["noise"][..., None]
-        again = np.einsum("br,rce->bce", resample(len(errors)), squares)
-        mse = squares.mean(axis=0)
+        done = np.isfinite(runs["truth"])  # (R, cases)
+        counts = done.sum(axis=0)
+        again = np.stack(
+            [resample(int(some.sum())) @ squares[some, i] for i, some in enumerate(done.T)], axis=1
+        )  # (B, cases, E)
+        mse = np.nanmean(squares, axis=0)
         base = NAMES.index("NFIS")
         with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # few runs: noise may exceed all errors
@@ -170,16 +189,16 @@ class Beyond(Study):
         linear = [i for i, case in enumerate(listed) if case.q == "linear q"]
         mean = logs[:, linear, auto].mean(axis=1)
         return {
-            "runs": len(errors),
+            "runs": counts,
             "names": NAMES,
             "cases": [list(case) for case in listed],
             "rmse": np.sqrt(np.maximum(mse, 0.0)),
             "ratio": ratio,
             "low": low,
             "high": high,
-            "log_error": logs.std(axis=0) if len(errors) > 1 else logs.std(axis=0) * math.nan,
-            "bias": errors.mean(axis=0),
-            "c": np.percentile(runs["c"], (5, 50, 95), axis=0).T,
+            "log_error": np.where(counts[:, None] > 1, logs.std(axis=0), math.nan),
+            "bias": np.nanmean(errors, axis=0),
+            "c": np.nanpercentile(runs["c"], (5, 50, 95), axis=0).T,
             "geometric": [
                 float(np.exp(np.log(ratio[linear, auto]).mean())),
                 float(mean.std()) if len(errors) > 1 else math.nan,
@@ -201,10 +220,14 @@ class Beyond(Study):
         return beyond_figure(summary)
 
 
-def _values(found: Evaluation) -> Array:
+def _found(
+    data: Trajectories, target: Policy, truth: float, noise: float, q_model: Baseline | QModel
+) -> tuple[Array, float, float, float]:
+    """Values (E,), the truth, its variance, and c of auto."""
+    found = evaluate(data, target, estimators=ASKED, q_model=q_model)
     values = {name: found[name].value for name in ASKED}
     values[UNSHRUNK] = values["auto"] + found["auto"].report["left out"]
-    return np.array([values[name] for name in NAMES])
+    return np.array([values[name] for name in NAMES]), truth, noise, found["auto"].report["c"]
 
 
 def _grid_q(kind: str, regime: Regime, data: Trajectories) -> Baseline | QModel:
@@ -235,12 +258,12 @@ def _table(summary: Summary) -> str:
     low, high = np.array(summary["low"]), np.array(summary["high"])
     shown = [name for name in names if name != "NFIS"]
     lines = [
-        f"{summary['runs']} runs. RMSE relative to NFIS on the same data, with paired 95 % "
-        "intervals (bootstrap over runs); below 1 is better. c: 5th, 50th and 95th percentile of "
-        "the share of the q model's correction that auto takes.",
+        "RMSE relative to NFIS on the same data, with paired 95 % intervals (bootstrap over runs); "
+        "below 1 is better. c: 5th, 50th and 95th percentile of the share of the q model's "
+        "correction that auto takes.",
         "",
-        "| data | q model | RMSE of NFIS | " + " | ".join(shown) + " | c |",
-        "|---|---|---|" + "---|" * (len(shown) + 1),
+        "| data | q model | runs | RMSE of NFIS | " + " | ".join(shown) + " | c |",
+        "|---|---|---|---|" + "---|" * (len(shown) + 1),
     ]
     base = names.index("NFIS")
     rows = [i for i, (group, *_) in enumerate(summary["cases"]) if group != "grid"]
@@ -253,7 +276,8 @@ def _table(summary: Summary) -> str:
         ]
         c = ", ".join(f"{part:.2f}" for part in summary["c"][i])
         lines.append(
-            f"| {setting} | {q} | {summary['rmse'][i][base]:.3g} | {' | '.join(cells)} | {c} |"
+            f"| {setting} | {q} | {summary['runs'][i]} | {summary['rmse'][i][base]:.3g} | "
+            f"{' | '.join(cells)} | {c} |"
         )
     mean, error = summary["geometric"]
     lines += [
@@ -261,7 +285,8 @@ def _table(summary: Summary) -> str:
         f"Geometric mean of auto with a linear q over the four CartPole settings: {mean:.3f} "
         f"(standard error of its logarithm {error:.3f}).",
         "",
-        "The grid of small MDPs: geometric mean and largest ratio to NFIS over its regimes.",
+        f"The grid of small MDPs, {summary['runs'][-1]} runs: geometric mean and largest ratio to "
+        "NFIS over its regimes.",
         "",
         "| q model | " + " | ".join(shown) + " |",
         "|---|" + "---|" * len(shown),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from studies.claims import Claim, Evidence
+from studies.claims import FEWEST, Claim, Evidence
 from studies.frame import Summary
 
 MEAN, DYNAMICS, WRONG, GRID = 0.75, 0.4, 1.05, 1.1  # largest ratios of RMSE to NFIS
@@ -24,6 +24,7 @@ def beyond_claims(summary: Summary) -> list[Claim]:
         return Evidence(
             f"{setting}, {q}", math.log(limit / ratio[i]), float(error[i]),
             shown=f"{ratio[i]:.3f} (at most {limit:g})",
+            open="" if summary["runs"][i] >= FEWEST else f"fewer than {FEWEST} runs",
         )  # fmt: skip
 
     linear = [i for i, case in enumerate(cases) if case[2] == "linear q"]

@@ -18,15 +18,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
     regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
     monkeypatch.setattr(beyond, "grid", lambda seed: regimes)
     monkeypatch.setattr(baselines, "DynamicsQ", baselines.LinearQ)
-    return Beyond(truth_rollouts=1000)
+    return Beyond(truth_rollouts=1000, every=2)
 
 
 def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
-    runs = small.run(seeds_of(0, (0, 2), small.name))
+    runs = small.run(seeds_of(0, (0, 3), small.name))
     cases = beyond.cases()
-    assert runs["values"].shape == (2, len(cases), len(NAMES)) == (2, 9 + 2 * 4, len(NAMES))
-    assert np.all(np.isfinite(runs["values"]))
-    assert np.all((runs["c"] >= 0) & (runs["c"] <= 1))
+    assert runs["values"].shape == (3, len(cases), len(NAMES)) == (3, 9 + 2 * 4, len(NAMES))
+    assert np.all(np.isfinite(runs["values"][::2]))
+    assert np.all((runs["c"][::2] >= 0) & (runs["c"][::2] <= 1))
+    assert np.all(np.isfinite(runs["values"][1, :4]))  # the linear q in every run
+    assert np.all(np.isnan(runs["values"][1, 4:]))  # the rest in every second one
     again = small.run(seeds_of(0, (1, 2), small.name))
     np.testing.assert_array_equal(again["values"][0], runs["values"][1])
     summary = plain(small.summarise(runs), missing=float("nan"))
@@ -34,15 +36,24 @@ def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
     ratio = np.array(summary["ratio"])
     np.testing.assert_allclose(ratio[:, nfis], 1.0)
     errors = runs["values"] - runs["truth"][..., None]
-    by_hand = (errors[:, 9, auto] ** 2).mean() / (errors[:, 9, nfis] ** 2).mean()
+    by_hand = (errors[::2, 9, auto] ** 2).mean() / (errors[::2, 9, nfis] ** 2).mean()
     assert ratio[9, auto] == pytest.approx(np.sqrt(by_hand))
+    squares = errors[:, 0] ** 2 - runs["noise"][:, 0, None]
+    assert summary["rmse"][0][nfis] == pytest.approx(np.sqrt(squares.mean(axis=0)[nfis]))
+    assert summary["runs"] == [3] * 4 + [2] * (len(cases) - 4)
     claims = small.claims(summary)
     assert all(claim.source == "beyond the paper" for claim in claims)
-    assert {claim.with_runs(2).verdict for claim in claims} == {"undecided"}
+    assert {claim.with_runs(3).verdict for claim in claims} == {"undecided"}
     table = small.table(summary)
     assert "| CartPole-v1, return | linear q |" in table
     assert "exact q" in table
     assert len(small.picture(summary).axes) == 2
+    many = {name: np.tile(part, (20, *[1] * (part.ndim - 1))) for name, part in runs.items()}
+    assert not any(e.open for c in small.claims(small.summarise(many)) for e in c.evidence)
+    fewer = {name: part[:40] for name, part in many.items()}  # 40 runs, 27 of them with all
+    why = {e.where: e.open for c in small.claims(small.summarise(fewer)) for e in c.evidence}
+    assert not why["CartPole-v1, return, linear q"]
+    assert "fewer than 30" in why["CartPole-v1, return, dynamics q"]
 
 
 def test_the_exact_q_is_the_truth_and_the_wrong_one_is_not() -> None:
@@ -72,6 +83,11 @@ def test_a_mistaken_model_takes_left_for_right() -> None:
     seen = Seen()
     Mistaken(seen).fit(data, Uniform(2), gamma=1.0, horizon=2, rng=np.random.default_rng(0))
     assert seen.actions.tolist() == [1, 0, 0]
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="every=0"):
+        Beyond(every=0)
 
 
 def test_it_is_registered() -> None:
