@@ -25,6 +25,9 @@ from ope_gym.estimators import (
 from ope_gym.intervals import Resamples
 from ope_gym.weights import FloatArray, IntArray
 
+_APART = 3.0  # standard errors between NFIS and FWDR from which on auto takes less of FWDR
+_DOUBT = 0.25  # of a squared standard error beside which a correction counts
+
 
 @dataclass(eq=False)
 class Problem:
@@ -179,12 +182,15 @@ def _direct(problem: Problem, c: Composition) -> Computed:
 def _auto(problem: Problem, c: Composition) -> Computed:
     """J = N - c (N - V), N = NFIS, V between FWDR and DM.
 
-        c = clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
-        V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 2)
+        c = h clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
+        h = min(1, (3 SE_{N-W} / (N - W))^2)
+        V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 4)
 
     W is FWDR with weights cut at sqrt(n) times their mean at each step. c, from influence values of
     NFIS and FWDR with those weights, centred within behaviours, is the share of the correction that
     lowers the variance: a free meter of the q model. With a useless model it is 0, and J is NFIS.
+    N and W estimate the same: where they are more than three standard errors apart the influence
+    values miss something, episodes that the sample lacks as a rule, and h takes c back.
     W corrects the model by a noisy term d; where d is no larger than its noise the model needs no
     correction, and most of d is left out. The error stays that of N - c (N - W): what k takes out
     is not claimed as precision. ESS and verdict are those of the weights before the cut. Bootstrap
@@ -193,7 +199,7 @@ def _auto(problem: Problem, c: Composition) -> Computed:
 
     Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no
     episode went, and is too small where a fitted q explains almost everything else (one step,
-    little noise, a rare action); k adds a bias of up to a third of SE_d.
+    little noise, a rare action); k adds a bias of up to a quarter of SE_d.
     """
     weighted = dataclasses.replace(c, method="weighted")
     plain = _weighted(problem, weighted)
@@ -252,6 +258,7 @@ def blended(
         strata: (n,) behaviours.
     """
     share = calibration(calm, robust.influence, strata)
+    share *= agreement(plain.value - robust.value, plain.influence - robust.influence, strata)
     gap = robust.value - float(start.mean())
     kept = believed(gap, robust.influence - start, strata)  # of d: without the spread of starts
     left_out = share * (1.0 - kept) * gap
@@ -261,13 +268,24 @@ def blended(
     return Blend(shown, share, kept, left_out)
 
 
+def agreement(gap: float, influence: FloatArray, strata: IntArray) -> float:
+    """The share h that is left of a correction: below 1 beyond three of its standard errors."""
+    error = _relative_error(gap, influence, strata)
+    return 1.0 if np.isnan(error) else float(min(1.0, (_APART * error) ** 2))
+
+
 def believed(gap: float, influence: FloatArray, strata: IntArray) -> float:
     """The share k of a correction that is believed: near 1 where it is larger than its error."""
+    error = _relative_error(gap, influence, strata)
+    return 1.0 if np.isnan(error) else float(1.0 / (1.0 + _DOUBT * error**2))
+
+
+def _relative_error(gap: float, influence: FloatArray, strata: IntArray) -> float:
+    """Standard error of a gap as a share of it; NaN if there is no gap, or its error is unknown."""
     if not np.isfinite(gap) or gap == 0.0:
-        return 1.0
+        return np.nan
     with np.errstate(over="ignore"):
-        error = standard_error(influence / gap, strata)  # in this unit squares stay within floats
-        return 1.0 if np.isnan(error) else float(1.0 / (1.0 + 0.5 * error**2))
+        return standard_error(influence / gap, strata)  # in this unit squares stay within floats
 
 
 def _magic(problem: Problem, c: Composition) -> Computed:

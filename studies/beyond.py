@@ -100,7 +100,7 @@ class Beyond(Study):
 
     name: ClassVar[str] = "beyond"
     title: ClassVar[str] = "beyond: estimators with a q model against NFIS"
-    runs: ClassVar[int] = 600
+    runs: ClassVar[int] = 400
     chunk: ClassVar[int] = 5
     takes: ClassVar[str] = "an hour"
 

@@ -117,10 +117,12 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
             x[ids == b] -= x[ids == b].mean()
             y[ids == b] -= y[ids == b].mean()
         c = min(max(float(x @ y / (y @ y)), 0.0), 1.0)
+        apart = reference.standard_error([a - b for a, b in zip(psi, phi, strict=True)], ids)
+        c *= min(1.0, (3 * apart / (plain - other)) ** 2)
         direct = float(np.mean(v[arrays.offsets[:-1]]))
         spread = [a - b for a, b in zip(phi, v[arrays.offsets[:-1]], strict=True)]
         error = reference.standard_error(spread, ids)
-        k = (other - direct) ** 2 / ((other - direct) ** 2 + error**2 / 2)
+        k = (other - direct) ** 2 / ((other - direct) ** 2 + error**2 / 4)
         want = plain - c * (plain - (direct + k * (other - direct)))
         psi = [a - c * (a - b) for a, b in zip(psi, phi, strict=True)]
     got = evaluate_log_probs(
@@ -207,6 +209,24 @@ def test_auto_varies_no_more_than_either_part(seed: int) -> None:
         # the error counts with n - 1 in each behaviour, c with n: equal up to that
         assert auto.standard_error <= least * math.sqrt(20 / 19)
     assert 0.0 <= auto.report["c"] <= 1.0
+
+
+def test_a_correction_that_contradicts_nfis_is_taken_back() -> None:
+    """The data lack an action of which the q model is sure: NFIS and FWDR are far apart."""
+    n, rng = 200, np.random.default_rng(0)
+    state, noise = rng.standard_normal((2, n))
+    arrays = (np.log(np.full(n, 0.5)), np.log(np.full((1, n), 0.99)), np.zeros(n, dtype=int),
+              state + 0.1 * noise, np.arange(n + 1))  # fmt: skip
+
+    def auto(other: float) -> Any:
+        v = 0.5 * state + 0.5 * other  # of the action never seen it says `other`
+        return evaluate_log_probs(*arrays, estimators="auto", baseline=(state, v))["auto"]
+
+    assert auto(0.0).report["c"] == 1.0
+    gap = 0.5 * float(state.mean()) - 2.5
+    error = 0.5 * float(state.std(ddof=1)) / math.sqrt(n)
+    assert auto(5.0).report["c"] == pytest.approx((3 * error / gap) ** 2, rel=1e-9)
+    assert auto(5.0).value == pytest.approx(float(arrays[3].mean()), abs=error)
 
 
 def test_a_useless_q_is_not_used() -> None:
