@@ -101,11 +101,11 @@ class Beyond(Study):
     name: ClassVar[str] = "beyond"
     title: ClassVar[str] = "beyond: estimators with a q model against NFIS"
     runs: ClassVar[int] = 400
-    chunk: ClassVar[int] = 5
+    chunk: ClassVar[int] = 10
     takes: ClassVar[str] = "an hour"
 
     truth_rollouts: int = 10_000
-    every: int = 5  # the dear cases, all but those of CartPole with a linear q, in every fifth run
+    every: int = 10  # runs for one that has all cases: those but CartPole with a linear q are dear
 
     def __post_init__(self) -> None:
         if self.truth_rollouts < 2 or self.every < 1:
