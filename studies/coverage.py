@@ -230,7 +230,7 @@ def _worst(summary: Summary) -> list[str]:
     absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
     lines = [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
-        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward (one "
+        f"about {max(sets, 1.0):.0f} data sets each. Where a fitted q explains almost all of the reward (one "
         "step, little noise), the error of auto is too small: it knows nothing of q where no "
         f"episode went. Undefined intervals (of ess-t, left out above): {absent}.",
         "",

@@ -143,7 +143,8 @@ def collect(
     folder = folder_of(study, out, seed)
     folder.mkdir(parents=True, exist_ok=True)
     kept, damaged = read_chunks(folder, runs)
-    todo = list(missing(sorted(kept), runs, study.chunk))
+    chunk = min(study.chunk, math.ceil(runs / workers))  # few runs, too, keep all workers busy
+    todo = list(missing(sorted(kept), runs, chunk))
     done = runs - sum(stop - start for start, stop in todo)
     if damaged:
         _say(f"{study.name}: damaged files in {folder}, ignored and done anew: {damaged}")
