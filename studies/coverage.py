@@ -224,13 +224,13 @@ def _worst(summary: Summary) -> list[str]:
     shown = [names.index(name) for name in ("NFIS", "auto") if name in names]
     found = np.array(summary["by_regime"]["held-out"])[..., k]  # (regimes, E)
     order = np.argsort(np.nan_to_num(found[:, shown].min(axis=1), nan=1.0))[:6]
-    sets = summary["data_sets"]["small"] / len(SOURCES) / len(summary["regimes"])
+    sets = max(summary["data_sets"]["small"] / len(SOURCES) / len(summary["regimes"]), 1.0)
     head = " | ".join(names[e] for e in shown)
     missing = summary["parts"]["held-out"]["undefined"]
     absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
     lines = [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
-        f"about {max(sets, 1.0):.0f} data sets each. Where a fitted q explains almost all of the reward (one "
+        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward (one "
         "step, little noise), the error of auto is too small: it knows nothing of q where no "
         f"episode went. Undefined intervals (of ess-t, left out above): {absent}.",
         "",
