@@ -149,4 +149,4 @@ def _answer_on_node(function: bytes, item: bytes, mark: str) -> bytes:
                 "their Ray if they changed"
             )
         )
-    return answer(function, item)
+    return answer(function, item, f"a Ray worker on {platform.node()}")

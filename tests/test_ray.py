@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -93,6 +94,7 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     ) as caught:
         evaluate_shards(path, TARGET, ray=True)
     assert caught.value.offset > 0
+    assert f"in a Ray worker on {platform.node()}:" in str(caught.value.__cause__)
     path.write_bytes(good[:-3])
     with pytest.warns(UserWarning, match="ends inside its last block"):
         assert evaluate_shards(path, TARGET, ray=True).sample.trajectories == 4
@@ -133,6 +135,17 @@ def test_shards_over_ray(cluster: Any, tmp_path: Path) -> None:
     kept = evaluate_shards(shards, TARGET, ray=True, scratch=tmp_path, **options)
     assert_same(here, kept)
     assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_relative_paths_are_those_of_the_command(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are where the cluster was started."""
+    monkeypatch.chdir(tmp_path)
+    made(0, 12, 25).save("a.ope")
+    made(1, 12, 25).save("b.ope")
+    here = evaluate_shards(["a.ope", "b.ope"], TARGET)
+    assert_same(here, evaluate_shards(["a.ope", "b.ope"], TARGET, ray=True))
 
 
 # Losses ---------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from ope_gym.episode_files import write_change, write_episode, write_policy, wri
 from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
 from ope_gym.shard_census import Census
+from ope_gym.shard_files import SeenFile
 from ope_gym.shard_passes import WeightPass
-from ope_gym.sharded import evaluate_shards, passes
+from ope_gym.sharded import evaluate_shards, evaluate_survey, passes
 from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
 from ope_gym.tasks import Crew
@@ -755,6 +756,57 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
         evaluate_shards([path, str(path)], r.target)
     with pytest.raises(ValueError, match=r"link\.ope twice, which is .*run\.ope: its episodes"):
         evaluate_shards([path, r.trajectories, link], r.target)
+    hard = tmp_path / "hard.ope"
+    hard.hardlink_to(path)
+    with pytest.raises(ValueError, match=r"hard\.ope twice, which is .*run\.ope: its episodes"):
+        evaluate_shards([path, hard], r.target)
+    copy = tmp_path / "copy.ope"
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"copy\.ope, a copy of .*run\.ope: its episodes"):
+        evaluate_shards([path, copy], r.target)
+
+
+def test_workers_read_the_files_that_were_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are, and not others of the same name."""
+    r, others = recorded(1, (30, 30)), tmp_path / "others"
+    others.mkdir()
+    monkeypatch.chdir(tmp_path)
+    r.trajectories.save("run.ope")
+    recorded(2, (30, 30)).trajectories.save(others / "run.ope")
+    expected = evaluate_shards("run.ope", r.target, block_steps=50)
+
+    class Moved(Crew):
+        """Works in another folder."""
+
+        def run(self, function: Any, items: Any) -> Any:
+            monkeypatch.chdir(others)
+            yield from super().run(function, items)
+
+    found = survey(["run.ope"], "all", 50, Moved())
+    assert Path.cwd() == others
+    options = check_options(BOTH, 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+    again = evaluate_survey(found, r.target, options, Moved())
+    assert again["NFIS"].value == expected["NFIS"].value
+    (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
+    with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
+        evaluate_survey(found, r.target, options, Crew())
+    (tmp_path / "run.ope").unlink()
+    with pytest.raises(FileNotFoundError, match=r"No such .* all nodes need .*: 'run\.ope'"):
+        evaluate_survey(found, r.target, options, Crew())
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'none\.ope'"):
+        evaluate_shards("none.ope", r.target)
+
+
+def test_a_file_may_grow_while_it_is_read(tmp_path: Path) -> None:
+    r, path = recorded(1, (30, 30)), tmp_path / "run.ope"
+    record(r.trajectories, path)
+    seen = SeenFile.of(path)
+    with path.open("ab") as file:
+        file.write(b"more")
+    with seen.open() as file:
+        assert file.tell() == 0
 
 
 def test_shards_that_change_are_refused() -> None:
