@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,12 +103,19 @@ class Survey:
         tasks: all chosen episodes, in order.
         held_out: whether held-out episodes alone are chosen.
         steps: about how many to hold in memory at once.
+        names: where the parts are from, for people.
     """
 
     mixture: Mixture
     tasks: tuple[Task, ...]
     held_out: bool
     steps: int
+    names: tuple[str, ...]
+
+    def policies_of(self, name: str) -> list[int]:
+        """The numbers of the policies of a file."""
+        parts = zip(self.names, self.mixture.numbers, strict=True)
+        return [k for part, numbers in parts if part == name for k in numbers]
 
 
 def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) -> Survey:
@@ -189,15 +197,21 @@ class _Draft:
     def __init__(self, held_out: bool) -> None:
         self.census = Census(held_out=held_out)
         self._pieces: list[Piece] = []
+        self._names: list[str] = []
+        self._used: dict[str, list[int]] = {}  # by name, episodes that are chosen, and all
 
     def add(self, found: _Found, shard: Shard | SeenFile, steps: int) -> None:
         """A part of a shard, cut into pieces of about so many steps."""
         part, section = found.part, found.section
         number = len(self.census.numbers)
         self.census.update(part)
+        self._names.append(part.name)
         if not len(part):
             return
         chosen = part.held_out if self.census.held_out else np.ones(len(part), dtype=bool)
+        used = self._used.setdefault(part.name, [0, 0])
+        used[0] += int(np.count_nonzero(chosen))
+        used[1] += len(part)
         ends = np.cumsum(found.blocks)
         sizes = np.add.reduceat(np.where(chosen, part.lengths, 0), ends - found.blocks)
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
@@ -220,6 +234,7 @@ class _Draft:
     def finalise(self, steps: int) -> Survey:
         """Pieces in a row make a task of about so many steps."""
         mixture = self.census.finalise()
+        self._tell_unused()
         sizes = np.array([piece.steps for piece in self._pieces])
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
         before = np.zeros_like(mixture.counts)
@@ -229,7 +244,18 @@ class _Draft:
             counts = sum((mixture.counted(p.part, p.acted) for p in pieces), 0 * before)
             tasks.append(Task(len(tasks), pieces, int(sizes[chosen].sum()), before, counts))
             before = before + counts
-        return Survey(mixture, tuple(tasks), self.census.held_out, steps)
+        return Survey(mixture, tuple(tasks), self.census.held_out, steps, tuple(self._names))
+
+    def _tell_unused(self) -> None:
+        """Warn of shards without a held-out episode beside others with some."""
+        unused = [(name, count) for name, (used, count) in self._used.items() if not used]
+        if unused:
+            said = [f"{name}: 0 of {count:,} episodes used" for name, count in unused[:3]]
+            more = f" (and {len(unused) - 3} more shards)" if len(unused) > 3 else ""
+            warnings.warn(
+                f"{', '.join(said)}{more}, as none is held out; data='all' (--data all) takes them",
+                stacklevel=4,
+            )
 
 
 def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:

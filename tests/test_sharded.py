@@ -716,8 +716,8 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data], r.target, estimators=["NFIS", "MAGIC"])
     with pytest.raises(ValueError, match="'FWDR', which needs a q model"):
         evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"])
-    with pytest.raises(TypeError, match="q_model is 'default'"):
-        evaluate_shards([data], r.target, q_model="default")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="q_model is 'tabular'; shards need a LinearQ, 'default'"):
+        evaluate_shards([data], r.target, q_model="tabular")
     with pytest.raises(ValueError, match="learns from all episodes at once"):
         evaluate_shards([data], r.target, estimators="DM", q_model=LinearQ(Fourier()))
     with pytest.raises(ValueError, match="at least 2 episodes"):
@@ -745,6 +745,23 @@ def test_what_cannot_be_done_is_refused() -> None:
             evaluate_shards(empty, r.target)
     with pytest.raises(ValueError, match="shard 1: horizon differs"):
         evaluate_shards([data, dataclasses.replace(data, horizon=99)], r.target)
+
+
+def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
+    r = recorded(1, (30, 30))
+    given = evaluate_shards(r.trajectories, r.target, q_model=LinearQ())
+    found = evaluate_shards(r.trajectories, r.target)
+    assert list(found) == ["BIS", "NBIS", "FIS", "NFIS", "auto"]
+    assert found["auto"].value == given["auto"].value != found["NFIS"].value
+    assert "; q model: LinearQ\n" in str(found)
+    without = evaluate_shards(r.trajectories, r.target, q_model=None)
+    assert without["auto"].value == without["NFIS"].value
+    assert "; q model: none\n" in str(without)
+    assert "q model" not in str(evaluate_shards(r.trajectories, r.target, estimators="NFIS"))
+    log_prob_only = LogProbOnly(r.target)  # no finite action set, so no model
+    assert "; q model: none\n" in str(evaluate_shards(r.trajectories, log_prob_only))
+    with pytest.raises(ValueError, match=r"'DM', which needs a q model: .* no default for such"):
+        evaluate_shards(r.trajectories, log_prob_only, estimators="DM")
 
 
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
