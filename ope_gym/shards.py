@@ -144,6 +144,8 @@ def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) 
             for draft in drafts:
                 draft.add(found, shard, steps)
     chosen = next((draft for draft in drafts if draft.census.trajectories), drafts[-1])
+    if data == "auto" and chosen.census.held_out:  # nobody asked for them alone
+        chosen.tell_unused()
     return chosen.finalise(steps)
 
 
@@ -234,7 +236,6 @@ class _Draft:
     def finalise(self, steps: int) -> Survey:
         """Pieces in a row make a task of about so many steps."""
         mixture = self.census.finalise()
-        self._tell_unused()
         sizes = np.array([piece.steps for piece in self._pieces])
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
         before = np.zeros_like(mixture.counts)
@@ -246,7 +247,7 @@ class _Draft:
             before = before + counts
         return Survey(mixture, tuple(tasks), self.census.held_out, steps, tuple(self._names))
 
-    def _tell_unused(self) -> None:
+    def tell_unused(self) -> None:
         """Warn of shards without a held-out episode beside others with some."""
         unused = [(name, count) for name, (used, count) in self._used.items() if not used]
         if unused:
@@ -254,7 +255,7 @@ class _Draft:
             more = f" (and {len(unused) - 3} more shards)" if len(unused) > 3 else ""
             warnings.warn(
                 f"{', '.join(said)}{more}, as none is held out; data='all' (--data all) takes them",
-                stacklevel=4,
+                stacklevel=3,
             )
 
 

@@ -70,6 +70,11 @@ def whole(parts: list[Trajectories], target: Any, **options: Any) -> Evaluation:
     return evaluate(parts[0].merge(*parts[1:]), target, q_model=None, **options)
 
 
+def sharded(shards: Any, target: Any, **options: Any) -> Evaluation:
+    """Without a q model."""
+    return evaluate_shards(shards, target, q_model=None, **options)
+
+
 def words(estimate: Estimate) -> str:
     """The verdict; steps may have the same effective sample size but for the last bit."""
     return re.sub(r"(at|from) step \d+", "at a step", str(estimate.verdict))
@@ -111,7 +116,7 @@ def test_any_split_gives_what_all_episodes_together_give(
     r = recorded(seed, counts)
     parts = split(r.trajectories, seed, cuts)
     options: dict[str, Any] = {"estimators": ALL, "gamma": gamma, "cap": cap}
-    found = evaluate_shards(parts, r.target, block_steps=block_steps, **options)
+    found = sharded(parts, r.target, block_steps=block_steps, **options)
     assert_equal(found, whole(parts, r.target, **options))
 
 
@@ -129,9 +134,7 @@ def test_weights_of_zero(seed: int, cuts: int, zeros: list[int]) -> None:
     table[0] = [0.0, 0.0, 1.0]
     target = Table(table / table.sum(axis=1, keepdims=True))
     parts = split(r.trajectories, seed, cuts)
-    assert_equal(
-        evaluate_shards(parts, target, estimators=ALL), whole(parts, target, estimators=ALL)
-    )
+    assert_equal(sharded(parts, target, estimators=ALL), whole(parts, target, estimators=ALL))
 
 
 def test_no_weight_at_all_is_no_value() -> None:
@@ -141,7 +144,7 @@ def test_no_weight_at_all_is_no_value() -> None:
     assert len(first) > 1
     target = Table(np.eye(3)[[0, 0, 0]])  # only ever takes the action that no episode begins with
     parts = [first.select(episodes=[i]) for i in range(len(first))]
-    found = evaluate_shards(parts, target, estimators=ALL)
+    found = sharded(parts, target, estimators=ALL)
     assert_equal(found, whole(parts, target, estimators=ALL))
     assert all(np.isnan(e.value) and e.verdict.colour == "red" for e in found.values())
 
@@ -163,7 +166,7 @@ def test_weights_beyond_the_floats(scale: float) -> None:
     target = LinearSigmoid(np.array([scale / 3]))
     parts = split(data, 3, 5)
     options: dict[str, Any] = {"estimators": [n for n in ALL if "O" not in n]}
-    found = evaluate_shards(parts, target, **options)
+    found = sharded(parts, target, **options)
     together = whole(parts, target, **options)
     for name, estimate in found.items():
         np.testing.assert_allclose(estimate.value, together[name].value, rtol=1e-9)
@@ -567,13 +570,13 @@ def test_the_weights_of_the_second_pass_may_be_kept_on_disk(tmp_path: Path) -> N
     asked: list[int] = []
     counting = [_counting(part, asked) for part in parts]
     options: dict[str, Any] = {"estimators": ALL, "interval": "percentile", "resamples": 40}
-    kept = evaluate_shards(counting, r.target, scratch=tmp_path, **options)
+    kept = sharded(counting, r.target, scratch=tmp_path, **options)
     assert len(asked) == 2 * len(parts)
-    again = evaluate_shards(counting, r.target, **options)
+    again = sharded(counting, r.target, **options)
     assert len(asked) == 5 * len(parts)
     assert_same(kept, again)
     assert not list(tmp_path.iterdir())
-    evaluate_shards(counting, r.target, estimators=["FIS", "BCIS"])
+    sharded(counting, r.target, estimators=["FIS", "BCIS"])
     assert len(asked) == 7 * len(parts)  # plain ones need no third pass
 
 
@@ -715,7 +718,7 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(ValueError, match="'MAGIC', which cannot be evaluated in shards"):
         evaluate_shards([data], r.target, estimators=["NFIS", "MAGIC"])
     with pytest.raises(ValueError, match="'FWDR', which needs a q model"):
-        evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"])
+        evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"], q_model=None)
     with pytest.raises(TypeError, match="q_model is 'tabular'; shards need a LinearQ, 'default'"):
         evaluate_shards([data], r.target, q_model="tabular")
     with pytest.raises(ValueError, match="learns from all episodes at once"):
@@ -758,7 +761,7 @@ def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
     assert without["auto"].value == without["NFIS"].value
     assert "; q model: none\n" in str(without)
     assert "q model" not in str(evaluate_shards(r.trajectories, r.target, estimators="NFIS"))
-    log_prob_only = LogProbOnly(r.target)  # no finite action set, so no model
+    log_prob_only = LogProbOnly(r.target.log_prob)  # no finite action set, so no model
     assert "; q model: none\n" in str(evaluate_shards(r.trajectories, log_prob_only))
     with pytest.raises(ValueError, match=r"'DM', which needs a q model: .* no default for such"):
         evaluate_shards(r.trajectories, log_prob_only, estimators="DM")
