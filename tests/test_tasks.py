@@ -532,6 +532,9 @@ def test_ray_takes_an_address_and_no_workers(
         with pytest.raises(SystemExit, match="2"):
             command(["evaluate", *arguments])
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        command(["evaluate", "--help"])
+    assert "auto, local (a new one here)" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setitem(sys.modules, "ray", None)
     assert command(["evaluate", str(files[0]), "--ray"]) == 2
     assert 'pip install -e ".[ray]" -c constraints.txt' in capsys.readouterr().err
@@ -638,3 +641,24 @@ def test_a_full_scratch_disk_is_named(
 def test_workers_and_ray_are_not_given_together(files: list[Path]) -> None:
     with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
         evaluate_shards(files, TARGET, workers=2, ray=True)
+
+
+def test_ray_ends_before_a_stopped_command() -> None:
+    """What Ray leaves running crashes Python on its way out."""
+    code = (
+        "import atexit, sys, types\n"
+        "from ope_gym.leaving import leave\n"
+        "ray = sys.modules['ray'] = types.ModuleType('ray')\n"
+        "ray.shutdown = lambda: print('shut down')\n"
+        "atexit.register(print, 'crash')\n"
+        "leave(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "shut down\n")
+
+
+def test_scripts_of_benchmarks_start() -> None:
+    """Their own folder comes first on the path: nothing in it may have the name of a package."""
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert "studies" in packages
+    assert not packages & {path.stem for path in (ROOT / "benchmarks").iterdir()}
