@@ -279,7 +279,7 @@ def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
 
 
-def _plain(message: Warning | str, *_: object) -> str:
+def _plain(message: Warning | str, *_: object, **__: object) -> str:
     """A warning as the commands print it: no line of the source."""
     return f"warning: {message}\n"
 

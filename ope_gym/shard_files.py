@@ -236,7 +236,8 @@ def read_layout(path: PathLike | SeenFile) -> list[FileSection]:
     seen = path if isinstance(path, SeenFile) else SeenFile.of(path)
     path = seen.name
     with seen.open() as file:
-        seen = dataclasses.replace(seen, mark=seen.mark or _mark(file))
+        if seen.mark is None:  # the first to see it
+            seen = dataclasses.replace(seen, mark=_mark(file), node=platform.node())
         check_magic(file, path)
         size, offset, last = os.fstat(file.fileno()).st_size, len(MAGIC), 0
         try:
