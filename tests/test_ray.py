@@ -81,6 +81,21 @@ def test_a_variable_that_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
 
 
+def test_no_cluster_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own words name a flag that is not ours."""
+    assert not ray.is_initialized()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def init(**_: object) -> None:
+        raise ConnectionError("specify the one to connect to by the --address flag")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError, match="none runs on this machine; give") as caught:
+        with connected("auto"):
+            pass
+    assert "--address" not in str(caught.value)
+
+
 def test_errors_come_as_themselves_and_other_versions_are_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

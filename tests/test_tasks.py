@@ -594,6 +594,17 @@ def test_info_numbers_policies_over_all_files(
         assert all(line.endswith(repr(policy)) for line in found)
 
 
+def test_a_damaged_file_names_a_remedy_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.ope"
+    made(0, 12, 9).save(path)
+    good = path.read_bytes()
+    path.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    assert command(["evaluate", str(path)]) == 2
+    assert "Trajectories.load(path, recover=True).save(new_path)" in capsys.readouterr().err
+
+
 def test_workers_that_are_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "a.ope")
     made(0, 12, 9).save(path)
