@@ -90,9 +90,9 @@ def test_no_cluster_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("specify the one to connect to by the --address flag")
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ConnectionError, match="none runs on this machine; give") as caught:
-        with connected("auto"):
-            pass
+    words = "none runs on this machine; give"
+    with pytest.raises(ConnectionError, match=words) as caught, connected("auto"):
+        pass
     assert "--address" not in str(caught.value)
 
 

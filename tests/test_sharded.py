@@ -435,7 +435,7 @@ def test_files_whole_or_in_stretches(
 ) -> None:
     monkeypatch.setattr(shard_files, "_WHOLE", limit)
     r, parts, paths = saved
-    found = evaluate_shards(paths, r.target, estimators=ALL, block_steps=block_steps)
+    found = sharded(paths, r.target, estimators=ALL, block_steps=block_steps)
     assert_equal(found, whole(parts, r.target, estimators=ALL))
     longest = max(int(part.lengths.max()) for part in parts)
     if limit == 0:
@@ -448,9 +448,9 @@ def test_files_whole_or_in_stretches(
 def test_one_file(saved: tuple[Recorded, list[Trajectories], list[Path]]) -> None:
     r, _, paths = saved
     r.trajectories.save(paths[0])
-    found = evaluate_shards(paths[0], r.target, estimators=ALL)
+    found = sharded(paths[0], r.target, estimators=ALL)
     assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
-    found = evaluate_shards(str(paths[0]), r.target, estimators=ALL, block_steps=20)
+    found = sharded(str(paths[0]), r.target, estimators=ALL, block_steps=20)
     assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
 
 
@@ -482,7 +482,7 @@ def test_files_of_recorders_and_of_several_runs(tmp_path: Path, block_steps: int
     for part in split(r.trajectories, 2, 1):
         record(part, path)  # a second run appends a section
     together = Trajectories.load(path)
-    found = evaluate_shards(path, r.target, estimators=ALL, block_steps=block_steps)
+    found = sharded(path, r.target, estimators=ALL, block_steps=block_steps)
     assert_equal(found, whole([together], r.target, estimators=ALL))
 
 
