@@ -14,7 +14,9 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -30,6 +32,12 @@ from ope_gym.regimes import ORIGINS
 from ope_gym.trajectories import Trajectories
 
 _Command: TypeAlias = Callable[[Trajectories, argparse.Namespace], commands.Said]
+_COMMANDS: dict[str, _Command] = {
+    "evaluate": commands.evaluate_command,
+    "rank": commands.rank_command,
+    "plan": commands.plan_command,
+    "check": commands.check_command,
+}
 _EVALUATE = f"""The value of a policy, from recorded episodes.
 
 Several files, or one of --shards, --workers, --ray and --scratch, are evaluated in shards: memory
@@ -67,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         commands.check_places(args)
         found = _result(args)
-        print(found.text, flush=True)
+        _say(found.text)
         _write(found, args)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
@@ -78,14 +86,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _say(text: str) -> None:
+    """To a reader that may have gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _result(args: argparse.Namespace) -> commands.Said:
     """What the command finds; several files, or who is to read them, make shards of them."""
+    if args.command == "info":
+        return commands.info_command(args)
     if args.command == "evaluate":
         asked = args.shards or args.ray or args.scratch or args.workers is not None
         if asked or len(args.files) > 1:
             return commands.evaluate_files_command(args)
         args.buffer = args.files[0]
-    run: _Command = args.run
+    run: _Command = _COMMANDS[args.command]
     return run(Trajectories.load(args.buffer), args)
 
 
@@ -105,26 +123,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_subparsers(dest="command", required=True).add_parser
 
-    def command(name: str, text: str, run: _Command, more: str = "") -> argparse.ArgumentParser:
+    def command(name: str, text: str, more: str = "") -> argparse.ArgumentParser:
         made = add(
             name, help=text, description=more or text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        if name == "evaluate":
+        if name in ("info", "evaluate"):
+            several = "numbered together" if name == "info" else "evaluated as one, in shards"
             made.add_argument(
                 "files", type=Path, metavar="FILE", nargs="+",
-                help="of recorded episodes; several are evaluated as one, in shards",
+                help=f"of recorded episodes; several are {several}",
             )  # fmt: skip
         else:
             made.add_argument("buffer", type=Path, metavar="FILE", help="of recorded episodes")
-        made.set_defaults(run=run)
         return made
 
-    command("info", "describe a file of recorded episodes", commands.info_command)
-    value = command(
-        "evaluate", "the value of a policy, from recorded episodes", commands.evaluate_command,
-        more=_EVALUATE,
-    )  # fmt: skip
+    command("info", "describe files of recorded episodes")
+    value = command("evaluate", "the value of a policy, from recorded episodes", more=_EVALUATE)
     _target(value)
     value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
     _data(value)
@@ -138,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         help="use only the episodes of the N behaviours nearest to the policy (default all)",
     )  # fmt: skip
 
-    ranked = command("rank", "which of several policies is best", commands.rank_command, more=_RANK)
+    ranked = command("rank", "which of several policies is best", more=_RANK)
     ranked.add_argument(
         "--policies", nargs="+", default=["all"], metavar="K",
         help="numbers, ranges such as 5-8, last, or all (default)",
@@ -154,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ranked.add_argument("--figure", type=Path, metavar="FILE", help="also draw it (.png, .svg)")
 
-    plan = command("plan", "what to collect for a smaller error", commands.plan_command, more=_PLAN)
+    plan = command("plan", "what to collect for a smaller error", more=_PLAN)
     _target(plan)
     plan.add_argument(
         "--standard-error", type=float, metavar="X", help="to reach (default: half of the present)"
@@ -170,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _json(plan)
 
-    check = command("check", "can such estimates be trusted", commands.check_command, more=_CHECK)
+    check = command("check", "can such estimates be trusted", more=_CHECK)
     check.add_argument(
         "--policies", nargs="+", metavar="K", help="numbers, ranges such as 5-8, last, or all"
     )
@@ -264,5 +279,11 @@ def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
 
 
+def _plain(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning as the commands print it: no line of the source."""
+    return f"warning: {message}\n"
+
+
 if __name__ == "__main__":
+    warnings.formatwarning = _plain
     leave(main())

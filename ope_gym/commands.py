@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ope_gym.baselines.linear import LinearQ
 from ope_gym.estimators import SHARD_ESTIMATORS
 from ope_gym.evaluation import evaluate
+from ope_gym.figures import new_figure
 from ope_gym.leave_one_out import leave_one_policy_out
 from ope_gym.machine import cores
 from ope_gym.past_policies import contributions
 from ope_gym.planning import episodes_needed
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.ranking import rank
+from ope_gym.schedules import PolicyTable
 from ope_gym.trajectories import Trajectories
 from ope_gym.validation import check_options
+
+if TYPE_CHECKING:
+    from ope_gym.shards import Survey
 
 
 class Said(NamedTuple):
@@ -43,32 +48,46 @@ def check_places(args: argparse.Namespace) -> None:
     for name in ("json", "figure"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
+            if str(path) == "-":
+                raise ValueError(f"--{name} -: give the name of a file")
             place = path if path.exists() else path.parent
             if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
                 raise ValueError(
                     f"--{name} {path}: cannot be written; give a file in a folder that exists and "
                     "can be written"
                 )
+    if getattr(args, "figure", None) is not None:
+        new_figure(1.0, 1.0)  # or it says what is missing
     scratch: Path | None = getattr(args, "scratch", None)
     if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
         raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
 
 
-def info_command(data: Trajectories, args: argparse.Namespace) -> Said:
-    """The file in words: its size, and a line for each policy."""
-    lines = [repr(data)]
+def info_command(args: argparse.Namespace) -> Said:
+    """The files in words: size, and a line for each policy, numbered as `evaluate` does."""
+    table = PolicyTable()
+    said: list[str] = []
+    for path in args.files:
+        data = Trajectories.load(path)
+        said += [str(path)] if len(args.files) > 1 else []
+        said += _described(data, [table.add(policy) for policy in data.policies])
+    return Said("\n".join(said))
+
+
+def _described(data: Trajectories, numbers: Sequence[int]) -> Iterator[str]:
+    """Lines about a file whose policies have these numbers."""
+    yield repr(data)
     if data.observation_space is not None:
-        lines.append(f"observations {data.observation_space}, actions {data.action_space}")
+        yield f"observations {data.observation_space}, actions {data.action_space}"
     if data.horizon is not None:
-        lines.append(f"time limit {data.horizon}")
+        yield f"time limit {data.horizon}"
     start = data.policy_ids[data.offsets[:-1]]
     returns = data.returns()
-    for number, policy in enumerate(data.policies):
-        mine = start == number
+    for k, (number, policy) in enumerate(zip(numbers, data.policies, strict=True)):
+        mine = start == k
         count = int(np.count_nonzero(mine))
         mean = f"mean return {returns[mine].mean():.5g}, " if count else ""
-        lines.append(f"policy {number}: {count} episodes, {mean}{policy!r}")
-    return Said("\n".join(lines))
+        yield f"policy {number}: {count} episodes, {mean}{policy!r}"
 
 
 def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
@@ -89,7 +108,7 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
     """The value of one policy, from files that need not fit into memory together."""
     from ope_gym.crews import crew  # these take a while, and other commands need none of them
     from ope_gym.shard_spool import scratch_folder
-    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, passes, refuse
+    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, model_of, passes, refuse
     from ope_gym.shards import survey
 
     options = check_options(
@@ -102,19 +121,26 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
             f"--keep {args.keep}: shards use all episodes; --mixture bounds the cost, or load one "
             "file without --shards"
         )
-    q_model = None if args.no_q_model else LinearQ()
-    refuse(options, q_model)
-    workers = cores() if args.workers is None else args.workers
+    asked = None if args.no_q_model else "default"
+    refuse(options, asked)
+    workers = 1 if args.ray else cores() if args.workers is None else args.workers
     with scratch_folder(args.scratch) as folder, crew(workers, args.ray) as hands:
         found = survey(args.files, args.data, BLOCK_STEPS, hands)
-        number = _target(found.mixture.policies, args)
+        if (args.workers or 1) > 1 and len(args.files) == len(found.tasks) == 1:
+            print(
+                f"note: --workers {workers}: no worker is needed, {args.files[0]} is a single task "
+                f"(of about {BLOCK_STEPS:,} steps, or one block: `save` writes but one)",
+                file=sys.stderr,
+            )
+        number, whose = _target_of_files(found, args)
+        target = found.mixture.policies[number]
+        q_model = model_of(asked, found, target, options, hands)
         with _bar(passes(options, q_model) * found.mixture.steps, "steps") as bar:
             evaluation = evaluate_survey(
-                found, found.mixture.policies[number], options, hands, origin=args.origin,
-                q_model=q_model, folder=folder, mixture=_mixture(args.mixture),
-                progress=bar.update,
+                found, target, options, hands, origin=args.origin, q_model=q_model, folder=folder,
+                mixture=_mixture(args.mixture), progress=bar.update,
             )  # fmt: skip
-    return Said(f"value of policy {number}\n{evaluation}", evaluation.to_json)
+    return Said(f"value of policy {number}{whose}\n{evaluation}", evaluation.to_json)
 
 
 def rank_command(data: Trajectories, args: argparse.Namespace) -> Said:
@@ -202,6 +228,23 @@ def _target(policies: Sequence[Policy], args: argparse.Namespace) -> int:
     if not 0 <= number < len(policies):
         raise ValueError(f"--target {number}: there are policies 0 to {len(policies) - 1}")
     return number
+
+
+def _target_of_files(found: Survey, args: argparse.Namespace) -> tuple[int, str]:
+    """The number of the policy to evaluate, and of several files the first that has it."""
+    names = [os.fspath(path) for path in args.files]
+    if args.target != "last":
+        number = _target(found.mixture.policies, args)
+        name = next(name for name in names if number in found.policies_of(name))
+    else:
+        name = names[-1]
+        if not (own := found.policies_of(name)):
+            raise ValueError(
+                f"--target last: {name}, the last file, holds no policy; give the number of one, "
+                "see `python -m ope_gym info` with all files"
+            )
+        number = own[-1]
+    return number, f", of {name}" if len(names) > 1 else ""
 
 
 def _mixture(text: str) -> str | int:

@@ -217,7 +217,7 @@ def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
                 path,
                 block.offset,
                 f"malformed block of kind {block.kind!r}: {error}",
-                "what precedes it is readable: load with recover=True",
+                "keep what precedes it: Trajectories.load(path, recover=True).save(new_path)",
             )
             if not recover:
                 raise damage from error

@@ -101,7 +101,7 @@ ESTIMATORS: dict[str, Composition] = {
         use="the first choice: NFIS, corrected by the q model as far as that helps",
     ),
 }  # fmt: skip
-SHARD_ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")  # of episodes in shards, unless others are named
+SHARD_ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS", "auto")  # of shards, unless others are named
 WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}
 
 

@@ -376,7 +376,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            'figures need matplotlib: pip install "ope-gym[plots]" -c constraints.txt'
+            'figures need matplotlib: pip install -e ".[plots]" -c constraints.txt'
         ) from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
     figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)  # inches around the axes

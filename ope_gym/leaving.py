@@ -26,7 +26,10 @@ def leave(code: int) -> NoReturn:
         others.remove(threading.main_thread())
         for thread in others:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in others):
+        ray = sys.modules.get("ray")
+        if ray is not None:  # whose threads crash when Python goes first
+            ray.shutdown()
+        if ray is not None or any(thread.is_alive() for thread in others):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -148,7 +148,9 @@ def _import_minari() -> Any:
     try:
         import minari
     except ImportError as error:
-        raise ImportError('Minari is missing: pip install "ope-gym[minari]"') from error
+        raise ImportError(
+            'Minari is missing: pip install -e ".[minari]" -c constraints.txt'
+        ) from error
     return minari
 
 

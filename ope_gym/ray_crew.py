@@ -24,8 +24,8 @@ from ope_gym.tasks import Elsewhere, WorkerError, answer, deaf, failed
 
 _RETRIES = 5  # of an item whose worker or node is lost
 RAY_HELP = (
-    "compute on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; alone, the one of RAY_ADDRESS, "
-    "or that runs on this machine, or a new one here"
+    "compute on a Ray cluster: auto, local (a new one here), HOST:PORT or ray://HOST:PORT; alone, "
+    "the one of RAY_ADDRESS, or that runs on this machine, or a new one here"
 )
 
 
@@ -87,8 +87,8 @@ def connected(address: bool | str) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise ImportError(
-            'Ray is not installed: pip install "ope-gym[ray]", or leave it out: workers on this '
-            "machine need none"
+            'Ray is not installed: pip install -e ".[ray]" -c constraints.txt, or leave it out: '
+            "workers on this machine need none"
         ) from error
     if ray.is_initialized():
         yield
@@ -105,6 +105,11 @@ def connected(address: bool | str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is True else f"at {address}"
         where += " (of the environment variable RAY_ADDRESS)" if named else ""
+        if address == "auto":
+            raise ConnectionError(
+                "no Ray cluster at auto: none runs on this machine; give HOST:PORT, or local for a "
+                "new one, or begin one with `ray start --head`"
+            ) from error
         raise ConnectionError(f"no Ray cluster {where}: {error}") from error
     try:
         yield
@@ -149,4 +154,4 @@ def _answer_on_node(function: bytes, item: bytes, mark: str) -> bytes:
                 "their Ray if they changed"
             )
         )
-    return answer(function, item)
+    return answer(function, item, f"a Ray worker on {platform.node()}")

@@ -81,6 +81,7 @@ class Sample:
         regime: what the learner saw of the data, one of `ope_gym.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
+        q_model: name of the q model of shards, or "none", if an estimator uses one.
     """
 
     trajectories: int
@@ -92,6 +93,7 @@ class Sample:
     regime: str
     fingerprint: tuple[float, ...] = field(repr=False)
     mixture: PartialMixture | None = None
+    q_model: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +324,8 @@ class Evaluation(Mapping[str, Estimate]):
             f"{_count(int(behaviours), 'behaviour')}, gamma {sample.gamma:g}; "
             f"data: {label(sample.regime)}"
         )
+        if sample.q_model is not None:
+            head += f"; q model: {sample.q_model}"
         if sample.mixture is not None:
             head += "\n" + textwrap.fill(str(sample.mixture), 100, subsequent_indent="    ")
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"

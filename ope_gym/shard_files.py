@@ -8,12 +8,16 @@ they refuse is refused here, too: a file gives the episodes of `Trajectories.loa
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 import os
+import platform
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +54,68 @@ from ope_gym.trajectories import Trajectories, agree, from_section
 from ope_gym.trees import Tree
 
 _WHOLE = 1 << 24  # bytes of a block that is read in one piece
+_ENDS = 1 << 16  # bytes at either end of a file that tell it from others
 _KEEP = "keep what precedes it: Trajectories.load(path, recover=True).save(new_path)"
+
+
+class Mark(NamedTuple):
+    """What tells a file from others: its size, and a digest of both its ends."""
+
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class SeenFile:
+    """A file as the process saw it that was asked for it; others must find the same one.
+
+    Args:
+        name: as it was given, for people.
+        path: of any working directory.
+        node: where it was seen.
+        mark: None if it cannot be read there; it may still be found where the work is done.
+    """
+
+    name: str
+    path: str
+    node: str
+    mark: Mark | None
+
+    @classmethod
+    def of(cls, path: PathLike) -> SeenFile:
+        """As this process sees it."""
+        mark, place = None, os.path.abspath(path)
+        with suppress(OSError), open(place, "rb") as file:
+            mark = _mark(file)
+        return cls(os.fspath(path), place, platform.node(), mark)
+
+    def open(self) -> BinaryIO:
+        """To be read, if it is the file that was seen; it may have grown."""
+        here = platform.node()
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115, whoever called closes it
+        except OSError as error:
+            words = error.strerror or str(error)
+            if self.mark is not None or here != self.node:
+                words += f" on {here} at {self.path}; all nodes need the file at the same path"
+            raise OSError(error.errno, words, self.name) from error
+        if self.mark is not None and _mark(file, self.mark.size) != self.mark:
+            file.close()
+            raise ValueError(
+                f"{self.name}: on {here} {self.path} is another file than the one that {self.node} "
+                "saw at first; all nodes need the same files, which must not change meanwhile"
+            )
+        return file
+
+
+def _mark(file: BinaryIO, size: int | None = None) -> Mark:
+    """Of a file, or of its first `size` bytes; what is read next is its beginning."""
+    size = os.fstat(file.fileno()).st_size if size is None else size
+    digest = hashlib.blake2b(file.read(min(size, _ENDS)), digest_size=16)
+    file.seek(max(0, size - _ENDS))
+    digest.update(file.read(min(size, _ENDS)))
+    file.seek(0)
+    return Mark(size, digest.digest())
 
 
 @dataclass
@@ -60,22 +125,24 @@ class FileSection:
     Numbers of blocks and episodes are kept as plain bytes: a file may have millions of them.
 
     Args:
-        path: the file.
+        file: where it is.
         section: spaces, policies and changes of policy, without episodes.
         blocks: where its blocks of episodes begin in the file.
         sizes: bytes of their payloads.
         counts: their episodes.
         rows: observations and actions of no row, where their space is not known.
         table: (n, 5) in a row: length, held out, start clock, schedule, who acted first.
+        last: checksum of the last block of the file, which depends on all before it.
     """
 
-    path: PathLike
+    file: SeenFile
     section: Section
     blocks: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
     counts: array[int] = field(default_factory=lambda: array("q"))
     rows: dict[str, Tree] = field(default_factory=dict)
     table: array[int] = field(default_factory=lambda: array("q"))
+    last: int = 0
 
     def __len__(self) -> int:
         """Of blocks; each has an episode."""
@@ -130,11 +197,11 @@ class FileSection:
 
     def part(self, first: int, stop: int) -> FileSection:
         """Blocks first:stop, to be read; without the table of their episodes."""
-        return FileSection(self.path, self.section, self.blocks[first:stop], self.sizes[first:stop])
+        return FileSection(self.file, self.section, self.blocks[first:stop], self.sizes[first:stop])
 
     def chunks(self, steps: int) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
-        with open(self.path, "rb") as file:
+        with self.file.open() as file:
             size, waiting, held = os.fstat(file.fileno()).st_size, self._nothing(), 0
             offset = 0
             try:
@@ -149,7 +216,7 @@ class FileSection:
                     yield from_section(waiting)
             except (*MALFORMED, FileCut) as error:
                 reason = f"up to this block, the contents contradict each other: {error}"
-                raise DamagedFileError(self.path, offset, reason, "not readable") from error
+                raise DamagedFileError(self.file.name, offset, reason, "not readable") from error
 
     def _nothing(self) -> Section:
         own = self.section
@@ -158,7 +225,7 @@ class FileSection:
         )
 
 
-def read_layout(path: PathLike) -> list[FileSection]:
+def read_layout(path: PathLike | SeenFile) -> list[FileSection]:
     """The sections of a file, with the tables of their episodes: who acted, lengths, held out.
 
     All contents are compared with their checksums. A file that ends inside its last block, as a
@@ -166,7 +233,11 @@ def read_layout(path: PathLike) -> list[FileSection]:
     """
     found: list[FileSection] = []
     known: dict[str, tuple[Any, Space]] = {}
-    with open(path, "rb") as file:
+    seen = path if isinstance(path, SeenFile) else SeenFile.of(path)
+    path = seen.name
+    with seen.open() as file:
+        if seen.mark is None:  # the first to see it
+            seen = dataclasses.replace(seen, mark=_mark(file), node=platform.node())
         check_magic(file, path)
         size, offset, last = os.fstat(file.fileno()).st_size, len(MAGIC), 0
         try:
@@ -174,7 +245,7 @@ def read_layout(path: PathLike) -> list[FileSection]:
                 head = read_head(file, offset, size, last, verify=True)
                 if head.kind == "spaces":
                     block = read_block(file, offset, size)[0]
-                    found.append(FileSection(path, open_section(block, known)))
+                    found.append(FileSection(seen, open_section(block, known)))
                 elif not found:
                     raise ValueError("the first block is not of kind 'spaces'")
                 elif head.kind != "episodes":
@@ -188,6 +259,7 @@ def read_layout(path: PathLike) -> list[FileSection]:
             raise DamagedFileError(path, offset, what_is_wrong(error), _KEEP) from error
     try:
         for section in found:
+            section.last = last
             section.check()
         _check_alike(found)
     except ValueError as error:

@@ -37,9 +37,21 @@ class _Found:
 
 
 def estimates_of(
-    second: WeightPass, third: NormalisedPass, origin: str | None, cut: Cut | None = None
+    second: WeightPass,
+    third: NormalisedPass,
+    origin: str | None,
+    cut: Cut | None = None,
+    q_model: str | None = None,
 ) -> Evaluation:
-    """The estimates, `origin` as in `ope_gym.evaluate`; `cut` is what `auto` needs."""
+    """The estimates.
+
+    Args:
+        second: pass.
+        third: pass.
+        origin: as in `ope_gym.evaluate`.
+        cut: what `auto` needs.
+        q_model: its name, if an estimator uses one.
+    """
     mixture, options = second.mixture, second.options
     ids = np.concatenate(second.ids)
     mixed = any(key.scheme != "basic" for key in second.sums)  # else no mixture was needed
@@ -47,7 +59,7 @@ def estimates_of(
         mixture.trajectories, mixture.steps, joined(ids), mixture.names, mixture.counts,
         options.gamma, regimes.regime_of(mixture.summary, second.target, origin),
         poisson.fingerprint(np.concatenate(second.hashes)),
-        mixture.partial if mixed else None,
+        mixture.partial if mixed else None, q_model,
     )  # fmt: skip
     report = second.propensities.finalise()
     notes = report.notes + ((second.mismatch,) if second.mismatch else ())

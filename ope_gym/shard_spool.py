@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import tempfile
@@ -63,9 +64,26 @@ class Spool:
     def __exit__(self, kind: object, *exception: object) -> None:
         if self._file is None or self._path is None:
             return
-        self._file.close()
-        if kind is None:
-            os.replace(self._partial(), self._path)
+        with self._writing():
+            self._file.close()
+            if kind is None:
+                os.replace(self._partial(), self._path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors name the folder; numpy knows no number for those of a full disk."""
+        try:
+            yield
+        except OSError as error:
+            assert self._path is not None
+            reason = error.strerror or str(error)
+            if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
+                reason = "the disk is full"
+            raise OSError(
+                f"scratch is {os.fspath(self._path.parent.parent)!r}: {reason}; give a folder on a "
+                "disk with room for 8 bytes a step for each weighting scheme and for the reward, "
+                "or none: the weights are then computed twice"
+            ) from error
 
     def _partial(self) -> Path:
         assert self._path is not None
@@ -74,8 +92,10 @@ class Spool:
     def add(self, chunk: WeightedChunk) -> None:
         """Append a chunk."""
         if self._file is not None:
-            for array in (np.array(list(chunk.columns)), chunk.offsets, *chunk.columns.values()):
-                np.save(self._file, array)
+            names = np.array(list(chunk.columns))
+            with self._writing():
+                for array in (names, chunk.offsets, *chunk.columns.values()):
+                    np.save(self._file, array)
 
     def chunks(self) -> Iterator[WeightedChunk] | None:
         """All chunks, in order; None if they are not here."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ope_gym import poisson
+from ope_gym.baselines.choice import default_model
 from ope_gym.baselines.contract import Baseline
 from ope_gym.baselines.features import Map
 from ope_gym.baselines.linear import LinearQ
@@ -110,6 +111,12 @@ def _changed(task: Task, found: IntArray, number: int) -> ValueError:
         f"{number}, or of other policies: shards must not change while they are read; close the "
         "recorder, and give functions that always make the same episodes"
     )
+
+
+def has_model(setting: Setting, task: Task) -> bool:
+    """Whether there is a default q model for such observations and actions."""
+    _, chunk = next(setting.chunks(task, 2))
+    return default_model(chunk, setting.target) is not None
 
 
 def scale_sums(setting: Setting, task: Task) -> ScaleSums:

@@ -43,14 +43,21 @@ from ope_gym.crews import crew
 from ope_gym.estimators import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.methods import cut_limits
 from ope_gym.mixtures import joined
-from ope_gym.policies import Policy, check_target
+from ope_gym.policies import FinitePolicy, Policy, check_target
 from ope_gym.results import Evaluation
 from ope_gym.shard_cut import Cut, CutSums
 from ope_gym.shard_passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.shard_results import estimates_of
 from ope_gym.shard_spool import scratch_folder
 from ope_gym.shard_sums import WeightSums
-from ope_gym.shard_tasks import Setting, normal_equations, normalised_pass, scale_sums, weight_pass
+from ope_gym.shard_tasks import (
+    Setting,
+    has_model,
+    normal_equations,
+    normalised_pass,
+    scale_sums,
+    weight_pass,
+)
 from ope_gym.shards import Shard, Survey, Task, survey
 from ope_gym.storage import PathLike
 from ope_gym.tasks import Crew
@@ -70,7 +77,7 @@ def evaluate_shards(
     estimators: str | Iterable[str] = SHARD_ESTIMATORS,
     data: str = "all",
     origin: str | None = None,
-    q_model: LinearQ | None = None,
+    q_model: LinearQ | str | None = "default",
     gamma: float = 1.0,
     cap: float = 10.0,
     interval: str = "ess-t",
@@ -96,11 +103,13 @@ def evaluate_shards(
             change during episodes are refused. What is not a file is sent to the workers.
         target: the policy to evaluate.
         estimators: BIS, BCIS, NBIS, NBCIS, FIS, FCIS, NFIS, NFCIS, OUIS (deterministic rewards),
-            NOUIS, auto; with a q model also DM, DR, WDR, FDR, FWDR.
+            NOUIS, auto; with a q model also DM, DR, WDR, FDR, FWDR. By default BIS, NBIS, FIS,
+            NFIS and auto.
         data: "all" episodes, only the "held-out" ones, or "auto": these if there are any.
         origin: as in `ope_gym.evaluate`.
-        q_model: a `LinearQ` for the estimators that need one, with polynomial features (its own) or
-            a plain callable; the target then needs a finite action set.
+        q_model: a `LinearQ` for the estimators that use one, with polynomial features (its own) or
+            a plain callable; the target then needs a finite action set. "default" is LinearQ(),
+            also for whole numbers, or none where it cannot be used; None is no model.
         gamma: discount within [0, 1].
         cap: upper bound of the weights of capped estimators.
         interval: "ess-t", "percentile" or "bca".
@@ -113,7 +122,7 @@ def evaluate_shards(
             weighting scheme and for the reward; without it the third pass evaluates all policies
             again, and so do nodes of a Ray cluster that do not share the folder.
         mixture: as in `ope_gym.evaluate`; what a partial one loses is not measured here.
-        workers: processes of this machine; 1 does everything in this one.
+        workers: processes of this machine; 1 does everything in this one. Not with `ray`.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         progress: called with the number of steps just done; see `passes` for how often all are.
@@ -124,10 +133,16 @@ def evaluate_shards(
     options = check_options(estimators, gamma, cap, interval, level, rng, resamples, None, None)
     refuse(options, q_model)
     check_target(target)
+    if ray and workers != 1:
+        raise ValueError(
+            f"workers is {workers!r} and ray is {ray!r}: Ray's resources say how many tasks run at "
+            "once; give one of them"
+        )
     with scratch_folder(scratch) as folder, crew(workers, ray) as hands:
         found = survey(shards, data, block_steps, hands)
+        model = model_of(q_model, found, target, options, hands)
         return evaluate_survey(
-            found, target, options, hands, origin=origin, q_model=q_model, folder=folder,
+            found, target, options, hands, origin=origin, q_model=model, folder=folder,
             mixture=mixture, progress=progress,
         )  # fmt: skip
 
@@ -135,14 +150,28 @@ def evaluate_shards(
 def passes(options: Options, q_model: LinearQ | None) -> int:
     """How often `evaluate_survey` does all steps, as its progress counts them."""
     found = 1 + bool(keys_of(options.estimators, normalised=True))
-    if (model := _used(q_model, options)) is not None:
-        found += 1 + needs_scale(model) + ("auto" in options.estimators)
+    if q_model is not None and _uses_q(options):
+        found += 1 + needs_scale(q_model) + ("auto" in options.estimators)
     return found
 
 
-def _used(q_model: LinearQ | None, options: Options) -> LinearQ | None:
-    """The model, if an estimator uses it."""
-    return q_model if any(ESTIMATORS[name].uses_q for name in options.estimators) else None
+def _uses_q(options: Options) -> bool:
+    return any(ESTIMATORS[name].uses_q for name in options.estimators)
+
+
+def model_of(
+    q_model: LinearQ | str | None, found: Survey, target: Policy, options: Options, hands: Crew
+) -> LinearQ | None:
+    """The q model, "default" being one if `ope_gym.evaluate` had any for the first episodes."""
+    if not isinstance(q_model, str):
+        return q_model
+    model = None
+    if _uses_q(options) and isinstance(target, FinitePolicy) and found.mixture.trajectories > 1:
+        setting = Setting(found.mixture, target, options, found.held_out, found.steps)
+        (fits,) = hands.in_order(partial(has_model, setting), found.tasks[:1])
+        model = LinearQ() if fits else None
+    refuse(options, model)
+    return model
 
 
 def evaluate_survey(
@@ -168,8 +197,11 @@ def evaluate_survey(
         if hands.remote and progress is not None:
             progress(task.steps)
 
-    if (model := _used(q_model, options)) is not None:
-        setting = replace(setting, q=_fit(setting, model, tasks, hands, done))
+    named = None
+    if _uses_q(options):
+        named = "none" if q_model is None else type(q_model).__name__
+    if q_model is not None and named is not None:
+        setting = replace(setting, q=_fit(setting, q_model, tasks, hands, done))
     setting = replace(setting, folder=folder if keys else None)
     second = WeightPass(found.mixture, target, options)
     for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
@@ -201,7 +233,7 @@ def evaluate_survey(
     cut_sums = None if setting.limit is None else CutSums(options.gamma)
     third = again({key: second.sums[key] for key in keys}, 3, cut_sums)
     cut = None if cut_sums is None else Cut(cut_sums, again(cut_sums.sums, 4))
-    return estimates_of(second, third, origin, cut)
+    return estimates_of(second, third, origin, cut, named)
 
 
 def _each(
@@ -248,10 +280,10 @@ def _fit(
     return sums.finalise()
 
 
-def refuse(options: Options, q_model: LinearQ | None) -> None:
+def refuse(options: Options, q_model: LinearQ | str | None) -> None:
     """What cannot be done in shards."""
-    if not (q_model is None or isinstance(q_model, LinearQ)):
-        raise TypeError(f"q_model is {q_model!r}; shards need a LinearQ, or None")
+    if not (q_model is None or q_model == "default" or isinstance(q_model, LinearQ)):
+        raise TypeError(f"q_model is {q_model!r}; shards need a LinearQ, 'default' or None")
     for name in options.estimators:
         if ESTIMATORS[name].method not in _METHODS:
             known = (key for key, c in ESTIMATORS.items() if c.method in _METHODS)
@@ -261,7 +293,8 @@ def refuse(options: Options, q_model: LinearQ | None) -> None:
             )
         if ESTIMATORS[name].baseline and q_model is None:
             raise ValueError(
-                f"estimators has {name!r}, which needs a q model: give q_model=LinearQ()"
+                f"estimators has {name!r}, which needs a q model: give q_model=LinearQ() (there is "
+                "no default for such observations or actions, or for a single episode)"
             )
     if options.interval == "betting":
         raise ValueError(

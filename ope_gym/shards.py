@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from ope_gym.shard_census import Census, Described, Mixture, Part
-from ope_gym.shard_files import FileSection, read_layout
+from ope_gym.shard_files import FileSection, SeenFile, read_layout
 from ope_gym.storage import PathLike
 from ope_gym.tasks import Crew
 from ope_gym.trajectories import Trajectories, Viewable
@@ -43,7 +45,7 @@ class Piece:
 
     part: int
     name: str
-    source: FileSection | Shard
+    source: FileSection | Shard | SeenFile
     steps: int
     acted: IntArray
 
@@ -101,12 +103,19 @@ class Survey:
         tasks: all chosen episodes, in order.
         held_out: whether held-out episodes alone are chosen.
         steps: about how many to hold in memory at once.
+        names: where the parts are from, for people.
     """
 
     mixture: Mixture
     tasks: tuple[Task, ...]
     held_out: bool
     steps: int
+    names: tuple[str, ...]
+
+    def policies_of(self, name: str) -> list[int]:
+        """The numbers of the policies of a file."""
+        parts = zip(self.names, self.mixture.numbers, strict=True)
+        return [k for part, numbers in parts if part == name for k in numbers]
 
 
 def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) -> Survey:
@@ -122,32 +131,42 @@ def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) 
         raise ValueError(f"data is {data!r}; choose 'held-out', 'all' or 'auto'")
     if not positive(steps):
         raise ValueError(f"block_steps is {steps!r}; hold at least 1 step at once")
-    listed = list(enumerate(_listed(shards)))
+    listed = list(enumerate(map(_seen, _listed(shards))))
     _check_different([shard for _, shard in listed])
     drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
     sent = hands.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
+    known: dict[object, str] = {}
     for i, shard in listed:  # what is in memory need not be sent, and keeps its very policies
         for found in _parts((i, shard)) if _is_here(shard) else next(sent):
             if hands.remote and callable(shard) and len(listed) > 1:
                 _check_comparable(found.part)
+            _check_new(found, known)
             for draft in drafts:
                 draft.add(found, shard, steps)
     chosen = next((draft for draft in drafts if draft.census.trajectories), drafts[-1])
+    if data == "auto" and chosen.census.held_out:  # nobody asked for them alone
+        chosen.tell_unused()
     return chosen.finalise(steps)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A part, and for a file how to read it again and the episodes of each block."""
+    """A part, and for a file how to read it again, the episodes of each block, its checksum."""
 
     part: Part
     section: FileSection | None
     blocks: IntArray
+    last: int = 0
 
 
-def _parts(numbered: tuple[int, Shard]) -> list[_Found]:
+def _seen(shard: Shard) -> Shard | SeenFile:
+    """A file as it is here and now: workers may have other working directories, or other files."""
+    return SeenFile.of(shard) if isinstance(shard, str | os.PathLike) else shard
+
+
+def _parts(numbered: tuple[int, Shard | SeenFile]) -> list[_Found]:
     i, shard = numbered
-    if isinstance(shard, str | os.PathLike):
+    if isinstance(shard, SeenFile):
         return [_part_of_file(section) for section in read_layout(shard)]
     if not (hasattr(shard, "view") or callable(shard)):
         raise TypeError(
@@ -166,11 +185,12 @@ def _parts(numbered: tuple[int, Shard]) -> list[_Found]:
 def _part_of_file(section: FileSection) -> _Found:
     own = section.section
     part = Part(
-        os.fspath(section.path), tuple(own.policies), section.first_policies, section.lengths,
+        section.file.name, tuple(own.policies), section.first_policies, section.lengths,
         section.held_out, Described(own.observation_space, own.action_space, own.horizon),
         section.clocked,
     )  # fmt: skip
-    return _Found(part, section.part(0, len(section)), np.array(section.counts, dtype=np.int64))
+    blocks = np.array(section.counts, dtype=np.int64)
+    return _Found(part, section.part(0, len(section)), blocks, section.last)
 
 
 class _Draft:
@@ -179,15 +199,21 @@ class _Draft:
     def __init__(self, held_out: bool) -> None:
         self.census = Census(held_out=held_out)
         self._pieces: list[Piece] = []
+        self._names: list[str] = []
+        self._used: dict[str, list[int]] = {}  # by name, episodes that are chosen, and all
 
-    def add(self, found: _Found, shard: Shard, steps: int) -> None:
+    def add(self, found: _Found, shard: Shard | SeenFile, steps: int) -> None:
         """A part of a shard, cut into pieces of about so many steps."""
         part, section = found.part, found.section
         number = len(self.census.numbers)
         self.census.update(part)
+        self._names.append(part.name)
         if not len(part):
             return
         chosen = part.held_out if self.census.held_out else np.ones(len(part), dtype=bool)
+        used = self._used.setdefault(part.name, [0, 0])
+        used[0] += int(np.count_nonzero(chosen))
+        used[1] += len(part)
         ends = np.cumsum(found.blocks)
         sizes = np.add.reduceat(np.where(chosen, part.lengths, 0), ends - found.blocks)
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
@@ -197,7 +223,7 @@ class _Draft:
             section = dataclasses.replace(section, section=own)
         for first, stop in zip(firsts, np.append(firsts[1:], ends.size), strict=True):
             rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
-            source: FileSection | Shard = shard
+            source: FileSection | Shard | SeenFile = shard
             if section is not None:
                 source = section.part(first, stop)
             acted = np.bincount(
@@ -219,7 +245,18 @@ class _Draft:
             counts = sum((mixture.counted(p.part, p.acted) for p in pieces), 0 * before)
             tasks.append(Task(len(tasks), pieces, int(sizes[chosen].sum()), before, counts))
             before = before + counts
-        return Survey(mixture, tuple(tasks), self.census.held_out, steps)
+        return Survey(mixture, tuple(tasks), self.census.held_out, steps, tuple(self._names))
+
+    def tell_unused(self) -> None:
+        """Warn of shards without a held-out episode beside others with some."""
+        unused = [(name, count) for name, (used, count) in self._used.items() if not used]
+        if unused:
+            said = [f"{name}: 0 of {count:,} episodes used" for name, count in unused[:3]]
+            more = f" (and {len(unused) - 3} more shards)" if len(unused) > 3 else ""
+            warnings.warn(
+                f"{', '.join(said)}{more}, as none is held out; data='all' (--data all) takes them",
+                stacklevel=3,
+            )
 
 
 def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
@@ -237,22 +274,37 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
     return shards
 
 
-def _check_different(shards: Sequence[Shard]) -> None:
+def _check_different(shards: Sequence[Shard | SeenFile]) -> None:
     """Refuse a file that is named twice: its episodes would be taken for twice as many."""
-    known: dict[str, str] = {}
+    known: dict[object, str] = {}
     for shard in shards:
-        if isinstance(shard, str | os.PathLike):
-            name, place = os.fspath(shard), os.path.realpath(shard)
+        if isinstance(shard, SeenFile):
+            place: object = os.path.realpath(shard.path)
+            with suppress(OSError):
+                status = os.stat(shard.path)
+                place = status.st_dev, status.st_ino  # links have them in common
             if place in known:
-                same = "" if known[place] == name else f", which is {known[place]}"
+                same = "" if known[place] == shard.name else f", which is {known[place]}"
                 raise ValueError(
-                    f"shards has the file {name} twice{same}: its episodes would count twice; give "
-                    "each file once"
+                    f"shards has the file {shard.name} twice{same}: its episodes would count "
+                    "twice; give each file once"
                 )
-            known[place] = name
+            known[place] = shard.name
 
 
-def _is_here(shard: Shard) -> bool:
+def _check_new(found: _Found, known: dict[object, str]) -> None:
+    """Refuse a copy of a file; `known` are the files so far, by what they hold."""
+    if found.section is not None and len(found.part):
+        file = found.section.file
+        same = known.setdefault((file.mark, found.last), file.name)
+        if same != file.name:
+            raise ValueError(
+                f"shards has {file.name}, a copy of {same}: its episodes would count twice; give "
+                "each file once"
+            )
+
+
+def _is_here(shard: Shard | SeenFile) -> bool:
     return hasattr(shard, "view")
 
 
@@ -267,7 +319,7 @@ def _check_comparable(part: Part) -> None:
             )
 
 
-def _view(shard: Shard) -> Trajectories:
+def _view(shard: Shard | SeenFile) -> Trajectories:
     """Of trajectories, a buffer, or a function that makes one."""
     return shard.view() if hasattr(shard, "view") else shard().view()  # type: ignore[operator]
 

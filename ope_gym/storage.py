@@ -139,7 +139,7 @@ def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
         except MALFORMED as error:
             remedy = (
                 f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
-                "episodes): load with recover=True"
+                "episodes): keep them by Trajectories.load(path, recover=True).save(new_path)"
             )
             raise DamagedFileError(path, offset, what_is_wrong(error), remedy) from error
         yield block

@@ -106,7 +106,7 @@ def _single(function: Callable[[T], R], item: T) -> R:
         return function(item)
 
 
-def answer(function: bytes, item: bytes) -> bytes:
+def answer(function: bytes, item: bytes, place: str = "a worker") -> bytes:
     """Of a worker: the packed result, or error, and the warnings."""
     import cloudpickle
 
@@ -114,27 +114,27 @@ def answer(function: bytes, item: bytes) -> bytes:
         try:
             found = _single(cloudpickle.loads(function), cloudpickle.loads(item))
         except Exception as error:
-            found = _Failure(error)
+            found = _Failure(error, place)
     said = [(warning.category, str(warning.message)) for warning in heard]
     return _packed((found, said), "the result")
 
 
 def failed(error: Exception) -> bytes:
     """The answer of a worker that refuses."""
-    return _packed((_Failure(error), []), "an error")
+    return _packed((_Failure(error, "a worker"), []), "an error")
 
 
 class _Failure:
     """An error of a worker: itself if it can be packed, else in parts, else in words alone."""
 
-    def __init__(self, error: Exception) -> None:
-        self._words = "".join(traceback.format_exception(error))
+    def __init__(self, error: Exception, place: str) -> None:
+        self._words = f"in {place}:\n" + "".join(traceback.format_exception(error))
         self._said = "".join(traceback.format_exception_only(error)).strip()
         self._packed = next((one for one in _ways(error) if _is_again(one, error)), b"")
 
     def error(self) -> Exception:
         """What is to be raised here."""
-        cause = RuntimeError(f"in a worker:\n{self._words}")
+        cause = RuntimeError(self._words)
         try:
             made = _unpacked(self._packed)
         except Exception:

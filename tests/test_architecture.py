@@ -158,6 +158,15 @@ def test_importing_the_library_loads_nothing_heavy(module: str) -> None:
     assert not loaded & (HEAVY | {"agents", "wrappers"})
 
 
+def test_modules_are_there_without_their_import() -> None:
+    """In a process of its own: nobody has imported them."""
+    names = ["baselines.LinearQ", "oracle", "overlap.overlap", "sharded.evaluate_shards", "minari"]
+    names += ["tensorboard.EvaluationWriter", "torch_policy.TorchPolicy"]
+    code = f"import ope_gym; {'; '.join(f'ope_gym.{name}' for name in names)}; ope_gym.missing"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stderr.endswith("AttributeError: module 'ope_gym' has no attribute 'missing'\n")
+
+
 def test_everything_public_can_be_imported() -> None:
     import ope_gym
 

@@ -173,7 +173,7 @@ def test_figures_leave_pyplot_alone() -> None:
 def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     made = builders.recorded(1, (3, 3))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    remedy = r'pip install "ope-gym\[plots\]" -c constraints.txt'
+    remedy = r'pip install -e "\.\[plots\]" -c constraints.txt'
     with pytest.raises(ImportError, match=remedy):
         figures.overlap_figure(overlap(made.trajectories, made.target))
     with pytest.raises(ImportError, match=remedy):

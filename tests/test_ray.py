@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -80,6 +81,21 @@ def test_a_variable_that_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
 
 
+def test_no_cluster_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own words name a flag that is not ours."""
+    assert not ray.is_initialized()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def init(**_: object) -> None:
+        raise ConnectionError("specify the one to connect to by the --address flag")
+
+    monkeypatch.setattr(ray, "init", init)
+    words = "none runs on this machine; give"
+    with pytest.raises(ConnectionError, match=words) as caught, connected("auto"):
+        pass
+    assert "--address" not in str(caught.value)
+
+
 def test_errors_come_as_themselves_and_other_versions_are_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +109,7 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     ) as caught:
         evaluate_shards(path, TARGET, ray=True)
     assert caught.value.offset > 0
+    assert f"in a Ray worker on {platform.node()}:" in str(caught.value.__cause__)
     path.write_bytes(good[:-3])
     with pytest.warns(UserWarning, match="ends inside its last block"):
         assert evaluate_shards(path, TARGET, ray=True).sample.trajectories == 4
@@ -133,6 +150,17 @@ def test_shards_over_ray(cluster: Any, tmp_path: Path) -> None:
     kept = evaluate_shards(shards, TARGET, ray=True, scratch=tmp_path, **options)
     assert_same(here, kept)
     assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_relative_paths_are_those_of_the_command(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are where the cluster was started."""
+    monkeypatch.chdir(tmp_path)
+    made(0, 12, 25).save("a.ope")
+    made(1, 12, 25).save("b.ope")
+    here = evaluate_shards(["a.ope", "b.ope"], TARGET)
+    assert_same(here, evaluate_shards(["a.ope", "b.ope"], TARGET, ray=True))
 
 
 # Losses ---------------------------------------------------------------------------------------

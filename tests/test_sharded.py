@@ -33,8 +33,9 @@ from ope_gym.episode_files import write_change, write_episode, write_policy, wri
 from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
 from ope_gym.shard_census import Census
+from ope_gym.shard_files import SeenFile
 from ope_gym.shard_passes import WeightPass
-from ope_gym.sharded import evaluate_shards, passes
+from ope_gym.sharded import evaluate_shards, evaluate_survey, passes
 from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
 from ope_gym.tasks import Crew
@@ -67,6 +68,11 @@ def split(data: Trajectories, seed: int, cuts: int) -> list[Trajectories]:
 
 def whole(parts: list[Trajectories], target: Any, **options: Any) -> Evaluation:
     return evaluate(parts[0].merge(*parts[1:]), target, q_model=None, **options)
+
+
+def sharded(shards: Any, target: Any, **options: Any) -> Evaluation:
+    """Without a q model."""
+    return evaluate_shards(shards, target, q_model=None, **options)
 
 
 def words(estimate: Estimate) -> str:
@@ -110,7 +116,7 @@ def test_any_split_gives_what_all_episodes_together_give(
     r = recorded(seed, counts)
     parts = split(r.trajectories, seed, cuts)
     options: dict[str, Any] = {"estimators": ALL, "gamma": gamma, "cap": cap}
-    found = evaluate_shards(parts, r.target, block_steps=block_steps, **options)
+    found = sharded(parts, r.target, block_steps=block_steps, **options)
     assert_equal(found, whole(parts, r.target, **options))
 
 
@@ -128,9 +134,7 @@ def test_weights_of_zero(seed: int, cuts: int, zeros: list[int]) -> None:
     table[0] = [0.0, 0.0, 1.0]
     target = Table(table / table.sum(axis=1, keepdims=True))
     parts = split(r.trajectories, seed, cuts)
-    assert_equal(
-        evaluate_shards(parts, target, estimators=ALL), whole(parts, target, estimators=ALL)
-    )
+    assert_equal(sharded(parts, target, estimators=ALL), whole(parts, target, estimators=ALL))
 
 
 def test_no_weight_at_all_is_no_value() -> None:
@@ -140,7 +144,7 @@ def test_no_weight_at_all_is_no_value() -> None:
     assert len(first) > 1
     target = Table(np.eye(3)[[0, 0, 0]])  # only ever takes the action that no episode begins with
     parts = [first.select(episodes=[i]) for i in range(len(first))]
-    found = evaluate_shards(parts, target, estimators=ALL)
+    found = sharded(parts, target, estimators=ALL)
     assert_equal(found, whole(parts, target, estimators=ALL))
     assert all(np.isnan(e.value) and e.verdict.colour == "red" for e in found.values())
 
@@ -162,7 +166,7 @@ def test_weights_beyond_the_floats(scale: float) -> None:
     target = LinearSigmoid(np.array([scale / 3]))
     parts = split(data, 3, 5)
     options: dict[str, Any] = {"estimators": [n for n in ALL if "O" not in n]}
-    found = evaluate_shards(parts, target, **options)
+    found = sharded(parts, target, **options)
     together = whole(parts, target, **options)
     for name, estimate in found.items():
         np.testing.assert_allclose(estimate.value, together[name].value, rtol=1e-9)
@@ -431,7 +435,7 @@ def test_files_whole_or_in_stretches(
 ) -> None:
     monkeypatch.setattr(shard_files, "_WHOLE", limit)
     r, parts, paths = saved
-    found = evaluate_shards(paths, r.target, estimators=ALL, block_steps=block_steps)
+    found = sharded(paths, r.target, estimators=ALL, block_steps=block_steps)
     assert_equal(found, whole(parts, r.target, estimators=ALL))
     longest = max(int(part.lengths.max()) for part in parts)
     if limit == 0:
@@ -444,9 +448,9 @@ def test_files_whole_or_in_stretches(
 def test_one_file(saved: tuple[Recorded, list[Trajectories], list[Path]]) -> None:
     r, _, paths = saved
     r.trajectories.save(paths[0])
-    found = evaluate_shards(paths[0], r.target, estimators=ALL)
+    found = sharded(paths[0], r.target, estimators=ALL)
     assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
-    found = evaluate_shards(str(paths[0]), r.target, estimators=ALL, block_steps=20)
+    found = sharded(str(paths[0]), r.target, estimators=ALL, block_steps=20)
     assert_equal(found, whole([r.trajectories], r.target, estimators=ALL))
 
 
@@ -478,7 +482,7 @@ def test_files_of_recorders_and_of_several_runs(tmp_path: Path, block_steps: int
     for part in split(r.trajectories, 2, 1):
         record(part, path)  # a second run appends a section
     together = Trajectories.load(path)
-    found = evaluate_shards(path, r.target, estimators=ALL, block_steps=block_steps)
+    found = sharded(path, r.target, estimators=ALL, block_steps=block_steps)
     assert_equal(found, whole([together], r.target, estimators=ALL))
 
 
@@ -566,13 +570,13 @@ def test_the_weights_of_the_second_pass_may_be_kept_on_disk(tmp_path: Path) -> N
     asked: list[int] = []
     counting = [_counting(part, asked) for part in parts]
     options: dict[str, Any] = {"estimators": ALL, "interval": "percentile", "resamples": 40}
-    kept = evaluate_shards(counting, r.target, scratch=tmp_path, **options)
+    kept = sharded(counting, r.target, scratch=tmp_path, **options)
     assert len(asked) == 2 * len(parts)
-    again = evaluate_shards(counting, r.target, **options)
+    again = sharded(counting, r.target, **options)
     assert len(asked) == 5 * len(parts)
     assert_same(kept, again)
     assert not list(tmp_path.iterdir())
-    evaluate_shards(counting, r.target, estimators=["FIS", "BCIS"])
+    sharded(counting, r.target, estimators=["FIS", "BCIS"])
     assert len(asked) == 7 * len(parts)  # plain ones need no third pass
 
 
@@ -714,9 +718,9 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(ValueError, match="'MAGIC', which cannot be evaluated in shards"):
         evaluate_shards([data], r.target, estimators=["NFIS", "MAGIC"])
     with pytest.raises(ValueError, match="'FWDR', which needs a q model"):
-        evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"])
-    with pytest.raises(TypeError, match="q_model is 'default'"):
-        evaluate_shards([data], r.target, q_model="default")  # type: ignore[arg-type]
+        evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"], q_model=None)
+    with pytest.raises(TypeError, match="q_model is 'tabular'; shards need a LinearQ, 'default'"):
+        evaluate_shards([data], r.target, q_model="tabular")
     with pytest.raises(ValueError, match="learns from all episodes at once"):
         evaluate_shards([data], r.target, estimators="DM", q_model=LinearQ(Fourier()))
     with pytest.raises(ValueError, match="at least 2 episodes"):
@@ -746,6 +750,23 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data, dataclasses.replace(data, horizon=99)], r.target)
 
 
+def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
+    r = recorded(1, (30, 30))
+    given = evaluate_shards(r.trajectories, r.target, q_model=LinearQ())
+    found = evaluate_shards(r.trajectories, r.target)
+    assert list(found) == ["BIS", "NBIS", "FIS", "NFIS", "auto"]
+    assert found["auto"].value == given["auto"].value != found["NFIS"].value
+    assert "; q model: LinearQ\n" in str(found)
+    without = evaluate_shards(r.trajectories, r.target, q_model=None)
+    assert without["auto"].value == without["NFIS"].value
+    assert "; q model: none\n" in str(without)
+    assert "q model" not in str(evaluate_shards(r.trajectories, r.target, estimators="NFIS"))
+    log_prob_only = LogProbOnly(r.target.log_prob)  # no finite action set, so no model
+    assert "; q model: none\n" in str(evaluate_shards(r.trajectories, log_prob_only))
+    with pytest.raises(ValueError, match=r"'DM', which needs a q model: .* no default for such"):
+        evaluate_shards(r.trajectories, log_prob_only, estimators="DM")
+
+
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     r, path = recorded(1, (3, 3)), tmp_path / "run.ope"
     r.trajectories.save(path)
@@ -755,6 +776,57 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
         evaluate_shards([path, str(path)], r.target)
     with pytest.raises(ValueError, match=r"link\.ope twice, which is .*run\.ope: its episodes"):
         evaluate_shards([path, r.trajectories, link], r.target)
+    hard = tmp_path / "hard.ope"
+    hard.hardlink_to(path)
+    with pytest.raises(ValueError, match=r"hard\.ope twice, which is .*run\.ope: its episodes"):
+        evaluate_shards([path, hard], r.target)
+    copy = tmp_path / "copy.ope"
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"copy\.ope, a copy of .*run\.ope: its episodes"):
+        evaluate_shards([path, copy], r.target)
+
+
+def test_workers_read_the_files_that_were_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are, and not others of the same name."""
+    r, others = recorded(1, (30, 30)), tmp_path / "others"
+    others.mkdir()
+    monkeypatch.chdir(tmp_path)
+    r.trajectories.save("run.ope")
+    recorded(2, (30, 30)).trajectories.save(others / "run.ope")
+    expected = evaluate_shards("run.ope", r.target, block_steps=50)
+
+    class Moved(Crew):
+        """Works in another folder."""
+
+        def run(self, function: Any, items: Any) -> Any:
+            monkeypatch.chdir(others)
+            yield from super().run(function, items)
+
+    found = survey(["run.ope"], "all", 50, Moved())
+    assert Path.cwd() == others
+    options = check_options(BOTH, 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+    again = evaluate_survey(found, r.target, options, Moved())
+    assert again["NFIS"].value == expected["NFIS"].value
+    (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
+    with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
+        evaluate_survey(found, r.target, options, Crew())
+    (tmp_path / "run.ope").unlink()
+    with pytest.raises(FileNotFoundError, match=r"No such .* all nodes need .*: 'run\.ope'"):
+        evaluate_survey(found, r.target, options, Crew())
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'none\.ope'"):
+        evaluate_shards("none.ope", r.target)
+
+
+def test_a_file_may_grow_while_it_is_read(tmp_path: Path) -> None:
+    r, path = recorded(1, (30, 30)), tmp_path / "run.ope"
+    record(r.trajectories, path)
+    seen = SeenFile.of(path)
+    with path.open("ab") as file:
+        file.write(b"more")
+    with seen.open() as file:
+        assert file.tell() == 0
 
 
 def test_shards_that_change_are_refused() -> None:

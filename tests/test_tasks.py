@@ -28,7 +28,7 @@ from ope_gym.__main__ import main as command
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.crews import _Processes, crew
 from ope_gym.ray_crew import connected
-from ope_gym.shard_spool import scratch_folder
+from ope_gym.shard_spool import Spool, scratch_folder
 from ope_gym.shard_tasks import Setting, weight_pass
 from ope_gym.sharded import evaluate_shards, evaluate_survey
 from ope_gym.shards import survey
@@ -237,7 +237,7 @@ def test_impossible_crews_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with crew(ray=None) as here:
         assert not here.remote
     for ray in (True, "auto"):
-        with pytest.raises(ImportError, match=r"pip install \"ope-gym\[ray\]\""), connected(ray):
+        with pytest.raises(ImportError, match=r"pip install -e .*\[ray\]"), connected(ray):
             pass
 
 
@@ -403,7 +403,11 @@ def test_held_out_episodes_if_there_are_any() -> None:
         ([none, mixed], "all", 2 * len(data)),
         ([none], "auto", len(data)),
     ):
-        found = survey(shards, which, 50, Crew())
+        with contextlib.ExitStack() as stack:
+            if count == some.sum():
+                words = r"shard 0: 0 of 55 episodes used, .*data='all'"
+                stack.enter_context(pytest.warns(UserWarning, match=words))
+            found = survey(shards, which, 50, Crew())
         assert found.mixture.trajectories == count
         assert sum(int(task.counts.sum()) for task in found.tasks) == count
 
@@ -419,7 +423,7 @@ def test_several_files_from_the_command_line(
     arguments = ["evaluate", *names, "--target", "3", "--estimators", "NFIS", "FWDR", "--data"]
     assert command([*arguments, "all", "--json", str(result), "--workers", "2"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("value of policy 3\n")
+    assert said.out.startswith(f"value of policy 3, of {names[0]}\n")
     data = [Trajectories.load(path) for path in files]
     together = data[0].merge(*data[1:])
     target = survey(files, "all", 1000, Crew()).mixture.policies[3]
@@ -452,7 +456,10 @@ def test_one_file_in_shards_from_the_command_line(
     assert capsys.readouterr().out == usual
     assert command(["evaluate", name, "--shards"]) == 0
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()[4:8]] == ["BIS", "NBIS", "FIS", "NFIS"]
+    assert [line.split()[0] for line in said.splitlines()[4:9]] == [
+        "BIS", "NBIS", "FIS", "NFIS", "auto",
+    ]  # fmt: skip
+    assert "; q model: LinearQ" in said
 
 
 @pytest.mark.parametrize(
@@ -469,6 +476,7 @@ def test_one_file_in_shards_from_the_command_line(
         (["--workers", "0"], "workers is 0"),
         (["--json", "missing/result.json"], "--json missing/result.json: cannot be written"),
         (["--json", "."], "--json .: cannot be written"),
+        (["--json", "-"], "--json -: give the name of a file"),
         (["--scratch", "missing"], "--scratch missing: give a folder that exists"),
         (["--data", "held-out"], "no held-out episode"),
     ],
@@ -524,6 +532,144 @@ def test_ray_takes_an_address_and_no_workers(
         with pytest.raises(SystemExit, match="2"):
             command(["evaluate", *arguments])
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        command(["evaluate", "--help"])
+    assert "auto, local (a new one here)" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setitem(sys.modules, "ray", None)
     assert command(["evaluate", str(files[0]), "--ray"]) == 2
-    assert 'pip install "ope-gym[ray]"' in capsys.readouterr().err
+    assert 'pip install -e ".[ray]" -c constraints.txt' in capsys.readouterr().err
+
+
+def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ope_gym", *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, **options)
+
+
+def test_warnings_are_plain_lines(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.ope", tmp_path / "b.ope"]
+    data = made(0, 6, 9)
+    dataclasses.replace(data, held_out=np.ones(len(data), dtype=bool)).save(paths[0])
+    other = made(1, 6, 9)
+    dataclasses.replace(other, held_out=np.zeros(len(other), dtype=bool)).save(paths[1])
+    done = run_module("evaluate", *map(str, paths), "--workers", "1", "--estimators", "NFIS")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"warning: {paths[1]}: 0 of 6 episodes used, as none is held out; data='all' (--data all) "
+        "takes them\n"
+    )
+    assert run_module("evaluate", *map(str, paths), "--workers", "1", "--data", "all").stderr == ""
+
+
+def test_last_is_the_last_policy_of_the_last_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many, few, empty = (str(tmp_path / name) for name in ("many.ope", "few.ope", "empty.ope"))
+    data = made(0, 12, 9)
+    data.save(many)
+    some = made(1, 12, 9).select(policies=[0, 1, 2])
+    dataclasses.replace(some, policies=some.policies[:3]).save(few)
+    chosen = ["--workers", "1", "--data", "all", "--estimators", "NFIS"]
+    assert command(["evaluate", many, few, *chosen]) == 0
+    assert capsys.readouterr().out.startswith(f"value of policy 2, of {few}\n")
+    assert command(["evaluate", many, few, "--target", "5", *chosen]) == 0
+    assert capsys.readouterr().out.startswith(f"value of policy 5, of {many}\n")
+    Path(empty).write_bytes(Path(many).read_bytes()[:8])  # nothing but the magic number
+    assert command(["evaluate", many, empty, *chosen]) == 2
+    assert f"--target last: {empty}, the last file, holds no policy" in capsys.readouterr().err
+
+
+def test_info_numbers_policies_over_all_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(tmp_path / name) for name in ("a.ope", "b.ope")]
+    for i, path in enumerate(paths):
+        made(i, 12, 9).save(path)
+    known = survey(paths, "all", 100, Crew()).mixture.policies
+    assert command(["info", *paths]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert paths == [line for line in said if line in paths]
+    for number, policy in enumerate(known):
+        found = [line for line in said if line.startswith(f"policy {number}: ")]
+        assert found
+        assert all(line.endswith(repr(policy)) for line in found)
+
+
+def test_a_damaged_file_names_a_remedy_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.ope"
+    made(0, 12, 9).save(path)
+    good = path.read_bytes()
+    path.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    assert command(["evaluate", str(path)]) == 2
+    assert "Trajectories.load(path, recover=True).save(new_path)" in capsys.readouterr().err
+
+
+def test_workers_that_are_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "a.ope")
+    made(0, 12, 9).save(path)
+    chosen = ["evaluate", path, "--estimators", "NFIS", "--data", "all", "--shards"]
+    assert command([*chosen, "--workers", "2"]) == 0
+    assert f"note: --workers 2: no worker is needed, {path} is a" in capsys.readouterr().err
+    assert command(chosen) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(Trajectories, "load", lambda *_: pytest.fail("work was done before"))
+    assert command(["rank", "missing.ope", "--figure", str(tmp_path / "a.png")]) == 2
+    assert "figures need matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a pipe")
+def test_a_reader_that_has_gone(tmp_path: Path) -> None:
+    path, result = tmp_path / "a.ope", tmp_path / "result.json"
+    made(0, 12, 9).save(path)
+    read, write = os.pipe()
+    os.close(read)
+    words = ["evaluate", str(path), "--estimators", "NFIS", "--json", str(result)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ope_gym", *words], cwd=ROOT, text=True, stdout=write,
+        stderr=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "NFIS" in json.loads(result.read_text())["estimates"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed")
+def test_a_full_scratch_disk_is_named(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spool, "_partial", lambda _: Path("/dev/full"))
+    with pytest.raises(OSError, match=rf"scratch is '{tmp_path}': the disk is full; give a folder"):
+        evaluate_shards(files, TARGET, scratch=tmp_path, estimators="NFIS")
+
+
+def test_workers_and_ray_are_not_given_together(files: list[Path]) -> None:
+    with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
+        evaluate_shards(files, TARGET, workers=2, ray=True)
+
+
+def test_ray_ends_before_a_stopped_command() -> None:
+    """What Ray leaves running crashes Python on its way out."""
+    code = (
+        "import atexit, sys, types\n"
+        "from ope_gym.leaving import leave\n"
+        "ray = sys.modules['ray'] = types.ModuleType('ray')\n"
+        "ray.shutdown = lambda: print('shut down')\n"
+        "atexit.register(print, 'crash')\n"
+        "leave(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "shut down\n")
+
+
+def test_scripts_of_benchmarks_start() -> None:
+    """Their own folder comes first on the path: nothing in it may have the name of a package."""
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert "studies" in packages
+    assert not packages & {path.stem for path in (ROOT / "benchmarks").iterdir()}

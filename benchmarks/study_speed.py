@@ -1,6 +1,6 @@
 """What the compiled simulations of two studies save: a slice of each beside a Gymnasium loop.
 
-    python benchmarks/studies.py [--runs 3] [--repetitions 3]
+    python benchmarks/study_speed.py [--runs 3] [--repetitions 3]
 
 Both sides play and learn what a run of the study does: PoWER's 300 rollouts and 300 fresh ones on
 CartPole-v1; 5,000 episodes of Monte-Carlo control and 1,000 fresh ones on Blackjack-v1, for both
