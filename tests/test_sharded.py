@@ -256,12 +256,16 @@ def test_normal_equations_and_scales_can_be_merged() -> None:
 def test_partial_mixtures_of_any_split(
     seed: int, counts: list[int], cuts: int, mixture: int | str
 ) -> None:
-    """Also where strata join behaviours of one episode each."""
+    """Also where strata join behaviours of one episode each.
+
+    Five episodes leave the usual model's equations nearly singular, and solving them makes 1e-16
+    of rounding 1e-9: a firmer penalty, so that the sums are compared and not the solver.
+    """
     r = recorded(seed, counts)
-    parts = split(r.trajectories, seed, cuts)
-    options: dict[str, Any] = {"estimators": [*ALL, "FWDR"], "mixture": mixture}
-    together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
-    found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=30, **options)
+    parts, model = split(r.trajectories, seed, cuts), LinearQ(ridge=1e-3)
+    options: dict[str, Any] = {"estimators": [*ALL, "FWDR"], "mixture": mixture, "q_model": model}
+    together = evaluate(parts[0].merge(*parts[1:]), r.target, **options)
+    found = evaluate_shards(parts, r.target, block_steps=30, **options)
     assert_equal(found, together)
     told, whole_told = found.sample.mixture, together.sample.mixture
     assert (told is None) == (whole_told is None)
