@@ -39,6 +39,7 @@ from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
 from ope_gym.tasks import Crew
 from ope_gym.trajectories import nothing
+from ope_gym.unknown import UnknownPolicy
 from ope_gym.validation import check_options
 from tests import small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, draw, recorded
@@ -215,6 +216,40 @@ def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
     for name, estimate in drawn.items():
         assert estimate.replicates is not None
         assert estimate.replicates.std() == pytest.approx(estimate.standard_error, rel=0.2), name
+
+
+@pytest.mark.parametrize("block_steps", [1, 30, 1000])
+@pytest.mark.parametrize("case", ["greedy", "never", "unknown"])
+def test_steps_of_no_weight_and_of_unknown_policies(case: str, block_steps: int) -> None:
+    """How near steps are to the target is decided once for all of them, not by chunk."""
+    r = recorded(3, (8, 6, 7), horizon=6)
+    data, target = r.trajectories, r.target
+    if case == "greedy":
+        target = Table(np.eye(3)[[1, 0, 2]])
+    if case == "never":  # the target does nothing that was done
+        data = dataclasses.replace(data, actions=np.where(data.actions == 2, 0, data.actions))
+        target = Table(np.eye(3)[[2, 2, 2]])
+    parts = split(data, 0, 5)
+    if case == "unknown":
+        steps = parts[2].n_steps
+        parts[2] = dataclasses.replace(
+            parts[2], policies=(UnknownPolicy(),), policy_ids=np.zeros(steps, np.int32),
+            log_probs=np.full(steps, np.nan),
+        )  # fmt: skip
+    options: dict[str, Any] = {"estimators": "DM" if case == "unknown" else ["DM", "DR", "FWDR"]}
+    together = evaluate(parts[0].merge(*parts[1:]), target, q_model=LinearQ(), **options)
+    assert together["DM"].value != 0
+    seen: list[int] = []
+    found = evaluate_shards(
+        parts, target, q_model=LinearQ(), block_steps=block_steps, progress=seen.append, **options
+    )
+    for name, estimate in found.items():
+        expected = together[name]
+        np.testing.assert_allclose(estimate.value, expected.value, rtol=1e-9)
+        np.testing.assert_allclose(estimate.standard_error, expected.standard_error, rtol=1e-9)
+    assert sum(seen) % data.n_steps == 0
+    asked = check_options(options["estimators"], 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+    assert sum(seen) == passes(asked, LinearQ()) * data.n_steps
 
 
 def test_normal_equations_and_scales_can_be_merged() -> None:
