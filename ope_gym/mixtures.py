@@ -98,23 +98,20 @@ def parts(data: Trajectories, behaviours: Behaviours, groups: IntArray) -> Itera
     """
     of_episode = groups[behaviours.ids]
     order, by_group = np.argsort(of_episode, kind="stable"), np.argsort(groups, kind="stable")
-    ends = np.cumsum(np.bincount(of_episode, minlength=int(groups.max()) + 1))
+    present, firsts = np.unique(of_episode[order], return_index=True)
     stops = np.cumsum(np.bincount(groups))
     local = np.empty(groups.size, dtype=np.int64)
     local[by_group] = np.arange(groups.size) - np.repeat(stops - np.diff(stops, prepend=0),
                                                          np.diff(stops, prepend=0))  # fmt: skip
-    for episodes, members in zip(
-        np.split(order, ends[:-1]), np.split(by_group, stops[:-1]), strict=True
-    ):
-        if episodes.size:
-            ids = local[behaviours.ids[episodes]]
-            begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
-            rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
-            rows += np.arange(rows.size)
-            yield Part(
-                members, episodes, rows, data.select(episodes=episodes),
-                behaviours.part(members, ids),
-            )  # fmt: skip
+    for group, episodes in zip(present, np.split(order, firsts[1:]), strict=True):
+        members = by_group[stops[group - 1] if group else 0 : stops[group]]
+        ids = local[behaviours.ids[episodes]]
+        begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
+        rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+        rows += np.arange(rows.size)
+        yield Part(
+            members, episodes, rows, data.select(episodes=episodes), behaviours.part(members, ids)
+        )
 
 
 def partial_log_weights(

@@ -101,7 +101,7 @@ class WeightPass:
             for key in keys_of(options.estimators)
         }
         self.propensities = PropensitySums(self.target, len(self.mixture.policies))
-        self._marks = self.mixture.marks()
+        self._marks = self.mixture.marks
 
     def __getstate__(self) -> dict[str, Any]:
         """To be merged elsewhere, where the mixture with all its policies is known."""

@@ -38,7 +38,8 @@ class Piece:
         source: some blocks of a section of a file, without its policies, which the mixture of
             all shards has once for all pieces; or the shard.
         steps: of the chosen episodes.
-        acted: (policies of the part,) chosen episodes of each.
+        acted: (m,) the policies of the part that acted in the chosen episodes.
+        counts: (m,) their chosen episodes.
     """
 
     part: int
@@ -46,6 +47,7 @@ class Piece:
     source: FileSection | Shard
     steps: int
     acted: IntArray
+    counts: IntArray
 
     def chunks(self, steps: int, mixture: Mixture) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
@@ -59,19 +61,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Task:
-    """A stretch of all episodes; K behaviours.
+    """A stretch of all episodes, by m of the behaviours.
 
     Args:
         number: of the task.
         pieces: to be read in order.
         steps: of the chosen episodes.
-        before: (K,) chosen episodes of each behaviour in the tasks before.
-        counts: (K,) chosen episodes of each behaviour in this one.
+        begin: chosen episodes in the tasks before.
+        behaviours: (m,) those that acted in the chosen episodes, rising.
+        before: (m,) their chosen episodes in the tasks before.
+        counts: (m,) their chosen episodes in this one.
     """
 
     number: int
     pieces: tuple[Piece, ...]
     steps: int
+    begin: int
+    behaviours: IntArray
     before: IntArray
     counts: IntArray
 
@@ -83,8 +89,7 @@ class Task:
     @property
     def episodes(self) -> slice:
         """Its place among all chosen episodes."""
-        begin = int(self.before.sum())
-        return slice(begin, begin + int(self.counts.sum()))
+        return slice(self.begin, self.begin + int(self.counts.sum()))
 
 
 def span(names: Sequence[str]) -> str:
@@ -200,25 +205,25 @@ class _Draft:
             source: FileSection | Shard = shard
             if section is not None:
                 source = section.part(first, stop)
-            acted = np.bincount(
-                part.first_policies[rows][chosen[rows]], minlength=len(part.policies)
-            )
-            if acted.any():
+            who, counts = np.unique(part.first_policies[rows][chosen[rows]], return_counts=True)
+            if who.size:
                 size = int(sizes[first:stop].sum())
-                self._pieces.append(Piece(number, part.name, source, size, acted))
+                self._pieces.append(Piece(number, part.name, source, size, who, counts))
 
     def finalise(self, steps: int) -> Survey:
         """Pieces in a row make a task of about so many steps."""
         mixture = self.census.finalise()
         sizes = np.array([piece.steps for piece in self._pieces])
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
-        before = np.zeros_like(mixture.counts)
+        begin, before = 0, np.zeros_like(mixture.counts)
         tasks: list[Task] = []
         for chosen in np.split(np.arange(sizes.size), np.flatnonzero(np.diff(stretch)) + 1):
             pieces = tuple(self._pieces[i] for i in chosen)
-            counts = sum((mixture.counted(p.part, p.acted) for p in pieces), 0 * before)
-            tasks.append(Task(len(tasks), pieces, int(sizes[chosen].sum()), before, counts))
-            before = before + counts
+            who, counts = mixture.counted((p.part, p.acted, p.counts) for p in pieces)
+            size = int(sizes[chosen].sum())
+            tasks.append(Task(len(tasks), pieces, size, begin, who, before[who], counts))
+            before[who] += counts
+            begin += int(counts.sum())
         return Survey(mixture, tuple(tasks), self.census.held_out, steps)
 
 
