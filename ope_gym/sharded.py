@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -189,7 +189,7 @@ def evaluate_survey(
         if not sums:
             return passed
         empty = NormalisedPass(passed.sums, passed.trajectories, None)
-        drawn = [(task, draws and draws.part(task.episodes)) for task in tasks]
+        drawn = _Drawn(tasks, draws)
         make = partial(normalised_pass, setting, empty, number)
         for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
             passed.merge(some)
@@ -208,6 +208,20 @@ def _each(
     hands: Crew, function: Callable[[T], R], items: Sequence[T], tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, R]]:
     return zip(tasks, hands.in_order(function, items), strict=True)
+
+
+class _Drawn(Sequence[tuple[Task, poisson.PoissonDraws | None]]):
+    """Tasks with the draws of their episodes, made when they are asked for."""
+
+    def __init__(self, tasks: Sequence[Task], draws: poisson.PoissonDraws | None) -> None:
+        self._tasks, self._draws = tasks, draws
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, i: Any) -> Any:
+        task = self._tasks[i]
+        return task, None if self._draws is None else self._draws.part(task.episodes)
 
 
 def _draws(second: WeightPass, options: Options) -> poisson.PoissonDraws | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -25,14 +26,12 @@ from ope_gym import (
     poisson,
     shard_files,
 )
-from ope_gym import shards as shards_module
 from ope_gym.baselines.features import Columns, Fourier, Polynomial
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
 from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
-from ope_gym.shard_census import Census
 from ope_gym.shard_passes import WeightPass
 from ope_gym.sharded import evaluate_shards, passes
 from ope_gym.shards import survey
@@ -370,8 +369,12 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
 def test_draws_are_poisson_and_unrelated() -> None:
     hashes = poisson.identities(np.zeros(4000, dtype=np.uint64))  # all equal: told apart by number
     assert np.unique(hashes).size == hashes.size
-    draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=1)
-    counts = draws._counts(0, 4000)
+
+    def drawn(seed: int) -> NDArray[np.float64]:
+        draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed)
+        return np.round(draws.factors(0, 4000) * draws.drawn / 4000)
+
+    counts = drawn(1)
     n = counts.size
     expected = np.array([np.exp(-1), np.exp(-1), np.exp(-1) / 2, np.exp(-1) / 6])
     share = np.array([np.mean(counts == j) for j in range(4)])
@@ -380,8 +383,8 @@ def test_draws_are_poisson_and_unrelated() -> None:
     centred = counts - 1.0
     for other in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
         assert abs(np.mean(centred * other)) < 4 / np.sqrt(n)
-    again = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=2)
-    assert abs(np.mean(centred * (again._counts(0, 4000) - 1))) < 4 / np.sqrt(n)
+    for seed in (2, 2**64 + 1):  # of any size, as in memory
+        assert abs(np.mean(centred * (drawn(seed) - 1))) < 4 / np.sqrt(n)
 
 
 @pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS"])
@@ -403,30 +406,44 @@ def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
     assert bca.interval.low == pytest.approx(found.interval.low, abs=0.2 * width)
 
 
-def test_a_stratum_that_is_not_drawn_is_taken_as_it_is() -> None:
-    strata = np.repeat(np.arange(40), 2)  # of two: nothing is drawn with probability e^-2
+def test_strata_keep_their_sizes_and_no_part_of_one_is_negative() -> None:
+    strata = np.repeat(np.arange(40), 2)
     draws = poisson.PoissonDraws(np.arange(80, dtype=np.uint64), strata, 50, seed=0)
     factors = draws.factors(0, 80).reshape(50, 40, 2)
-    np.testing.assert_allclose(factors.sum(axis=2), 2.0)
-    undrawn = draws._counts(0, 80).reshape(50, 40, 2).sum(axis=2) == 0
-    assert undrawn.any()
-    np.testing.assert_array_equal(factors[undrawn], 1.0)
+    np.testing.assert_array_equal(
+        np.sort(factors, axis=2), np.broadcast_to([0.0, 2.0], (50, 40, 2))
+    )
     assert Resamples(strata, 50, 0).strata.max() == 39  # the other bootstrap has these strata too
+    strata = np.repeat(np.arange(40), 3)
+    draws = poisson.PoissonDraws(np.arange(120, dtype=np.uint64), strata, 50, seed=0)
+    assert (draws.drawn < 0).any()  # nothing was drawn, so one of them is taken
+    factors = draws.factors(0, 120).reshape(50, 40, 3)
+    np.testing.assert_allclose(factors.sum(axis=2), 3.0)
+    assert factors.min() == 0
+    alone = poisson.PoissonDraws(np.arange(3, dtype=np.uint64), np.arange(3), 9, seed=0)
+    np.testing.assert_array_equal(alone.factors(0, 3), 1.0)  # no spread can be seen
 
 
-@pytest.mark.parametrize(("size", "spread"), [(2, 0.71), (3, 0.91), (5, 1.01), (20, 1.0)])
-def test_how_replicates_spread_in_small_strata(size: int, spread: float) -> None:
-    """As the square root of (n_k - 1) E[1 / N], N the Poisson(n_k) number drawn."""
-    k = np.arange(1, 80)
-    log_share = k * np.log(size) - size - np.cumsum(np.log(k))
-    expected = np.sqrt((size - 1) * np.sum(np.exp(log_share) / k))
-    assert expected == pytest.approx(spread, abs=0.01)
-    n = 600 * size
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 20, 32, 33])
+def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(size: int) -> None:
+    strata = np.repeat(np.arange(4000 // size), size)
+    n = strata.size
     values = np.random.default_rng(0).standard_normal(n)
-    strata = np.repeat(np.arange(600), size)
-    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, 2000, seed=0)
-    found = draws.means(values).std() / standard_error(values, strata)
-    assert found == pytest.approx(expected, rel=4 / np.sqrt(2 * 2000))
+    error = standard_error(values, strata)
+    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, 4000, seed=0)
+    means = draws.means(values)
+    assert means.std() / error == pytest.approx(1.0, abs=4 / np.sqrt(2 * 4000))
+    assert means.mean() == pytest.approx(values.mean(), abs=4 * error / np.sqrt(4000))
+
+
+def test_what_is_sent_of_the_draws_belongs_to_the_task() -> None:
+    strata = np.repeat(np.arange(500), 4)
+    draws = poisson.PoissonDraws(np.arange(2000, dtype=np.uint64), strata, 100, seed=0)
+    part = draws.part(slice(1002, 1010))
+    np.testing.assert_array_equal(part.factors(0, 8), draws.factors(1002, 1010))
+    assert part.drawn.shape == (100, 3)
+    replicates = poisson.NormalisedReplicates(part, 1.0, None, np.zeros(5))
+    assert not hasattr(pickle.loads(pickle.dumps(replicates)), "draws")
 
 
 def test_paired_differences_share_the_draws() -> None:
@@ -556,20 +573,24 @@ def _mixture(parts: list[Trajectories]) -> Any:
     return survey(parts, "all", 1 << 17, Crew()).mixture
 
 
-def test_a_census_can_be_merged() -> None:
-    r = recorded(6, (5, 4, 3))
-    shards = split(r.trajectories, 0, 6)
-    parts = [found.part for i in enumerate(shards) for found in shards_module._parts(i)]
-    one, left, right = Census(), Census(), Census()
-    for i, part in enumerate(parts):
-        one.update(part)
-        (left if i < 3 else right).update(part)
-    left.merge(right)
-    a, b = one.finalise(), left.finalise()
-    assert a.policies == b.policies
-    assert a.numbers == b.numbers
-    np.testing.assert_array_equal(a.counts, b.counts)
-    assert (a.trajectories, a.steps, a.longest) == (b.trajectories, b.steps, b.longest)
+def test_tasks_know_their_own_behaviours_alone() -> None:
+    """What all tasks hold grows with the episodes, not with tasks times policies."""
+    r = recorded(6, [1] * 30 + [3, 2])
+    parts = split(r.trajectories, 0, 12)
+    found = survey(parts, "all", 10, Crew())
+    ids = np.concatenate([_behaviours(found.mixture, i, part) for i, part in enumerate(parts)])
+    assert len(found.tasks) > 5
+    for task in found.tasks:
+        before, own = ids[: task.episodes.start], ids[task.episodes]
+        np.testing.assert_array_equal(task.behaviours, np.unique(own))
+        for k, earlier, count in zip(task.behaviours, task.before, task.counts, strict=True):
+            assert (earlier, count) == (np.sum(before == k), np.sum(own == k))
+    assert found.mixture.marks is found.mixture.marks
+
+
+def _behaviours(mixture: Any, i: int, part: Trajectories) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = mixture.behaviours(mixture.renumbered(i, part)).ids
+    return found
 
 
 def test_passes_can_be_merged() -> None:
