@@ -122,6 +122,7 @@ def partial_log_weights(
     *,
     density: bool = False,
     reward_model: tuple[FloatArray, FloatArray] | None = None,
+    first: int = 0,
 ) -> tuple[dict[str, FloatArray], str]:
     """Log weights (S,) by scheme of a target certain of everything, each group against its own.
 
@@ -132,6 +133,7 @@ def partial_log_weights(
         schemes: names from `ope_gym.weights.SCHEMES`; "optimal" is the same formula in the group.
         density: as in `log_weights`.
         reward_model: mean (S,) and variance (S,), as in `log_weights`.
+        first: number of the first trajectory, for messages.
 
     Returns:
         The weights, and in words the first logged number that its policy contradicts.
@@ -139,12 +141,12 @@ def partial_log_weights(
     wanted, mismatch = list(schemes), ""
     result = {scheme: np.empty(data.n_steps) for scheme in wanted}
     for part in parts(data, behaviours, groups):
-        rows = part.behaviours.rows(part.data, episodes=part.episodes)
+        rows = part.behaviours.rows(part.data, episodes=first + part.episodes)
         model = None if reward_model is None else tuple(x[part.rows] for x in reward_model)
         found = log_weights(
             np.zeros(part.rows.size), rows, part.behaviours.ids, part.data.offsets, wanted,
             counts=part.behaviours.counts, density=density, reward_model=model,  # type: ignore[arg-type]
-            names=(part.members, part.episodes),
+            names=(part.members, first + part.episodes),
         )  # fmt: skip
         for scheme, log_w in found.items():
             result[scheme][part.rows] = log_w

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pickle
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from ope_gym.likelihood import Behaviours
 from ope_gym.mixtures import group_size, interleaved
 from ope_gym.policies import Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policy_files import UNREGISTERED
 from ope_gym.results import PartialMixture
 from ope_gym.schedules import PolicyTable
 from ope_gym.spaces import Space
@@ -241,8 +244,12 @@ class Mixture:
 
 
 def _mark(policy: Policy) -> int:
+    """Of its name and arrays, or, if it is of a class that is not registered, of its attributes."""
     kind, arrays = policy_to_arrays(policy)
     digest = hashlib.blake2b(kind.encode(), digest_size=8)
+    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
+        with suppress(Exception):  # what cannot be packed is told by its name alone
+            digest.update(pickle.dumps(vars(policy)))
     for name in sorted(arrays):
         array: NDArray[Any] = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())

@@ -184,7 +184,9 @@ def _uncut(setting: Setting, task: Task, number: int) -> Iterator[WeightedChunk]
         yield from kept
         setting.progress(task.steps)
         return
+    first = task.begin
     for name, chunk, baseline in setting.weighted(task, number):
         yield weigh(
-            setting.mixture, setting.target, setting.options, name, chunk, baseline
+            setting.mixture, setting.target, setting.options, name, chunk, baseline, first
         )[0]  # fmt: skip
+        first += len(chunk)

@@ -2,18 +2,22 @@
 
 | pass | reads | finds |
 |------|-------|-------|
-| 1    | policy tables, lengths, who acted | the shares rho_k of the mixture, the tasks |
+| 1    | all bytes, for their checksums; keeps tables | the shares rho_k of the mixture, the tasks |
 | q    | everything, twice | with a q model: the scale of its features, its normal equations |
 | 2    | everything | weights, their sums at each step, plain influence values, diagnostics |
 | 3    | everything, or the weights of pass 2 | normalised influence values, bootstrap replicates |
 | 4    | the same, for `auto` with a q model | those of the weights that are cut |
+
+So a file is read twice for plain estimators, three times for normalised ones (twice with a scratch
+folder), and twice more with a q model, three times for `auto`.
 
 Memory: some blocks of steps, and a few numbers a trajectory and a step of the longest episode;
 never a number for every step. The third pass is there because a normalised influence value
 compares a trajectory with the means R_t over all of them, and only if something needs it. Every
 pass is a set of sums with `update` and `merge`, so the result is that of `ope_gym.evaluate` on all
 episodes together, but for rounding, however they are cut. Their order gives the policies their
-numbers, and with them the neighbours to which behaviours of a single episode are joined.
+numbers, and with them the neighbours to which behaviours of a single episode are joined: with one
+episode a policy, errors and bootstrap draws follow the order of the files.
 
 A pass is done task by task and merged in the order of the tasks, which depend on the shards alone.
 So one process, several, or a Ray cluster give the same bits.

@@ -233,6 +233,8 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
             f"shards is {shards!r}, which can be read only once, but every pass reads all shards: "
             "give a list of files, of trajectories or of functions that make them"
         )
+    if isinstance(shards, np.ndarray):  # of paths; it has a view, too
+        return list(shards.tolist())
     if isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards):
         return [shards]  # type: ignore[list-item]
     if not isinstance(shards, Iterable):

@@ -32,6 +32,8 @@ from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
 from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
+from ope_gym.likelihood import behaviours_of
+from ope_gym.propensity_sums import PropensitySums
 from ope_gym.shard_passes import WeightPass
 from ope_gym.sharded import evaluate_shards, passes
 from ope_gym.shards import survey
@@ -200,6 +202,8 @@ def test_linear_q_models_of_any_split(seed: int, cuts: int, gamma: float, block_
     together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
     found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=block_steps, **options)
     assert_equal(found, together)
+    for name, number in together["auto"].report.items():
+        assert found["auto"].report[name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
 
 
 @pytest.mark.parametrize("features", [None, Polynomial(3), lambda x: np.tanh(np.asarray(x))])
@@ -336,6 +340,65 @@ def test_the_bootstrap_does_not_see_the_sharding(seed: int, cuts: int, block_ste
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+class Unregistered:
+    """Cannot be stored."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = np.asarray(table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unregistered) and np.array_equal(self.table, other.table)
+
+    def __hash__(self) -> int:
+        return hash(self.table.tobytes())
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return np.log(self.table[observations, actions])
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        return (rng.random(len(observations)) < self.table[observations, 1]).astype(np.int64)
+
+
+@pytest.mark.parametrize("kind", [Table, Unregistered])
+def test_equal_episodes_of_different_policies_keep_their_draws(kind: Any) -> None:
+    """They act alike in state 0; of one policy after the other, or in turn."""
+    tables = np.array([[[0.5, 0.5], [0.3, 0.7]], [[0.5, 0.5], [0.7, 0.3]]])
+    rng, ids = np.random.default_rng(0), np.arange(60) % 2
+    states = rng.integers(2, size=60)
+    actions = (rng.random(60) < tables[ids, states, 1]).astype(np.int64)
+    data = Trajectories.from_arrays(
+        states, actions, actions.astype(float), np.log(tables[ids, states, actions]),
+        offsets=np.arange(61), policies=[kind(t) for t in tables], policy_ids=ids, terminated=True,
+    )  # fmt: skip
+    options: dict[str, Any] = {"estimators": BOTH, "interval": "percentile", "resamples": 50}
+    target = kind([[0.2, 0.8], [0.2, 0.8]])
+    one = evaluate_shards([data], target, **options)
+    parts = [data.select(episodes=np.flatnonzero(ids == k)) for k in (1, 0)]
+    other = evaluate_shards(parts, target, **options)
+    for name in BOTH:
+        a, b = one[name].replicates, other[name].replicates
+        assert a is not None
+        assert b is not None
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_episodes_that_differ_in_what_was_seen_keep_their_draws() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 1))
+    data = Trajectories.from_arrays(
+        x, np.ones(40, dtype=np.int64), np.ones(40), np.full(40, np.log(0.5)),
+        offsets=np.arange(41), policies=[LinearSigmoid(np.zeros(1))], terminated=True,
+    )  # fmt: skip
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 50}
+    target = LinearSigmoid(np.full(1, 2.0))
+    one, other = (
+        evaluate_shards([data.select(episodes=order)], target, **options)["FIS"].replicates
+        for order in (np.arange(40), np.arange(40)[::-1])
+    )
+    assert one is not None
+    assert other is not None
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
     """A replicate is the estimate from the weights, each counted as often as it was drawn."""
     r = recorded(11, (5, 7))
@@ -372,7 +435,7 @@ def test_draws_are_poisson_and_unrelated() -> None:
 
     def drawn(seed: int) -> NDArray[np.float64]:
         draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed)
-        return np.round(draws.factors(0, 4000) * draws.drawn / 4000)
+        return np.asarray(np.round(draws.factors(0, 4000) * draws.drawn / 4000))
 
     counts = drawn(1)
     n = counts.size
@@ -571,6 +634,24 @@ def test_damage_is_found_and_a_cut_file_read_to_its_last_whole_block(
 
 def _mixture(parts: list[Trajectories]) -> Any:
     return survey(parts, "all", 1 << 17, Crew()).mixture
+
+
+def test_propensity_sums_are_merged_in_every_part() -> None:
+    """A jump of the first keeps the alarm quiet, a policy without probs makes support unknown."""
+    r = recorded(6, (5, 4))
+    data, behaviours = r.trajectories, behaviours_of(r.trajectories)
+    left, right, nothing_seen = (PropensitySums(r.target, 2) for _ in range(3))
+    left.update(data, behaviours)
+    expected = left.jump.copy()
+    assert expected.min() > 0
+    left.merge(nothing_seen)
+    np.testing.assert_array_equal(left.jump, expected)
+    right.merge(left)
+    np.testing.assert_array_equal(right.jump, expected)
+    assert right.finite
+    assert right.finalise().support == left.finalise().support != {}
+    right.merge(PropensitySums(r.target, 2, finite=False))
+    assert right.finalise().support == {}
 
 
 def test_tasks_know_their_own_behaviours_alone() -> None:
@@ -819,6 +900,62 @@ def test_shards_that_change_are_refused() -> None:
         left = iter(sizes)
         with pytest.raises(ValueError, match="6 episodes in the first pass and 5 in pass "):
             evaluate_shards(lambda: r.trajectories.select(episodes=slice(next(left))), r.target)  # noqa: B023
+
+
+@pytest.mark.parametrize("mixture", ["all", 1])
+@pytest.mark.parametrize("block_steps", [1, 20, 1000])
+def test_episodes_are_counted_over_all_shards(block_steps: int, mixture: Any) -> None:
+    r = recorded(1, (20, 15), horizon=4, early=False)
+    data = r.trajectories
+    row = data.offsets[23] + 2
+    log_probs = data.log_probs.copy()
+    log_probs[row] -= 0.3
+    wrong = dataclasses.replace(data, log_probs=log_probs)
+    parts = [wrong.select(episodes=slice(0, 7)), wrong.select(episodes=slice(7, 35))]
+    options: dict[str, Any] = {"estimators": "NFIS", "block_steps": block_steps, "mixture": mixture}
+    found = evaluate_shards(parts, r.target, **options)["NFIS"]
+    assert any("episode 23, step 2 has" in reason for reason in found.verdict.reasons)
+    seen = data.observations.astype(np.int64)
+    seen[row] = 3  # a state of its own, which the target cannot stand
+    policies = tuple(Table(np.vstack([p.table, p.table[:1]])) for p in data.policies)  # type: ignore[attr-defined]
+    marked = dataclasses.replace(data, observations=seen, policies=policies, observation_space=None)
+
+    class Wrong(Table):
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return np.where(np.asarray(observations) == 3, 0.5, -0.5)
+
+    parts = [marked.select(episodes=slice(0, 7)), marked.select(episodes=slice(7, 35))]
+    with pytest.raises(ValueError, match=r"shard.*target_log_probs is 0.5 at episode 23, step 2"):
+        evaluate_shards(parts, Wrong(np.full((4, 3), 1 / 3)), **options)
+
+
+def test_files_may_come_as_an_array_and_seeds_of_any_size(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    r, _, paths = saved
+    options: dict[str, Any] = {"interval": "percentile", "resamples": 20, "rng": 2**64 + 7}
+    found = evaluate_shards(np.array([str(path) for path in paths]), r.target, **options)
+    assert_same(found, evaluate_shards(paths, r.target, **options))
+
+
+def test_who_acted_is_read_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, saved: tuple[Recorded, list[Trajectories], list[Path]]
+) -> None:
+    r, parts, paths = saved
+    together = whole(parts, r.target, estimators=BOTH)
+    seen: list[int] = []
+    read = shard_files._read_rows
+
+    def watched(file: Any, head: Any, name: str, *rows: Any) -> Any:
+        found = read(file, head, name, *rows)
+        if name == "policy_ids":
+            seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(shard_files, "_ROWS", 5)
+    monkeypatch.setattr(shard_files, "_read_rows", watched)
+    assert_equal(evaluate_shards(paths, r.target, estimators=BOTH), together)
+    assert max(seen) == 5
 
 
 def test_a_bad_target_is_named_with_its_shard() -> None:
