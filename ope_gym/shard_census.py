@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import pickle
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -244,14 +242,21 @@ class Mixture:
 
 
 def _mark(policy: Policy) -> int:
-    """Of its name and arrays, or, if it is of a class that is not registered, of its attributes."""
+    """Of its name and arrays; of a class that is not registered, of attributes that are numbers."""
     kind, arrays = policy_to_arrays(policy)
     digest = hashlib.blake2b(kind.encode(), digest_size=8)
     if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
-        with suppress(Exception):  # what cannot be packed is told by its name alone
-            digest.update(pickle.dumps(vars(policy)))
+        values = getattr(policy, "__dict__", {})
+        arrays = {name: np.asarray(x) for name, x in values.items() if _is_plain(x)}
     for name in sorted(arrays):
         array: NDArray[Any] = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(array.tobytes())
     return int.from_bytes(digest.digest(), "little")
+
+
+def _is_plain(value: object) -> bool:
+    """Numbers, text, or arrays of them: the same bytes in every process."""
+    return isinstance(value, int | float | str | np.generic) or (
+        isinstance(value, np.ndarray) and value.dtype != object
+    )

@@ -303,7 +303,7 @@ def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatAr
 
     Their scale cancels. All may be 0: `LinearQ` then takes all steps alike.
     """
-    if nearness == 0 or not data.has_propensities:
+    if nearness == 0 or np.isnan(data.log_probs).any():
         return np.ones(data.n_steps)
     from ope_gym import kernels
 

@@ -150,7 +150,7 @@ class LinearFit:
             paid = data.rewards[part == k]
             self.bounds[0, k] = min(self.bounds[0, k], paid.min())
             self.bounds[1, k] = max(self.bounds[1, k], paid.max())
-        self.known &= data.has_propensities
+        self.known &= not np.isnan(data.log_probs).any()
         weights = near_weights(data, self.target, self.model.nearness)
         self.nearest = max(self.nearest, float(weights.max()))
         ends = np.zeros(data.n_steps, dtype=np.bool_)
