@@ -41,9 +41,9 @@ _COMMANDS: dict[str, _Command] = {
 _EVALUATE = f"""The value of a policy, from recorded episodes.
 
 Several files, or one of --shards, --workers, --ray and --scratch, are evaluated in shards: memory
-does not grow with the number of steps, and the result depends neither on the number of workers nor
-on who they are. Policies are numbered over all files, equal ones once. Without --estimators:
-{", ".join(SHARD_ESTIMATORS)}.
+grows by about 150 bytes an episode, not with the steps, and the result depends neither on the
+number of workers nor on who they are. Policies are numbered over all files, equal ones once.
+Without --estimators: {", ".join(SHARD_ESTIMATORS)}.
 """
 _RANK = f"""Which of several policies is best.
 

@@ -98,23 +98,20 @@ def parts(data: Trajectories, behaviours: Behaviours, groups: IntArray) -> Itera
     """
     of_episode = groups[behaviours.ids]
     order, by_group = np.argsort(of_episode, kind="stable"), np.argsort(groups, kind="stable")
-    ends = np.cumsum(np.bincount(of_episode, minlength=int(groups.max()) + 1))
+    present, firsts = np.unique(of_episode[order], return_index=True)
     stops = np.cumsum(np.bincount(groups))
     local = np.empty(groups.size, dtype=np.int64)
     local[by_group] = np.arange(groups.size) - np.repeat(stops - np.diff(stops, prepend=0),
                                                          np.diff(stops, prepend=0))  # fmt: skip
-    for episodes, members in zip(
-        np.split(order, ends[:-1]), np.split(by_group, stops[:-1]), strict=True
-    ):
-        if episodes.size:
-            ids = local[behaviours.ids[episodes]]
-            begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
-            rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
-            rows += np.arange(rows.size)
-            yield Part(
-                members, episodes, rows, data.select(episodes=episodes),
-                behaviours.part(members, ids),
-            )  # fmt: skip
+    for group, episodes in zip(present, np.split(order, firsts[1:]), strict=True):
+        members = by_group[stops[group - 1] if group else 0 : stops[group]]
+        ids = local[behaviours.ids[episodes]]
+        begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
+        rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+        rows += np.arange(rows.size)
+        yield Part(
+            members, episodes, rows, data.select(episodes=episodes), behaviours.part(members, ids)
+        )
 
 
 def partial_log_weights(
@@ -125,6 +122,7 @@ def partial_log_weights(
     *,
     density: bool = False,
     reward_model: tuple[FloatArray, FloatArray] | None = None,
+    first: int = 0,
 ) -> tuple[dict[str, FloatArray], str]:
     """Log weights (S,) by scheme of a target certain of everything, each group against its own.
 
@@ -135,6 +133,7 @@ def partial_log_weights(
         schemes: names from `ope_gym.weights.SCHEMES`; "optimal" is the same formula in the group.
         density: as in `log_weights`.
         reward_model: mean (S,) and variance (S,), as in `log_weights`.
+        first: number of the first trajectory, for messages.
 
     Returns:
         The weights, and in words the first logged number that its policy contradicts.
@@ -142,12 +141,12 @@ def partial_log_weights(
     wanted, mismatch = list(schemes), ""
     result = {scheme: np.empty(data.n_steps) for scheme in wanted}
     for part in parts(data, behaviours, groups):
-        rows = part.behaviours.rows(part.data, episodes=part.episodes)
+        rows = part.behaviours.rows(part.data, episodes=first + part.episodes)
         model = None if reward_model is None else tuple(x[part.rows] for x in reward_model)
         found = log_weights(
             np.zeros(part.rows.size), rows, part.behaviours.ids, part.data.offsets, wanted,
             counts=part.behaviours.counts, density=density, reward_model=model,  # type: ignore[arg-type]
-            names=(part.members, part.episodes),
+            names=(part.members, first + part.episodes),
         )  # fmt: skip
         for scheme, log_w in found.items():
             result[scheme][part.rows] = log_w

@@ -1,14 +1,20 @@
 """A bootstrap that does not see how trajectories are cut into shards.
 
-How often replicate b draws trajectory i is a Poisson(1) number made from a hash of (seed, b,
+How often replicate b draws trajectory i is a Poisson number made from a hash of (seed, b,
 identity of i). The identity is a hash of the trajectory's content and of who recorded it; the j-th
 of several equal trajectories has its own, and since they are equal it does not matter which is the
-j-th. So neither the order of the trajectories nor their split into shards changes a replicate.
+j-th. So neither the order of the trajectories nor their split into shards changes a replicate, as
+long as the strata are the same (those of policies with one episode each follow the order of the
+policies), and policies differ in what is stored of them, or in attributes that are numbers.
 
 Inside each stratum the drawn numbers are scaled to the number n_k of its trajectories, as if n_k
-were drawn from it. A stratum of which nothing is drawn, as can happen to a small one, is taken as
-it is. Replicates spread like the standard error where strata have 5 trajectories or more, and by
-.91 and .71 of it where they have 3 and 2.
+were drawn from it. If nothing is drawn from one, as can happen to a small one, the trajectory with
+the smallest hash is drawn once. Of N drawn from n_k with spread s_k (divisor n_k - 1) the mean has
+
+    variance  s_k^2 (n_k - 1) / n_k  E[1 / max(N, 1)],   N ~ Poisson(lambda_k)
+
+which is the s_k^2 / n_k of the standard error if E[1 / max(N, 1)] = 1 / (n_k - 1): lambda_k solves
+this for small strata, up from 0 for n_k = 2, and is n_k for the others, where it hardly differs.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,9 +37,7 @@ from ope_gym.weights import FloatArray, IntArray
 HashArray = NDArray[np.uint64]
 
 _ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
-_CUMULATED = np.cumsum([math.exp(-1.0) / math.factorial(j) for j in range(18)])
-# a 53-bit uniform number below the j-th limit is at most j
-_LIMITS = np.append((_CUMULATED[:-1] * 2.0**53).astype(np.uint64), np.uint64(1 << 53))
+_SMALL = 32  # trajectories of a stratum up to which the rate of its draws is solved for
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
@@ -68,29 +73,80 @@ def _mix_all(hashes: Any, added: Any) -> Any:
 
 
 @compiled()
-def _count(identity: Any, key: Any, limits: Any) -> int:
-    """How often a replicate draws a trajectory."""
-    u = _mix(identity ^ key) >> _11
+def _uniform(identity: Any, key: Any) -> Any:
+    """53 bits."""
+    return _mix(identity ^ key) >> _11
+
+
+@compiled()
+def _count(u: Any, limits: Any, row: int) -> int:
+    """How often a replicate draws a trajectory with the uniform number u."""
     count = 0
-    while u >= limits[count]:
+    while u >= limits[row, count]:
         count += 1
     return count
 
 
 @compiled()
-def _draw(identities: Any, keys: Any, limits: Any, out: Any) -> None:
-    """Write to (R, n) how often each replicate draws each trajectory."""
+def _draw_strata(
+    identities: Any, strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any
+) -> None:
+    """Write to (R, strata) how many each replicate draws; of none, -1 - the smallest u."""
     for b in range(keys.size):
         for i in range(identities.size):
-            out[b, i] = _count(identities[i], keys[b], limits)
+            k = strata[i]
+            u = _uniform(identities[i], keys[b])
+            count = _count(u, limits, rows[k])
+            if count > 0:
+                drawn[b, k] = max(drawn[b, k], 0) + count
+            elif drawn[b, k] <= 0:
+                drawn[b, k] = max(drawn[b, k], -1 - np.int64(u))
 
 
 @compiled()
-def _draw_strata(identities: Any, strata: Any, keys: Any, limits: Any, out: Any) -> None:
-    """Add to (R, strata) how many trajectories of each stratum each replicate draws."""
+def _scaled(
+    identities: Any, strata: Any, keys: Any, limits: Any, rows: Any, sizes: Any, drawn: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """Write to (R, n) by how much each replicate counts each trajectory."""
     for b in range(keys.size):
         for i in range(identities.size):
-            out[b, strata[i]] += _count(identities[i], keys[b], limits)
+            k = strata[i]
+            u, total = _uniform(identities[i], keys[b]), drawn[b, k]
+            if total > 0:
+                out[b, i] = sizes[k] * _count(u, limits, rows[k]) / total
+            else:
+                out[b, i] = sizes[k] if -1 - np.int64(u) == total else 0.0
+
+
+@lru_cache(maxsize=1)
+def _limits() -> HashArray:
+    """(sizes, 18): a number of 53 bits below the j-th limit is at most j.
+
+    By the size of the stratum, see `_rates`; the last row is of all larger ones.
+    """
+    rates = np.append(_rates(), 1.0)[:, None]
+    j = np.arange(17)
+    shares = np.exp(-rates) * rates**j / np.array([math.factorial(i) for i in j])
+    below = np.minimum(np.cumsum(shares, axis=1), 1.0) * 2.0**53
+    whole = np.full((len(rates), 1), 1 << 53, dtype=np.uint64)
+    return np.hstack([below.astype(np.uint64), whole])
+
+
+def _rates() -> FloatArray:
+    """(_SMALL + 1,) mean draws of a trajectory in strata of 0, 1, ... trajectories.
+
+    E[1 / max(N, 1)] falls from 1 at lambda = 0, so bisection finds where it is 1 / (n - 1).
+    """
+    sizes, j = np.arange(3.0, _SMALL + 1), np.arange(1.0, 6 * _SMALL)
+    factorials = np.cumsum(np.log(j))
+    low, high = np.zeros(sizes.size), 2 * sizes
+    for _ in range(60):
+        mean = (low + high) / 2
+        terms = np.exp(j * np.log(mean)[:, None] - mean[:, None] - factorials) / j
+        above = np.exp(-mean) + terms.sum(axis=1) > 1 / (sizes - 1)
+        low, high = np.where(above, mean, low), np.where(above, high, mean)
+    return np.append([0.0, 0.0, 0.0], high / sizes)
 
 
 def content_hashes(columns: Iterable[NDArray[Any]], offsets: IntArray) -> HashArray:
@@ -146,33 +202,44 @@ class PoissonDraws:
         strata: (n,) stratum of each; single ones are joined to a neighbour.
         replicates: how many.
         seed: of the draws.
+
+    Attributes:
+        sizes: (strata,) trajectories of each.
+        drawn: (R, strata) how many each replicate draws; of none, what tells the one to be taken.
     """
 
     def __init__(self, identities: HashArray, strata: IntArray, replicates: int, seed: int) -> None:
         self.identities, self.strata, self.replicates = identities, join_single(strata), replicates
         counter = np.arange(replicates, dtype=np.uint64)
-        self._keys = with_marks(np.full(replicates, seed, dtype=np.uint64), counter)
-        sizes = np.bincount(self.strata).astype(np.float64)
-        totals = np.zeros((replicates, sizes.size))
-        _draw_strata(identities, self.strata, self._keys, _LIMITS, totals)
-        with np.errstate(divide="ignore"):
-            self._scale = np.where(totals > 0, sizes / totals, np.nan)  # (R, strata)
+        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)  # of a seed of any size
+        self._keys = with_marks(np.repeat(state, replicates), counter)
+        self.sizes = np.bincount(self.strata)
+        self.drawn = np.full((replicates, self.sizes.size), np.iinfo(np.int64).min)
+        _draw_strata(
+            identities, self.strata, self._keys, _limits(), self._rows, self.drawn
+        )  # fmt: skip
+
+    @property
+    def _rows(self) -> IntArray:
+        """(strata,) of the limits."""
+        return np.minimum(self.sizes, _SMALL + 1)
 
     def part(self, episodes: slice) -> PoissonDraws:
-        """The same draws of some trajectories in a row."""
+        """The same draws of some trajectories in a row, with what belongs to their strata alone."""
         found = copy.copy(self)
-        found.identities, found.strata = self.identities[episodes], self.strata[episodes]
+        found.identities = self.identities[episodes]
+        used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
+        found.sizes, found.drawn = self.sizes[used], self.drawn[:, used]
         return found
-
-    def _counts(self, begin: int, end: int) -> FloatArray:
-        counts = np.empty((self.replicates, end - begin))
-        _draw(self.identities[begin:end], self._keys, _LIMITS, counts)
-        return counts
 
     def factors(self, begin: int, end: int) -> FloatArray:
         """(R, end - begin) by how much each replicate counts trajectories begin..end-1."""
-        scale = self._scale[:, self.strata[begin:end]]
-        return np.where(np.isnan(scale), 1.0, self._counts(begin, end) * scale)
+        found = np.empty((self.replicates, end - begin))
+        _scaled(
+            self.identities[begin:end], self.strata[begin:end], self._keys, _limits(), self._rows,
+            self.sizes, self.drawn, found,
+        )  # fmt: skip
+        return found
 
     def means(self, values: FloatArray) -> FloatArray:
         """(R,) mean of values (n,) in each replicate."""
@@ -207,6 +274,10 @@ class NormalisedReplicates:
 
     def __post_init__(self) -> None:
         self.sums = np.zeros((2, self.draws.replicates, self.peak.size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be merged elsewhere, where the draws are known."""
+        return {name: value for name, value in vars(self).items() if name != "draws"}
 
     def update(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
         """Add the next trajectories: log weights (S,), rewards (S,), offsets (n + 1,)."""

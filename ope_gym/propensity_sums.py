@@ -93,7 +93,8 @@ class PropensitySums:
             for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
                 seen = trees.take(observations, slice(begin, end))
                 self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
-        self.acted += np.bincount(data.policy_ids, minlength=self.size)
+        acted, steps = np.unique(data.policy_ids, return_counts=True)
+        self.acted[acted] += steps
 
     def _add(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from ope_gym.likelihood import Behaviours
 from ope_gym.mixtures import group_size, interleaved
 from ope_gym.policies import Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policy_files import UNREGISTERED
 from ope_gym.results import PartialMixture
 from ope_gym.schedules import PolicyTable
 from ope_gym.spaces import Space
@@ -62,12 +64,12 @@ class Part:
 
 @dataclass
 class Census:
-    """Who recorded how many episodes, over all parts: `update`, `merge`, `finalise`.
+    """Who recorded how many episodes, over all parts: `update`, `finalise`.
 
     Args:
         held_out: count held-out episodes only.
         table: the policies of all parts, equal ones once.
-        numbers: of each part, the numbers of its policies in the table.
+        numbers: of each part, (policies of the part,) their numbers in the table.
         counts: by (policy, held out), its episodes.
         trajectories: how many.
         steps: how many.
@@ -77,7 +79,7 @@ class Census:
 
     held_out: bool = False
     table: PolicyTable = field(default_factory=PolicyTable)
-    numbers: list[tuple[int, ...]] = field(default_factory=list)
+    numbers: list[NDArray[np.int32]] = field(default_factory=list)
     counts: dict[tuple[int, bool], int] = field(default_factory=dict)
     trajectories: int = 0
     steps: int = 0
@@ -94,7 +96,7 @@ class Census:
             )
         if len(part):
             self._agree(part.described, part.name)
-        numbers = tuple(self.table.add(policy) for policy in part.policies)
+        numbers = np.array([self.table.add(policy) for policy in part.policies], dtype=np.int32)
         self.numbers.append(numbers)
         chosen = part.held_out if self.held_out else np.ones(len(part), dtype=bool)
         if not chosen.any():
@@ -103,21 +105,10 @@ class Census:
         self.steps += int(part.lengths[chosen].sum())
         self.longest = max(self.longest, int(part.lengths[chosen].max()))
         for tag in (False, True):
-            acted = part.first_policies[chosen & (part.held_out == tag)]
-            for k in np.flatnonzero(np.bincount(acted, minlength=1)):
-                self._count(numbers[k], tag, int(np.count_nonzero(acted == k)))
-
-    def merge(self, other: Census) -> None:
-        """Count the parts of another, after the own."""
-        numbers = [self.table.add(policy) for policy in other.table.policies]
-        if other.described is not None:
-            self._agree(other.described, "another part")
-        self.numbers += [tuple(numbers[k] for k in part) for part in other.numbers]
-        for (k, tag), count in other.counts.items():
-            self._count(numbers[k], tag, count)
-        self.trajectories += other.trajectories
-        self.steps += other.steps
-        self.longest = max(self.longest, other.longest)
+            counts = np.bincount(part.first_policies[chosen & (part.held_out == tag)])
+            for k in np.flatnonzero(counts):
+                who = int(numbers[k]), tag
+                self.counts[who] = self.counts.get(who, 0) + int(counts[k])
 
     def finalise(self) -> Mixture:
         """The mixture of all behaviours."""
@@ -134,9 +125,6 @@ class Census:
             self.trajectories, self.steps, self.longest, tuple(self.table.policies), acted, counts,
             tuple(sorted(self.counts)), tuple(self.numbers), self.described,
         )  # fmt: skip
-
-    def _count(self, policy: int, tag: bool, count: int) -> None:
-        self.counts[policy, tag] = self.counts.get((policy, tag), 0) + count
 
     def _agree(self, described: Described, name: str) -> None:
         try:
@@ -158,7 +146,7 @@ class Mixture:
         acted: (K,) the numbers of those that acted, rising.
         counts: (K,) their episodes.
         tags: (policy, held out) of the episodes, each once.
-        numbers: of each part, the numbers of its policies.
+        numbers: of each part, (policies of the part,) their numbers among all.
         described: spaces and horizon.
         groups: (K,) of partial mixtures, see `ope_gym.mixtures`; None for the mixture of all.
     """
@@ -170,7 +158,7 @@ class Mixture:
     acted: IntArray
     counts: IntArray
     tags: tuple[tuple[int, bool], ...]
-    numbers: tuple[tuple[int, ...], ...]
+    numbers: tuple[NDArray[np.int32], ...]
     described: Described
     groups: IntArray | None = None
 
@@ -219,15 +207,20 @@ class Mixture:
         ids = np.searchsorted(self.acted, chunk.policy_ids[chunk.offsets[:-1]]).astype(np.int64)
         return dataclasses.replace(self._nobody, ids=ids, strata=ids)
 
-    def count(self, chunk: Trajectories) -> IntArray:
-        """(K,) episodes of each behaviour in a renumbered chunk."""
-        return np.bincount(self.behaviours(chunk).ids, minlength=self.counts.size)
+    def counted(
+        self, counts: Iterable[tuple[int, IntArray, IntArray]]
+    ) -> tuple[IntArray, IntArray]:
+        """Behaviours (m,), rising, and their episodes (m,).
 
-    def counted(self, part: int, acted: IntArray) -> IntArray:
-        """(K,) episodes of each behaviour, of those (policies of the part,) of its policies."""
-        found = np.zeros(len(self.policies), dtype=np.int64)
-        np.add.at(found, np.array(self.numbers[part], dtype=np.int64), acted)
-        return found[self.acted]
+        Args:
+            counts: parts, some policies of each, and the episodes of these.
+        """
+        parts, policies, episodes = zip(*counts, strict=True)
+        numbers = [self.numbers[part][some] for part, some in zip(parts, policies, strict=True)]
+        found, place = np.unique(np.concatenate(numbers), return_inverse=True)
+        total = np.zeros(found.size, dtype=np.int64)
+        np.add.at(total, place, np.concatenate(episodes))
+        return np.searchsorted(self.acted, found), total
 
     @cached_property
     def _nobody(self) -> Behaviours:
@@ -242,16 +235,28 @@ class Mixture:
             available=not any(isinstance(self.policies[k], UnavailablePolicy) for k in self.acted),
         )
 
+    @cached_property
     def marks(self) -> NDArray[np.uint64]:
         """(K,) a number that the content of each policy decides, whatever its place."""
         return np.array([_mark(self.policies[k]) for k in self.acted], dtype=np.uint64)
 
 
 def _mark(policy: Policy) -> int:
+    """Of its name and arrays; of a class that is not registered, of attributes that are numbers."""
     kind, arrays = policy_to_arrays(policy)
     digest = hashlib.blake2b(kind.encode(), digest_size=8)
+    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
+        values = getattr(policy, "__dict__", {})
+        arrays = {name: np.asarray(x) for name, x in values.items() if _is_plain(x)}
     for name in sorted(arrays):
         array: NDArray[Any] = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(array.tobytes())
     return int.from_bytes(digest.digest(), "little")
+
+
+def _is_plain(value: object) -> bool:
+    """Numbers, text, or arrays of them: the same bytes in every process."""
+    return isinstance(value, int | float | str | np.generic) or (
+        isinstance(value, np.ndarray) and value.dtype != object
+    )

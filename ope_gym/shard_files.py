@@ -55,6 +55,7 @@ from ope_gym.trees import Tree
 
 _WHOLE = 1 << 24  # bytes of a block that is read in one piece
 _ENDS = 1 << 16  # bytes at either end of a file that tell it from others
+_ROWS = 1 << 16  # of a column that are read in one piece, to see who acted
 _KEEP = "keep what precedes it: Trajectories.load(path, recover=True).save(new_path)"
 
 
@@ -277,11 +278,17 @@ def _note(section: FileSection, file: BinaryIO, head: Head) -> None:
             rows = _no_rows(head, name)
             before = section.rows.get(name, rows)
             section.rows[name] = trees.concatenate([before, rows])  # refuses what differs
-    episodes, ids = (_read_rows(file, head, name) for name in ("episodes", "policy_ids"))
+    episodes = _read_rows(file, head, "episodes")
     check_column("episodes", episodes)
-    check_column("policy_ids", ids)
-    check_table(episodes, len(ids))
-    first = ids[np.cumsum(episodes[:, 0]) - episodes[:, 0]]
+    check_column("policy_ids", _read_rows(file, head, "policy_ids", 0, 0))
+    steps = read_entry("policy_ids", head.entries["policy_ids"], head.end - head.start)[1][0]
+    check_table(episodes, steps)
+    starts = np.cumsum(episodes[:, 0]) - episodes[:, 0]
+    first = np.empty(len(starts), dtype=np.int64)
+    for begin in range(0, steps, _ROWS):  # never the whole column of a large block
+        end = min(begin + _ROWS, steps)
+        here = slice(*np.searchsorted(starts, [begin, end]))
+        first[here] = _read_rows(file, head, "policy_ids", begin, end)[starts[here] - begin]
     table = np.column_stack([episodes[:, [0, 3, 4, 5]], first])
     section.counts.append(len(episodes))
     section.table.frombytes(table.astype(np.int64).tobytes())

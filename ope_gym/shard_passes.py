@@ -101,7 +101,7 @@ class WeightPass:
             for key in keys_of(options.estimators)
         }
         self.propensities = PropensitySums(self.target, len(self.mixture.policies))
-        self._marks = self.mixture.marks()
+        self._marks = self.mixture.marks
 
     def __getstate__(self) -> dict[str, Any]:
         """To be merged elsewhere, where the mixture with all its policies is known."""
@@ -113,10 +113,12 @@ class WeightPass:
     ) -> WeightedChunk:
         """Add some renumbered episodes of the part called `name`; their weights."""
         behaviours = self.mixture.behaviours(data)
-        chunk, mismatch = weigh(self.mixture, self.target, self.options, name, data, baseline)
+        first = self.begin + sum(map(len, self.ids))
+        chunk, mismatch = weigh(
+            self.mixture, self.target, self.options, name, data, baseline, first
+        )  # fmt: skip
         if mismatch and not self.mismatch:
-            first = self.begin + sum(map(len, self.ids))
-            self.mismatch = f"{mismatch} (in {name}; episodes counted from {first} of all)"
+            self.mismatch = f"{mismatch} (in {name}; episodes are counted over all shards)"
         for key, sums in self.sums.items():
             sums.update(*chunk.arguments(key))
         self.propensities.update(data, behaviours, self.mixture.groups)
@@ -201,8 +203,12 @@ def weigh(
     name: str,
     data: Trajectories,
     baseline: Baseline | None = None,
+    first: int = 0,
 ) -> tuple[WeightedChunk, str]:
-    """The weights of a renumbered chunk, and which policy contradicts what was logged."""
+    """The weights of a renumbered chunk, and which policy contradicts what was logged.
+
+    `first` is the number of its first episode among the chosen ones of all shards.
+    """
     density = has_densities(data)
     offsets = data.offsets.astype(np.int64, copy=False)
     schemes = sorted({key.scheme for key in keys_of(options.estimators)})
@@ -210,17 +216,17 @@ def weigh(
     log_w: dict[str, FloatArray] = {}
     mismatch = ""
     try:
-        check_finite(data.rewards, "rewards", offsets)
+        check_finite(data.rewards, "rewards", offsets, first)
         if schemes and not data.has_propensities:
             raise ValueError(
                 "an unknown policy acted, and weights need the probabilities of all actions"
             )
         if schemes:
             own = policy_log_probs(target, "target", data)
-            check_log_probs(own, "target_log_probs", offsets, density)
-            log_w, mismatch = _log_weights(mixture, data, behaviours, own, schemes, density)
+            check_log_probs(own, "target_log_probs", offsets, density, first)
+            log_w, mismatch = _log_weights(mixture, data, behaviours, own, schemes, density, first)
     except ValueError as error:
-        raise ValueError(f"{name}, episodes counted from its stretch in memory: {error}") from error
+        raise ValueError(f"{name}, episodes counted over all shards: {error}") from error
     problem = Problem(data.rewards, offsets, behaviours.ids, log_w, options.gamma, options.cap)
     if baseline is not None:
         problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
@@ -238,17 +244,20 @@ def _log_weights(
     own: FloatArray,
     schemes: list[str],
     density: bool,
+    first: int,
 ) -> tuple[dict[str, FloatArray], str]:
     """Log weights (S,) by scheme of a target with log-probabilities `own` (S,), and a mismatch."""
     alone = schemes == ["basic"]  # needs no mixture
     if mixture.groups is None or alone:
-        rows = behaviours.rows(data, only_own=alone)
+        episodes = first + np.arange(len(data))
+        rows = behaviours.rows(data, only_own=alone, episodes=episodes)
         found = log_weights(
-            own, rows, behaviours.ids, data.offsets, schemes, counts=mixture.counts, density=density
-        )
+            own, rows, behaviours.ids, data.offsets, schemes, counts=mixture.counts,
+            density=density, names=(np.arange(mixture.counts.size), episodes),
+        )  # fmt: skip
         return found, rows.mismatch
     found, mismatch = partial_log_weights(
-        data, behaviours, mixture.groups, schemes, density=density
+        data, behaviours, mixture.groups, schemes, density=density, first=first
     )
     prefix = np.empty(own.size)
     kernels.cumulate(own, 0, len(data), data.offsets, prefix)

@@ -60,7 +60,7 @@ class Setting:
 
     def chunks(self, task: Task, number: int) -> Iterator[tuple[str, Trajectories]]:
         """In pass `number`, where they are from and some episodes; small pieces are joined."""
-        found = np.zeros_like(task.counts)
+        policies, found = self.mixture.acted[task.behaviours], np.zeros_like(task.counts)
         names: list[str] = []
         waiting: list[Trajectories] = []
         for piece in task.pieces:
@@ -69,10 +69,10 @@ class Setting:
                 if len(chosen):
                     names.append(piece.name)
                     waiting.append(self.mixture.renumbered(piece.part, chosen))
-                    counts = self.mixture.count(waiting[-1])
-                    known = counts.size == found.size  # else somebody else acted
-                    found = found + (counts if known else counts.sum())
-                    if not (known and np.all(found <= task.counts)):
+                    acted = waiting[-1].policy_ids[waiting[-1].offsets[:-1]]
+                    place = np.minimum(np.searchsorted(policies, acted), policies.size - 1)
+                    found = found + np.bincount(place, minlength=found.size)
+                    if np.any(policies[place] != acted) or np.any(found > task.counts):
                         raise _changed(task, found, number)
                 if sum(part.n_steps for part in waiting) >= self.steps:
                     yield self._joined(names, waiting)
@@ -86,11 +86,17 @@ class Setting:
         self, task: Task, number: int
     ) -> Iterator[tuple[str, Trajectories, Baseline | None]]:
         """The chunks with the values of the q model, if there is one."""
-        folds = Folds(self.mixture.counts, 1 if self.q is None else len(self.q.values), task.before)
+        folds = self.folds(task, 1 if self.q is None else len(self.q.values))
         for name, chunk in self.chunks(task, number):
             fold = folds.of(self.mixture.behaviours(chunk).ids)
             yield name, chunk, None if self.q is None else self.q.of(chunk, fold)
             self.progress(chunk.n_steps)
+
+    def folds(self, task: Task, folds: int) -> Folds:
+        """Those of the episodes of a task."""
+        before = np.zeros_like(self.mixture.counts)
+        before[task.behaviours] = task.before
+        return Folds(self.mixture.counts, folds, before)
 
     def progress(self, steps: int) -> None:
         """Tell that some are done."""
@@ -133,7 +139,7 @@ def normal_equations(
 ) -> LinearFit:
     """Of the q model."""
     found = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
-    fold = Folds(setting.mixture.counts, folds, task.before)
+    fold = setting.folds(task, folds)
     for _, chunk in setting.chunks(task, 2):
         found.update(chunk, fold.of(setting.mixture.behaviours(chunk).ids))
         setting.progress(chunk.n_steps)
@@ -169,6 +175,7 @@ def normalised_pass(
         found.update(chunk)
         if cut is not None:
             cut.update(chunk)
+    found.draws = None  # known where it is merged
     return found, cut
 
 
@@ -184,7 +191,9 @@ def _uncut(setting: Setting, task: Task, number: int) -> Iterator[WeightedChunk]
         yield from kept
         setting.progress(task.steps)
         return
+    first = task.begin
     for name, chunk, baseline in setting.weighted(task, number):
         yield weigh(
-            setting.mixture, setting.target, setting.options, name, chunk, baseline
+            setting.mixture, setting.target, setting.options, name, chunk, baseline, first
         )[0]  # fmt: skip
+        first += len(chunk)

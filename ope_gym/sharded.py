@@ -2,18 +2,22 @@
 
 | pass | reads | finds |
 |------|-------|-------|
-| 1    | policy tables, lengths, who acted | the shares rho_k of the mixture, the tasks |
+| 1    | all bytes, for their checksums; keeps tables | the shares rho_k of the mixture, the tasks |
 | q    | everything, twice | with a q model: the scale of its features, its normal equations |
 | 2    | everything | weights, their sums at each step, plain influence values, diagnostics |
 | 3    | everything, or the weights of pass 2 | normalised influence values, bootstrap replicates |
 | 4    | the same, for `auto` with a q model | those of the weights that are cut |
+
+So a file is read twice for plain estimators, three times for normalised ones (twice with a scratch
+folder), and twice more with a q model, three times for `auto`.
 
 Memory: some blocks of steps, and a few numbers a trajectory and a step of the longest episode;
 never a number for every step. The third pass is there because a normalised influence value
 compares a trajectory with the means R_t over all of them, and only if something needs it. Every
 pass is a set of sums with `update` and `merge`, so the result is that of `ope_gym.evaluate` on all
 episodes together, but for rounding, however they are cut. Their order gives the policies their
-numbers, and with them the neighbours to which behaviours of a single episode are joined.
+numbers, and with them the neighbours to which behaviours of a single episode are joined: with one
+episode a policy, errors and bootstrap draws follow the order of the files.
 
 A pass is done task by task and merged in the order of the tasks, which depend on the shards alone.
 So one process, several, or a Ray cluster give the same bits.
@@ -25,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -221,7 +225,7 @@ def evaluate_survey(
         if not sums:
             return passed
         empty = NormalisedPass(passed.sums, passed.trajectories, None)
-        drawn = [(task, draws and draws.part(task.episodes)) for task in tasks]
+        drawn = _Drawn(tasks, draws)
         make = partial(normalised_pass, setting, empty, number)
         for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
             passed.merge(some)
@@ -240,6 +244,20 @@ def _each(
     hands: Crew, function: Callable[[T], R], items: Sequence[T], tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, R]]:
     return zip(tasks, hands.in_order(function, items), strict=True)
+
+
+class _Drawn(Sequence[tuple[Task, poisson.PoissonDraws | None]]):
+    """Tasks with the draws of their episodes, made when they are asked for."""
+
+    def __init__(self, tasks: Sequence[Task], draws: poisson.PoissonDraws | None) -> None:
+        self._tasks, self._draws = tasks, draws
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, i: Any) -> Any:
+        task = self._tasks[i]
+        return task, None if self._draws is None else self._draws.part(task.episodes)
 
 
 def _draws(second: WeightPass, options: Options) -> poisson.PoissonDraws | None:
@@ -277,6 +295,12 @@ def _fit(
     for task, some in _each(hands, make, tasks, tasks):
         sums.merge(some)
         done(task)
+    if (alike := sums.alike) is not None:  # rare, and known only now: once more, not counted
+        sums = replace(sums, model=alike)
+        quiet = replace(setting, done=None)
+        make = partial(normal_equations, quiet, alike, features, horizon, folds)
+        for _, some in _each(hands, make, tasks, tasks):
+            sums.merge(some)
     return sums.finalise()
 
 

@@ -40,7 +40,8 @@ class Piece:
         source: some blocks of a section of a file, without its policies, which the mixture of
             all shards has once for all pieces; or the shard.
         steps: of the chosen episodes.
-        acted: (policies of the part,) chosen episodes of each.
+        acted: (m,) the policies of the part that acted in the chosen episodes.
+        counts: (m,) their chosen episodes.
     """
 
     part: int
@@ -48,6 +49,7 @@ class Piece:
     source: FileSection | Shard | SeenFile
     steps: int
     acted: IntArray
+    counts: IntArray
 
     def chunks(self, steps: int, mixture: Mixture) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
@@ -61,19 +63,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Task:
-    """A stretch of all episodes; K behaviours.
+    """A stretch of all episodes, by m of the behaviours.
 
     Args:
         number: of the task.
         pieces: to be read in order.
         steps: of the chosen episodes.
-        before: (K,) chosen episodes of each behaviour in the tasks before.
-        counts: (K,) chosen episodes of each behaviour in this one.
+        begin: chosen episodes in the tasks before.
+        behaviours: (m,) those that acted in the chosen episodes, rising.
+        before: (m,) their chosen episodes in the tasks before.
+        counts: (m,) their chosen episodes in this one.
     """
 
     number: int
     pieces: tuple[Piece, ...]
     steps: int
+    begin: int
+    behaviours: IntArray
     before: IntArray
     counts: IntArray
 
@@ -85,8 +91,7 @@ class Task:
     @property
     def episodes(self) -> slice:
         """Its place among all chosen episodes."""
-        begin = int(self.before.sum())
-        return slice(begin, begin + int(self.counts.sum()))
+        return slice(self.begin, self.begin + int(self.counts.sum()))
 
 
 def span(names: Sequence[str]) -> str:
@@ -226,25 +231,25 @@ class _Draft:
             source: FileSection | Shard | SeenFile = shard
             if section is not None:
                 source = section.part(first, stop)
-            acted = np.bincount(
-                part.first_policies[rows][chosen[rows]], minlength=len(part.policies)
-            )
-            if acted.any():
+            who, counts = np.unique(part.first_policies[rows][chosen[rows]], return_counts=True)
+            if who.size:
                 size = int(sizes[first:stop].sum())
-                self._pieces.append(Piece(number, part.name, source, size, acted))
+                self._pieces.append(Piece(number, part.name, source, size, who, counts))
 
     def finalise(self, steps: int) -> Survey:
         """Pieces in a row make a task of about so many steps."""
         mixture = self.census.finalise()
         sizes = np.array([piece.steps for piece in self._pieces])
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
-        before = np.zeros_like(mixture.counts)
+        begin, before = 0, np.zeros_like(mixture.counts)
         tasks: list[Task] = []
         for chosen in np.split(np.arange(sizes.size), np.flatnonzero(np.diff(stretch)) + 1):
             pieces = tuple(self._pieces[i] for i in chosen)
-            counts = sum((mixture.counted(p.part, p.acted) for p in pieces), 0 * before)
-            tasks.append(Task(len(tasks), pieces, int(sizes[chosen].sum()), before, counts))
-            before = before + counts
+            who, counts = mixture.counted((p.part, p.acted, p.counts) for p in pieces)
+            size = int(sizes[chosen].sum())
+            tasks.append(Task(len(tasks), pieces, size, begin, who, before[who], counts))
+            before[who] += counts
+            begin += int(counts.sum())
         return Survey(mixture, tuple(tasks), self.census.held_out, steps, tuple(self._names))
 
     def tell_unused(self) -> None:
@@ -265,6 +270,8 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
             f"shards is {shards!r}, which can be read only once, but every pass reads all shards: "
             "give a list of files, of trajectories or of functions that make them"
         )
+    if isinstance(shards, np.ndarray):  # of paths; it has a view, too
+        return list(shards.tolist())
     if isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards):
         return [shards]  # type: ignore[list-item]
     if not isinstance(shards, Iterable):

@@ -442,6 +442,34 @@ def _lock(file: Any) -> bool:
     return True
 
 
+def _put(temporary: Path, target: Path) -> bool:
+    """A new file in its place; False if a recorder, or another save, made one meanwhile."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        os.replace(temporary, target)
+    else:
+        temporary.unlink()
+    return True
+
+
+def _replace(temporary: Path, target: Path, path: PathLike) -> None:
+    """The new file in the place of an old one, unless a recorder is writing to that."""
+    with contextlib.ExitStack() as held:
+        shutil.copymode(target, temporary)
+        if sys.platform != "win32":
+            with contextlib.suppress(PermissionError):
+                old = held.enter_context(open(target, "rb"))
+                if not _lock(old):
+                    raise RuntimeError(
+                        f"cannot save {path}: a recorder is writing to it, and its later "
+                        "episodes would be lost; close it or save to another file"
+                    )
+        os.replace(temporary, target)  # under the lock: no recorder opens what goes away
+
+
 @contextlib.contextmanager
 def replacing(path: PathLike) -> Iterator[BlockWriter]:
     """A writer of a new file that takes the place of `path` at the end, or, on an error, never."""
@@ -452,18 +480,8 @@ def replacing(path: PathLike) -> Iterator[BlockWriter]:
     try:
         with BlockWriter(temporary) as writer:
             yield writer
-        with contextlib.ExitStack() as held:
-            if target.exists():
-                shutil.copymode(target, temporary)
-                if sys.platform != "win32":
-                    with contextlib.suppress(PermissionError):
-                        old = held.enter_context(open(target, "rb"))
-                        if not _lock(old):
-                            raise RuntimeError(
-                                f"cannot save {path}: a recorder is writing to it, and its later "
-                                "episodes would be lost; close it or save to another file"
-                            )
-            os.replace(temporary, target)  # under the lock: no recorder opens what goes away
+        if target.exists() or not _put(temporary, target):
+            _replace(temporary, target, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -112,11 +113,19 @@ def answer(function: bytes, item: bytes, place: str = "a worker") -> bytes:
 
     with warnings.catch_warnings(record=True) as heard:
         try:
-            found = _single(cloudpickle.loads(function), cloudpickle.loads(item))
+            found = _single(_unpacked_function(function), cloudpickle.loads(item))
         except Exception as error:
             found = _Failure(error, place)
     said = [(warning.category, str(warning.message)) for warning in heard]
     return _packed((found, said), "the result")
+
+
+@lru_cache(maxsize=1)
+def _unpacked_function(function: bytes) -> Callable[[Any], Any]:
+    """Once for all items of a worker in a row: it may hold thousands of policies."""
+    import cloudpickle
+
+    return cloudpickle.loads(function)  # type: ignore[no-any-return]
 
 
 def failed(error: Exception) -> bytes:

@@ -393,7 +393,7 @@ def agree(parts: Sequence[Any]) -> dict[str, Any]:
 
 
 def renumber(
-    part: Trajectories, numbers: Sequence[int], *, first_schedule: int
+    part: Trajectories, numbers: Sequence[int] | NDArray[np.int32], *, first_schedule: int
 ) -> tuple[Trajectories, list[Schedule]]:
     """The part with policy k called numbers[k] and its schedules counted from first_schedule."""
     table = np.array(numbers, dtype=np.int32)

@@ -53,5 +53,7 @@ class UnknownPolicy(UnavailablePolicy):
 
 def acts_unknown(policies: tuple[Policy, ...], policy_ids: ArrayLike) -> NDArray[np.bool_] | None:
     """(S,) where an unknown policy acted; None if nowhere."""
+    if not any(issubclass(kind, UnknownPolicy) for kind in set(map(type, policies))):
+        return None
     unknown = np.array([isinstance(policy, UnknownPolicy) for policy in policies], dtype=bool)
-    return unknown[np.asarray(policy_ids)] if unknown.any() else None
+    return np.asarray(unknown[np.asarray(policy_ids)])

@@ -142,8 +142,8 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
     return array
 
 
-def check_finite(values: FloatArray, name: str, offsets: IntArray) -> None:
-    """No NaN and no infinity."""
+def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 0) -> None:
+    """No NaN and no infinity; `first` is the number of the first episode."""
     from ope_gym import kernels
 
     largest = np.finfo(np.float64).max
@@ -151,19 +151,22 @@ def check_finite(values: FloatArray, name: str, offsets: IntArray) -> None:
     if row >= 0:
         episode, step = place(row, offsets)
         raise ValueError(
-            f"{name} is {values[row]} at episode {episode}, step {step}: "
+            f"{name} is {values[row]} at episode {first + episode}, step {step}: "
             "drop or repair that episode before evaluating"
         )
 
 
-def check_log_probs(values: FloatArray, name: str, offsets: IntArray, density: bool) -> None:
+def check_log_probs(
+    values: FloatArray, name: str, offsets: IntArray, density: bool, first: int = 0
+) -> None:
     """Not NaN, not +inf, and at most 0 unless they are densities; -inf is allowed."""
     from ope_gym import kernels
 
     limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
     row = kernels.first_outside(values, -np.inf, limit)
     if row >= 0:
-        raise bad_log_prob(name, float(values[row]), *place(row, offsets))
+        episode, step = place(row, offsets)
+        raise bad_log_prob(name, float(values[row]), first + episode, step)
 
 
 def place(row: int, offsets: IntArray) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from ope_gym.baselines import (
     cross_fit,
 )
 from ope_gym.baselines.contract import SAMPLES
+from ope_gym.baselines.linear import near_weights
 from ope_gym.likelihood import behaviours_of
 from ope_gym.reward_model import folds_within
 from tests import small_mdps
@@ -434,10 +435,27 @@ def test_nearness_weighs_steps_by_the_likelihood_of_the_target() -> None:
     np.testing.assert_allclose(plain.q_all(zero, zero)[0], [0.5, 0.5], rtol=1e-12)
 
 
+def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
+    """Ratios of 0 in other episodes cost no digits, and none at all leaves all steps alike."""
+    record = recorded(2, (400, 400))
+    data, target = record.trajectories, Table(np.eye(3)[[1, 0, 2]])
+    last = data.select(episodes=[len(data) - 1])
+    found = near_weights(data, target, 0.35)[-last.n_steps :]
+    np.testing.assert_array_equal(found, near_weights(last, target, 0.35))
+    never = dataclasses.replace(data, actions=np.minimum(data.actions, 1))
+    target = Table(np.eye(3)[[2, 2, 2]])
+    assert not near_weights(never, target, 0.35).any()
+    options: dict[str, Any] = {"gamma": 0.9, "horizon": 6, "rng": seeded()}
+    one, alike = (
+        LinearQ(nearness=nearness).fit(never, target, **options).theta for nearness in (0.35, 0.0)
+    )
+    np.testing.assert_array_equal(one, alike)
+
+
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorded(10, (300, 300))
     whole = fitted(LinearQ(), record)
-    monkeypatch.setattr("ope_gym.baselines.linear._NUMBERS", 1)  # 256 rows at once
+    monkeypatch.setattr("ope_gym.baselines.linear.NUMBERS", 1)  # 256 rows at once
     parts = fitted(LinearQ(), record)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import json
 import os
 import random
@@ -490,6 +491,37 @@ def test_a_target_is_locked_until_it_is_replaced(
     monkeypatch.setattr(os, "replace", meanwhile)
     expected(2).save(path)
     assert fuzz.digest(Trajectories.load(path)) == fuzz.digest(expected(2))
+
+
+@posix
+def test_a_recorder_that_opens_a_new_path_meanwhile_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the path and the moment when the new file takes its place."""
+    path, link, opened = tmp_path / "run", os.link, []
+
+    def late(*names: Any) -> None:
+        opened.append(recorder(path))
+        opened[0].follow(Uniform(2))
+        link(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", late)
+        with pytest.raises(RuntimeError, match=r"cannot save .*run: a recorder is writing to it"):
+            expected().save(path)
+    opened[0].close()
+    assert os.listdir(tmp_path) == ["run"]
+    assert len(Trajectories.load(path)) == 0
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    expected().save(tmp_path / "run")
+    assert fuzz.digest(Trajectories.load(tmp_path / "run")) == fuzz.digest(expected())
+    assert os.listdir(tmp_path) == ["run"]
 
 
 @posix

@@ -235,6 +235,11 @@ def test_groups_are_few_alike_and_across_all_history(counts: list[int], size: in
     assert totals.max() - totals.min() <= 2 * max(counts)
 
 
+def test_the_largest_count_goes_to_the_smallest_group() -> None:
+    counts = np.tile([1, 9], 20)
+    assert np.bincount(mixtures.interleaved(counts, 20), counts).tolist() == [100, 100]
+
+
 def test_equal_counts_are_dealt_in_order() -> None:
     assert mixtures.interleaved(np.full(7, 5), 3).tolist() == [0, 1, 2, 0, 1, 2, 0]
 
@@ -312,6 +317,12 @@ def test_the_nearest_behaviours_are_kept() -> None:
     assert "episodes of the 20 nearest of 60 behaviours: ESS" in str(found)
 
 
+def test_of_equally_near_behaviours_the_latest_are_kept() -> None:
+    data, target = drifting(12, 0.0)
+    assert np.unique(nearest.divergences(data, behaviours_of(data), target, 0)).size == 1
+    assert nearest.nearest(data, target, 5, 0).tolist() == list(range(7, 12))
+
+
 def test_distances_look_at_no_reward_and_no_recorded_action() -> None:
     data, target = drifting(40)
     want = nearest.divergences(data, behaviours_of(data), target, 1)
@@ -331,23 +342,26 @@ def test_a_behaviour_without_support_is_infinitely_far() -> None:
     assert np.isfinite(far[1])
 
 
-def kept_half(seed: int, episodes: int = 2) -> float:
+def kept_half(seed: int, episodes: int = 2, *, always: bool = False) -> float:
     """FIS of the nearer half of 20 policies; it is told by states that tell what was paid.
 
-    The first action is paid and leads to its own state. Policies of both halves are as near to the
-    target, in the state where they seldom go. The value is 0.5.
+    The first action leads to its own state and is paid, so that the value is 0.5; or it is always
+    paid, and the value is 1. Policies of both halves are as near to the target, in the state where
+    they often go, or, if always paid, seldom go.
     """
     one = np.array([[0.7, 0.3], [0.5, 0.5], [0.9, 0.1]])
     tables = np.repeat([one, one[[0, 2, 1]]], 10, axis=0)
     tables[10:, 0] = one[0, ::-1]
     tables[:, 0] += np.tile(np.linspace(0.0, 0.01, 10), 2)[:, None] * [1.0, -1.0]  # none are equal
+    if always:
+        tables = tables[:, [0, 2, 1]]
     rng, ids = np.random.default_rng(seed), np.repeat(np.arange(20), episodes)
     first = (rng.random(ids.size) < tables[ids, 0, 1]).astype(np.int64)
     second = (rng.random(ids.size) < tables[ids, 1 + first, 1]).astype(np.int64)
     states = np.stack([np.zeros_like(first), 1 + first], axis=1).ravel()
     actions = np.stack([first, second], axis=1).ravel()
     data = Trajectories.from_arrays(
-        states, actions, np.stack([first, 0.0 * first], axis=1).ravel(),
+        states, actions, np.stack([np.maximum(first, always), 0.0 * first], axis=1).ravel(),
         np.log(tables[ids.repeat(2), states, actions]), offsets=np.arange(ids.size + 1) * 2,
         policies=[Table(t) for t in tables], policy_ids=ids.repeat(2), terminated=True,
         held_out=True,
@@ -374,13 +388,14 @@ def test_what_keeping_the_nearest_biases_is_small_beside_the_error(
 ) -> None:
     runs = 400
 
-    def bias() -> float:
+    def bias(always: bool = False) -> float:
         """In standard errors of an estimate; known to 1 / sqrt(runs) = 0.05 of them."""
-        values = np.array([kept_half(seed) for seed in range(runs)])
-        return float((values.mean() - 0.5) / values.std())
+        values = np.array([kept_half(seed, always=always) for seed in range(runs)])
+        return float((values.mean() - (1.0 if always else 0.5)) / values.std())
 
     most = 0.15 + 4 / math.sqrt(runs)
     assert abs(bias()) < most
+    assert 0.15 < bias(always=True) < 0.6  # an example in which it is larger
     for wrong in (by_rewards, by_weights):
         monkeypatch.setattr(nearest, "divergences", wrong)
         assert abs(bias()) > most
@@ -525,6 +540,27 @@ def test_the_bound_that_guides_the_draws_is_one() -> None:
     assert np.all(bound <= by_group)
     assert np.any(bound < by_group - 1.0)
     assert np.all(bound <= np.log(150) + 1e-9)  # the target itself is one of those near
+
+
+def test_the_bound_of_a_group_is_by_its_episodes() -> None:
+    """Nine episodes by one policy, one by another that does what the first never does."""
+    ids = np.repeat([0, 1], [1, 9])
+    data = Trajectories.from_arrays(
+        np.zeros(10, dtype=np.int64), ids, np.ones(10), np.zeros(10), offsets=np.arange(11),
+        policies=[Table(np.eye(2)[[0]]), Table(np.eye(2)[[1]])], policy_ids=ids, terminated=True,
+    )  # fmt: skip
+    behaviours, groups = behaviours_of(data), np.arange(2)
+    prefix = np.full(10, np.log(0.5))
+    bound = mixture_loss._bound(data, behaviours, groups, np.array([1]), prefix, prefix)
+    whole = prefix - mixtures.whole_mixture(data, behaviours)
+    np.testing.assert_allclose(bound, whole, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(whole), np.where(ids == 0, 5.0, 5 / 9))
+
+
+@pytest.mark.parametrize(("draws", "few"), [(15, True), (17, False)])
+def test_fewer_than_16_draws_are_few(draws: int, few: bool) -> None:
+    level, times = np.zeros(draws), np.ones(draws, dtype=np.int64)
+    assert np.isnan(mixture_loss._error(level, level, times, np.full(draws, 0.01))) == few
 
 
 def test_few_draws_have_no_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -25,14 +26,14 @@ from ope_gym import (
     poisson,
     shard_files,
 )
-from ope_gym import shards as shards_module
 from ope_gym.baselines.features import Columns, Fourier, Polynomial
 from ope_gym.baselines.linear import LinearQ
 from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
 from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
-from ope_gym.shard_census import Census
+from ope_gym.likelihood import behaviours_of
+from ope_gym.propensity_sums import PropensitySums
 from ope_gym.shard_files import SeenFile
 from ope_gym.shard_passes import WeightPass
 from ope_gym.sharded import evaluate_shards, evaluate_survey, passes
@@ -40,6 +41,7 @@ from ope_gym.shards import survey
 from ope_gym.storage import BlockWriter, DamagedFileError
 from ope_gym.tasks import Crew
 from ope_gym.trajectories import nothing
+from ope_gym.unknown import UnknownPolicy
 from ope_gym.validation import check_options
 from tests import small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, draw, recorded
@@ -204,6 +206,8 @@ def test_linear_q_models_of_any_split(seed: int, cuts: int, gamma: float, block_
     together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
     found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=block_steps, **options)
     assert_equal(found, together)
+    for name, number in together["auto"].report.items():
+        assert found["auto"].report[name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
 
 
 @pytest.mark.parametrize("features", [None, Polynomial(3), lambda x: np.tanh(np.asarray(x))])
@@ -219,6 +223,40 @@ def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
     for name, estimate in drawn.items():
         assert estimate.replicates is not None
         assert estimate.replicates.std() == pytest.approx(estimate.standard_error, rel=0.2), name
+
+
+@pytest.mark.parametrize("block_steps", [1, 30, 1000])
+@pytest.mark.parametrize("case", ["greedy", "never", "unknown"])
+def test_steps_of_no_weight_and_of_unknown_policies(case: str, block_steps: int) -> None:
+    """How near steps are to the target is decided once for all of them, not by chunk."""
+    r = recorded(3, (8, 6, 7), horizon=6)
+    data, target = r.trajectories, r.target
+    if case == "greedy":
+        target = Table(np.eye(3)[[1, 0, 2]])
+    if case == "never":  # the target does nothing that was done
+        data = dataclasses.replace(data, actions=np.where(data.actions == 2, 0, data.actions))
+        target = Table(np.eye(3)[[2, 2, 2]])
+    parts = split(data, 0, 5)
+    if case == "unknown":
+        steps = parts[2].n_steps
+        parts[2] = dataclasses.replace(
+            parts[2], policies=(UnknownPolicy(),), policy_ids=np.zeros(steps, np.int32),
+            log_probs=np.full(steps, np.nan),
+        )  # fmt: skip
+    options: dict[str, Any] = {"estimators": "DM" if case == "unknown" else ["DM", "DR", "FWDR"]}
+    together = evaluate(parts[0].merge(*parts[1:]), target, q_model=LinearQ(), **options)
+    assert together["DM"].value != 0
+    seen: list[int] = []
+    found = evaluate_shards(
+        parts, target, q_model=LinearQ(), block_steps=block_steps, progress=seen.append, **options
+    )
+    for name, estimate in found.items():
+        expected = together[name]
+        np.testing.assert_allclose(estimate.value, expected.value, rtol=1e-9)
+        np.testing.assert_allclose(estimate.standard_error, expected.standard_error, rtol=1e-9)
+    assert sum(seen) % data.n_steps == 0
+    asked = check_options(options["estimators"], 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+    assert sum(seen) == passes(asked, LinearQ()) * data.n_steps
 
 
 def test_normal_equations_and_scales_can_be_merged() -> None:
@@ -310,6 +348,65 @@ def test_the_bootstrap_does_not_see_the_sharding(seed: int, cuts: int, block_ste
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+class Unregistered:
+    """Cannot be stored."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = np.asarray(table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unregistered) and np.array_equal(self.table, other.table)
+
+    def __hash__(self) -> int:
+        return hash(self.table.tobytes())
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return np.log(self.table[observations, actions])
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        return (rng.random(len(observations)) < self.table[observations, 1]).astype(np.int64)
+
+
+@pytest.mark.parametrize("kind", [Table, Unregistered])
+def test_equal_episodes_of_different_policies_keep_their_draws(kind: Any) -> None:
+    """They act alike in state 0; of one policy after the other, or in turn."""
+    tables = np.array([[[0.5, 0.5], [0.3, 0.7]], [[0.5, 0.5], [0.7, 0.3]]])
+    rng, ids = np.random.default_rng(0), np.arange(60) % 2
+    states = rng.integers(2, size=60)
+    actions = (rng.random(60) < tables[ids, states, 1]).astype(np.int64)
+    data = Trajectories.from_arrays(
+        states, actions, actions.astype(float), np.log(tables[ids, states, actions]),
+        offsets=np.arange(61), policies=[kind(t) for t in tables], policy_ids=ids, terminated=True,
+    )  # fmt: skip
+    options: dict[str, Any] = {"estimators": BOTH, "interval": "percentile", "resamples": 50}
+    target = kind([[0.2, 0.8], [0.2, 0.8]])
+    one = evaluate_shards([data], target, **options)
+    parts = [data.select(episodes=np.flatnonzero(ids == k)) for k in (1, 0)]
+    other = evaluate_shards(parts, target, **options)
+    for name in BOTH:
+        a, b = one[name].replicates, other[name].replicates
+        assert a is not None
+        assert b is not None
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_episodes_that_differ_in_what_was_seen_keep_their_draws() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 1))
+    data = Trajectories.from_arrays(
+        x, np.ones(40, dtype=np.int64), np.ones(40), np.full(40, np.log(0.5)),
+        offsets=np.arange(41), policies=[LinearSigmoid(np.zeros(1))], terminated=True,
+    )  # fmt: skip
+    options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 50}
+    target = LinearSigmoid(np.full(1, 2.0))
+    one, other = (
+        evaluate_shards([data.select(episodes=order)], target, **options)["FIS"].replicates
+        for order in (np.arange(40), np.arange(40)[::-1])
+    )
+    assert one is not None
+    assert other is not None
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
     """A replicate is the estimate from the weights, each counted as often as it was drawn."""
     r = recorded(11, (5, 7))
@@ -343,8 +440,12 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
 def test_draws_are_poisson_and_unrelated() -> None:
     hashes = poisson.identities(np.zeros(4000, dtype=np.uint64))  # all equal: told apart by number
     assert np.unique(hashes).size == hashes.size
-    draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=1)
-    counts = draws._counts(0, 4000)
+
+    def drawn(seed: int) -> NDArray[np.float64]:
+        draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed)
+        return np.asarray(np.round(draws.factors(0, 4000) * draws.drawn / 4000))
+
+    counts = drawn(1)
     n = counts.size
     expected = np.array([np.exp(-1), np.exp(-1), np.exp(-1) / 2, np.exp(-1) / 6])
     share = np.array([np.mean(counts == j) for j in range(4)])
@@ -353,8 +454,8 @@ def test_draws_are_poisson_and_unrelated() -> None:
     centred = counts - 1.0
     for other in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
         assert abs(np.mean(centred * other)) < 4 / np.sqrt(n)
-    again = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed=2)
-    assert abs(np.mean(centred * (again._counts(0, 4000) - 1))) < 4 / np.sqrt(n)
+    for seed in (2, 2**64 + 1):  # of any size, as in memory
+        assert abs(np.mean(centred * (drawn(seed) - 1))) < 4 / np.sqrt(n)
 
 
 @pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS"])
@@ -376,30 +477,44 @@ def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
     assert bca.interval.low == pytest.approx(found.interval.low, abs=0.2 * width)
 
 
-def test_a_stratum_that_is_not_drawn_is_taken_as_it_is() -> None:
-    strata = np.repeat(np.arange(40), 2)  # of two: nothing is drawn with probability e^-2
+def test_strata_keep_their_sizes_and_no_part_of_one_is_negative() -> None:
+    strata = np.repeat(np.arange(40), 2)
     draws = poisson.PoissonDraws(np.arange(80, dtype=np.uint64), strata, 50, seed=0)
     factors = draws.factors(0, 80).reshape(50, 40, 2)
-    np.testing.assert_allclose(factors.sum(axis=2), 2.0)
-    undrawn = draws._counts(0, 80).reshape(50, 40, 2).sum(axis=2) == 0
-    assert undrawn.any()
-    np.testing.assert_array_equal(factors[undrawn], 1.0)
+    np.testing.assert_array_equal(
+        np.sort(factors, axis=2), np.broadcast_to([0.0, 2.0], (50, 40, 2))
+    )
     assert Resamples(strata, 50, 0).strata.max() == 39  # the other bootstrap has these strata too
+    strata = np.repeat(np.arange(40), 3)
+    draws = poisson.PoissonDraws(np.arange(120, dtype=np.uint64), strata, 50, seed=0)
+    assert (draws.drawn < 0).any()  # nothing was drawn, so one of them is taken
+    factors = draws.factors(0, 120).reshape(50, 40, 3)
+    np.testing.assert_allclose(factors.sum(axis=2), 3.0)
+    assert factors.min() == 0
+    alone = poisson.PoissonDraws(np.arange(3, dtype=np.uint64), np.arange(3), 9, seed=0)
+    np.testing.assert_array_equal(alone.factors(0, 3), 1.0)  # no spread can be seen
 
 
-@pytest.mark.parametrize(("size", "spread"), [(2, 0.71), (3, 0.91), (5, 1.01), (20, 1.0)])
-def test_how_replicates_spread_in_small_strata(size: int, spread: float) -> None:
-    """As the square root of (n_k - 1) E[1 / N], N the Poisson(n_k) number drawn."""
-    k = np.arange(1, 80)
-    log_share = k * np.log(size) - size - np.cumsum(np.log(k))
-    expected = np.sqrt((size - 1) * np.sum(np.exp(log_share) / k))
-    assert expected == pytest.approx(spread, abs=0.01)
-    n = 600 * size
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 20, 32, 33])
+def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(size: int) -> None:
+    strata = np.repeat(np.arange(240 // size), size)
+    n, runs = strata.size, 40_000
     values = np.random.default_rng(0).standard_normal(n)
-    strata = np.repeat(np.arange(600), size)
-    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, 2000, seed=0)
-    found = draws.means(values).std() / standard_error(values, strata)
-    assert found == pytest.approx(expected, rel=4 / np.sqrt(2 * 2000))
+    error = standard_error(values, strata)
+    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, runs, seed=0)
+    means = draws.means(values)
+    assert means.std() / error == pytest.approx(1.0, abs=4 / np.sqrt(2 * runs))
+    assert means.mean() == pytest.approx(values.mean(), abs=4 * error / np.sqrt(runs))
+
+
+def test_what_is_sent_of_the_draws_belongs_to_the_task() -> None:
+    strata = np.repeat(np.arange(500), 4)
+    draws = poisson.PoissonDraws(np.arange(2000, dtype=np.uint64), strata, 100, seed=0)
+    part = draws.part(slice(1002, 1010))
+    np.testing.assert_array_equal(part.factors(0, 8), draws.factors(1002, 1010))
+    assert part.drawn.shape == (100, 3)
+    replicates = poisson.NormalisedReplicates(part, 1.0, None, np.zeros(5))
+    assert not hasattr(pickle.loads(pickle.dumps(replicates)), "draws")
 
 
 def test_paired_differences_share_the_draws() -> None:
@@ -529,20 +644,42 @@ def _mixture(parts: list[Trajectories]) -> Any:
     return survey(parts, "all", 1 << 17, Crew()).mixture
 
 
-def test_a_census_can_be_merged() -> None:
-    r = recorded(6, (5, 4, 3))
-    shards = split(r.trajectories, 0, 6)
-    parts = [found.part for i in enumerate(shards) for found in shards_module._parts(i)]
-    one, left, right = Census(), Census(), Census()
-    for i, part in enumerate(parts):
-        one.update(part)
-        (left if i < 3 else right).update(part)
-    left.merge(right)
-    a, b = one.finalise(), left.finalise()
-    assert a.policies == b.policies
-    assert a.numbers == b.numbers
-    np.testing.assert_array_equal(a.counts, b.counts)
-    assert (a.trajectories, a.steps, a.longest) == (b.trajectories, b.steps, b.longest)
+def test_propensity_sums_are_merged_in_every_part() -> None:
+    """A jump of the first keeps the alarm quiet, a policy without probs makes support unknown."""
+    r = recorded(6, (5, 4))
+    data, behaviours = r.trajectories, behaviours_of(r.trajectories)
+    left, right, nothing_seen = (PropensitySums(r.target, 2) for _ in range(3))
+    left.update(data, behaviours)
+    expected = left.jump.copy()
+    assert expected.min() > 0
+    left.merge(nothing_seen)
+    np.testing.assert_array_equal(left.jump, expected)
+    right.merge(left)
+    np.testing.assert_array_equal(right.jump, expected)
+    assert right.finite
+    assert right.finalise().support == left.finalise().support != {}
+    right.merge(PropensitySums(r.target, 2, finite=False))
+    assert right.finalise().support == {}
+
+
+def test_tasks_know_their_own_behaviours_alone() -> None:
+    """What all tasks hold grows with the episodes, not with tasks times policies."""
+    r = recorded(6, [1] * 30 + [3, 2])
+    parts = split(r.trajectories, 0, 12)
+    found = survey(parts, "all", 10, Crew())
+    ids = np.concatenate([_behaviours(found.mixture, i, part) for i, part in enumerate(parts)])
+    assert len(found.tasks) > 5
+    for task in found.tasks:
+        before, own = ids[: task.episodes.start], ids[task.episodes]
+        np.testing.assert_array_equal(task.behaviours, np.unique(own))
+        for k, earlier, count in zip(task.behaviours, task.before, task.counts, strict=True):
+            assert (earlier, count) == (np.sum(before == k), np.sum(own == k))
+    assert found.mixture.marks is found.mixture.marks
+
+
+def _behaviours(mixture: Any, i: int, part: Trajectories) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = mixture.behaviours(mixture.renumbered(i, part)).ids
+    return found
 
 
 def test_passes_can_be_merged() -> None:
@@ -839,6 +976,62 @@ def test_shards_that_change_are_refused() -> None:
         left = iter(sizes)
         with pytest.raises(ValueError, match="6 episodes in the first pass and 5 in pass "):
             evaluate_shards(lambda: r.trajectories.select(episodes=slice(next(left))), r.target)  # noqa: B023
+
+
+@pytest.mark.parametrize("mixture", ["all", 1])
+@pytest.mark.parametrize("block_steps", [1, 20, 1000])
+def test_episodes_are_counted_over_all_shards(block_steps: int, mixture: Any) -> None:
+    r = recorded(1, (20, 15), horizon=4, early=False)
+    data = r.trajectories
+    row = data.offsets[23] + 2
+    log_probs = data.log_probs.copy()
+    log_probs[row] -= 0.3
+    wrong = dataclasses.replace(data, log_probs=log_probs)
+    parts = [wrong.select(episodes=slice(0, 7)), wrong.select(episodes=slice(7, 35))]
+    options: dict[str, Any] = {"estimators": "NFIS", "block_steps": block_steps, "mixture": mixture}
+    found = evaluate_shards(parts, r.target, **options)["NFIS"]
+    assert any("episode 23, step 2 has" in reason for reason in found.verdict.reasons)
+    seen = data.observations.astype(np.int64)
+    seen[row] = 3  # a state of its own, which the target cannot stand
+    policies = tuple(Table(np.vstack([p.table, p.table[:1]])) for p in data.policies)  # type: ignore[attr-defined]
+    marked = dataclasses.replace(data, observations=seen, policies=policies, observation_space=None)
+
+    class Wrong(Table):
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return np.where(np.asarray(observations) == 3, 0.5, -0.5)
+
+    parts = [marked.select(episodes=slice(0, 7)), marked.select(episodes=slice(7, 35))]
+    with pytest.raises(ValueError, match=r"shard.*target_log_probs is 0.5 at episode 23, step 2"):
+        evaluate_shards(parts, Wrong(np.full((4, 3), 1 / 3)), **options)
+
+
+def test_files_may_come_as_an_array_and_seeds_of_any_size(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    r, _, paths = saved
+    options: dict[str, Any] = {"interval": "percentile", "resamples": 20, "rng": 2**64 + 7}
+    found = evaluate_shards(np.array([str(path) for path in paths]), r.target, **options)
+    assert_same(found, evaluate_shards(paths, r.target, **options))
+
+
+def test_who_acted_is_read_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, saved: tuple[Recorded, list[Trajectories], list[Path]]
+) -> None:
+    r, parts, paths = saved
+    together = whole(parts, r.target, estimators=BOTH)
+    seen: list[int] = []
+    read = shard_files._read_rows
+
+    def watched(file: Any, head: Any, name: str, *rows: Any) -> Any:
+        found = read(file, head, name, *rows)
+        if name == "policy_ids":
+            seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(shard_files, "_ROWS", 5)
+    monkeypatch.setattr(shard_files, "_read_rows", watched)
+    assert_equal(evaluate_shards(paths, r.target, estimators=BOTH), together)
+    assert max(seen) == 5
 
 
 def test_a_bad_target_is_named_with_its_shard() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate
 from ope_gym.__main__ import main as command
@@ -33,7 +34,7 @@ from ope_gym.shard_tasks import Setting, weight_pass
 from ope_gym.sharded import evaluate_shards, evaluate_survey
 from ope_gym.shards import survey
 from ope_gym.storage import DamagedFileError
-from ope_gym.tasks import _AHEAD, Crew, WorkerError
+from ope_gym.tasks import _AHEAD, Crew, WorkerError, answer
 from ope_gym.validation import check_options
 from tests.builders import assert_same, recorded
 from tests.test_sharded import made, record, split
@@ -287,6 +288,55 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
         assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("estimators", "options"), [(["auto", "NFIS"], {}), (["FIS", "NFIS", "OUIS"], {"mixture": 3})]
+)
+def test_auto_and_partial_mixtures_by_processes(
+    hands: Crew, files: list[Path], estimators: list[str], options: dict[str, Any]
+) -> None:
+    asked = check_options(estimators, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
+    one, two = (
+        evaluate_survey(
+            survey(files, "all", 150, who), TARGET, asked, who, q_model=LinearQ(), **options
+        )
+        for who in (Crew(), hands)
+    )
+    assert_same(one, two)
+    assert [e.report for e in one.values()] == [e.report for e in two.values()]
+
+
+class Unpacked:
+    """Counts how often it is made from bytes."""
+
+    made = 0
+
+    def __call__(self, item: int) -> int:
+        return Unpacked.made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Unpacked.made += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"not": "empty"}
+
+
+def test_what_the_workers_share_is_unpacked_once() -> None:
+    function = cloudpickle.dumps(Unpacked())
+    found = [answer(function, cloudpickle.dumps(i)) for i in range(3)]
+    assert [cloudpickle.loads(one)[0] for one in found] == [1, 1, 1]
+
+
+def _threads(_: int) -> set[int]:
+    return {library["num_threads"] for library in threadpool_info()}
+
+
+def test_an_item_is_computed_in_one_thread() -> None:
+    """Sums in several threads have other bits."""
+    with threadpool_limits(2):
+        assert _threads(0) == {2}
+        assert list(Crew().in_order(_threads, [0, 1])) == [{1}, {1}]
+
+
 class Same:
     """A policy that equals only itself."""
 
@@ -320,10 +370,11 @@ def test_tasks_know_what_comes_before_them() -> None:
     before = np.zeros_like(mixture.counts)
     setting = Setting(mixture, r.target, _plain(), held_out=False, steps=15)
     for task in found.tasks:
-        np.testing.assert_array_equal(task.before, before)
+        np.testing.assert_array_equal(task.before, before[task.behaviours])
         part = weight_pass(setting, task)
         counts = np.bincount(np.concatenate(part.ids), minlength=before.size)
-        np.testing.assert_array_equal(task.counts, counts)
+        np.testing.assert_array_equal(task.behaviours, np.flatnonzero(counts))
+        np.testing.assert_array_equal(task.counts, counts[task.behaviours])
         assert task.episodes == slice(before.sum(), before.sum() + counts.sum())
         before = before + counts
     np.testing.assert_array_equal(before, mixture.counts)

@@ -152,7 +152,7 @@ class Columns:
     @classmethod
     def of(cls, batch: Tree) -> Columns:
         """The scale and the categories of a batch."""
-        leaves = _leaves(batch)
+        leaves = flat_leaves(batch)
         is_number, mean, scale, category, value = [], [], [], [], []
         others = 0
         for leaf in leaves:
@@ -190,7 +190,7 @@ class Columns:
 
     def __call__(self, batch: Tree) -> FloatArray:
         """(n, width)."""
-        flat = np.hstack([leaf.astype(np.float64) for leaf in _leaves(batch)])
+        flat = np.hstack([leaf.astype(np.float64) for leaf in flat_leaves(batch)])
         if flat.shape[1] != self.is_number.size:
             raise ValueError(
                 f"the batch has {flat.shape[1]} columns, the features learned {self.is_number.size}"
@@ -202,7 +202,7 @@ class Columns:
         return np.hstack([numbers, ones.astype(np.float64)])
 
 
-def _leaves(batch: Tree) -> list[FloatArray]:
+def flat_leaves(batch: Tree) -> list[FloatArray]:
     """The leaves as (n, columns) each."""
     n = trees.length(batch)
     found = [leaf.reshape(n, -1) for leaf in trees.leaves(batch)]

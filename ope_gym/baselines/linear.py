@@ -17,7 +17,7 @@ from ope_gym.trajectories import Trajectories
 from ope_gym.trees import Tree
 from ope_gym.weights import FloatArray, IntArray
 
-_NUMBERS = 1 << 22  # in the largest array of a block
+NUMBERS = 1 << 22  # in the largest array of a block
 _WIDEST = 4000  # features times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
@@ -113,7 +113,7 @@ class LinearQ:
         gamma: float,
         horizon: int,
         rng: np.random.Generator,
-    ) -> tuple[_Phi, _Sums]:
+    ) -> tuple[Phi, NormalEquations]:
         features = Polynomial() if self.features is None else self.features
         finite = isinstance(target, FinitePolicy)
         if isinstance(features, Learned):
@@ -125,15 +125,17 @@ class LinearQ:
             if isinstance(target, FinitePolicy)
             else 0
         )
-        phi = _Phi(features, target, actions, int(self.time), horizon)
+        phi = Phi(features, target, actions, int(self.time), horizon)
         width = phi.of(data, some).shape[1]
-        sums = _Sums.empty(int(fold.max()) + 1, max(actions, 1), width)
-        weights = _near_weights(data, target, self.nearness)
+        sums = NormalEquations.empty(int(fold.max()) + 1, max(actions, 1), width)
+        weights = near_weights(data, target, self.nearness)
+        if not weights.any():  # the target never does what was done
+            weights = np.ones(data.n_steps)
         ends = np.zeros(data.n_steps, dtype=np.bool_)
         ends[data.offsets[1:] - 1] = True
         part = fold[data.episode_ids]
         chosen = choices(data.actions, data.n_steps, actions) if actions else np.zeros_like(part)
-        block = max(256, _NUMBERS // (max(actions, 1) * width))
+        block = max(256, NUMBERS // (max(actions, 1) * width))
         for begin in range(0, data.n_steps, block):
             rows = slice(begin, min(begin + block, data.n_steps))
             now = phi.of(data, rows)
@@ -143,7 +145,7 @@ class LinearQ:
 
 
 @dataclass(frozen=True)
-class _Phi:
+class Phi:
     """The features of recorded steps; `actions` is 0 where they are continuous."""
 
     features: Map
@@ -153,6 +155,7 @@ class _Phi:
     horizon: int
 
     def values(self, theta: FloatArray) -> LinearValues | FiniteLinearValues:
+        """The q of weights theta (A d,)."""
         kind = FiniteLinearValues if self.actions else LinearValues
         return kind(self, theta.reshape(max(self.actions, 1), -1))
 
@@ -207,7 +210,7 @@ class _Phi:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class NormalEquations:
     """The normal equations by fold.
 
     Args:
@@ -221,7 +224,8 @@ class _Sums:
     squares: FloatArray
 
     @classmethod
-    def empty(cls, folds: int, actions: int, width: int) -> _Sums:
+    def empty(cls, folds: int, actions: int, width: int) -> NormalEquations:
+        """Of no step."""
         size = actions * width
         return cls(np.zeros((folds, size, size)), np.zeros((folds, size)), np.zeros((folds, width)))
 
@@ -235,6 +239,7 @@ class _Sums:
         part: IntArray,
         chosen: IntArray,
     ) -> None:
+        """Add n steps: features (n, d), those of the next step (n, A d), folds and actions (n,)."""
         width = now.shape[1]
         actions = self.answer.shape[1] // width
         group = part * actions + chosen
@@ -272,7 +277,7 @@ class _Sums:
 class LinearValues:
     """The fitted q of continuous actions."""
 
-    phi: _Phi
+    phi: Phi
     theta: FloatArray  # (A, d); A is 1 for continuous actions
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -293,14 +298,17 @@ class FiniteLinearValues(LinearValues):
         return np.asarray(self.phi(observations, steps) @ self.theta.T)
 
 
-def _near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
-    """(S,) tempered weights of the steps, cut at e^3 and scaled to a mean of 1."""
-    if nearness == 0 or not data.has_propensities:
+def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
+    """(S,) tempered weights of the steps, cut at e^3; 1 where who acted is not known.
+
+    Their scale cancels. All may be 0: `LinearQ` then takes all steps alike.
+    """
+    if nearness == 0 or np.isnan(data.log_probs).any():
         return np.ones(data.n_steps)
+    from ope_gym import kernels
+
     ratio = np.asarray(target.log_prob(data.observations, data.actions)) - data.log_probs
-    total = np.cumsum(np.maximum(ratio, -1e6))
-    before = (total - np.maximum(ratio, -1e6))[data.offsets[:-1]]
-    log_w = nearness * (total - np.repeat(before, data.lengths))
-    weights = np.exp(np.minimum(log_w, _LARGEST_LOG_WEIGHT))
-    mean = weights.mean()
-    return weights / mean if mean > 0 else np.ones(data.n_steps)
+    total = np.empty(data.n_steps)
+    offsets = data.offsets.astype(np.int64, copy=False)
+    kernels.cumulate(np.maximum(ratio, -1e6), 0, len(data), offsets, total)
+    return np.exp(np.minimum(nearness * total, _LARGEST_LOG_WEIGHT))

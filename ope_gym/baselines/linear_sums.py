@@ -9,22 +9,22 @@ over continuous actions is one of draws, which would depend on the order of the 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import trees
 from ope_gym.baselines.contract import FOLDS, Baseline, values_at
-from ope_gym.baselines.features import CATEGORIES, Columns, Learned, Map, Polynomial, _leaves
+from ope_gym.baselines.features import CATEGORIES, Columns, Learned, Map, Polynomial, flat_leaves
 from ope_gym.baselines.linear import (
-    _LARGEST_LOG_WEIGHT,
-    _NUMBERS,
+    NUMBERS,
     FiniteLinearValues,
     LinearQ,
     LinearValues,
-    _Phi,
-    _Sums,
+    NormalEquations,
+    Phi,
+    near_weights,
 )
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policy_inputs import choices
@@ -51,7 +51,7 @@ class ScaleSums:
 
     def update(self, batch: Tree) -> None:
         """Add the rows of a batch."""
-        leaves = _leaves(batch)
+        leaves = flat_leaves(batch)
         flat = np.hstack([leaf.astype(np.float64) for leaf in leaves])
         few = [
             _few(leaf[:, j]) if leaf.dtype.kind in "iub" else None
@@ -110,6 +110,8 @@ class LinearFit:
         gamma: discount.
         horizon: longest possible episode.
         folds: how many.
+        nearest: the largest weight of a step.
+        known: whether the probability of every action is known.
         bounds: (2, folds) lowest and highest reward in each fold.
     """
 
@@ -119,6 +121,8 @@ class LinearFit:
     gamma: float
     horizon: int
     folds: int = FOLDS
+    nearest: float = 0.0
+    known: bool = True
     bounds: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,8 +132,8 @@ class LinearFit:
                 "q_model=None, or load all episodes and use ope_gym.evaluate"
             )
         self.bounds = np.array([[np.inf] * self.folds, [-np.inf] * self.folds])
-        self._phi: _Phi | None = None
-        self._sums: _Sums | None = None
+        self._phi: Phi | None = None
+        self._sums: NormalEquations | None = None
 
     def update(self, data: Trajectories, fold: IntArray) -> None:
         """Add episodes with their folds (n,)."""
@@ -137,22 +141,22 @@ class LinearFit:
         some = slice(0, 1)
         if self._phi is None or self._sums is None:
             actions = self.target.probs(trees.take(data.observations, some)).shape[1]
-            self._phi = _Phi(
-                self.features, self.target, actions, int(self.model.time), self.horizon
-            )
+            self._phi = Phi(self.features, self.target, actions, int(self.model.time), self.horizon)
             width = self._phi.of(data, some).shape[1]
-            self._sums = _Sums.empty(self.folds, actions, width)
+            self._sums = NormalEquations.empty(self.folds, actions, width)
         phi, sums = self._phi, self._sums
         part = fold[data.episode_ids]
         for k in np.unique(fold):
             paid = data.rewards[part == k]
             self.bounds[0, k] = min(self.bounds[0, k], paid.min())
             self.bounds[1, k] = max(self.bounds[1, k], paid.max())
-        weights = _near_weights(data, self.target, self.model.nearness)
+        self.known &= not np.isnan(data.log_probs).any()
+        weights = near_weights(data, self.target, self.model.nearness)
+        self.nearest = max(self.nearest, float(weights.max()))
         ends = np.zeros(data.n_steps, dtype=np.bool_)
         ends[data.offsets[1:] - 1] = True
         chosen = choices(data.actions, data.n_steps, phi.actions)
-        block = max(256, _NUMBERS // (phi.actions * sums.squares.shape[1]))
+        block = max(256, NUMBERS // (phi.actions * sums.squares.shape[1]))
         rng = np.random.default_rng(0)  # nothing is drawn: the actions are finite
         for begin in range(0, data.n_steps, block):
             rows = slice(begin, min(begin + block, data.n_steps))
@@ -164,6 +168,7 @@ class LinearFit:
 
     def merge(self, other: LinearFit) -> None:
         """Add the episodes of another."""
+        self.nearest, self.known = max(self.nearest, other.nearest), self.known and other.known
         self.bounds[0] = np.minimum(self.bounds[0], other.bounds[0])
         self.bounds[1] = np.maximum(self.bounds[1], other.bounds[1])
         if self._sums is None or other._sums is None:
@@ -172,6 +177,16 @@ class LinearFit:
         self._sums.system[...] += other._sums.system
         self._sums.answer[...] += other._sums.answer
         self._sums.squares[...] += other._sums.squares
+
+    @property
+    def alike(self) -> LinearQ | None:
+        """The model to begin again with: `LinearQ` takes all steps alike if some has no weight.
+
+        That is, if who acted is not known somewhere, or the target never does what was done.
+        """
+        if self.model.nearness == 0 or (self.known and self.nearest > 0):
+            return None
+        return replace(self.model, nearness=0.0)
 
     def finalise(self) -> LinearBaseline:
         """For each fold the values learned from the others."""
@@ -241,19 +256,6 @@ def scaled_features(model: LinearQ, columns: Columns) -> Map:
         return np.hstack([np.ones((len(plain), 1)), plain, *products])
 
     return polynomial
-
-
-def _near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
-    """(S,) tempered weights of the steps, as in `LinearQ` but for their scale, which cancels."""
-    if nearness == 0 or not data.has_propensities:
-        return np.ones(data.n_steps)
-    from ope_gym import kernels
-
-    ratio = np.asarray(target.log_prob(data.observations, data.actions)) - data.log_probs
-    total = np.empty(data.n_steps)
-    offsets = data.offsets.astype(np.int64, copy=False)
-    kernels.cumulate(np.maximum(ratio, -1e6), 0, len(data), offsets, total)
-    return np.exp(np.minimum(nearness * total, _LARGEST_LOG_WEIGHT))
 
 
 class Folds:
