@@ -186,16 +186,17 @@ def _auto(problem: Problem, c: Composition) -> Computed:
         h = min(1, (3 SE_{N-W} / (N - W))^2)
         V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 4)
 
-    W is FWDR with weights cut at sqrt(n) times their mean at each step. c, from influence values of
-    NFIS and FWDR with those weights, centred within behaviours, is the share of the correction that
-    lowers the variance: a free meter of the q model. With a useless model it is 0, and J is NFIS.
-    N and W estimate the same: where they are more than three standard errors apart the influence
-    values miss something, episodes that the sample lacks as a rule, and h takes c back.
-    W corrects the model by a noisy term d; where d is no larger than its noise the model needs no
-    correction, and most of d is left out. The error stays that of N - c (N - W): what k takes out
-    is not claimed as precision. ESS and verdict are those of the weights before the cut. Bootstrap
-    replicates keep c, k and the cut. c is optimal for NFIS and FWDR that are both cut; N is not
-    cut, so that for N and W it is near the optimum, not exactly there. Without a q model J is NFIS.
+    W is FWDR with weights cut at sqrt(n) times their mean at each step. The clipped share, from
+    influence values of NFIS and FWDR with those weights, centred within behaviours, is how much of
+    the correction lowers the variance: a free meter of the q model. With a useless one it is 0, and
+    J is NFIS. N and W estimate the same: where they are more than three standard errors apart the
+    influence values miss something, episodes that the sample lacks as a rule; then h takes c back,
+    and the result says so. W corrects the model by a noisy term d; the smaller d is beside its
+    noise, the more of it is left out: most below half a standard error. The error stays that of
+    N - c (N - W): what k takes out is not claimed as precision. ESS and verdict are those of the
+    weights before the cut. Bootstrap replicates keep c, the amount left out and the cut. The
+    clipped share is optimal for NFIS and FWDR that are both cut; N is not cut, so that for N and W
+    it is near the optimum, not exactly there. Without a q model J is NFIS.
 
     Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no
     episode went, and is too small where a fitted q explains almost everything else (one step,
@@ -213,12 +214,12 @@ def _auto(problem: Problem, c: Composition) -> Computed:
     )
 
     def replicates(resamples: Resamples) -> FloatArray:
-        return blend.mixed(plain.replicates(resamples), robust.replicates(resamples))
+        return blend.replicates(plain, robust, resamples)
 
     report = {**blend.report, "truncated": 0.0}
     if cut is not problem:
         report["truncated"] = float(np.mean(problem.log_w[c.scheme] > cut.log_w[c.scheme]))
-    return Computed(blend.moments, replicates, report=report)
+    return Computed(blend.moments, replicates, blend.cautions, report)
 
 
 def cut_limits(peak: FloatArray, sums: FloatArray, n: int) -> FloatArray:
@@ -228,21 +229,36 @@ def cut_limits(peak: FloatArray, sums: FloatArray, n: int) -> FloatArray:
 
 
 class Blend(NamedTuple):
-    """What `auto` makes of NFIS and FWDR: its moments, c, k and c (1 - k) d."""
+    """What `auto` makes of NFIS and FWDR: its moments, c, k, c (1 - k) d and h."""
 
     moments: Moments
     share: float
     kept: float
     left_out: float
+    agreed: float
 
     @property
     def report(self) -> dict[str, float]:
         """The numbers worth showing."""
         return {"c": self.share, "k": self.kept, "left out": self.left_out}
 
-    def mixed(self, plain: FloatArray, robust: FloatArray) -> FloatArray:
-        """Replicates (R,) from those of its parts, with c and k as they are."""
-        return (1.0 - self.share) * plain + self.share * robust - self.left_out
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """That the two contradict each other, where they do."""
+        if self.agreed == 1.0:
+            return ()
+        apart = "far" if self.agreed == 0.0 else f"{_APART / np.sqrt(self.agreed):.1f}"
+        return (
+            f"NFIS and FWDR are {apart} standard errors apart: the episodes miss something, or the "
+            "q model is wrong there; auto stays near NFIS",
+        )
+
+    def replicates(self, plain: Computed, robust: Computed, draws: Any) -> FloatArray:
+        """(R,) from those of its parts, with c and what was left out as they are."""
+        own = plain.replicates(draws)
+        if self.share == 0.0:
+            return own
+        return (1.0 - self.share) * own + self.share * robust.replicates(draws) - self.left_out
 
 
 def blended(
@@ -257,15 +273,17 @@ def blended(
         start: (n,) the q model's v at the start.
         strata: (n,) behaviours.
     """
-    share = calibration(calm, robust.influence, strata)
-    share *= agreement(plain.value - robust.value, plain.influence - robust.influence, strata)
+    agreed = agreement(plain.value - robust.value, plain.influence - robust.influence, strata)
+    share = agreed * calibration(calm, robust.influence, strata)
     gap = robust.value - float(start.mean())
     kept = believed(gap, robust.influence - start, strata)  # of d: without the spread of starts
+    if share == 0.0:
+        return Blend(plain, 0.0, kept, 0.0, agreed)
     left_out = share * (1.0 - kept) * gap
     value = (1.0 - share) * plain.value + share * robust.value - left_out
     influence = (1.0 - share) * plain.influence + share * robust.influence
     shown = dataclasses.replace(plain, value=value, influence=influence)
-    return Blend(shown, share, kept, left_out)
+    return Blend(shown, share, kept, left_out, agreed)
 
 
 def agreement(gap: float, influence: FloatArray, strata: IntArray) -> float:
@@ -360,7 +378,8 @@ def calibration(plain: FloatArray, corrected: FloatArray, strata: IntArray) -> f
     """The c in [0, 1] for which (1 - c) plain + c corrected varies least within strata."""
     strata = join_single(strata)  # else those of several trajectories decide alone
     base = centre(plain, strata)
-    change = base - centre(corrected, strata)
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        change = base - centre(corrected, strata)
     largest = float(np.abs(change).max())
     if not np.isfinite(largest) or largest == 0.0:
         return 0.0

@@ -96,8 +96,9 @@ def _computed(name: str, found: _Found) -> Computed:
     blend = blended(plain.moments, calm, robust.moments, starts, found.strata)
     return Computed(
         blend.moments,
-        lambda draws: blend.mixed(plain.replicates(draws), robust.replicates(draws)),
-        report={**blend.report, "truncated": cut.share},
+        lambda draws: blend.replicates(plain, robust, draws),
+        blend.cautions,
+        {**blend.report, "truncated": cut.share},
     )
 
 

@@ -23,7 +23,7 @@ from studies.cartpole import CartPole
 from studies.cartpole_simulation import HORIZON, mean_return, rollouts
 from studies.claims import Array
 from studies.claims_beyond import beyond_claims
-from studies.errors import resample
+from studies.errors import largest_share, resample
 from studies.frame import Runs, Seeds, Study, Summary
 from studies.seeds import streams
 from studies.small_grid import Regime, grid, states_of, table
@@ -198,6 +198,10 @@ class Beyond(Study):
             "high": high,
             "log_error": np.where(counts[:, None] > 1, logs.std(axis=0), math.nan),
             "bias": np.nanmean(errors, axis=0),
+            "largest_share": [
+                largest_share(errors[some, i][:, [base, auto]]).max()
+                for i, some in enumerate(done.T)
+            ],
             "c": np.nanpercentile(runs["c"], (5, 50, 95), axis=0).T,
             "geometric": [
                 float(np.exp(np.log(ratio[linear, auto]).mean())),

@@ -92,9 +92,12 @@ def test_values_and_influence_are_the_references(seed: int, name: str, gamma: fl
 
 
 @pytest.mark.parametrize("with_q", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*range(4), 149, 189])
 def test_auto_is_the_references(seed: int, with_q: bool) -> None:
-    """A peaked target, so that the truncation at sqrt(n) times the mean bites in some."""
+    """A peaked target, so that the truncation at sqrt(n) times the mean bites in some.
+
+    In the last two NFIS and FWDR are more than three standard errors apart.
+    """
     data = recorded(seed, (9, 14, 11))
     q, v = on_steps(q_table(seed, data), data)
     arrays = data.arrays
@@ -118,7 +121,9 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
             y[ids == b] -= y[ids == b].mean()
         c = min(max(float(x @ y / (y @ y)), 0.0), 1.0)
         apart = reference.standard_error([a - b for a, b in zip(psi, phi, strict=True)], ids)
-        c *= min(1.0, (3 * apart / (plain - other)) ** 2)
+        h = min(1.0, (3 * apart / (plain - other)) ** 2)
+        assert (h < 1) == (seed > 3)
+        c *= h
         direct = float(np.mean(v[arrays.offsets[:-1]]))
         spread = [a - b for a, b in zip(phi, v[arrays.offsets[:-1]], strict=True)]
         error = reference.standard_error(spread, ids)
@@ -199,7 +204,10 @@ def test_a_q_of_zero_changes_no_bit(seed: int, name: str, same: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_auto_varies_no_more_than_either_part(seed: int) -> None:
-    """c is the least-squares share, so the spread within behaviours is at most that of both."""
+    """c is the least-squares share, so the spread within behaviours is at most that of both.
+
+    As long as the two agree: what is taken back of c beyond three standard errors is not in here.
+    """
     data = recorded(seed, (20, 25, 30))
     baseline = on_steps(exact_q(data, 1.0) + 0.3 * q_table(seed, data), data)
     found = evaluate_log_probs(*data.arrays, estimators=["auto", "NFIS", "FWDR"], baseline=baseline)
@@ -215,18 +223,32 @@ def test_a_correction_that_contradicts_nfis_is_taken_back() -> None:
     """The data lack an action of which the q model is sure: NFIS and FWDR are far apart."""
     n, rng = 200, np.random.default_rng(0)
     state, noise = rng.standard_normal((2, n))
-    arrays = (np.log(np.full(n, 0.5)), np.log(np.full((1, n), 0.99)), np.zeros(n, dtype=int),
+    arrays = (np.log(np.full(n, 0.85)), np.log(np.full((1, n), 0.99)), np.zeros(n, dtype=int),
               state + 0.1 * noise, np.arange(n + 1))  # fmt: skip
 
     def auto(other: float) -> Any:
-        v = 0.5 * state + 0.5 * other  # of the action never seen it says `other`
+        v = 0.85 * state + 0.15 * other  # of the action never seen it says `other`
         return evaluate_log_probs(*arrays, estimators="auto", baseline=(state, v))["auto"]
 
     assert auto(0.0).report["c"] == 1.0
-    gap = 0.5 * float(state.mean()) - 2.5
-    error = 0.5 * float(state.std(ddof=1)) / math.sqrt(n)
+    assert auto(0.0).verdict.colour == "green"
+    assert auto(5.0).verdict.colour == "amber"
+    assert "standard errors apart" in str(auto(5.0).verdict)
+    gap = 0.15 * (float(state.mean()) - 5.0)
+    error = 0.15 * float(state.std(ddof=1)) / math.sqrt(n)
     assert auto(5.0).report["c"] == pytest.approx((3 * error / gap) ** 2, rel=1e-9)
     assert auto(5.0).value == pytest.approx(float(arrays[3].mean()), abs=error)
+
+
+def test_where_no_correction_is_taken_a_huge_one_does_no_harm() -> None:
+    data = recorded(3, (9, 14, 11))
+    huge = np.where(np.arange(len(data.arrays.rewards)) % 2, 1e307, -1e307)
+    found = evaluate_log_probs(
+        *data.arrays, estimators=["auto", "NFIS"], interval="percentile", baseline=(huge, huge)
+    )
+    assert found["auto"].report["c"] == 0.0
+    assert found["auto"].value == found["NFIS"].value
+    assert found["auto"].interval == found["NFIS"].interval
 
 
 def test_a_useless_q_is_not_used() -> None:
@@ -260,13 +282,17 @@ def test_where_the_correction_only_adds_noise_auto_is_nfis(interval: str) -> Non
 def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interval: str) -> None:
     from ope_gym.intervals import Resamples
 
-    data = recorded(6, (6, 7, 8))
-    q, v = on_steps(q_table(6, data), data)
+    data = recorded(2, (6, 7, 8))
+    q, v = on_steps(q_table(2, data), data)
     options: dict[str, Any] = {
         "estimators": name, "interval": interval, "resamples": 5, "rng": 3,
     }  # fmt: skip
     got = evaluate_log_probs(*data.arrays, baseline=(q, v), **options)[name]
     assert got.replicates is not None
+    if name == "auto":
+        assert 0 < got.report["c"] < 1
+        assert got.report["left out"] != 0
+        assert got.report["truncated"] == 0
     (counts,) = Resamples(data.arrays.behaviour_ids, 5, 3)
     counts = np.rint(counts * 210)  # 5, 6 and 7 draws of 6, 7 and 8: whole numbers
     lengths = np.diff(data.arrays.offsets)
