@@ -70,7 +70,9 @@ def info_command(args: argparse.Namespace) -> Said:
     for path in args.files:
         data = Trajectories.load(path)
         said += [str(path)] if len(args.files) > 1 else []
-        said += _described(data, [table.add(policy) for policy in data.policies])
+        numbers = [table.add(policy) for policy in data.policies]
+        alone = len(args.files) == 1  # numbered as the file does
+        said += _described(data, range(len(numbers)) if alone else numbers)
     return Said("\n".join(said))
 
 

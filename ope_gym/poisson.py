@@ -5,7 +5,7 @@ identity of i). The identity is a hash of the trajectory's content and of who re
 of several equal trajectories has its own, and since they are equal it does not matter which is the
 j-th. So neither the order of the trajectories nor their split into shards changes a replicate, as
 long as the strata are the same (those of policies with one episode each follow the order of the
-policies), and policies differ in what is stored of them, or in attributes that are numbers.
+policies), and policies differ in what is stored of them, or in attributes that are arrays.
 
 Inside each stratum the drawn numbers are scaled to the number n_k of its trajectories, as if n_k
 were drawn from it. If nothing is drawn from one, as can happen to a small one, the trajectory with

@@ -105,7 +105,7 @@ def connected(address: bool | str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is True else f"at {address}"
         where += " (of the environment variable RAY_ADDRESS)" if named else ""
-        if address == "auto":
+        if address == "auto" and isinstance(error, ConnectionError):
             raise ConnectionError(
                 "no Ray cluster at auto: none runs on this machine; give HOST:PORT, or local for a "
                 "new one, or begin one with `ray start --head`"

@@ -242,21 +242,18 @@ class Mixture:
 
 
 def _mark(policy: Policy) -> int:
-    """Of its name and arrays; of a class that is not registered, of attributes that are numbers."""
+    """Of its name and arrays; of a class that is not registered, of attributes that are arrays."""
     kind, arrays = policy_to_arrays(policy)
     digest = hashlib.blake2b(kind.encode(), digest_size=8)
     if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
         values = getattr(policy, "__dict__", {})
-        arrays = {name: np.asarray(x) for name, x in values.items() if _is_plain(x)}
+        arrays = {
+            name: x
+            for name, x in values.items()  # numbers may count calls
+            if isinstance(x, np.ndarray) and not x.dtype.hasobject
+        }
     for name in sorted(arrays):
         array: NDArray[Any] = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(array.tobytes())
     return int.from_bytes(digest.digest(), "little")
-
-
-def _is_plain(value: object) -> bool:
-    """Numbers, text, or arrays of them: the same bytes in every process."""
-    return isinstance(value, int | float | str | np.generic) or (
-        isinstance(value, np.ndarray) and value.dtype != object
-    )

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ope_gym import poisson
+from ope_gym import poisson, trees
 from ope_gym.baselines.choice import default_model
 from ope_gym.baselines.contract import Baseline
-from ope_gym.baselines.features import Map
-from ope_gym.baselines.linear import LinearQ
+from ope_gym.baselines.features import Map, Polynomial
+from ope_gym.baselines.linear import LinearQ, Phi
 from ope_gym.baselines.linear_sums import Folds, LinearBaseline, LinearFit, ScaleSums
-from ope_gym.policies import Policy
+from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.shard_census import Mixture
 from ope_gym.shard_cut import CutSums, with_cut
 from ope_gym.shard_passes import NormalisedPass, WeightedChunk, WeightPass, weigh
@@ -120,9 +120,19 @@ def _changed(task: Task, found: IntArray, number: int) -> ValueError:
 
 
 def has_model(setting: Setting, task: Task) -> bool:
-    """Whether there is a default q model for such observations and actions."""
+    """Whether `LinearQ` can be fitted to such observations, and `evaluate` had a model, too."""
     _, chunk = next(setting.chunks(task, 2))
-    return default_model(chunk, setting.target) is not None
+    target = setting.target
+    if default_model(chunk, target) is None or not isinstance(target, FinitePolicy):
+        return False
+    first = slice(0, 1)
+    actions = target.probs(trees.take(chunk.observations, first)).shape[1]
+    features = Polynomial().learn(chunk.observations)
+    try:
+        Phi(features, target, actions, int(LinearQ().time), 1).of(chunk, first)
+    except ValueError:  # too many features
+        return False
+    return True
 
 
 def scale_sums(setting: Setting, task: Task) -> ScaleSums:

@@ -17,7 +17,8 @@ compares a trajectory with the means R_t over all of them, and only if something
 pass is a set of sums with `update` and `merge`, so the result is that of `ope_gym.evaluate` on all
 episodes together, but for rounding, however they are cut. Their order gives the policies their
 numbers, and with them the neighbours to which behaviours of a single episode are joined: with one
-episode a policy, errors and bootstrap draws follow the order of the files.
+episode a policy, errors and bootstrap draws follow the order of the files. So do the folds of a q
+model: estimators that use one change with it, within their error.
 
 A pass is done task by task and merged in the order of the tasks, which depend on the shards alone.
 So one process, several, or a Ray cluster give the same bits.
@@ -152,7 +153,7 @@ def evaluate_shards(
 
 
 def passes(options: Options, q_model: LinearQ | None) -> int:
-    """How often `evaluate_survey` does all steps, as its progress counts them."""
+    """How often `evaluate_survey` does all steps, as its progress counts them; see `model_of`."""
     found = 1 + bool(keys_of(options.estimators, normalised=True))
     if q_model is not None and _uses_q(options):
         found += 1 + needs_scale(q_model) + ("auto" in options.estimators)
@@ -166,16 +167,30 @@ def _uses_q(options: Options) -> bool:
 def model_of(
     q_model: LinearQ | str | None, found: Survey, target: Policy, options: Options, hands: Crew
 ) -> LinearQ | None:
-    """The q model, "default" being one if `ope_gym.evaluate` had any for the first episodes."""
+    """The q model; "default" is a `LinearQ` if it can be fitted to episodes like the first ones.
+
+    For that the first task is read once more.
+    """
     if not isinstance(q_model, str):
         return q_model
-    model = None
-    if _uses_q(options) and isinstance(target, FinitePolicy) and found.mixture.trajectories > 1:
+    if not _uses_q(options):
+        return None
+    if not isinstance(target, FinitePolicy):
+        why = "a target without probs: load all episodes and use ope_gym.evaluate"
+    elif found.mixture.trajectories < 2:
+        why = "a single episode"
+    else:
         setting = Setting(found.mixture, target, options, found.held_out, found.steps)
         (fits,) = hands.in_order(partial(has_model, setting), found.tasks[:1])
-        model = LinearQ() if fits else None
-    refuse(options, model)
-    return model
+        if fits:
+            return LinearQ()
+        why = "such observations: give q_model=LinearQ(features=...), or load all episodes"
+    for name in options.estimators:
+        if ESTIMATORS[name].baseline:
+            raise ValueError(
+                f"estimators has {name!r}, which needs a q model, and shards have none for {why}"
+            )
+    return None
 
 
 def evaluate_survey(
@@ -306,7 +321,8 @@ def _fit(
 
 def refuse(options: Options, q_model: LinearQ | str | None) -> None:
     """What cannot be done in shards."""
-    if not (q_model is None or q_model == "default" or isinstance(q_model, LinearQ)):
+    default = isinstance(q_model, str) and q_model == "default"
+    if not (q_model is None or default or isinstance(q_model, LinearQ)):
         raise TypeError(f"q_model is {q_model!r}; shards need a LinearQ, 'default' or None")
     for name in options.estimators:
         if ESTIMATORS[name].method not in _METHODS:
@@ -317,8 +333,8 @@ def refuse(options: Options, q_model: LinearQ | str | None) -> None:
             )
         if ESTIMATORS[name].baseline and q_model is None:
             raise ValueError(
-                f"estimators has {name!r}, which needs a q model: give q_model=LinearQ() (there is "
-                "no default for such observations or actions, or for a single episode)"
+                f"estimators has {name!r}, which needs a q model: give q_model=LinearQ() or "
+                "'default' (leave out --no-q-model)"
             )
     if options.interval == "betting":
         raise ValueError(

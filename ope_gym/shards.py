@@ -271,7 +271,7 @@ def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
             "give a list of files, of trajectories or of functions that make them"
         )
     if isinstance(shards, np.ndarray):  # of paths; it has a view, too
-        return list(shards.tolist())
+        return list(np.atleast_1d(shards).tolist())
     if isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards):
         return [shards]  # type: ignore[list-item]
     if not isinstance(shards, Iterable):

@@ -22,6 +22,7 @@ from ope_gym import (
     Evaluation,
     LinearSigmoid,
     Trajectories,
+    Uniform,
     evaluate,
     poisson,
     shard_files,
@@ -34,6 +35,7 @@ from ope_gym.estimators import WEIGHTED, standard_error
 from ope_gym.intervals import Resamples
 from ope_gym.likelihood import behaviours_of
 from ope_gym.propensity_sums import PropensitySums
+from ope_gym.shard_census import _mark
 from ope_gym.shard_files import SeenFile
 from ope_gym.shard_passes import WeightPass
 from ope_gym.sharded import evaluate_shards, evaluate_survey, passes
@@ -904,7 +906,7 @@ def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
     assert "q model" not in str(evaluate_shards(r.trajectories, r.target, estimators="NFIS"))
     log_prob_only = LogProbOnly(r.target.log_prob)  # no finite action set, so no model
     assert "; q model: none\n" in str(evaluate_shards(r.trajectories, log_prob_only))
-    with pytest.raises(ValueError, match=r"'DM', which needs a q model: .* no default for such"):
+    with pytest.raises(ValueError, match=r"'DM', which needs a q model, and shards have none"):
         evaluate_shards(r.trajectories, log_prob_only, estimators="DM")
 
 
@@ -1043,3 +1045,31 @@ def test_a_bad_target_is_named_with_its_shard() -> None:
 
     with pytest.raises(ValueError, match=r"shard \d.*target_log_probs is 0.5"):
         evaluate_shards(split(r.trajectories, 0, 2), Wrong(r.target.table))
+
+
+def test_where_the_default_model_would_be_too_wide_there_is_none() -> None:
+    rng = np.random.default_rng(0)
+    data = Trajectories.from_arrays(
+        rng.standard_normal((60, 40)), rng.integers(2, size=60), rng.random(60),
+        np.log(np.full(60, 0.5)), offsets=np.arange(21) * 3, policies=[Uniform(2)],
+        terminated=True, held_out=True,
+    )  # fmt: skip
+    found = evaluate_shards([data], Uniform(2), estimators=["NFIS", "auto"])
+    assert found.sample.q_model == "none"
+    assert found["auto"].value == found["NFIS"].value
+    with pytest.raises(ValueError, match=r"'FWDR'.*give q_model=LinearQ\(features"):
+        evaluate_shards([data], Uniform(2), estimators=["FWDR"])
+
+
+def test_marks_of_policies_that_count_their_calls() -> None:
+    class Counting(Uniform):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.calls, self.seed = 0, 2**100
+
+    busy, idle = Counting(), Counting()
+    busy.calls = 7
+    assert _mark(busy) == _mark(idle)
+    other = Counting()
+    other.weights = np.ones(2)  # type: ignore[attr-defined]
+    assert _mark(other) != _mark(idle)
