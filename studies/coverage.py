@@ -230,9 +230,9 @@ def _worst(summary: Summary) -> list[str]:
     absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
     lines = [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
-        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward (one "
-        "step, little noise), the error of auto is too small: it knows nothing of q where no "
-        f"episode went. Undefined intervals (of ess-t, left out above): {absent}.",
+        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward but "
+        "for an action that is hardly ever seen, the error of auto can be too small: it knows "
+        f"nothing of q where no episode went. Undefined intervals (of ess-t, left out above): {absent}.",
         "",
         f"| regime | {head} |",
         "|---" * (len(shown) + 1) + "|",
