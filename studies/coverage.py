@@ -232,7 +232,8 @@ def _worst(summary: Summary) -> list[str]:
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
         f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward but "
         "for an action that is hardly ever seen, the error of auto can be too small: it knows "
-        f"nothing of q where no episode went. Undefined intervals (of ess-t, left out above): {absent}.",
+        "nothing of q where no episode went. Undefined intervals (of ess-t, left out above): "
+        f"{absent}.",
         "",
         f"| regime | {head} |",
         "|---" * (len(shown) + 1) + "|",
