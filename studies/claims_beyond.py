@@ -37,7 +37,7 @@ def beyond_claims(summary: Summary) -> list[Claim]:
     inside = [i for i, case in enumerate(cases) if case[0] == "grid"]
     worst = (
         max(inside, key=lambda i: ratio[i]),
-        max(inside, key=lambda i: math.log(ratio[i] / GRID) / max(error[i], 1e-12)),
+        max(inside, key=lambda i: math.log(ratio[i] / GRID) / (float(error[i]) or 1.0)),
     )
     source = "beyond the paper"
     return [
