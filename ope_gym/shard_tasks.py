@@ -17,7 +17,7 @@ from ope_gym import poisson, trees
 from ope_gym.baselines.choice import default_model
 from ope_gym.baselines.contract import Baseline
 from ope_gym.baselines.features import Map, Polynomial
-from ope_gym.baselines.linear import LinearQ, Phi
+from ope_gym.baselines.linear import WIDEST, LinearQ
 from ope_gym.baselines.linear_sums import Folds, LinearBaseline, LinearFit, ScaleSums
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.shard_census import Mixture
@@ -127,12 +127,8 @@ def has_model(setting: Setting, task: Task) -> bool:
         return False
     first = slice(0, 1)
     actions = target.probs(trees.take(chunk.observations, first)).shape[1]
-    features = Polynomial().learn(chunk.observations)
-    try:
-        Phi(features, target, actions, int(LinearQ().time), 1).of(chunk, first)
-    except ValueError:  # too many features
-        return False
-    return True
+    columns = Polynomial().learn(chunk.observations)(trees.take(chunk.observations, first)).shape[1]
+    return columns * (LinearQ().time + 1) * actions <= WIDEST
 
 
 def scale_sums(setting: Setting, task: Task) -> ScaleSums:

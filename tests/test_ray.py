@@ -95,6 +95,13 @@ def test_no_cluster_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert "--address" not in str(caught.value)
 
+    def other(**_: object) -> None:
+        raise RuntimeError("Version mismatch")
+
+    monkeypatch.setattr(ray, "init", other)
+    with pytest.raises(ConnectionError, match="Version mismatch"), connected("auto"):
+        pass
+
 
 def test_errors_come_as_themselves_and_other_versions_are_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1012,6 +1012,7 @@ def test_files_may_come_as_an_array_and_seeds_of_any_size(
 ) -> None:
     r, _, paths = saved
     options: dict[str, Any] = {"interval": "percentile", "resamples": 20, "rng": 2**64 + 7}
+    evaluate_shards(np.array(str(paths[0])), r.target, **options)  # a single one is a path, too
     found = evaluate_shards(np.array([str(path) for path in paths]), r.target, **options)
     assert_same(found, evaluate_shards(paths, r.target, **options))
 

@@ -655,6 +655,18 @@ def test_info_numbers_policies_over_all_files(
         assert all(line.endswith(repr(policy)) for line in found)
 
 
+def test_info_numbers_the_policies_of_one_file_as_the_other_commands_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, path = made(0, 12, 9), tmp_path / "a.ope"
+    first = data.policies[0]
+    dataclasses.replace(data, policies=(first, first, *data.policies[2:])).save(path)
+    assert command(["info", str(path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("policy ")]
+    assert [line.split(":")[0] for line in said] == [f"policy {k}" for k in range(len(said))]
+    assert len(said) == len(Trajectories.load(path).policies)
+
+
 def test_a_damaged_file_names_a_remedy_that_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

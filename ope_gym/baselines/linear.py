@@ -18,7 +18,7 @@ from ope_gym.trees import Tree
 from ope_gym.weights import FloatArray, IntArray
 
 NUMBERS = 1 << 22  # in the largest array of a block
-_WIDEST = 4000  # features times actions
+WIDEST = 4000  # features times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
 
@@ -164,10 +164,10 @@ class Phi:
         found = np.asarray(self.features(batch), dtype=np.float64)
         if found.ndim != 2 or found.shape[0] != len(steps):
             raise ValueError(f"features gave shape {found.shape}; expected ({len(steps)}, d)")
-        if found.shape[1] * (self.powers + 1) * max(self.actions, 1) > _WIDEST:
+        if found.shape[1] * (self.powers + 1) * max(self.actions, 1) > WIDEST:
             raise ValueError(
                 f"features gave {found.shape[1]} columns, times {self.powers + 1} powers of time "
-                f"and {max(self.actions, 1)} actions: more than {_WIDEST} weights to solve for. "
+                f"and {max(self.actions, 1)} actions: more than {WIDEST} weights to solve for. "
                 "Give features= with fewer columns"
             )
         if not np.all(np.isfinite(found)):
