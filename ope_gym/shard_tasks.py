@@ -128,7 +128,7 @@ def has_model(setting: Setting, task: Task) -> bool:
     first = slice(0, 1)
     actions = target.probs(trees.take(chunk.observations, first)).shape[1]
     columns = Polynomial().learn(chunk.observations)(trees.take(chunk.observations, first)).shape[1]
-    return columns * (LinearQ().time + 1) * actions <= WIDEST
+    return bool(columns * (LinearQ().time + 1) * actions <= WIDEST)
 
 
 def scale_sums(setting: Setting, task: Task) -> ScaleSums:
