@@ -34,7 +34,7 @@ from tqdm import tqdm
 import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
-from ope_gym.policies import Policy
+from ope_gym.policies.closed_form import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
 
@@ -53,22 +53,26 @@ class Args:
     rollouts: int = option(30, "episodes of each policy that the learner sees")
     iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
     held_out: float = option(
-        0.5, "share of the recorded episodes that the learner does not see, on top of --rollouts; "
+        0.5,
+        "share of the recorded episodes that the learner does not see, on top of --rollouts; "
         "the evaluation uses these alone. With 0 it uses the episodes the target was trained on, "
         "and is optimistic",
-    )  # fmt: skip
+    )
     seed: int = option(0, "same seed, same numbers")
     gamma: float = option(1.0, "discount of the evaluated return")
     estimators: tuple[str, ...] | None = option(
-        None, f"which ones (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}", nargs="+",
+        None,
+        f"which ones (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}",
+        nargs="+",
         type=str,
-    )  # fmt: skip
+    )
     q_model: str = option(
-        "default", "what auto and the doubly robust estimators learn action values with: default "
+        "default",
+        "what auto and the doubly robust estimators learn action values with: default "
         "(tabular or linear, by the observations), linear, dynamics (a learned model of the "
         "environment; slow, since it is fitted anew for every policy), network or none",
         choices=("default", "tabular", "linear", "dynamics", "network", "none"),
-    )  # fmt: skip
+    )
     level: float = option(0.95, "confidence level of the intervals")
     interval: str = option(
         "ess-t", "kind of interval: ess-t, percentile, bca", choices=("ess-t", "percentile", "bca")
@@ -180,10 +184,15 @@ class Run:
         """The current policy, from what was recorded so far."""
         args = self.args
         return ope_gym.evaluate(
-            self.data(), self.agent.policy, estimators=args.estimators, gamma=args.gamma,
-            level=args.level, rng=args.seed,
-            q_model=None if args.q_model == "none" else args.q_model, **options,
-        )  # fmt: skip
+            self.data(),
+            self.agent.policy,
+            estimators=args.estimators,
+            gamma=args.gamma,
+            level=args.level,
+            rng=args.seed,
+            q_model=None if args.q_model == "none" else args.q_model,
+            **options,
+        )
 
 
 def train(run: Run, writer: Any, stop: threading.Event) -> None:
@@ -208,9 +217,13 @@ def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
     bar = tqdm(total=args.truth_episodes, desc="fresh rollouts", unit="ep", disable=_silent(args))
     with bar:
         collect(
-            env, policy, args.truth_episodes, run.rng, seed=run.seed(),
+            env,
+            policy,
+            args.truth_episodes,
+            run.rng,
+            seed=run.seed(),
             on_episode=lambda *_: bar.update(),
-        )  # fmt: skip
+        )
     returns = env.buffer.view().returns(args.gamma)
     env.close()
     error = float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else np.nan
@@ -259,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, gym.error.Error) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
-    from ope_gym.tensorboard import EvaluationWriter
+    from ope_gym.report.tensorboard import EvaluationWriter
 
     stop = threading.Event()
 
@@ -292,9 +305,13 @@ def main(arguments: list[str] | None = None) -> int:
                 print("\nstopped during the fresh rollouts", file=sys.stderr)
         hparams = dataclasses.asdict(args)
         writer.add_report(
-            evaluation, run.data(), agent.policy, run.done, hparams,
+            evaluation,
+            run.data(),
+            agent.policy,
+            run.done,
+            hparams,
             truth=truth[0] if truth else None,
-        )  # fmt: skip
+        )
     env.close()
     if args.json:
         evaluation.to_json(args.json)

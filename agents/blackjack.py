@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym.policies import EpsilonGreedyTable, FinitePolicy
-from ope_gym.policy_files import Floats
+from ope_gym.policies.base import Floats
+from ope_gym.policies.closed_form import EpsilonGreedyTable, FinitePolicy
 
 SHAPE = (32, 11, 2)  # of a table over observations; most cells are never seen
 

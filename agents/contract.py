@@ -7,9 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ope_gym.policies import Policy
-from ope_gym.policy_files import Floats
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Floats
+from ope_gym.policies.closed_form import Policy
 
 
 @runtime_checkable
@@ -20,7 +20,7 @@ class Agent(Protocol):
     over the rest. An agent for another kind of env needs nothing more than this one, which moves
     the mean of a Gaussian to the actions of the better half of the episodes:
 
-    >>> from ope_gym.policies import DiagonalGaussian
+    >>> from ope_gym.policies.closed_form import DiagonalGaussian
     >>> class BetterHalf:
     ...     def __init__(self) -> None:
     ...         self.policy = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))

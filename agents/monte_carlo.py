@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
-from ope_gym.policies import EpsilonGreedyTable
-from ope_gym.policy_files import Floats
-from ope_gym.policy_inputs import cells, choices
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Floats
+from ope_gym.policies.closed_form import EpsilonGreedyTable
+from ope_gym.policies.inputs import cells, choices
 
 
 def epsilon_1(t: int) -> float:

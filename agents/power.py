@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
-from ope_gym.policies import LinearSigmoid
-from ope_gym.policy_files import Floats
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Floats
+from ope_gym.policies.closed_form import LinearSigmoid
 
 Weighting = Literal["return", "reward-to-go"]
 Exploration = Literal["action", "parameters"]

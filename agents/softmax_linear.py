@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
-from ope_gym.policies import SoftmaxLinear
-from ope_gym.policy_files import Floats
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Floats
+from ope_gym.policies.closed_form import SoftmaxLinear
 
 
 class SoftmaxLinearAgent:

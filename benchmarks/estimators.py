@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ope_gym
-from ope_gym.estimators import WEIGHTED
+from ope_gym.estimators.table import WEIGHTED
 
 SIZES = {"small": (10, 300, 200), "medium": (10, 10_000, 200), "large": (50, 20_000, 500)}
 HUGE = (100, 20_000, 500)  # 10^7 steps
@@ -52,9 +52,14 @@ class Arrays:
     def evaluate(self, estimators: list[str], interval: str = "ess-t") -> ope_gym.Evaluation:
         """Our call."""
         return ope_gym.evaluate_log_probs(
-            self.target_log_probs, self.behaviour_log_probs, self.behaviour_ids, self.rewards,
-            self.offsets, estimators=estimators, interval=interval,
-        )  # fmt: skip
+            self.target_log_probs,
+            self.behaviour_log_probs,
+            self.behaviour_ids,
+            self.rewards,
+            self.offsets,
+            estimators=estimators,
+            interval=interval,
+        )
 
 
 def make(behaviours: int, episodes: int, length: int, seed: int = 0) -> Arrays:
@@ -134,9 +139,12 @@ def bootstrap(repetitions: int, replicates: int = 1000) -> dict[str, float]:
     """1,000 replicates of NFIS against a loop that resamples and re-estimates."""
     k, n, length = SIZES["small"]
     data = make(k, n, length)
-    weights = np.exp(np.cumsum(  # padded weights, given to the loop for nothing
-        (data.target_log_probs - data.behaviour_log_probs.mean(axis=0)).reshape(n, length), axis=1
-    ))  # fmt: skip
+    weights = np.exp(
+        np.cumsum(  # padded weights, given to the loop for nothing
+            (data.target_log_probs - data.behaviour_log_probs.mean(axis=0)).reshape(n, length),
+            axis=1,
+        )
+    )
     paid = weights * data.rewards.reshape(n, length)
     members = [np.flatnonzero(data.behaviour_ids == j) for j in range(k)]
 
@@ -198,8 +206,13 @@ def peer(name: str, python: str, repetitions: int) -> dict[str, object]:
         f"T={t}: {np.median(theirs) * 1e3:.1f} ms, ours ({'+'.join(estimators)}) "
         f"{np.median(ours) * 1e3:.1f} ms: {ratio:.1f} x"
     )
-    return {"library": report["library"], "version": report["version"], "ratio": ratio,
-            "theirs": float(np.median(theirs)), "ours": float(np.median(ours))}  # fmt: skip
+    return {
+        "library": report["library"],
+        "version": report["version"],
+        "ratio": ratio,
+        "theirs": float(np.median(theirs)),
+        "ours": float(np.median(ours)),
+    }
 
 
 def main() -> None:
@@ -211,8 +224,10 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    print(f"ope_gym on {platform.machine()}, {platform.python_implementation()} "
-          f"{platform.python_version()}, numpy {np.__version__}")  # fmt: skip
+    print(
+        f"ope_gym on {platform.machine()}, {platform.python_implementation()} "
+        f"{platform.python_version()}, numpy {np.__version__}"
+    )
     sizes = {"small": SIZES["small"], "medium": SIZES["medium"]} if args.quick else SIZES
     report: dict[str, object] = {
         "kernels": [kernels(name, size, args.repetitions) for name, size in sizes.items()]

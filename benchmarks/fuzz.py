@@ -44,17 +44,18 @@ from unittest import mock
 import numpy as np
 from gymnasium import spaces as S
 
-from ope_gym import shard_files, trees
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.columns import BY_EPISODE, BY_STEP
-from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
-from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
-from ope_gym.schedules import PolicyTable
-from ope_gym.shard_files import read_layout
-from ope_gym.shards import survey
-from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
-from ope_gym.tasks import Crew
-from ope_gym.trajectories import Trajectories, join, nothing
+from ope_gym import batches
+from ope_gym.data import reader
+from ope_gym.data.blocks import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.data.reader import read_layout
+from ope_gym.data.schedules import PolicyTable
+from ope_gym.data.schema import BY_EPISODE, BY_STEP
+from ope_gym.data.trajectories import Trajectories, join, nothing
+from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
+from ope_gym.scale.sources import survey
+from ope_gym.scale.tasks import Crew
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -92,9 +93,16 @@ def _discrete(path: Path, seed: int = 0) -> None:
         for _ in range(5):
             seen, rewards = rng.integers(5, size=8), rng.normal(size=8)
             write_episode(
-                writer, seen, seen % 2, rewards, np.full(8, np.log(0.5)), 0, terminated=True,
-                observation_space=spaces[0], action_space=spaces[1],
-            )  # fmt: skip
+                writer,
+                seen,
+                seen % 2,
+                rewards,
+                np.full(8, np.log(0.5)),
+                0,
+                terminated=True,
+                observation_space=spaces[0],
+                action_space=spaces[1],
+            )
 
 
 def _dict(path: Path) -> None:
@@ -107,8 +115,15 @@ def _dict(path: Path) -> None:
             "x": rng.normal(size=(n, 2)).astype(np.float32),
             "y": (rng.integers(3, size=n), rng.integers(2, size=(n, 2)).astype(np.int8)),
         }
-        buffer.append(seen, rng.normal(size=(n, 1)), rng.normal(size=n), rng.normal(size=n), k,
-                      terminated=True, held_out=n == 2)  # fmt: skip
+        buffer.append(
+            seen,
+            rng.normal(size=(n, 1)),
+            rng.normal(size=n),
+            rng.normal(size=n),
+            k,
+            terminated=True,
+            held_out=n == 2,
+        )
     buffer.save(path)
 
 
@@ -128,7 +143,7 @@ def _objects(path: Path) -> None:
 
 def _torch(path: Path) -> None:
     """What a `TorchPolicy` leaves in a file, without torch."""
-    from ope_gym.policy_files import UnavailablePolicy
+    from ope_gym.policies.base import UnavailablePolicy
 
     rng = np.random.default_rng(4)
     state = {"0.weight": rng.normal(size=(3, 2)), "0.bias": np.zeros(3), "steps": np.array(7)}
@@ -152,21 +167,33 @@ def _schedules(path: Path) -> None:
             for start, ids in ((0, [0, 0, 0, 1]), (4, [1, 1])):
                 n = len(ids)
                 write_episode(
-                    writer, np.full((n, 2), 0.1 * run), [0] * n, np.arange(n) + 10.0 * run,
-                    [-0.5] * n, ids, terminated=True, start_clock=start,
-                    observation_space=spaces[0], action_space=spaces[1],
-                )  # fmt: skip
+                    writer,
+                    np.full((n, 2), 0.1 * run),
+                    [0] * n,
+                    np.arange(n) + 10.0 * run,
+                    [-0.5] * n,
+                    ids,
+                    terminated=True,
+                    start_clock=start,
+                    observation_space=spaces[0],
+                    action_space=spaces[1],
+                )
 
 
 def _plain(path: Path) -> None:
     """Episodes whose spaces nobody knows, with several policies, in one block."""
     rng = np.random.default_rng(5)
     Trajectories.from_arrays(
-        {"a": rng.normal(size=(12, 2)), "b": rng.integers(9, size=12)}, rng.integers(2, size=12),
-        rng.normal(size=12), np.full(12, -0.7), offsets=[0, 3, 4, 9, 12], terminated=True,
-        policies=[LinearSigmoid(np.zeros(2)), Uniform(2)], policy_ids=np.repeat([0, 1], [4, 8]),
+        {"a": rng.normal(size=(12, 2)), "b": rng.integers(9, size=12)},
+        rng.integers(2, size=12),
+        rng.normal(size=12),
+        np.full(12, -0.7),
+        offsets=[0, 3, 4, 9, 12],
+        terminated=True,
+        policies=[LinearSigmoid(np.zeros(2)), Uniform(2)],
+        policy_ids=np.repeat([0, 1], [4, 8]),
         held_out=[True, False, True, False],
-    ).save(path)  # fmt: skip
+    ).save(path)
 
 
 def blocks_of(data: bytes) -> Blocks:
@@ -185,7 +212,7 @@ def digest(found: Trajectories) -> str:
     hashed = hashlib.blake2b()
 
     def add(value: Any) -> None:
-        for leaf in trees.leaves(value):
+        for leaf in batches.leaves(value):
             content = repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes()
             hashed.update(f"{leaf.dtype}{leaf.shape}".encode() + content)
 
@@ -276,10 +303,44 @@ _DAMAGES: dict[str, Callable[[np.random.Generator, bytes, bytes], bytes]] = {
 # Forgery -------------------------------------------------------------------------------------
 
 _ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 64, 2**27, 2**31, 2**60, 2**63, 10**30, 0.5, 1e308, -0.0, "",
-    "a", "rewards", "Box", "|O", "<f8", "<i8", "|b1", [], {}, [0], [2**60], [[]], {"type": "Tuple"},
-    {"tuple": []}, {"dict": []}, {"json": "rewards"}, "torch", "uniform", [1] * 70, "x" * 3000,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    64,
+    2**27,
+    2**31,
+    2**60,
+    2**63,
+    10**30,
+    0.5,
+    1e308,
+    -0.0,
+    "",
+    "a",
+    "rewards",
+    "Box",
+    "|O",
+    "<f8",
+    "<i8",
+    "|b1",
+    [],
+    {},
+    [0],
+    [2**60],
+    [[]],
+    {"type": "Tuple"},
+    {"tuple": []},
+    {"dict": []},
+    {"json": "rewards"},
+    "torch",
+    "uniform",
+    [1] * 70,
+    "x" * 3000,
+]
 
 
 def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, bytes]:
@@ -368,10 +429,24 @@ def _places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 # What a load has no business doing. Opening is judged by its mode.
 _FORBIDDEN = (
-    "exec", "compile", "import", "marshal.", "pickle.", "os.system", "os.exec", "os.posix_spawn",
-    "os.fork", "os.remove", "os.rename", "os.truncate", "subprocess.", "socket.", "ctypes.",
-    "code.__new__", "mmap.",
-)  # fmt: skip
+    "exec",
+    "compile",
+    "import",
+    "marshal.",
+    "pickle.",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.remove",
+    "os.rename",
+    "os.truncate",
+    "subprocess.",
+    "socket.",
+    "ctypes.",
+    "code.__new__",
+    "mmap.",
+)
 
 
 class Watch:
@@ -445,7 +520,7 @@ def alarm() -> Iterator[None]:
 def fits_together(found: Trajectories) -> bool:
     """Whether the columns of a forged file are such as an evaluation can use."""
     steps, episodes = len(found.rewards), len(found)
-    rows = [leaf for name in BY_STEP for leaf in trees.leaves(getattr(found, name))]
+    rows = [leaf for name in BY_STEP for leaf in batches.leaves(getattr(found, name))]
     return (
         all(len(leaf) == steps for leaf in rows)
         and all(len(getattr(found, name)) == episodes for name in BY_EPISODE)
@@ -575,7 +650,7 @@ def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Coun
             results = {"": came}
             if i % 3 and came in GOOD:
                 whole, steps = ((0, 1), (0, 10), (1 << 24, 1), (1 << 24, 1000))[rng.integers(4)]
-                with mock.patch.object(shard_files, "_WHOLE", whole):
+                with mock.patch.object(reader, "_WHOLE", whole):
                     results[" as a shard"] = compared(path, came, found, steps, watch)
             for door, result in results.items():
                 counts[f"{kind}{door}: {result if result in GOOD else 'FOUND'}"] += 1

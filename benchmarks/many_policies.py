@@ -26,11 +26,12 @@ import numpy as np
 
 from agents.power import Power
 from agents.softmax_linear import SoftmaxLinearAgent
-from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, evaluate, kernels, tables
-from ope_gym.estimators import column_sums
-from ope_gym.likelihood import behaviours_of, policy_log_probs
-from ope_gym.mixtures import SIZE, interleaved, partial_log_weights
-from ope_gym.weights import FloatArray, IntArray
+from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, evaluate, kernels
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.table import column_sums
+from ope_gym.report import text
+from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
+from ope_gym.weights.mixtures import SIZE, interleaved, partial_log_weights
 from studies.cartpole_simulation import rollouts
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
@@ -50,11 +51,16 @@ def drifting(policies: int, seed: int, drift: float = 1.0, length: int = 100) ->
     score = (x @ theta[:, :, None]).reshape(steps)
     sign = np.where(rng.random(steps) < 1 / (1 + np.exp(-score)), 1.0, -1.0)
     data = Trajectories.from_arrays(
-        x.reshape(steps, 4), (sign > 0).astype(np.int64), rng.random(steps),
-        -np.log1p(np.exp(-sign * score)), offsets=np.arange(policies + 1) * length,
-        policies=known[:-1], terminated=True, policy_ids=np.repeat(np.arange(policies), length),
+        x.reshape(steps, 4),
+        (sign > 0).astype(np.int64),
+        rng.random(steps),
+        -np.log1p(np.exp(-sign * score)),
+        offsets=np.arange(policies + 1) * length,
+        policies=known[:-1],
+        terminated=True,
+        policy_ids=np.repeat(np.arange(policies), length),
         held_out=True,
-    )  # fmt: skip
+    )
     return data, known[-1]
 
 
@@ -98,10 +104,15 @@ def _trained(
     data = Trajectories.from_arrays(
         np.concatenate([part.observations for part in parts]),  # type: ignore[arg-type]
         np.concatenate([part.actions for part in parts]),  # type: ignore[arg-type]
-        np.ones(sum(lengths)), np.concatenate([part.log_probs for part in parts]),
-        offsets=np.append(0, np.cumsum(lengths)), policies=known, terminated=True,
-        policy_ids=np.repeat(np.arange(policies), lengths), held_out=True, horizon=HORIZON,
-    )  # fmt: skip
+        np.ones(sum(lengths)),
+        np.concatenate([part.log_probs for part in parts]),
+        offsets=np.append(0, np.cumsum(lengths)),
+        policies=known,
+        terminated=True,
+        policy_ids=np.repeat(np.arange(policies), lengths),
+        held_out=True,
+        horizon=HORIZON,
+    )
     return data, policy
 
 
@@ -154,13 +165,17 @@ def cost(seed: int, largest: int) -> None:
             share = found["efficiency"]
             rows.append(
                 [
-                    f"{policies:,}", f"{100 * policies:,}", str(mixture),
-                    f"{found['seconds']:.2f}", f"{1e4 * found['seconds'] / policies:.1f}",
-                    f"{found['extra']:.0f}", found["value"],
+                    f"{policies:,}",
+                    f"{100 * policies:,}",
+                    str(mixture),
+                    f"{found['seconds']:.2f}",
+                    f"{1e4 * found['seconds'] / policies:.1f}",
+                    f"{found['extra']:.0f}",
+                    found["value"],
                     "1" if share is None else f"{share:.3f}",
                 ]
-            )  # fmt: skip
-    print("\n".join(tables.markdown(rows, ())))
+            )
+    print("\n".join(text.markdown(rows, ())))
 
 
 def effective(data: Trajectories, target: LinearSigmoid, groups: IntArray) -> FloatArray:
@@ -185,8 +200,17 @@ def loss(policies: int, seed: int) -> None:
         "CartPole, PoWER, noise 3": lambda: perturbed(policies, seed, 3.0),
     }
     parted = [f"{size}" for size in SIZES]
-    rows = [["data", "ESS of all", *parted, f"told, {SIZE}", f"blocks of {SIZE}",
-             "nearest tenth", "told"]]  # fmt: skip
+    rows = [
+        [
+            "data",
+            "ESS of all",
+            *parted,
+            f"told, {SIZE}",
+            f"blocks of {SIZE}",
+            "nearest tenth",
+            "told",
+        ]
+    ]
     for name, make in cases.items():
         data, target = make()
         counts = behaviours_of(data).counts
@@ -199,11 +223,16 @@ def loss(policies: int, seed: int) -> None:
         near = evaluate(data, target, estimators="NFIS", keep=policies // 10)
         rows.append(
             [
-                name, f"{whole.min():.0f}", *(f"{share:.2f}" for share in shares), _told(told),
-                f"{blocks:.2f}", f"{near['NFIS'].diagnostics.ess / whole.min():.2f}", _told(near),
+                name,
+                f"{whole.min():.0f}",
+                *(f"{share:.2f}" for share in shares),
+                _told(told),
+                f"{blocks:.2f}",
+                f"{near['NFIS'].diagnostics.ess / whole.min():.2f}",
+                _told(near),
             ]
-        )  # fmt: skip
-    print("\n".join(tables.markdown(rows)))
+        )
+    print("\n".join(text.markdown(rows)))
 
 
 def _told(found: Any) -> str:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
-from ope_gym.sharded import evaluate_shards
+from ope_gym.scale.sharded import evaluate_shards
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 SHARD = 250_000  # steps
@@ -72,10 +72,16 @@ def make(case: Case, shard: int) -> Trajectories:
     score = (x @ theta[ids][:, :, None]).reshape(steps)
     sign = np.where(rng.random(steps) < 1 / (1 + np.exp(-score)), 1.0, -1.0)
     return Trajectories.from_arrays(
-        x.reshape(steps, 4), (sign > 0).astype(np.int64), rng.random(steps),
-        -np.log1p(np.exp(-sign * score)), offsets=np.arange(episodes + 1) * case.length,
-        policies=known, terminated=True, policy_ids=np.repeat(ids, case.length), held_out=True,
-    )  # fmt: skip
+        x.reshape(steps, 4),
+        (sign > 0).astype(np.int64),
+        rng.random(steps),
+        -np.log1p(np.exp(-sign * score)),
+        offsets=np.arange(episodes + 1) * case.length,
+        policies=known,
+        terminated=True,
+        policy_ids=np.repeat(ids, case.length),
+        held_out=True,
+    )
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -174,8 +180,10 @@ def growth() -> None:
     for way in ("memory", "generated", "files"):
         grow("steps", {steps: Case(way, steps, 10) for steps in sizes})
     grow("policies", {k: Case("generated", 1_000_000, k) for k in (8, 64, 512)})
-    grow("length, at the same number of episodes",
-         {t: Case("generated", 5_000 * t, 10, t) for t in (100, 400, 1600)})  # fmt: skip
+    grow(
+        "length, at the same number of episodes",
+        {t: Case("generated", 5_000 * t, 10, t) for t in (100, 400, 1600)},
+    )
     print("length, at the same number of steps")
     for length in (50, 500, 5000):
         show(Case("generated", 2_000_000, 10, length), TIMES)

@@ -29,16 +29,22 @@ import numpy as np
 
 import wrappers
 import wrappers.vector
-from ope_gym import trees
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.columns import BY_EPISODE, BY_STEP
-from ope_gym.policies import LinearSigmoid
-from ope_gym.trajectories import Trajectories
+from ope_gym import batches
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.schema import BY_EPISODE, BY_STEP
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import LinearSigmoid
 
 CASES = (
-    "memory", "memory, cleared", "file", "file, cleared",
-    "single, memory", "single, memory, cleared", "single, file", "single, file, cleared",
-)  # fmt: skip
+    "memory",
+    "memory, cleared",
+    "file",
+    "file, cleared",
+    "single, memory",
+    "single, memory, cleared",
+    "single, file",
+    "single, file, cleared",
+)
 ROWS = 10  # lines of the table for each case
 ALLOWANCE, SHARE = 48e6, 0.10  # bytes for arenas of the allocator, and for its rounding
 
@@ -57,7 +63,7 @@ def widths() -> tuple[int, int]:
     while not env.finished_episodes:
         env.step(np.zeros(1, dtype=np.int64))
     data = env.buffer.view()
-    by_step = sum(leaf.nbytes for name in BY_STEP for leaf in trees.leaves(getattr(data, name)))
+    by_step = sum(leaf.nbytes for name in BY_STEP for leaf in batches.leaves(getattr(data, name)))
     by_episode = sum(getattr(data, name).nbytes for name in BY_EPISODE) + data.offsets.itemsize
     return by_step // data.n_steps, by_episode
 

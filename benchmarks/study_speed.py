@@ -116,9 +116,16 @@ def naive_cartpole(seed: int) -> None:
             truncated.append(late)
         x, chosen = np.array(seen), np.array(actions)
         return Trajectories.from_arrays(
-            x, chosen, np.ones(len(x)), policy.log_prob(x, chosen), offsets=offsets,
-            policies=[policy], terminated=terminated, truncated=truncated, horizon=500,
-        )  # fmt: skip
+            x,
+            chosen,
+            np.ones(len(x)),
+            policy.log_prob(x, chosen),
+            offsets=offsets,
+            policies=[policy],
+            terminated=terminated,
+            truncated=truncated,
+            horizon=500,
+        )
 
     cartpole_run(play)
 
@@ -163,9 +170,15 @@ def naive_blackjack(seed: int) -> None:
         observations, step_ids = tuple(seen), np.array(ids)
         stack = EpsilonGreedyTable.log_prob_stack(policies, observations, actions)
         data = Trajectories.from_arrays(
-            observations, actions, rewards, stack[step_ids, np.arange(len(step_ids))],
-            offsets=offsets, policies=policies, policy_ids=step_ids, terminated=True,
-        )  # fmt: skip
+            observations,
+            actions,
+            rewards,
+            stack[step_ids, np.arange(len(step_ids))],
+            offsets=offsets,
+            policies=policies,
+            policy_ids=step_ids,
+            terminated=True,
+        )
         evaluate(data, policies[-1], estimators=blackjack.NAMES)
 
 

@@ -57,11 +57,14 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
         Block(
-            found["language"], found["mark"] or "", found["text"], *found.span("text"),
+            found["language"],
+            found["mark"] or "",
+            found["text"],
+            *found.span("text"),
             text.count("\n", 0, found.start("text")),
         )
         for found in _FENCE.finditer(text)
-    ]  # fmt: skip
+    ]
 
 
 def run(page: Path) -> list[tuple[Block, str]]:
@@ -103,8 +106,10 @@ def agrees(block: Block, printed: str) -> bool:
 def alike(shown: str, printed: str, tolerance: float = 0.02) -> bool:
     """Whether two texts have the same words, and numbers that agree but for rounding."""
     words = [" ".join(re.sub(r"-{3,}", "", _NUMBER.sub("#", t)).split()) for t in (shown, printed)]
-    numbers = [[float(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(t)]
-               for t in (shown, printed)]  # fmt: skip
+    numbers = [
+        [float(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(t)]
+        for t in (shown, printed)
+    ]
     return words[0] == words[1] and all(
         abs(a - b) <= tolerance * max(abs(a), abs(b)) + 1e-12 for a, b in zip(*numbers, strict=True)
     )

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))  # agents and studies are not installed
 
 from agents import Power
-from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate, figures
-from ope_gym.overlap import overlap
+from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
+from ope_gym.analysis.overlap import overlap
+from ope_gym.report import figures
 from studies.cartpole_simulation import HORIZON, mean_return, rollouts
 
 LONGEST = HORIZON["CartPole-v1"]
@@ -86,19 +87,37 @@ def errors_figure(found: NDArray[np.float64], width: float) -> Figure:
         for row in range(len(COMPARED)):
             y = row + (side - 0.5) * 0.36
             axes.plot(
-                found[:, side, row], y + spread, marker=marker, linestyle="", color=ink,
-                markersize=3.5, alpha=0.3, markeredgewidth=0,
-            )  # fmt: skip
+                found[:, side, row],
+                y + spread,
+                marker=marker,
+                linestyle="",
+                color=ink,
+                markersize=3.5,
+                alpha=0.3,
+                markeredgewidth=0,
+            )
             axes.errorbar(
-                means[side, row], y, xerr=2 * standard_errors[side, row], color=ink, marker=marker,
-                markersize=7, markeredgecolor="white", linewidth=2.4, zorder=3,
+                means[side, row],
+                y,
+                xerr=2 * standard_errors[side, row],
+                color=ink,
+                marker=marker,
+                markersize=7,
+                markeredgecolor="white",
+                linewidth=2.4,
+                zorder=3,
                 label=f"{label}: mean ± two standard errors" if row == 0 else None,
-            )  # fmt: skip
+            )
             mean = means[side, row].round(1) + 0.0  # no -0.0
             axes.text(
-                1.01, y, f"{mean:+.1f} ± {standard_errors[side, row]:.1f}", color=ink,
-                transform=axes.get_yaxis_transform(), va="center", fontsize=8,
-            )  # fmt: skip
+                1.01,
+                y,
+                f"{mean:+.1f} ± {standard_errors[side, row]:.1f}",
+                color=ink,
+                transform=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=8,
+            )
     axes.axvline(0, color="#333333", linewidth=1.1, zorder=1)
     axes.set(xlim=(-edge, edge), ylim=(len(COMPARED) - 0.4, -0.6))
     axes.set_yticks(range(len(COMPARED)), COMPARED)
@@ -109,12 +128,17 @@ def errors_figure(found: NDArray[np.float64], width: float) -> Figure:
     beyond = int((np.abs(found) > edge).sum())
     axes.set_xlabel(
         f"estimate − truth (on the right: mean ± standard error; {beyond} of {found.size} points "
-        "are beyond the axis)", fontsize=9, color="#333333",
-    )  # fmt: skip
+        "are beyond the axis)",
+        fontsize=9,
+        color="#333333",
+    )
     axes.set_title(
-        f"The same in {len(found)} trainings, of which the middle one is above", loc="left",
-        fontsize=12, fontweight="bold", color="#333333",
-    )  # fmt: skip
+        f"The same in {len(found)} trainings, of which the middle one is above",
+        loc="left",
+        fontsize=12,
+        fontweight="bold",
+        color="#333333",
+    )
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return figure
 

@@ -106,8 +106,11 @@ class Browser:
         width, height = self._size
         self._call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         # bands reach beyond the values: scaling that ignores outliers would cut them off
         self._call("Page.enable")
         self._call("Page.addScriptToEvaluateOnNewDocument", source=_SETTINGS)
@@ -257,9 +260,13 @@ def main() -> int:
     ):
         for page in arguments.pages:
             shown[page] = capture(
-                browser, address, page, arguments.out / f"{page}.png",
-                tags=arguments.tags, timeout=arguments.timeout,
-            )  # fmt: skip
+                browser,
+                address,
+                page,
+                arguments.out / f"{page}.png",
+                tags=arguments.tags,
+                timeout=arguments.timeout,
+            )
     print(json.dumps(shown, indent=2))
     checked = [shown[page] for page in arguments.pages if page in CHARTS]
     return 0 if all(cards and all(map(drawn, cards)) for cards in checked) else 1

@@ -20,8 +20,8 @@ from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import evaluate  # added, with the next three
-from ope_gym.tensorboard import EvaluationWriter
-from ope_gym.torch_policy import TorchPolicy
+from ope_gym.policies.torch import TorchPolicy
+from ope_gym.report.tensorboard import EvaluationWriter
 from wrappers.vector import RecordTrajectories
 
 ESTIMATORS = ("FIS", "NFIS", "NBIS")  # added
@@ -60,10 +60,12 @@ def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
 def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
     """Two hidden layers."""
     return nn.Sequential(
-        layer_init(nn.Linear(inputs, 64)), nn.Tanh(),
-        layer_init(nn.Linear(64, 64)), nn.Tanh(),
+        layer_init(nn.Linear(inputs, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, 64)),
+        nn.Tanh(),
         layer_init(nn.Linear(64, outputs), std),
-    )  # fmt: skip
+    )
 
 
 args = parse_args()

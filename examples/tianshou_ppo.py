@@ -25,8 +25,8 @@ from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import TrajectoryBuffer, evaluate
-from ope_gym.tensorboard import EvaluationWriter
-from ope_gym.torch_policy import TorchPolicy
+from ope_gym.policies.torch import TorchPolicy
+from ope_gym.report.tensorboard import EvaluationWriter
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--env-id", default="CartPole-v1")
@@ -73,9 +73,15 @@ def after_episode(episode: Any) -> None:
     k = len(buffer.policies) - 1
     log_probs = buffer.policies[k].log_prob(episode.obs, episode.act)
     buffer.append(
-        episode.obs, episode.act, episode.rew, log_probs, k,
-        terminated=episode.terminated[-1], truncated=episode.truncated[-1], held_out=True,
-    )  # fmt: skip
+        episode.obs,
+        episode.act,
+        episode.rew,
+        log_probs,
+        k,
+        terminated=episode.terminated[-1],
+        truncated=episode.truncated[-1],
+        held_out=True,
+    )
 
 
 result = algorithm.run_training(

@@ -3,13 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.estimators import ESTIMATORS
+from ope_gym.analysis.contributions import contributions
+from ope_gym.analysis.leave_one_out import Calibration, leave_one_policy_out
+from ope_gym.analysis.planning import episodes_needed
+from ope_gym.analysis.ranking import Ranking, rank
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
-from ope_gym.leave_one_out import Calibration, leave_one_policy_out
-from ope_gym.past_policies import contributions
-from ope_gym.planning import episodes_needed
-from ope_gym.policies import (
+from ope_gym.policies.closed_form import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     FinitePolicy,
@@ -19,27 +21,29 @@ from ope_gym.policies import (
     Uniform,
     register_policy,
 )
-from ope_gym.ranking import Ranking, rank
 from ope_gym.results import Difference, Estimate, Evaluation
-from ope_gym.trajectories import Schedule, Trajectories
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ope_gym import baselines as baselines
-    from ope_gym import minari as minari
-    from ope_gym import oracle as oracle
-    from ope_gym import overlap as overlap
-    from ope_gym import sharded as sharded
-    from ope_gym import tensorboard as tensorboard
-    from ope_gym import torch_policy as torch_policy
+    from ope_gym import models as models
+    from ope_gym.analysis import overlap as overlap
+    from ope_gym.data import minari as minari
+    from ope_gym.report import tensorboard as tensorboard
+    from ope_gym.scale import sharded as sharded
 else:
-    _LATER = ("baselines", "minari", "oracle", "overlap", "sharded", "tensorboard", "torch_policy")
+    _LATER = {
+        "models": "ope_gym.models",
+        "minari": "ope_gym.data.minari",
+        "overlap": "ope_gym.analysis.overlap",
+        "sharded": "ope_gym.scale.sharded",
+        "tensorboard": "ope_gym.report.tensorboard",
+    }
 
     def __getattr__(name: str) -> object:
-        """Modules that are loaded when they are used."""
+        """Load a module when it is first used."""
         if name in _LATER:
-            return import_module(f"ope_gym.{name}")
+            return import_module(_LATER[name])
         raise AttributeError(f"module 'ope_gym' has no attribute {name!r}")
 
 

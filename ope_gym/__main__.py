@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ope_gym import commands
-from ope_gym.best import DRAWS
-from ope_gym.estimators import ESTIMATORS, SHARD_ESTIMATORS
-from ope_gym.intervals import METHODS
-from ope_gym.leaving import STOPPED, leave
-from ope_gym.planning import LIMIT
-from ope_gym.ray_crew import RAY_HELP, ray_address
-from ope_gym.regimes import ORIGINS
-from ope_gym.trajectories import Trajectories
+from ope_gym.analysis.best import DRAWS
+from ope_gym.analysis.planning import LIMIT
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import ESTIMATORS, SHARD_ESTIMATORS
+from ope_gym.inference.intervals import METHODS
+from ope_gym.inference.regimes import ORIGINS
+from ope_gym.scale.leaving import STOPPED, leave
+from ope_gym.scale.ray import RAY_HELP, ray_address
 
 _Command: TypeAlias = Callable[[Trajectories, argparse.Namespace], commands.Said]
 _COMMANDS: dict[str, _Command] = {
@@ -125,15 +125,20 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str, more: str = "") -> argparse.ArgumentParser:
         made = add(
-            name, help=text, description=more or text,
+            name,
+            help=text,
+            description=more or text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         if name in ("info", "evaluate"):
             several = "numbered together" if name == "info" else "evaluated as one, in shards"
             made.add_argument(
-                "files", type=Path, metavar="FILE", nargs="+",
+                "files",
+                type=Path,
+                metavar="FILE",
+                nargs="+",
                 help=f"of recorded episodes; several are {several}",
-            )  # fmt: skip
+            )
         else:
             made.add_argument("buffer", type=Path, metavar="FILE", help="of recorded episodes")
         return made
@@ -149,15 +154,20 @@ def _parser() -> argparse.ArgumentParser:
     _shards(value)
     _mixture(value)
     value.add_argument(
-        "--keep", type=int, metavar="N",
+        "--keep",
+        type=int,
+        metavar="N",
         help="use only the episodes of the N behaviours nearest to the policy (default all)",
-    )  # fmt: skip
+    )
 
     ranked = command("rank", "which of several policies is best", more=_RANK)
     ranked.add_argument(
-        "--policies", nargs="+", default=["all"], metavar="K",
+        "--policies",
+        nargs="+",
+        default=["all"],
+        metavar="K",
         help="numbers, ranges such as 5-8, last, or all (default)",
-    )  # fmt: skip
+    )
     _estimator(ranked)
     _data(ranked)
     _origin(ranked)
@@ -206,9 +216,12 @@ def _target(parser: argparse.ArgumentParser) -> None:
 
 def _estimator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--estimator", default="auto", choices=ESTIMATORS, metavar="NAME",
+        "--estimator",
+        default="auto",
+        choices=ESTIMATORS,
+        metavar="NAME",
         help=f"{', '.join(ESTIMATORS)} (default auto)",
-    )  # fmt: skip
+    )
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -246,9 +259,12 @@ def _options(parser: argparse.ArgumentParser, methods: list[str] | None = None) 
 
 def _betting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--reward-range", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        "--reward-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
         help="that every reward obeys, for betting",
-    )  # fmt: skip
+    )
     parser.add_argument("--horizon", type=int, help="longest possible episode, for betting")
 
 
@@ -259,20 +275,29 @@ def _shards(parser: argparse.ArgumentParser) -> None:
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--workers", type=int, metavar="N", help="processes (default: cores)")
     who.add_argument(
-        "--ray", nargs="?", const=True, default=False, type=ray_address, metavar="ADDRESS",
+        "--ray",
+        nargs="?",
+        const=True,
+        default=False,
+        type=ray_address,
+        metavar="ADDRESS",
         help=RAY_HELP,
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--scratch", type=Path, metavar="DIR",
+        "--scratch",
+        type=Path,
+        metavar="DIR",
         help="folder for the weights, 16 bytes a step and more, which are else computed twice",
-    )  # fmt: skip
+    )
 
 
 def _mixture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--mixture", default="auto", metavar="N",
+        "--mixture",
+        default="auto",
+        metavar="N",
         help="most behaviours that weights are against, or all; auto (default): all up to 256",
-    )  # fmt: skip
+    )
 
 
 def _json(parser: argparse.ArgumentParser) -> None:

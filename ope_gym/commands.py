@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ope_gym.estimators import SHARD_ESTIMATORS
+from ope_gym.analysis.contributions import contributions
+from ope_gym.analysis.leave_one_out import leave_one_policy_out
+from ope_gym.analysis.planning import episodes_needed
+from ope_gym.analysis.ranking import rank
+from ope_gym.arrays import cores
+from ope_gym.data.schedules import PolicyTable
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import SHARD_ESTIMATORS
 from ope_gym.evaluation import evaluate
-from ope_gym.figures import new_figure
-from ope_gym.leave_one_out import leave_one_policy_out
-from ope_gym.machine import cores
-from ope_gym.past_policies import contributions
-from ope_gym.planning import episodes_needed
-from ope_gym.policies import Policy, UnavailablePolicy
-from ope_gym.ranking import rank
-from ope_gym.schedules import PolicyTable
-from ope_gym.trajectories import Trajectories
-from ope_gym.validation import check_options
+from ope_gym.options import check_options
+from ope_gym.policies.closed_form import Policy, UnavailablePolicy
+from ope_gym.report.figures import new_figure
 
 if TYPE_CHECKING:
-    from ope_gym.shards import Survey
+    from ope_gym.scale.sources import Survey
 
 
 class Said(NamedTuple):
@@ -97,27 +97,43 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
     data = _chosen(data, args)
     number = _target(data.policies, args)
     evaluation = evaluate(
-        data, data.policies[number], estimators=args.estimators, origin=args.origin,
-        q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
-        interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+        data,
+        data.policies[number],
+        estimators=args.estimators,
+        origin=args.origin,
+        q_model=None if args.no_q_model else "default",
+        gamma=args.gamma,
+        cap=args.cap,
+        interval=args.interval,
+        level=args.level,
+        rng=args.seed,
+        resamples=args.resamples,
         reward_range=tuple(args.reward_range) if args.reward_range else None,
-        horizon=args.horizon, mixture=_mixture(args.mixture), keep=args.keep,
-    )  # fmt: skip
+        horizon=args.horizon,
+        mixture=_mixture(args.mixture),
+        keep=args.keep,
+    )
     return Said(f"value of policy {number}\n{evaluation}", evaluation.to_json)
 
 
 def evaluate_files_command(args: argparse.Namespace) -> Said:
     """The value of one policy, from files that need not fit into memory together."""
-    from ope_gym.crews import crew  # these take a while, and other commands need none of them
-    from ope_gym.shard_spool import scratch_folder
-    from ope_gym.sharded import BLOCK_STEPS, evaluate_survey, model_of, passes, refuse
-    from ope_gym.shards import survey
+    from ope_gym.scale.crews import crew  # these take a while, and other commands need none of them
+    from ope_gym.scale.sharded import BLOCK_STEPS, evaluate_survey, model_of, passes, refuse
+    from ope_gym.scale.sources import survey
+    from ope_gym.scale.spool import scratch_folder
 
     options = check_options(
-        args.estimators or SHARD_ESTIMATORS, args.gamma, args.cap, args.interval, args.level,
-        args.seed, args.resamples, tuple(args.reward_range) if args.reward_range else None,
+        args.estimators or SHARD_ESTIMATORS,
+        args.gamma,
+        args.cap,
+        args.interval,
+        args.level,
+        args.seed,
+        args.resamples,
+        tuple(args.reward_range) if args.reward_range else None,
         args.horizon,
-    )  # fmt: skip
+    )
     if args.keep is not None:
         raise ValueError(
             f"--keep {args.keep}: shards use all episodes; --mixture bounds the cost, or load one "
@@ -139,9 +155,16 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
         q_model = model_of(asked, found, target, options, hands)
         with _bar(passes(options, q_model) * found.mixture.steps, "steps") as bar:
             evaluation = evaluate_survey(
-                found, target, options, hands, origin=args.origin, q_model=q_model, folder=folder,
-                mixture=_mixture(args.mixture), progress=bar.update,
-            )  # fmt: skip
+                found,
+                target,
+                options,
+                hands,
+                origin=args.origin,
+                q_model=q_model,
+                folder=folder,
+                mixture=_mixture(args.mixture),
+                progress=bar.update,
+            )
     return Said(f"value of policy {number}{whose}\n{evaluation}", evaluation.to_json)
 
 
@@ -151,12 +174,22 @@ def rank_command(data: Trajectories, args: argparse.Namespace) -> Said:
     numbers = _numbers(args.policies, data)
     with _bar(len(numbers)) as bar:
         ranking = rank(
-            data, numbers, estimator=args.estimator, origin=args.origin,
-            q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
-            interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+            data,
+            numbers,
+            estimator=args.estimator,
+            origin=args.origin,
+            q_model=None if args.no_q_model else "default",
+            gamma=args.gamma,
+            cap=args.cap,
+            interval=args.interval,
+            level=args.level,
+            rng=args.seed,
+            resamples=args.resamples,
             reward_range=tuple(args.reward_range) if args.reward_range else None,
-            horizon=args.horizon, mixture=_mixture(args.mixture), progress=bar.update,
-        )  # fmt: skip
+            horizon=args.horizon,
+            mixture=_mixture(args.mixture),
+            progress=bar.update,
+        )
     text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
     return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
 
@@ -176,9 +209,14 @@ def plan_command(data: Trajectories, args: argparse.Namespace) -> Said:
                 "collect some episodes of the target first, or give --standard-error"
             )
     plan = episodes_needed(
-        data, target, wanted, policy=_candidate(args.policy), estimator=args.estimator,
-        gamma=args.gamma, limit=args.limit,
-    )  # fmt: skip
+        data,
+        target,
+        wanted,
+        policy=_candidate(args.policy),
+        estimator=args.estimator,
+        gamma=args.gamma,
+        limit=args.limit,
+    )
 
     def to_json(path: Path) -> None:
         both = {"contributions": shares.to_dict(), "plan": plan.to_dict()}
@@ -191,12 +229,20 @@ def check_command(data: Trajectories, args: argparse.Namespace) -> Said:
     """Each policy estimated from the others' episodes, beside its own mean return."""
     with _bar(None) as bar:
         calibration = leave_one_policy_out(
-            data, estimator=args.estimator, data=None if args.data == "auto" else args.data,
-            policies=_numbers(args.policies, data) if args.policies else None, limit=args.limit,
-            q_model=None if args.no_q_model else "default", gamma=args.gamma, cap=args.cap,
-            interval=args.interval, level=args.level, rng=args.seed, resamples=args.resamples,
+            data,
+            estimator=args.estimator,
+            data=None if args.data == "auto" else args.data,
+            policies=_numbers(args.policies, data) if args.policies else None,
+            limit=args.limit,
+            q_model=None if args.no_q_model else "default",
+            gamma=args.gamma,
+            cap=args.cap,
+            interval=args.interval,
+            level=args.level,
+            rng=args.seed,
+            resamples=args.resamples,
             progress=bar.update,
-        )  # fmt: skip
+        )
     return Said(str(calibration), calibration.to_json)
 
 

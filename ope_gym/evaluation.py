@@ -10,29 +10,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym import intervals, regimes, trees
-from ope_gym.estimate import Known, estimated
-from ope_gym.estimators import ESTIMATORS
-from ope_gym.methods import Problem, compute
-from ope_gym.policies import Policy, check_target
-from ope_gym.results import Estimate, Evaluation, Sample
-from ope_gym.validation import (
-    Options,
+from ope_gym import batches
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
     as_floats,
     check_column,
     check_finite,
     check_log_probs,
     check_offsets,
-    check_options,
-    check_seed,
     place,
 )
-from ope_gym.weights import FloatArray, IntArray, log_weights
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.weighted import Problem, compute
+from ope_gym.inference import intervals, regimes
+from ope_gym.inference.conclude import Known, estimated
+from ope_gym.options import Options, check_options, check_seed
+from ope_gym.policies.closed_form import Policy, check_target
+from ope_gym.results import Estimate, Evaluation, Sample
+from ope_gym.weights.formula import log_weights
 
 if TYPE_CHECKING:
-    from ope_gym.baselines.contract import Baseline, QModel
-    from ope_gym.buffer import TrajectoryBuffer
-    from ope_gym.trajectories import Trajectories
+    from ope_gym.data.buffer import TrajectoryBuffer
+    from ope_gym.data.trajectories import Trajectories
+    from ope_gym.models.base import Baseline, QModel
 
 
 _FOLLOWING = (
@@ -71,8 +72,8 @@ def evaluate(
             allow, "EA" only where the time limit is one step.
         data: "all" episodes, or only the "held-out" ones.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
-            it was not; None to tell it from the recorded policies (see `ope_gym.regimes`).
-        q_model: a model of `ope_gym.baselines` for the estimators that need one, or its name
+            it was not; None to tell it from the recorded policies (`ope_gym.inference.regimes`).
+        q_model: a model of `ope_gym.models` for the estimators that need one, or its name
             ("tabular", "linear", "dynamics", "network"); "default" is tabular for discrete
             observations and linear for arrays of numbers; None for none; or a `Baseline`, the
             values q and v at every step.
@@ -91,9 +92,9 @@ def evaluate(
         mixture: which behaviours the weights of an episode are against: "all"; a number: its own
             and others from all over the training history, so many in all, which costs so many
             policy evaluations a step; "auto": all up to 256 behaviours, 64 of more. The loss of
-            efficiency is measured and shown; see `ope_gym.mixtures`.
+            efficiency is measured and shown; see `ope_gym.weights.mixtures`.
         keep: use only the episodes of so many behaviours, those nearest to the target (see
-            `ope_gym.nearest`); None for all.
+            `ope_gym.analysis.nearest`); None for all.
         progress: called with the number of bootstrap replicates just finished, for a progress bar.
 
     Returns:
@@ -101,17 +102,29 @@ def evaluate(
     """
     whole = None
     if keep is not None:
-        from ope_gym.nearest import nearest
+        from ope_gym.analysis.nearest import nearest
 
         _refuse_columns(keep, q_model, reward_model)
         whole, data = regimes.held_out_only(_recorded(trajectories), data), "all"
         rng = check_seed(rng)
         trajectories = whole.select(episodes=nearest(whole, check_target(target), keep, rng))
     evaluator = Evaluator(
-        trajectories, estimators=estimators, data=data, q_model=q_model, gamma=gamma, cap=cap,
-        interval=interval, level=level, rng=rng, resamples=resamples, reward_range=reward_range,
-        horizon=horizon, reward_model=reward_model, mixture=mixture, progress=progress,
-    )  # fmt: skip
+        trajectories,
+        estimators=estimators,
+        data=data,
+        q_model=q_model,
+        gamma=gamma,
+        cap=cap,
+        interval=interval,
+        level=level,
+        rng=rng,
+        resamples=resamples,
+        reward_range=reward_range,
+        horizon=horizon,
+        reward_model=reward_model,
+        mixture=mixture,
+        progress=progress,
+    )
     return evaluator.evaluate(target, origin=origin, kept_from=whole)
 
 
@@ -143,8 +156,8 @@ class Evaluator:
         progress: Callable[[int], object] | None = None,
     ) -> None:
         from ope_gym import kernels
-        from ope_gym.likelihood import behaviours_of
-        from ope_gym.mixtures import group_size, interleaved, joined
+        from ope_gym.weights.behaviours import behaviours_of
+        from ope_gym.weights.mixtures import group_size, interleaved, joined
 
         self.data = regimes.held_out_only(_recorded(trajectories), data)
         self._offsets = check_offsets(self.data.offsets, self.data.n_steps)
@@ -155,18 +168,27 @@ class Evaluator:
         self._density = has_densities(self.data)
         self._named = None if estimators is None else _names(estimators)
         self._options = check_options(
-            list(ESTIMATORS) if self._named is None else self._named, gamma, cap, interval, level,
-            rng, resamples, reward_range, self.data.horizon if horizon is None else horizon,
-        )  # fmt: skip
+            list(ESTIMATORS) if self._named is None else self._named,
+            gamma,
+            cap,
+            interval,
+            level,
+            rng,
+            resamples,
+            reward_range,
+            self.data.horizon if horizon is None else horizon,
+        )
         check_finite(self.data.rewards, "rewards", self._offsets)
         self._reward_model = _check_reward_model(reward_model, self.data.n_steps, self._offsets)
         self._q_model = q_model
         self._bases: dict[str, FloatArray] = {}
         self._mismatch = ""
         self._fingerprint = kernels.fingerprint(
-            self.data.rewards, self._offsets, self._behaviours.ids,
+            self.data.rewards,
+            self._offsets,
+            self._behaviours.ids,
             np.nan_to_num(self.data.log_probs[_some_ends(self._offsets)]),  # NaN: not recorded
-        )  # fmt: skip
+        )
         self._draws = intervals.Resamples(
             self._strata, self._options.resamples, self._options.seed, progress
         )
@@ -187,18 +209,20 @@ class Evaluator:
                 loss of efficiency is measured against them.
         """
         from ope_gym import kernels
-        from ope_gym.likelihood import policy_log_probs
-        from ope_gym.mixture_loss import partial_mixture
-        from ope_gym.propensity_sums import check_propensities
+        from ope_gym.weights.behaviours import policy_log_probs
+        from ope_gym.weights.mixture_loss import partial_mixture
+        from ope_gym.weights.propensities import check_propensities
 
         check_target(target)
         data, offsets, options = self.data, self._offsets, self._options
         model = self._resolve(target)
         names = self._named or _common(
-            self._behaviours.available, model is not None, options.interval,
+            self._behaviours.available,
+            model is not None,
+            options.interval,
             one_step=data.horizon == 1 and hasattr(target, "probs"),
             propensities=data.has_propensities,
-        )  # fmt: skip
+        )
         self._require(names, model)
         schemes = {ESTIMATORS[name].scheme for name in names} - {""}
         own = policy_log_probs(target, "target", data)
@@ -211,28 +235,47 @@ class Evaluator:
         log_w = {scheme: self._bases[scheme] + prefix for scheme in prepared}
         regime = regimes.regime_of(data, target, origin)
         mixture = partial_mixture(
-            data, self._behaviours, self._groups, target, log_w.get("fused"), options.seed,
+            data,
+            self._behaviours,
+            self._groups,
+            target,
+            log_w.get("fused"),
+            options.seed,
             kept_from,
-        )  # fmt: skip
+        )
         report = check_propensities(
             data, target, self._behaviours, self._groups if self._parted else None
         )
         known = Known(
             Sample(
-                len(data), data.n_steps, self._strata, self._behaviours.names,
-                self._behaviours.counts, options.gamma, regime, self._fingerprint,
+                len(data),
+                data.n_steps,
+                self._strata,
+                self._behaviours.names,
+                self._behaviours.counts,
+                options.gamma,
+                regime,
+                self._fingerprint,
                 mixture,
             ),
-            self._behaviours.ids, report.support, report.calibration,
+            self._behaviours.ids,
+            report.support,
+            report.calibration,
             report.notes + ((self._mismatch,) if self._mismatch else ()),
             (_FOLLOWING,) if (data.schedule_ids >= 0).any() else (),
             self._strata is not self._behaviours.strata,
-        )  # fmt: skip
+        )
         problem = Problem(
-            data.rewards, offsets, self._behaviours.ids, log_w, options.gamma, options.cap,
-            counts=self._behaviours.counts, endings=lambda: self._endings,
+            data.rewards,
+            offsets,
+            self._behaviours.ids,
+            log_w,
+            options.gamma,
+            options.cap,
+            counts=self._behaviours.counts,
+            endings=lambda: self._endings,
             rounds=lambda: self._rounds(model, target, own),
-        )  # fmt: skip
+        )
         if model is not None and any(ESTIMATORS[name].uses_q for name in names):
             baseline = self._baseline(model, target)
             problem.start = baseline.at_start(offsets)
@@ -241,7 +284,7 @@ class Evaluator:
         estimates = {}
         for name in names:
             if ESTIMATORS[name].method == "average":
-                from ope_gym.empirical import empirical_average
+                from ope_gym.estimators.empirical_average import empirical_average
 
                 estimates[name] = empirical_average(
                     data, target, known.sample, self._behaviours.ids, options, self._draws
@@ -254,7 +297,7 @@ class Evaluator:
         """The q model, if one may be needed: as given, or the default for these observations."""
         if self._named is not None and not any(ESTIMATORS[name].uses_q for name in self._named):
             return None
-        from ope_gym.baselines.choice import default_model, named_model
+        from ope_gym.models.choice import default_model, named_model
 
         model = self._q_model
         if isinstance(model, type):
@@ -270,7 +313,7 @@ class Evaluator:
         if not names:
             raise ValueError(
                 "trajectories have no log_probs, so there are no weights, and without a q model "
-                "there is no estimate: give q_model a model of ope_gym.baselines"
+                "there is no estimate: give q_model a model of ope_gym.models"
             )
         for name in names:
             c = ESTIMATORS[name]
@@ -283,7 +326,7 @@ class Evaluator:
             if c.baseline and model is None:
                 raise ValueError(
                     f"estimators has {name!r}, which needs a q model: give q_model a model of "
-                    "ope_gym.baselines (there is no default for such observations, or for a "
+                    "ope_gym.models (there is no default for such observations, or for a "
                     "single episode)"
                 )
             _refuse_betting(name, self._options.interval)
@@ -306,7 +349,7 @@ class Evaluator:
 
     def _prepare(self, schemes: set[str]) -> None:
         """Log weights of a target that is certain of everything: those of any other add its own."""
-        from ope_gym.reward_model import cross_fitted_log_weights
+        from ope_gym.weights.reward_model import cross_fitted_log_weights
 
         missing = sorted(schemes - self._bases.keys())
         if not missing:
@@ -324,15 +367,20 @@ class Evaluator:
             missing.remove("optimal")
         if missing:
             self._bases |= log_weights(
-                certain, rows, self._behaviours.ids, self._offsets, missing,
-                counts=self._behaviours.counts, density=self._density,
+                certain,
+                rows,
+                self._behaviours.ids,
+                self._offsets,
+                missing,
+                counts=self._behaviours.counts,
+                density=self._density,
                 reward_model=model if isinstance(model, tuple) else None,
-            )  # fmt: skip
+            )
         self._mismatch = self._mismatch or rows.mismatch
 
     def _prepare_parts(self, missing: list[str]) -> None:
         """The same, each episode against the behaviours of its group."""
-        from ope_gym.mixtures import partial_log_weights
+        from ope_gym.weights.mixtures import partial_log_weights
 
         model = self._reward_model
         if "optimal" in missing and model == "cross-fit" and not self._density:
@@ -342,9 +390,13 @@ class Evaluator:
                 f"{self._groups.size:,}: give mixture='all', or 'deterministic' or (mean, variance)"
             )
         found, mismatch = partial_log_weights(
-            self.data, self._behaviours, self._groups, missing, density=self._density,
+            self.data,
+            self._behaviours,
+            self._groups,
+            missing,
+            density=self._density,
             reward_model=model if isinstance(model, tuple) else None,
-        )  # fmt: skip
+        )
         self._bases |= found
         self._mismatch = self._mismatch or mismatch
 
@@ -361,7 +413,7 @@ class Evaluator:
     @cached_property
     def _endings(self) -> FloatArray:
         """(n, K) log-probabilities of whole trajectories."""
-        from ope_gym.control_variates import last_log_probs
+        from ope_gym.estimators.control_variates import last_log_probs
 
         return last_log_probs(self._behaviours.rows(self.data), self._offsets)
 
@@ -369,8 +421,8 @@ class Evaluator:
         self, model: QModel | Baseline | None, target: Policy, own: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Past-only v at the start and residuals, and the weights of the behaviours, for ADR."""
-        from ope_gym.adaptive import past_only, stable_weights
-        from ope_gym.baselines.contract import Baseline
+        from ope_gym.estimators.adaptive import past_only, stable_weights
+        from ope_gym.models.base import Baseline
 
         assert model is not None  # `_require` saw to it
         data, offsets, gamma = self.data, self._offsets, self._options.gamma
@@ -378,10 +430,15 @@ class Evaluator:
             self._baseline(model, target)
             if isinstance(model, Baseline)
             else past_only(
-                model, data, target, self._behaviours, gamma, self._longest,
+                model,
+                data,
+                target,
+                self._behaviours,
+                gamma,
+                self._longest,
                 np.random.default_rng(self._options.seed),
             )
-        )  # fmt: skip
+        )
         start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
         rows = self._behaviours.rows(data)
         ids = self._behaviours.ids
@@ -393,14 +450,19 @@ class Evaluator:
         return max(int(self.data.lengths.max()), self.data.horizon or 0)
 
     def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
-        from ope_gym.baselines.contract import Baseline, cross_fit
+        from ope_gym.models.base import Baseline, cross_fit
 
         if isinstance(model, Baseline):
             return _check_baseline(model, self.data.n_steps, self._offsets)
         return cross_fit(
-            model, self.data, target, self._behaviours.ids, gamma=self._options.gamma,
-            horizon=self._longest, rng=np.random.default_rng(self._options.seed),
-        )  # fmt: skip
+            model,
+            self.data,
+            target,
+            self._behaviours.ids,
+            gamma=self._options.gamma,
+            horizon=self._longest,
+            rng=np.random.default_rng(self._options.seed),
+        )
 
 
 def evaluate_log_probs(
@@ -445,7 +507,7 @@ def evaluate_log_probs(
         reward_model: "deterministic", or mean (S,) and variance (S,) of the rewards, for OUIS.
         baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
         regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
-            "unstated"; see `ope_gym.regimes`.
+            "unstated"; see `ope_gym.inference.regimes`.
         density: the numbers are log densities of continuous actions.
 
     Returns:
@@ -459,8 +521,8 @@ def evaluate_log_probs(
     3.0
     """
     from ope_gym import kernels
-    from ope_gym.control_variates import last_log_probs
-    from ope_gym.mixtures import joined
+    from ope_gym.estimators.control_variates import last_log_probs
+    from ope_gym.weights.mixtures import joined
 
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
@@ -499,25 +561,40 @@ def evaluate_log_probs(
         )
     schemes = {ESTIMATORS[name].scheme for name in names} - {""}
     log_w = log_weights(
-        target, rows, ids, offsets, sorted(schemes), density=density,
+        target,
+        rows,
+        ids,
+        offsets,
+        sorted(schemes),
+        density=density,
         reward_model=model if isinstance(model, tuple) else None,
-    )  # fmt: skip
+    )
     behaviours = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
     counts = np.bincount(ids, minlength=rows.shape[0])
     strata = joined(ids)
     sample = Sample(
-        offsets.size - 1, steps, strata, behaviours, counts, options.gamma, regime,
-        kernels.fingerprint(
-            rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]
-        ),
-    )  # fmt: skip
+        offsets.size - 1,
+        steps,
+        strata,
+        behaviours,
+        counts,
+        options.gamma,
+        regime,
+        kernels.fingerprint(rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]),
+    )
     draws = intervals.Resamples(strata, options.resamples, options.seed)
     problem = Problem(
-        rewards, offsets, ids, log_w, options.gamma, options.cap, counts=counts,
+        rewards,
+        offsets,
+        ids,
+        log_w,
+        options.gamma,
+        options.cap,
+        counts=counts,
         endings=lambda: last_log_probs(rows, offsets),
-    )  # fmt: skip
+    )
     if baseline is not None:
-        from ope_gym.baselines.contract import Baseline
+        from ope_gym.models.base import Baseline
 
         values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
         values = _check_baseline(values, steps, offsets)
@@ -569,9 +646,15 @@ def _betting(scheme: str, capped: bool, data: Problem, options: Options) -> inte
             "steps: give the longest possible"
         )
     return intervals.betting(
-        data.log_w[scheme], options.cap if capped else None, data.rewards, data.offsets,
-        options.gamma, options.horizon, options.reward_range, options.level,
-    )  # fmt: skip
+        data.log_w[scheme],
+        options.cap if capped else None,
+        data.rewards,
+        data.offsets,
+        options.gamma,
+        options.horizon,
+        options.reward_range,
+        options.level,
+    )
 
 
 def _some(n: int) -> slice:
@@ -602,7 +685,7 @@ def _recorded(trajectories: Trajectories | TrajectoryBuffer) -> Trajectories:
 
 def _refuse_columns(keep: int, q_model: object, reward_model: object) -> None:
     """Columns of all steps do not fit the episodes that are kept."""
-    from ope_gym.baselines.contract import Baseline
+    from ope_gym.models.base import Baseline
 
     for name, value in (("q_model", q_model), ("reward_model", reward_model)):
         if isinstance(value, Baseline) or (name == "reward_model" and not isinstance(value, str)):
@@ -657,7 +740,7 @@ def has_densities(data: Trajectories) -> bool:
     """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
     if data.discrete is not None:
         return not data.discrete
-    return any(leaf.dtype.kind not in "iub" for leaf in trees.leaves(data.actions))
+    return any(leaf.dtype.kind not in "iub" for leaf in batches.leaves(data.actions))
 
 
 def _check_reward_model(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.diagnostics import Diagnostics, Verdict
-from ope_gym.estimators import standard_error
-from ope_gym.intervals import Interval, cautious_error, ess_t, percentile
-from ope_gym.regimes import label
-from ope_gym.weights import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.table import standard_error
+from ope_gym.inference.diagnostics import Diagnostics, Verdict
+from ope_gym.inference.intervals import Interval, cautious_error, ess_t, percentile
+from ope_gym.inference.regimes import label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartialMixture:
-    """That not all behaviours stand in every mixture, and what it costs; see `ope_gym.mixtures`.
+    """Describe a partial mixture; see `ope_gym.weights.mixtures`.
 
     Args:
         behaviours: recorded.
@@ -78,7 +78,7 @@ class Sample:
         behaviours: (K,) names of the behaviours.
         counts: (K,) trajectories of each.
         gamma: discount.
-        regime: what the learner saw of the data, one of `ope_gym.regimes.REGIMES`.
+        regime: what the learner saw of the data, one of `ope_gym.inference.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
         q_model: name of the q model of shards, or "none", if an estimator uses one.
@@ -360,7 +360,7 @@ class Evaluation(Mapping[str, Estimate]):
             truth: the value, if it is known from elsewhere.
             truth_error: standard error of the truth; its band is two of them on either side.
         """
-        from ope_gym.figures import forest_figure
+        from ope_gym.report.figures import forest_figure
 
         return forest_figure(self, truth=truth, truth_error=truth_error)
 

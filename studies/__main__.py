@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ope_gym.leaving import STOPPED, leave
-from ope_gym.machine import cores
-from ope_gym.ray_crew import RAY_HELP, connected, ray_address
-from ope_gym.tasks import WorkerError, deaf
+from ope_gym.arrays import cores
+from ope_gym.scale.leaving import STOPPED, leave
+from ope_gym.scale.ray import RAY_HELP, connected, ray_address
+from ope_gym.scale.tasks import WorkerError, deaf
 from studies import STUDIES, study_class
 from studies.chunks import read_chunks
 from studies.frame import Study, conduct, folder_of, label
@@ -115,9 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--workers", type=_at_least(1), help="processes (default: cores)")
     who.add_argument(
-        "--ray", nargs="?", const=True, default=False, type=ray_address, metavar="ADDRESS",
+        "--ray",
+        nargs="?",
+        const=True,
+        default=False,
+        type=ray_address,
+        metavar="ADDRESS",
         help=RAY_HELP,
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--out",
         type=Path,

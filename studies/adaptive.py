@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import SoftmaxLinear, Trajectories, evaluate, oracle
-from ope_gym.estimators import WEIGHTED
+from ope_gym import SoftmaxLinear, Trajectories, evaluate
+from ope_gym.estimators.table import WEIGHTED
+from studies import oracle
 from studies.claims import Array, number
 from studies.claims_adaptive import adaptive_claims
 from studies.errors import mean_and_error
@@ -164,9 +165,14 @@ class Adaptive(Study):
         for name, fixed, after in zip(two["names"], two["fixed"], two["adaptive"], strict=True):
             soft = summary["soft_stop"]["bias"][name][-1]
             lines.append(f"| {name} | {fixed:+.6f} | {after:+.6f} | {soft:+.6f} |")
-        lines += ["", "Bias for a target that is greedy in the training data, and coverage of its "
-                  "95 % intervals:", "", "| | in-sample | held out | in-sample covers "
-                  "| held out covers |", "|---|---|---|---|---|"]  # fmt: skip
+        lines += [
+            "",
+            "Bias for a target that is greedy in the training data, and coverage of its "
+            "95 % intervals:",
+            "",
+            "| | in-sample | held out | in-sample covers | held out covers |",
+            "|---|---|---|---|---|",
+        ]
         for i, name in enumerate(learned["names"]):
             cells = [
                 f"{learned[key][0][i]:+.4f} ± {number(learned[key][1][i], 2)}"
@@ -198,10 +204,16 @@ def estimates(
 ) -> list[tuple[float, float, float]]:
     """(value, low, high) of each estimator on one-step data; policies (K, A), target (A,)."""
     data = Trajectories.from_arrays(
-        np.zeros((ids.size, 0)), actions, rewards, np.log(policies[ids, actions]),
-        offsets=np.arange(ids.size + 1), policies=[_policy(p) for p in policies],
-        policy_ids=ids, terminated=True, held_out=held_out,
-    )  # fmt: skip
+        np.zeros((ids.size, 0)),
+        actions,
+        rewards,
+        np.log(policies[ids, actions]),
+        offsets=np.arange(ids.size + 1),
+        policies=[_policy(p) for p in policies],
+        policy_ids=ids,
+        terminated=True,
+        held_out=held_out,
+    )
     found = evaluate(data, _policy(target), estimators=names)
     return [(e.value, e.interval.low, e.interval.high) for e in found.values()]
 

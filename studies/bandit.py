@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import SoftmaxLinear, Trajectories, evaluate, oracle
+from ope_gym import SoftmaxLinear, Trajectories, evaluate
+from studies import oracle
 from studies.claims import Array, number
 from studies.claims_bandit import bandit_claims
 from studies.errors import mean_and_error
@@ -105,9 +106,12 @@ class Bandit(Study):
             one = library(problem, float(grid[j]), actions[r, : sizes[i]], rewards[: sizes[i]])
             gap[r] = np.abs(values[r, :, i, j] - one).max()
         return {
-            "errors": values - truth, "means": means, "internal": internal, "library": gap,
+            "errors": values - truth,
+            "means": means,
+            "internal": internal,
+            "library": gap,
             "complete": np.asarray((counts > 0).all(axis=-1)),
-        }  # fmt: skip
+        }
 
     def _grids(self) -> tuple[Problem, NDArray[np.int64], Array]:
         return Problem(self.actions), np.array(self.sizes), np.array(self.probabilities)
@@ -164,15 +168,24 @@ class Bandit(Study):
                 pairs = [(mse[z][i][j], summary["mse"][z][i][j]) for z in range(4)]
                 cells = [f"{_thousandths(exact)} ({_thousandths(seen)})" for exact, seen in pairs]
                 lines.append(f"| {n} | {grid[j]:g} | {' | '.join(cells)} |")
-        lines += ["", "The p at which two curves cross; the first is better above it.", "",
-                  "| N | EA, BIS | EA, NIS | NIS, BIS |", "|---|---|---|---|"]  # fmt: skip
+        lines += [
+            "",
+            "The p at which two curves cross; the first is better above it.",
+            "",
+            "| N | EA, BIS | EA, NIS | NIS, BIS |",
+            "|---|---|---|---|",
+        ]
         for i, n in enumerate(summary["sizes"]):
             found = [summary["crossings"][key][i] for key in ("EA, BIS", "EA, NIS", "NIS, BIS")]
             lines.append(f"| {n} | {' | '.join(_crossing(p) for p in found)} |")
-        lines += ["", "Table 1: the weight that NIS gives to an action, over paths that have it "
-                  "k times (exact mean ± standard deviation), beside the paper's entry.", "",
-                  "| N | π_test | k / (π N) | paper's entry | its approximation | ω_NIS |",
-                  "|---|---|---|---|---|---|"]  # fmt: skip
+        lines += [
+            "",
+            "Table 1: the weight that NIS gives to an action, over paths that have it "
+            "k times (exact mean ± standard deviation), beside the paper's entry.",
+            "",
+            "| N | π_test | k / (π N) | paper's entry | its approximation | ω_NIS |",
+            "|---|---|---|---|---|---|",
+        ]
         for row in summary["table_1"]:
             if row["n"] in (summary["sizes"][0], summary["sizes"][-1]):
                 lines.append(
@@ -249,13 +262,18 @@ def given_counts(problem: Problem, counts: NDArray[np.int64]) -> tuple[Array, Ar
 
 
 def library(problem: Problem, p: float, actions: NDArray[np.int64], rewards: Array) -> Array:
-    """BIS, NIS, EA by `ope_gym.evaluate` and ω* by `ope_gym.oracle` on one data set."""
+    """BIS, NIS, EA by `ope_gym.evaluate` and ω* by `studies.oracle` on one data set."""
     n, none = actions.size, np.zeros((problem.actions, 0))
     behaviour = SoftmaxLinear(none, np.log(problem.policy))
     data = Trajectories.from_arrays(
-        np.zeros((n, 0)), actions, rewards, np.log(problem.policy[actions]),
-        offsets=np.arange(n + 1), policies=[behaviour], terminated=True,
-    )  # fmt: skip
+        np.zeros((n, 0)),
+        actions,
+        rewards,
+        np.log(problem.policy[actions]),
+        offsets=np.arange(n + 1),
+        policies=[behaviour],
+        terminated=True,
+    )
     target = SoftmaxLinear(none, np.log(problem.target))
     found = evaluate(data, target, estimators=["BIS", "NBIS", "EA"])
     counts = np.bincount(actions, minlength=problem.actions)
@@ -318,11 +336,17 @@ def table_1(problem: Problem, sizes: NDArray[np.int64]) -> list[dict[str, float]
                 k = max(1, round(multiple * expected))
                 mean, deviation = weight_nis_given_count(policy, n, target, action, k)
                 entries = {0.01: k / expected, 0.5: 2 / (1 + expected / k), 0.99: 1.0}
-                rows.append({
-                    "n": n, "target": mass, "ratio": k / expected, "entry": entries[mass],
-                    "formula": k / (k * mass + (1 - mass) * expected),
-                    "mean": mean, "deviation": deviation,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "n": n,
+                        "target": mass,
+                        "ratio": k / expected,
+                        "entry": entries[mass],
+                        "formula": k / (k * mass + (1 - mass) * expected),
+                        "mean": mean,
+                        "deviation": deviation,
+                    }
+                )
     return rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from agents.blackjack import value
 from ope_gym import Policy, Trajectories, evaluate
-from ope_gym.baselines.contract import ActionValues, Baseline, QModel
+from ope_gym.models.base import ActionValues, Baseline, QModel
 from studies.blackjack import SCHEDULES, Blackjack
 from studies.blackjack_simulation import rollouts as games
 from studies.cartpole import CartPole
@@ -86,11 +86,18 @@ class Mistaken:
     ) -> ActionValues:
         """The values of a world in which left is right."""
         swapped = Trajectories.from_arrays(
-            data.observations, 1 - np.asarray(data.actions), data.rewards, data.log_probs,
-            offsets=data.offsets, policies=data.policies, policy_ids=data.policy_ids,
-            terminated=data.terminated, truncated=data.truncated, held_out=data.held_out,
+            data.observations,
+            1 - np.asarray(data.actions),
+            data.rewards,
+            data.log_probs,
+            offsets=data.offsets,
+            policies=data.policies,
+            policy_ids=data.policy_ids,
+            terminated=data.terminated,
+            truncated=data.truncated,
+            held_out=data.held_out,
             horizon=data.horizon,
-        )  # fmt: skip
+        )
         return self.model.fit(swapped, target, gamma=gamma, horizon=horizon, rng=rng)
 
 
@@ -125,7 +132,7 @@ class Beyond(Study):
         }
 
     def _one(self, seed: np.random.SeedSequence) -> Iterator[tuple[Array, float, float, float]]:
-        from ope_gym.baselines import DynamicsQ, LinearQ
+        from ope_gym.models import DynamicsQ, LinearQ
 
         cartpole, blackjack, small = streams(seed, 3)
         kept = []
@@ -159,7 +166,7 @@ class Beyond(Study):
         return batches[0].merge(*batches[1:]), target, truth, error**2
 
     def _blackjack(self, rng: np.random.Generator) -> Iterator[tuple[Array, float, float, float]]:
-        from ope_gym.baselines import TabularQ
+        from ope_gym.models import TabularQ
 
         study = Blackjack()
         for schedule in range(len(SCHEDULES)):
@@ -239,7 +246,7 @@ def _grid_q(kind: str, regime: Regime, data: Trajectories) -> Baseline | QModel:
 
     Or the exact q shifted by a tenth of the value: of the right shape, at a wrong level.
     """
-    from ope_gym.baselines import LinearQ
+    from ope_gym.models import LinearQ
 
     if kind == "fitted q":
         return LinearQ()

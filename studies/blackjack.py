@@ -88,9 +88,13 @@ class Blackjack(Study):
                 ess[r, s] = [e.diagnostics.ess for e in found]
                 covered[r, s] = [e.interval.low <= exact <= e.interval.high for e in found]
         return {
-            "values": values, "covered": covered, "ess": ess, "truth": truth, "rolled": rolled,
+            "values": values,
+            "covered": covered,
+            "ess": ess,
+            "truth": truth,
+            "rolled": rolled,
             "variance": variance,
-        }  # fmt: skip
+        }
 
     def train(self, schedule: int, rng: np.random.Generator) -> list[EpsilonGreedyTable]:
         """The snapshots of Monte-Carlo control."""

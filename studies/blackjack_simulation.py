@@ -64,9 +64,16 @@ def rollouts(
     other = 0.5 * epsilons[step_ids]  # the probability of the action that is not greedy
     probs = np.where(actions[:steps] == greedy[step_ids, cells[:steps]], 1.0 - other, other)
     return Trajectories.from_arrays(
-        np.unravel_index(cells[:steps], SHAPE), actions[:steps], paid, np.log(probs),
-        offsets=offsets, policies=policies, policy_ids=step_ids, terminated=True, held_out=True,
-    )  # fmt: skip
+        np.unravel_index(cells[:steps], SHAPE),
+        actions[:steps],
+        paid,
+        np.log(probs),
+        offsets=offsets,
+        policies=policies,
+        policy_ids=step_ids,
+        terminated=True,
+        held_out=True,
+    )
 
 
 def returns(policy: EpsilonGreedyTable, episodes: int, rng: np.random.Generator) -> Array:

@@ -44,10 +44,17 @@ def rollouts(
     # both can be true: the pole may fall with the last step
     truncated = np.diff(offsets) == horizon
     return Trajectories.from_arrays(
-        seen, chosen, np.ones(steps), policy.log_prob(seen, chosen), offsets=offsets,
-        policies=[policy], terminated=terminated, truncated=truncated, held_out=held_out,
+        seen,
+        chosen,
+        np.ones(steps),
+        policy.log_prob(seen, chosen),
+        offsets=offsets,
+        policies=[policy],
+        terminated=terminated,
+        truncated=truncated,
+        held_out=held_out,
         horizon=horizon,
-    )  # fmt: skip
+    )
 
 
 def mean_return(

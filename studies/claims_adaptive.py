@@ -71,11 +71,20 @@ def _unbiased(summary: Summary) -> list[Claim]:
             i = two["names"].index(name)
             note = f"with policies fixed in advance {two['fixed'][i]:+.6f}"
             found += [
-                Evidence(f"{name}, two rounds", two["adaptive"][i], equal=True,
-                         tolerance=ROUNDING, note=note),
-                Evidence(f"{name}, less after a zero, {last} rounds", soft["bias"][name][-1],
-                         equal=True, tolerance=ROUNDING),
-            ]  # fmt: skip
+                Evidence(
+                    f"{name}, two rounds",
+                    two["adaptive"][i],
+                    equal=True,
+                    tolerance=ROUNDING,
+                    note=note,
+                ),
+                Evidence(
+                    f"{name}, less after a zero, {last} rounds",
+                    soft["bias"][name][-1],
+                    equal=True,
+                    tolerance=ROUNDING,
+                ),
+            ]
         return tuple(found)
 
     return [

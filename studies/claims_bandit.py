@@ -168,7 +168,10 @@ def _path_of_ea(summary: Summary) -> list[Claim]:
             "the largest |E[EA given the path] − J| over simulated paths that have every action",
             tuple(
                 Evidence(
-                    f"N = {n}", spread[i] if paths[i] else np.nan, equal=True, tolerance=ROUNDING,
+                    f"N = {n}",
+                    spread[i] if paths[i] else np.nan,
+                    equal=True,
+                    tolerance=ROUNDING,
                     note=f"{paths[i]} of {summary['runs']} paths",
                 )
                 for i, n in enumerate(summary["sizes"])
@@ -181,7 +184,9 @@ def _path_of_ea(summary: Summary) -> list[Claim]:
             "V_path(EA) at p = 1, exact",
             tuple(
                 Evidence(
-                    f"N = {n}", float(path[i]), equal=True,
+                    f"N = {n}",
+                    float(path[i]),
+                    equal=True,
                     note=f"{number(path[i] / bis[i])} of V_path(BIS)",
                 )
                 for i, n in enumerate(summary["sizes"])
@@ -191,7 +196,7 @@ def _path_of_ea(summary: Summary) -> list[Claim]:
                 "variance: the whole MSE of EA at p = 1. It fades exponentially in N."
             },
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _table_1(summary: Summary) -> Claim:

@@ -76,7 +76,11 @@ def _plain(summary: Summary) -> list[Claim]:
             "MSE(FIS) − MSE(OUIS)",
             (
                 Evidence(
-                    first, none, none_error, equal=True, note=none_note,
+                    first,
+                    none,
+                    none_error,
+                    equal=True,
+                    note=none_note,
                     margin=SAME * summary["schedules"][first]["mse"][i],
                 ),
             ),
@@ -109,7 +113,7 @@ def _plain(summary: Summary) -> list[Claim]:
             f"MSE(FIS) − MSE(OUIS) is {number(1000 * some)} thousandths with ε² and "
             f"{number(1000 * none)} with ε¹; the paper means a gap in favour of OUIS.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _normalised(summary: Summary) -> list[Claim]:
@@ -133,13 +137,15 @@ def _normalised(summary: Summary) -> list[Claim]:
             "paper's factor of two to three is not there.",
         ),
         _ranked(
-            summary, "the rest of the printed order: OUIS > NBIS", [("OUIS", "NBIS")],
+            summary,
+            "the rest of the printed order: OUIS > NBIS",
+            [("OUIS", "NBIS")],
             {
                 FAILS: "Plain fused estimators are not worse than normalised basic ones, since "
                 "normalising gains little here."
             },
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _magnitudes(summary: Summary) -> list[Claim]:
@@ -213,11 +219,14 @@ def _truth(summary: Summary) -> list[Claim]:
             "over runs",
             tuple(
                 Evidence(
-                    name, summary["check"][0][s], summary["check"][1][s], equal=True,
+                    name,
+                    summary["check"][0][s],
+                    summary["check"][1][s],
+                    equal=True,
                     margin=SAME * abs(values[s]),
                 )
                 for s, name in enumerate(schedules)
             ),
             {HOLDS: "So the truth is not what the orderings above hang on."},
         ),
-    ]  # fmt: skip
+    ]

@@ -81,13 +81,19 @@ def _table_2(summary: Summary) -> list[Claim]:
         ranked(
             "table 2",
             "the rest of the printed order: BIS > BCIS, NBIS > NBCIS > FIS, OUIS > NFIS",
-            [("BIS", "BCIS"), ("NBIS", "NBCIS"), ("NBCIS", "FIS"), ("NBCIS", "OUIS"),
-             ("FIS", "NFIS"), ("OUIS", "NFIS")],
+            [
+                ("BIS", "BCIS"),
+                ("NBIS", "NBCIS"),
+                ("NBCIS", "FIS"),
+                ("NBCIS", "OUIS"),
+                ("FIS", "NFIS"),
+                ("OUIS", "NFIS"),
+            ],
             "The paper leaves open which PoWER it ran, from which θ, for how many steps, and how "
             "the truth was found; magnitudes follow from how far and how steadily it learns, which "
             "the mean returns above the table show for ours.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _similar(source: str, found: dict[str, Any], names: Sequence[str]) -> Evidence:
@@ -165,8 +171,13 @@ def _paired(
             note += f"; 95 % intervals cover {inside:.0%}, fresh {outside:.0%}"
         rows.append(
             Evidence(
-                name, found["mean"][i], found["error"][i], equal=margin is not None,
-                margin=margin or 0.0, open=tail(share), note=note,
+                name,
+                found["mean"][i],
+                found["error"][i],
+                equal=margin is not None,
+                margin=margin or 0.0,
+                open=tail(share),
+                note=note,
             )
-        )  # fmt: skip
+        )
     return tuple(rows)

@@ -28,7 +28,7 @@ def _closed_forms(summary: Summary) -> Claim:
             ),
         ),
         "The lines of each variance are right. The terms that are summed are those of "
-        "`ope_gym.evaluate_log_probs` (the optimum's are those of `ope_gym.oracle`).",
+        "`ope_gym.evaluate_log_probs` (the optimum's are those of `studies.oracle`).",
     )
 
 
@@ -130,7 +130,7 @@ def _ouis(summary: Summary) -> list[Claim]:
         "The proof minimises the variance of each action apart. But one draw has one action: the "
         "terms of two actions are negatively correlated, and their covariances, which it drops, "
         "are as large as what it keeps. The optimum of the family is a quadratic programme over "
-        "all α, see `ope_gym.oracle.optimal_alpha`."
+        "all α, see `studies.oracle.optimal_alpha`."
     )
     return [
         Claim(

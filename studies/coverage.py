@@ -71,15 +71,22 @@ class Coverage(Study):
             for s, source in enumerate(SOURCES):
                 data, target, truth = regime.simulate(rngs[r], source)
                 found = all_intervals(
-                    data, target, names, level=self.level, resamples=self.resamples,
-                    reward_range=regime.reward_range, horizon=regime.horizon,
-                )  # fmt: skip
+                    data,
+                    target,
+                    names,
+                    level=self.level,
+                    resamples=self.resamples,
+                    reward_range=regime.reward_range,
+                    horizon=regime.horizon,
+                )
                 small[:, s, r] = found.holds(truth), found.width(self.level)
         cart = np.array([self._cartpole(rng, names) for rng in rngs[len(regimes) :]])
         return {
-            "holds": small[0], "width": small[1],
-            "cart_holds": cart[:, 0], "cart_width": cart[:, 1],
-        }  # fmt: skip
+            "holds": small[0],
+            "width": small[1],
+            "cart_holds": cart[:, 0],
+            "cart_width": cart[:, 1],
+        }
 
     def _cartpole(self, rng: np.random.Generator, names: Sequence[str]) -> Array:
         """(2, E, K) for the last policy of PoWER, from fresh rollouts of the ten before it."""
@@ -88,9 +95,14 @@ class Coverage(Study):
         truth, _ = mean_return(target, self.truth_rollouts, horizon, rng)
         first, *more = (rollouts(p, study.rollouts, horizon, rng, held_out=True) for p in policies)
         found = all_intervals(
-            first.merge(*more), target, names, level=self.level, resamples=self.resamples,
-            reward_range=(0.0, 1.0), horizon=horizon,
-        )  # fmt: skip
+            first.merge(*more),
+            target,
+            names,
+            level=self.level,
+            resamples=self.resamples,
+            reward_range=(0.0, 1.0),
+            horizon=horizon,
+        )
         return np.stack([found.holds(truth), found.width(self.level)])
 
     def summarise(self, runs: Runs) -> Summary:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ope_gym import ESTIMATORS, Policy, Trajectories, evaluate, intervals
+from ope_gym import ESTIMATORS, Policy, Trajectories, evaluate
+from ope_gym.inference import intervals
 from studies.claims import Array
 
 KINDS = ("normal", "ess-t", "percentile", "bca", "betting", "HCOPE")
@@ -73,9 +74,14 @@ def all_intervals(
             put(name, "percentile", middle.low, middle.high)
     if plain:
         bets = evaluate(
-            data, target, estimators=plain, level=level, interval="betting",
-            reward_range=reward_range, horizon=horizon,
-        )  # fmt: skip
+            data,
+            target,
+            estimators=plain,
+            level=level,
+            interval="betting",
+            reward_range=reward_range,
+            horizon=horizon,
+        )
         for name, e in bets.items():
             empty = math.isnan(e.interval.low)  # no value agrees with the data: a miss
             ends = (math.inf, -math.inf) if empty else (e.interval.low, e.interval.high)

@@ -9,9 +9,13 @@ from studies.frame import Summary
 from studies.pictures import BLACK, BLUE, GREEN, PINK, RED, dress, new_figure
 
 _COLOURS = {
-    "normal": "#999999", "ess-t": BLUE, "percentile": PINK, "bca": GREEN, "betting": RED,
+    "normal": "#999999",
+    "ess-t": BLUE,
+    "percentile": PINK,
+    "bca": GREEN,
+    "betting": RED,
     "HCOPE": BLACK,
-}  # fmt: skip
+}
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -29,9 +33,14 @@ def coverage_figure(summary: Summary) -> Figure:
                 if np.isnan(coverage[e, k]):
                     continue
                 ax.errorbar(
-                    width[e, k], coverage[e, k], 3 * np.nan_to_num(error[e, k]),
-                    fmt=_MARKS[e % len(_MARKS)], ms=5, lw=1, color=_COLOURS[kind],
-                )  # fmt: skip
+                    width[e, k],
+                    coverage[e, k],
+                    3 * np.nan_to_num(error[e, k]),
+                    fmt=_MARKS[e % len(_MARKS)],
+                    ms=5,
+                    lw=1,
+                    color=_COLOURS[kind],
+                )
         ax.axhline(summary["level"], color=BLACK, lw=0.8, ls=(0, (2, 2)))
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -146,9 +146,12 @@ def larger_rmse(
             agree = (share - 0.5) * log > 0 and abs(share - 0.5) > LIMIT * error
             agree = agree and (log > 0 or not tail(found["largest_share"][i]))
             evidence = Evidence(
-                f"{where}: {a} > {b}, share of runs − ½", share - 0.5, error, note=note,
+                f"{where}: {a} > {b}, share of runs − ½",
+                share - 0.5,
+                error,
+                note=note,
                 open="" if agree else "tail",
-            )  # fmt: skip
+            )
         else:
             error = rows["log_ratio_error"][i][j]
             evidence = Evidence(f"{where}: {a} > {b}", log, error, note=note)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.oracle import Moments
+from studies.oracle import Moments
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ope_gym import evaluate_log_probs, oracle
+from ope_gym import evaluate_log_probs
+from studies import oracle
 from studies.claims import Array, number
 from studies.claims_lemmas import lemma_claims
 from studies.frame import Runs, Seeds, Study, Summary
@@ -159,15 +160,26 @@ class Lemmas(Study):
                 share = f"{above[f]:.1%}" if ratio == "OUIS / FIS" else ""
                 cells = " | ".join(number(values[q]) for q in at)
                 lines.append(f"| {family} | {ratio} | {cells} | {share} |")
-        lines += ["", "Rewards of 1, π₁ = (.9, .1), π₂ = (.5, .5), uniform target:", "",
-                  f"| {' | '.join(NAMES)} |", "|" + "---|" * 4,
-                  f"| {' | '.join(number(v) for v in summary['example'])} |", "",
-                  "Several steps: problems in which Var FIS > Var BIS.", "",
-                  "| rewards | problems |", "|---|---|"]  # fmt: skip
+        lines += [
+            "",
+            "Rewards of 1, π₁ = (.9, .1), π₂ = (.5, .5), uniform target:",
+            "",
+            f"| {' | '.join(NAMES)} |",
+            "|" + "---|" * 4,
+            f"| {' | '.join(number(v) for v in summary['example'])} |",
+            "",
+            "Several steps: problems in which Var FIS > Var BIS.",
+            "",
+            "| rewards | problems |",
+            "|---|---|",
+        ]
         lines += [f"| {k} | {row['above']} |" for k, row in summary["multi_step"].items()]
         bis, fis = summary["undone"]
-        lines += ["", "Target (stay, stay), rewards +1 then −1, behaviours that stay with .9, .5 "
-                  f"and with .5, .9: Var BIS {number(bis)}, Var FIS {number(fis)}."]  # fmt: skip
+        lines += [
+            "",
+            "Target (stay, stay), rewards +1 then −1, behaviours that stay with .9, .5 "
+            f"and with .5, .9: Var BIS {number(bis)}, Var FIS {number(fis)}.",
+        ]
         return "\n".join(lines)
 
     def picture(self, summary: Summary) -> Figure:
@@ -245,10 +257,14 @@ def library_terms(problem: Problem) -> dict[str, Array]:
     with np.errstate(divide="ignore"):
         target, behaviours = np.log(problem.target), np.log(problem.policies)
     found = evaluate_log_probs(
-        target[actions], behaviours[:, actions], ids, _rewards(problem)[actions, signs],
-        np.arange(ids.size + 1), estimators=NAMES[:3],
+        target[actions],
+        behaviours[:, actions],
+        ids,
+        _rewards(problem)[actions, signs],
+        np.arange(ids.size + 1),
+        estimators=NAMES[:3],
         reward_model=(problem.mean[actions], problem.variance[actions]),
-    )  # fmt: skip
+    )
     first = np.searchsorted(ids, np.arange(k))
     rows = first[:, None] + np.arange(2 * a)
     return {name: e.influence[rows].reshape(k, a, 2) for name, e in found.items()}
@@ -317,9 +333,11 @@ def step_variances(stay: Array, target: Array, rewards: Array) -> Array:
     found = evaluate_log_probs(
         np.tile(wanted.ravel(), behaviours),
         np.tile(own.reshape(behaviours, -1), (1, behaviours)),
-        ids, np.tile(rewards.ravel(), behaviours),
-        np.arange(0, ids.size * horizon + 1, horizon), estimators=["BIS", "FIS"],
-    )  # fmt: skip
+        ids,
+        np.tile(rewards.ravel(), behaviours),
+        np.arange(0, ids.size * horizon + 1, horizon),
+        estimators=["BIS", "FIS"],
+    )
     chance = np.exp(own.sum(axis=2))  # (K, 2^T)
     variances = []
     for estimate in found.values():

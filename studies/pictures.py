@@ -81,8 +81,12 @@ def _weights(axes: Sequence[Axes], summary: Summary) -> None:
                 [row["ratio"] + shift for row in rows],
                 [row["mean"] for row in rows],
                 [row["deviation"] for row in rows],
-                fmt="o", ms=4, lw=1.2, color=colour, label=f"N = {n}",
-            )  # fmt: skip
+                fmt="o",
+                ms=4,
+                lw=1.2,
+                color=colour,
+                label=f"N = {n}",
+            )
         ax.set_ylim(0, 2.6)
         ax.set_title(f"π_test = {mass:g}", loc="left", fontsize=10)
         dress(ax, "k / (π N)", "ω_NIS" if mass == 0.01 else "")
@@ -122,9 +126,13 @@ def adaptive_figure(summary: Summary) -> Figure:
         left.plot(rounds, summary["soft_stop"]["bias"][name], "o-", color=colour, label=name, ms=4)
     left.axhline(summary["stopped"]["exact"] - 0.5, color=GREEN, ls="--", lw=1)
     left.text(
-        rounds[0], summary["stopped"]["exact"] - 0.5, "EA, stops for ever: ½ − ln 2",
-        fontsize=7, va="bottom", color=GREEN,
-    )  # fmt: skip
+        rounds[0],
+        summary["stopped"]["exact"] - 0.5,
+        "EA, stops for ever: ½ − ln 2",
+        fontsize=7,
+        va="bottom",
+        color=GREEN,
+    )
     left.set_xticks(rounds)
     left.set_title("Act less after the first 0", loc="left", fontsize=10)
     dress(left, "rounds", "exact bias")

@@ -31,9 +31,16 @@ def beyond_figure(summary: Summary) -> Figure:
         y = np.arange(len(rows)) + 0.18 * (j - 1.5)
         spread = np.abs(np.stack([ratio[rows, e] - low[rows, e], high[rows, e] - ratio[rows, e]]))
         left.errorbar(
-            ratio[rows, e], y, xerr=spread, fmt="o", color=colour, label=name, markersize=4,
-            capsize=2, linewidth=1.2,
-        )  # fmt: skip
+            ratio[rows, e],
+            y,
+            xerr=spread,
+            fmt="o",
+            color=colour,
+            label=name,
+            markersize=4,
+            capsize=2,
+            linewidth=1.2,
+        )
     left.axvline(1.0, color="0.4", linewidth=1)
     left.set_xscale("log")
     left.set_yticks(np.arange(len(rows)), [f"{cases[i][1]}\n{cases[i][2]}" for i in rows])

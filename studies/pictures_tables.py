@@ -84,9 +84,15 @@ def _dots(
     low, middle, high = np.array(percentiles, dtype=np.float64).T
     y = np.arange(len(names)) + shift
     ax.errorbar(
-        middle, y, xerr=[middle - low, high - middle], fmt="o", ms=4, lw=1.3, color=colour,
+        middle,
+        y,
+        xerr=[middle - low, high - middle],
+        fmt="o",
+        ms=4,
+        lw=1.3,
+        color=colour,
         label=label,
-    )  # fmt: skip
+    )
 
 
 def blackjack_figure(summary: Summary) -> Figure:
@@ -107,8 +113,15 @@ def blackjack_figure(summary: Summary) -> Figure:
         ax.set_title(title, loc="left", fontsize=10)
         legend_below(ax, 3)
         dress(ax, "MSE", "")
-    shown = [("BIS", "FIS"), ("FIS", "OUIS"), ("NBIS", "NOUIS"), ("NOUIS", "NFIS"),
-             ("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NBIS")]  # fmt: skip
+    shown = [
+        ("BIS", "FIS"),
+        ("FIS", "OUIS"),
+        ("NBIS", "NOUIS"),
+        ("NOUIS", "NFIS"),
+        ("BIS", "NBIS"),
+        ("FIS", "NFIS"),
+        ("OUIS", "NBIS"),
+    ]
     right = axes[2]
     for shift, colour, (name, found) in zip(
         (-0.1, 0.1), (BLUE, RED), schedules.items(), strict=True

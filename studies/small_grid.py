@@ -203,12 +203,18 @@ class Episodes:
         ids = np.repeat(self.ids, lengths)
         full = lengths == regime.horizon
         return Trajectories.from_arrays(
-            np.eye(regime.states)[states], actions, self.rewards[self.alive],
+            np.eye(regime.states)[states],
+            actions,
+            self.rewards[self.alive],
             np.log(softmax(logits)[ids, states, actions]),
             offsets=np.concatenate([[0], np.cumsum(lengths)]),
-            policies=[as_policy(row) for row in logits], policy_ids=ids, terminated=~full,
-            truncated=full, held_out=held_out, horizon=regime.horizon,
-        )  # fmt: skip
+            policies=[as_policy(row) for row in logits],
+            policy_ids=ids,
+            terminated=~full,
+            truncated=full,
+            held_out=held_out,
+            horizon=regime.horizon,
+        )
 
 
 def grid(seed: int = 0) -> list[Regime]:

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ope_gym.crews import crew
-from ope_gym.tasks import WorkerError
+from ope_gym.scale.crews import crew
+from ope_gym.scale.tasks import WorkerError
 from studies.chunks import Runs
 from studies.fingerprint import fingerprint
 from studies.seeds import Span, seeds_of

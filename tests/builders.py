@@ -11,11 +11,11 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import Evaluation, evaluate_log_probs
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.likelihood import behaviours_of
-from ope_gym.policies import register_policy
-from ope_gym.policy_files import Snapshot
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Snapshot
+from ope_gym.policies.closed_form import register_policy
+from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
 from tests.reference import Data
 
@@ -88,9 +88,14 @@ def buffer_of(
     for path, k in zip(episodes, ids, strict=True):
         chosen = Table(policies[k]).log_prob(list(path.states), list(path.actions))
         buffer.append(
-            np.array(path.states), np.array(path.actions), path.rewards, chosen, numbers[k],
-            terminated=True, held_out=held_out,
-        )  # fmt: skip
+            np.array(path.states),
+            np.array(path.actions),
+            path.rewards,
+            chosen,
+            numbers[k],
+            terminated=True,
+            held_out=held_out,
+        )
     return buffer
 
 
@@ -138,8 +143,12 @@ def recorded(
 def arrays_of(data: Trajectories, target: Table) -> Data:
     """What a person with the same recording would hand to the other door."""
     behaviours = behaviours_of(data)
-    rows = np.stack([data.policies[k].log_prob(data.observations, data.actions)
-                     for ((_, k),) in behaviours.plans])  # fmt: skip
+    rows = np.stack(
+        [
+            data.policies[k].log_prob(data.observations, data.actions)
+            for ((_, k),) in behaviours.plans
+        ]
+    )
     return Data(
         target.log_prob(data.observations, data.actions),
         rows,
@@ -189,9 +198,19 @@ def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 0.0) -> None:
     assert list(a) == list(b)
     for name, one in a.items():
         other = b[name]
-        numbers = [(e.value, e.standard_error, e.interval.low, e.interval.high, e.diagnostics.ess,
-                    e.diagnostics.max_share, e.diagnostics.mean_weight, e.diagnostics.pareto_k)
-                   for e in (one, other)]  # fmt: skip
+        numbers = [
+            (
+                e.value,
+                e.standard_error,
+                e.interval.low,
+                e.interval.high,
+                e.diagnostics.ess,
+                e.diagnostics.max_share,
+                e.diagnostics.mean_weight,
+                e.diagnostics.pareto_k,
+            )
+            for e in (one, other)
+        ]
         np.testing.assert_allclose(numbers[0], numbers[1], rtol=rtol, atol=rtol, err_msg=name)
         for field in ("ess_curve", "behaviour_shares", "behaviour_ess"):
             np.testing.assert_allclose(

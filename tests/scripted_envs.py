@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from ope_gym import trees
-from ope_gym.policies import Policy
-from ope_gym.trees import Tree
+from ope_gym import batches
+from ope_gym.batches import Tree
+from ope_gym.policies.closed_form import Policy
 
 # A step of a script: reward, and "." goes on, "T" terminated, "C" truncated (cut), "B" both.
 Script = Sequence[str]
@@ -98,8 +98,8 @@ class Constant(Policy):
     value: float = -0.5
 
     def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
-        assert trees.length(observations) == trees.length(actions)
-        return np.full(trees.length(actions), self.value)
+        assert batches.length(observations) == batches.length(actions)
+        return np.full(batches.length(actions), self.value)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        return rng.integers(2, size=trees.length(observations))
+        return rng.integers(2, size=batches.length(observations))

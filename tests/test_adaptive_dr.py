@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym.adaptive import AdaptiveDR, adaptive_dr, past_only, stable_weights
-from ope_gym.baselines.contract import Baseline
-from ope_gym.estimators import column_sums, moments, standard_error
-from ope_gym.likelihood import behaviours_of
-from ope_gym.policies import Policy
-from ope_gym.trajectories import Trajectories
-from ope_gym.weights import log_weights
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, past_only, stable_weights
+from ope_gym.estimators.table import column_sums, moments, standard_error
+from ope_gym.models.base import Baseline
+from ope_gym.policies.closed_form import Policy
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.formula import log_weights
 from studies.adaptive import EXACT, two_round_bias
 from tests import builders, reference, small_mdps
 from tests.reference import Data
@@ -54,8 +54,13 @@ def test_fixed_weights_have_no_bias_whatever_the_learners_did(h: list[float]) ->
             models.append(np.array([seen**2, 1.0 - seen * reward]))
         actions = np.array([a for a, _ in history])
         behaviours = np.log(np.stack(policies[:3])[:, actions])
-        data = Data(np.log(target[actions]), behaviours, np.arange(3),
-                    np.array([r for _, r in history]), np.arange(4))  # fmt: skip
+        data = Data(
+            np.log(target[actions]),
+            behaviours,
+            np.arange(3),
+            np.array([r for _, r in history]),
+            np.arange(4),
+        )
         q = np.stack(models[:3])
         terms = terms_of(data, Baseline(q[np.arange(3), actions], q @ target), 1.0)
         mean += chance * adaptive_dr(terms, data.behaviour_ids, np.array(h)).value
@@ -73,8 +78,13 @@ def test_the_two_rounds_of_the_study() -> None:
     for (a, x), (b, y) in itertools.product(outcomes, repeat=2):
         second = win_stay(a, x)
         policies, actions = np.stack([half, second]), np.array([a, b])
-        data = Data(np.log(half[actions]), np.log(policies[:, actions]), np.arange(2),
-                    np.array([x, y]), np.arange(3))  # fmt: skip
+        data = Data(
+            np.log(half[actions]),
+            np.log(policies[:, actions]),
+            np.arange(2),
+            np.array([x, y]),
+            np.arange(3),
+        )
         q = Baseline(np.array([0.0, x]), np.array([0.0, x]))
         chance = 0.25 * second[b] * 0.5
         mean += chance * adaptive_dr(terms_of(data, q, 1.0), np.arange(2), np.ones(2)).value
@@ -200,16 +210,21 @@ def slow_stable(data: Data, start: Array, residuals: Array, gamma: float) -> lis
 
 def stable(data: Data, start: Array, residuals: Array) -> Array:
     return stable_weights(
-        data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets, 0.9,
-        start, residuals,
-    )  # fmt: skip
+        data.target_log_probs,
+        data.behaviour_log_probs,
+        data.behaviour_ids,
+        data.offsets,
+        0.9,
+        start,
+        residuals,
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stable_weights_are_those_of_plain_loops(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ope_gym.weights._BLOCK", 40)
+    monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 40)
     rng = np.random.default_rng(seed)
     data = builders.recorded(seed, (14, 3, 8, 9), horizon=3).arrays
     start, residuals = rng.normal(size=34), rng.normal(size=data.rewards.size)
@@ -240,15 +255,25 @@ def test_stable_weights_follow_the_noise() -> None:
     actions = (rng.random(2 * n) > policies[ids, 0]).astype(np.int64)
     residuals = rng.normal(size=2 * n)
     h = stable_weights(
-        np.log(target[actions]), np.log(policies[:, actions]), ids, np.arange(2 * n + 1), 1.0,
-        np.zeros(2 * n), residuals,
-    )  # fmt: skip
+        np.log(target[actions]),
+        np.log(policies[:, actions]),
+        ids,
+        np.arange(2 * n + 1),
+        1.0,
+        np.zeros(2 * n),
+        residuals,
+    )
     variances = [float(np.sum(target**2 / row)) for row in policies]
     assert h[1] == pytest.approx(math.sqrt(variances[0] / variances[1]), rel=0.1)
     same = stable_weights(
-        np.log(target[actions]), np.log(policies[:, actions]), ids, np.arange(2 * n + 1), 1.0,
-        np.zeros(2 * n), np.zeros(2 * n),
-    )  # fmt: skip
+        np.log(target[actions]),
+        np.log(policies[:, actions]),
+        ids,
+        np.arange(2 * n + 1),
+        1.0,
+        np.zeros(2 * n),
+        np.zeros(2 * n),
+    )
     np.testing.assert_array_equal(same, 1.0)  # nothing varies: nothing to choose by
 
 
@@ -259,8 +284,9 @@ def test_actions_that_a_behaviour_cannot_take_give_finite_weights(probs: list[li
     actions[ids == (0 if probs[0][0] == 1.0 else 1)] = 0
     with np.errstate(divide="ignore"):
         logs = np.log(policies[:, actions])
-    h = stable_weights(np.log(np.full(40, 0.5)), logs, ids, np.arange(41), 1.0, np.zeros(40),
-                       np.arange(40.0))  # fmt: skip
+    h = stable_weights(
+        np.log(np.full(40, 0.5)), logs, ids, np.arange(41), 1.0, np.zeros(40), np.arange(40.0)
+    )
     assert np.all(np.isfinite(h))
     assert h.min() >= 0.1
 
@@ -277,9 +303,14 @@ class ByAction:
     seen: list[Trajectories] = dataclasses.field(default_factory=list)
 
     def fit(
-        self, data: Trajectories, target: Policy, *, gamma: float, horizon: int,
+        self,
+        data: Trajectories,
+        target: Policy,
+        *,
+        gamma: float,
+        horizon: int,
         rng: np.random.Generator,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         self.seen.append(data)
         actions = np.asarray(data.actions)
         counts = np.maximum(np.bincount(actions, minlength=3), 1)
@@ -381,9 +412,11 @@ def estimates_of(rng: np.random.Generator) -> tuple[AdaptiveDR, AdaptiveDR, floa
     columns = column_sums(log_w, rewards, offsets, 1.0, None)
     fused = moments(log_w, rewards, offsets, 1.0, columns, normalised=True)
     return (
-        adaptive_dr(terms, ids, np.ones(ROUNDS)), adaptive_dr(terms, ids, h),
-        fused.value, standard_error(fused.influence, ids),
-    )  # fmt: skip
+        adaptive_dr(terms, ids, np.ones(ROUNDS)),
+        adaptive_dr(terms, ids, h),
+        fused.value,
+        standard_error(fused.influence, ids),
+    )
 
 
 def test_intervals_cover_where_those_of_fused_weights_do_not() -> None:

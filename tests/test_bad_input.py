@@ -13,10 +13,10 @@ import pytest
 from gymnasium import spaces
 
 from ope_gym import evaluate, evaluate_log_probs
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.policies import Uniform, policy_from_arrays
-from ope_gym.storage import DamagedFileError
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.blocks import DamagedFileError
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, recorded
 from tests.reference import Data
 
@@ -26,8 +26,9 @@ Door = Callable[..., Any]
 def arrays() -> Data:
     """Three episodes of 2, 1 and 3 steps, two behaviours."""
     rows = np.log(np.linspace(0.2, 0.8, 12)).reshape(2, 6)
-    return Data(np.log(np.full(6, 0.4)), rows, np.array([0, 1, 1]), np.arange(6.0),
-                np.array([0, 2, 3, 6]))  # fmt: skip
+    return Data(
+        np.log(np.full(6, 0.4)), rows, np.array([0, 1, 1]), np.arange(6.0), np.array([0, 2, 3, 6])
+    )
 
 
 def changed(column: str, row: Any, value: float) -> Data:
@@ -184,14 +185,29 @@ def test_shapes_and_types(column: str, value: Any, message: str) -> None:
         ("target_log_probs", 5, math.nan, r"target_log_probs is nan at episode 2, step 2: check"),
         ("target_log_probs", 1, 0.1, r"target_log_probs is 0\.1 at episode 0, step 1: .*density"),
         ("target_log_probs", 1, math.inf, r"target_log_probs is inf at episode 0, step 1"),
-        ("behaviour_log_probs", (1, 1), math.nan, r"behaviour_log_probs is nan of behaviour=1 at ep"
-         r"isode 0, step 1: check the policy"),
-        ("behaviour_log_probs", (0, 3), 0.5, r"behaviour_log_probs is 0\.5 of behaviour=0 at ep"
-         r"isode 2, step 0: the log of a probability is at most 0; .*density=True"),
-        ("behaviour_log_probs", (1, 4), -math.inf, r"behaviour_log_probs is -inf of behaviour=1 at "
-         r"episode 2, step 1: the action was executed"),
+        (
+            "behaviour_log_probs",
+            (1, 1),
+            math.nan,
+            r"behaviour_log_probs is nan of behaviour=1 at ep"
+            r"isode 0, step 1: check the policy",
+        ),
+        (
+            "behaviour_log_probs",
+            (0, 3),
+            0.5,
+            r"behaviour_log_probs is 0\.5 of behaviour=0 at ep"
+            r"isode 2, step 0: the log of a probability is at most 0; .*density=True",
+        ),
+        (
+            "behaviour_log_probs",
+            (1, 4),
+            -math.inf,
+            r"behaviour_log_probs is -inf of behaviour=1 at "
+            r"episode 2, step 1: the action was executed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_values(column: str, row: Any, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate_log_probs(*changed(column, row, value))
@@ -210,8 +226,8 @@ def test_values_of_the_own_behaviour_are_checked_for_every_scheme(estimators: st
 def test_the_first_bad_value_is_named_whatever_thread_finds_it(
     bad: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ope_gym.weights._BLOCK", 8)
-    monkeypatch.setattr("ope_gym.weights.cores", lambda: 4)
+    monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 8)
+    monkeypatch.setattr("ope_gym.weights.formula.cores", lambda: 4)
     rows = np.full((2, 40), -1.0)
     rows[bad] = math.nan
     rows[0, 38:] = math.nan

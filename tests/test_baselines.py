@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import DiagonalGaussian, Trajectories, Uniform
-from ope_gym.baselines import (
+from ope_gym.models import (
     ActionValues,
     Baseline,
     Critic,
@@ -26,10 +26,10 @@ from ope_gym.baselines import (
     TabularQ,
     cross_fit,
 )
-from ope_gym.baselines.contract import SAMPLES
-from ope_gym.baselines.linear import near_weights
-from ope_gym.likelihood import behaviours_of
-from ope_gym.reward_model import folds_within
+from ope_gym.models.base import SAMPLES
+from ope_gym.models.linear import near_weights
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.reward_model import folds_within
 from tests import small_mdps
 from tests.builders import Recorded, Table, buffer_of, recorded
 
@@ -64,14 +64,21 @@ def exact_q(mdp: small_mdps.MDP, policy: Floats, gamma: float) -> Floats:
 
 def proportional(horizon: int, ends: bool = True) -> tuple[small_mdps.MDP, Trajectories]:
     """Every episode of an MDP with fractions of 4 as chances, as often as it is expected."""
-    moves = np.array(
-        [[[2, 1, 1], [0, 2, 2]], [[1, 2, 1], [2, 0, 2]]] if ends
-        else [[[2, 2, 0], [1, 3, 0]], [[1, 3, 0], [3, 1, 0]]]
-    ) / 4  # fmt: skip
+    moves = (
+        np.array(
+            [[[2, 1, 1], [0, 2, 2]], [[1, 2, 1], [2, 0, 2]]]
+            if ends
+            else [[[2, 2, 0], [1, 3, 0]], [[1, 3, 0], [3, 1, 0]]]
+        )
+        / 4
+    )
     mdp = small_mdps.MDP(
-        start=np.array([0.5, 0.5]), moves=moves, rewards=np.array([-1.0, 2.0]),
-        reward_probs=np.array([[[2, 2], [1, 3]], [[4, 0], [0, 4]]]) / 4, horizon=horizon,
-    )  # fmt: skip
+        start=np.array([0.5, 0.5]),
+        moves=moves,
+        rewards=np.array([-1.0, 2.0]),
+        reward_probs=np.array([[[2, 2], [1, 3]], [[4, 0], [0, 4]]]) / 4,
+        horizon=horizon,
+    )
     behaviour = np.array([[0.5, 0.5], [0.25, 0.75]])
     every = small_mdps.paths(mdp)
     chance = np.array([path.probability(behaviour) for path in every])
@@ -144,9 +151,14 @@ def test_the_stationary_table_solves_its_equation_and_equals_linear_one_hot() ->
 
 def test_without_ends_and_discount_the_fixed_point_is_refused() -> None:
     data = Trajectories.from_arrays(
-        np.array([0, 0, 0, 1]), [0, 0, 0, 0], np.ones(4), np.zeros(4), offsets=[0, 3, 4],
-        policies=[Uniform(1)], terminated=True,
-    )  # fmt: skip
+        np.array([0, 0, 0, 1]),
+        [0, 0, 0, 0],
+        np.ones(4),
+        np.zeros(4),
+        offsets=[0, 3, 4],
+        policies=[Uniform(1)],
+        terminated=True,
+    )
     circle = dataclasses.replace(data, observations=np.array([0, 0, 1, 2]))
     target = Table(np.ones((3, 1)))
     values = TabularQ(time=False).fit(circle, target, gamma=1.0, horizon=3, rng=seeded())
@@ -160,9 +172,14 @@ def test_without_ends_and_discount_the_fixed_point_is_refused() -> None:
 
 def test_what_was_never_seen_is_given_a_mean() -> None:
     data = Trajectories.from_arrays(
-        np.array([5, 5, 5, 7]), [0, 1, 0, 2], [1.0, 3.0, 1.0, 10.0], np.zeros(4),
-        offsets=np.arange(5), policies=[Uniform(3)], terminated=True,
-    )  # fmt: skip
+        np.array([5, 5, 5, 7]),
+        [0, 1, 0, 2],
+        [1.0, 3.0, 1.0, 10.0],
+        np.zeros(4),
+        offsets=np.arange(5),
+        policies=[Uniform(3)],
+        terminated=True,
+    )
     values = TabularQ().fit(data, Uniform(3), gamma=1.0, horizon=1, rng=seeded())
     zero = np.zeros(4, dtype=np.int64)
     found = values.q_all(np.array([5, 7, 6, -9]), zero)
@@ -296,9 +313,13 @@ def test_bad_folds_are_named(fold: Any, message: str) -> None:
     for model in (TabularQ(), LinearQ()):
         with pytest.raises(ValueError, match=message):
             model.fit_folds(
-                record.trajectories, np.array(fold), record.target,
-                gamma=1.0, horizon=6, rng=seeded(),
-            )  # fmt: skip
+                record.trajectories,
+                np.array(fold),
+                record.target,
+                gamma=1.0,
+                horizon=6,
+                rng=seeded(),
+            )
 
 
 # -- continuous actions ------------------------------------------------------------------------
@@ -321,10 +342,16 @@ def pushed(seed: int, episodes: int, horizon: int) -> tuple[Trajectories, Diagon
             x[:, t + 1] = x[:, t] / 2 + a[:, t] + 0.1 * rng.standard_normal((episodes, 1))
     flat, acts = x.reshape(-1, 1), a.reshape(-1, 1)
     data = Trajectories.from_arrays(
-        flat, acts, -(flat**2)[:, 0] - (acts**2)[:, 0], behaviour.log_prob(flat, acts),
-        offsets=np.arange(episodes + 1) * horizon, policies=[behaviour], terminated=False,
-        truncated=True, horizon=horizon,
-    )  # fmt: skip
+        flat,
+        acts,
+        -(flat**2)[:, 0] - (acts**2)[:, 0],
+        behaviour.log_prob(flat, acts),
+        offsets=np.arange(episodes + 1) * horizon,
+        policies=[behaviour],
+        terminated=False,
+        truncated=True,
+        horizon=horizon,
+    )
     return data, gaussian(-0.3, -1.0)
 
 
@@ -418,9 +445,15 @@ def test_nearness_weighs_steps_by_the_likelihood_of_the_target() -> None:
     log_probs = np.log([0.5, 0.5, 0.9, 0.1])
     rewards = np.array([0.0, 0.0, 1.0, 1.0])
     data = Trajectories.from_arrays(
-        np.zeros(4, dtype=np.int64), actions, rewards, log_probs, offsets=np.arange(5),
-        policies=policies, policy_ids=ids, terminated=True,
-    )  # fmt: skip
+        np.zeros(4, dtype=np.int64),
+        actions,
+        rewards,
+        log_probs,
+        offsets=np.arange(5),
+        policies=policies,
+        policy_ids=ids,
+        terminated=True,
+    )
     target = Table(np.array([[0.8, 0.2]]))
     model: Any = LinearQ(OneHot(), ridge=0.0, pull=0.0, time=0, nearness=0.5)
     found = model.fit(data, target, gamma=1.0, horizon=1, rng=seeded()).q_all(
@@ -455,7 +488,7 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorded(10, (300, 300))
     whole = fitted(LinearQ(), record)
-    monkeypatch.setattr("ope_gym.baselines.linear.NUMBERS", 1)  # 256 rows at once
+    monkeypatch.setattr("ope_gym.models.linear.NUMBERS", 1)  # 256 rows at once
     parts = fitted(LinearQ(), record)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
 
@@ -466,13 +499,26 @@ def test_memory_is_of_the_order_of_the_steps(make: Any) -> None:
     rng = seeded(0)
     seen: Any = rng.normal(size=(n, 4)) if make is LinearQ else rng.integers(3000, size=n)
     data = Trajectories.from_arrays(
-        seen, rng.integers(4, size=n), rng.normal(size=n), np.full(n, np.log(0.25)),
-        offsets=np.arange(0, n + 1, 60), policies=[Uniform(4)], terminated=True, horizon=60,
-    )  # fmt: skip
+        seen,
+        rng.integers(4, size=n),
+        rng.normal(size=n),
+        np.full(n, np.log(0.25)),
+        offsets=np.arange(0, n + 1, 60),
+        policies=[Uniform(4)],
+        terminated=True,
+        horizon=60,
+    )
     groups = np.zeros(len(data), dtype=np.int64)
     model = make()
-    cross_fit(model, data.select(episodes=np.arange(20)), Uniform(4), groups[:20],
-              gamma=1.0, horizon=60, rng=rng)  # fmt: skip  # loads what it needs
+    cross_fit(
+        model,
+        data.select(episodes=np.arange(20)),
+        Uniform(4),
+        groups[:20],
+        gamma=1.0,
+        horizon=60,
+        rng=rng,
+    )  # loads what it needs
     tracemalloc.start()
     cross_fit(model, data, Uniform(4), groups, gamma=1.0, horizon=60, rng=rng)
     peak = tracemalloc.get_traced_memory()[1]
@@ -636,7 +682,7 @@ def test_models_say_what_they_cannot_do() -> None:
 
 def test_torch_is_loaded_by_networks_only() -> None:
     code = (
-        "import sys, ope_gym.baselines as b; b.NetworkQ(); "
+        "import sys, ope_gym.models as b; b.NetworkQ(); "
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ope_gym import evaluate
-from ope_gym.tensorboard import EvaluationWriter
+from ope_gym.report.tensorboard import EvaluationWriter
 from tests import builders
 
 COMMAND = Path(__file__).parents[1] / "docs" / "screenshot.py"

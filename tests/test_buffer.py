@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import spaces, trees
-from ope_gym.buffer import Schedule, Trajectories, TrajectoryBuffer
-from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
-from ope_gym.trajectories import PropensityMismatch
+from ope_gym import batches
+from ope_gym.data import spaces
+from ope_gym.data.buffer import Schedule, Trajectories, TrajectoryBuffer
+from ope_gym.data.trajectories import PropensityMismatch
+from ope_gym.policies.closed_form import DiagonalGaussian, LinearSigmoid, Uniform
 from tests.test_spaces import ALL_SPACES, same
 
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)
@@ -71,9 +72,16 @@ def test_columns_of_two_episodes() -> None:
         [[0.1, 0.2], [0.3, 0.4]], [0, 1], [1, 2], [-0.1, -0.2], 0, terminated=True
     )
     second = buffer.append(
-        np.array([[0.5, 0.6]]), np.array([1]), np.array([3.0]), np.array([-0.3]), np.array([1]),
-        terminated=False, truncated=True, held_out=True, start_clock=9,
-    )  # fmt: skip
+        np.array([[0.5, 0.6]]),
+        np.array([1]),
+        np.array([3.0]),
+        np.array([-0.3]),
+        np.array([1]),
+        terminated=False,
+        truncated=True,
+        held_out=True,
+        start_clock=9,
+    )
     assert (first, second, len(buffer)) == (0, 1, 2)
     data = buffer.view()
     assert data.observations.tolist() == [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
@@ -245,7 +253,7 @@ def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """Arguments of `append_many` for arguments of several `append`."""
     lengths = [len(one["rewards"]) for one in episodes]
     batches = {
-        name: trees.concatenate([one[name] for one in episodes])
+        name: batches.concatenate([one[name] for one in episodes])
         for name in ("observations", "actions", "rewards", "log_probs")
     }
     ids = [np.full(n, one["policy_ids"]) for n, one in zip(lengths, episodes, strict=True)]
@@ -324,7 +332,7 @@ def test_many_of_every_space(space: gym.Space[Any]) -> None:
     for buffer in (one_by_one, at_once):
         buffer.add_policy(Uniform(2))
     for rows in (slice(0, 3), slice(3, 4), slice(4, 6)):
-        part = (trees.take(seen, rows), trees.take(chosen, rows))
+        part = (batches.take(seen, rows), batches.take(chosen, rows))
         n = rows.stop - rows.start
         one_by_one.append(*part, np.ones(n), np.full(n, -1.0), 0, terminated=True)
     at_once.append_many(
@@ -917,7 +925,7 @@ def test_every_space_survives_a_file(space: gym.Space[Any], tmp_path: Path) -> N
     data.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
     merged = data.merge(buffer)
-    assert trees.length(merged.observations) == 12
+    assert batches.length(merged.observations) == 12
 
 
 def test_nested_batches_without_spaces_survive_a_file(tmp_path: Path) -> None:

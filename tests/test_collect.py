@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 import wrappers
 import wrappers.vector
-from ope_gym import trees
-from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
-from ope_gym.spaces import stack
-from ope_gym.trees import Tree
+from ope_gym import batches
+from ope_gym.batches import Tree
+from ope_gym.data.spaces import stack
+from ope_gym.policies.closed_form import DiagonalGaussian, LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import EXOTIC
 from wrappers import collect
@@ -167,7 +167,7 @@ class Repeats(Constant):
     space: gym.Space[Any] | None = None
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Any:
-        n = trees.length(observations)  # raises for what is no batch
+        n = batches.length(observations)  # raises for what is no batch
         return stack(self.space, [self.element(i + 1) for i in range(n)])  # type: ignore[misc]
 
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs, machine, weights
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.estimators import WEIGHTED, Composition, column_sums, moments
-from ope_gym.intervals import METHODS
-from ope_gym.trajectories import Trajectories
+from ope_gym import ESTIMATORS, Evaluation, arrays, evaluate, evaluate_log_probs
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import WEIGHTED, Composition, column_sums, moments
+from ope_gym.inference.intervals import METHODS
+from ope_gym.weights import formula
 from tests import reference, small_mdps
 from tests.builders import (
     Recorded,
@@ -122,11 +123,18 @@ def test_rewards_scale_everything(method: str, factor: float) -> None:
 def buffer_with_rewards(data: Recorded, rewards: NDArray[np.float64]) -> Trajectories:
     old = data.trajectories
     return Trajectories.from_arrays(
-        old.observations, old.actions, rewards, old.log_probs, offsets=old.offsets,
-        policies=old.policies, terminated=old.terminated, policy_ids=old.policy_ids,
-        observation_space=old.observation_space, action_space=old.action_space,
+        old.observations,
+        old.actions,
+        rewards,
+        old.log_probs,
+        offsets=old.offsets,
+        policies=old.policies,
+        terminated=old.terminated,
+        policy_ids=old.policy_ids,
+        observation_space=old.observation_space,
+        action_space=old.action_space,
         horizon=old.horizon,
-    )  # fmt: skip
+    )
 
 
 @normalised
@@ -272,19 +280,19 @@ def test_block_size_and_threads_do_not_matter(
     arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
 
     def run() -> tuple[dict[str, NDArray[np.float64]], Evaluation]:
-        return weights.log_weights(*arrays, weights.SCHEMES), evaluate_log_probs(*data, gamma=0.99)
+        return formula.log_weights(*arrays, formula.SCHEMES), evaluate_log_probs(*data, gamma=0.99)
 
-    monkeypatch.setattr(weights, "cores", lambda: 1)
+    monkeypatch.setattr(formula, "cores", lambda: 1)
     log_w, one = run()
     for block, cores in ((1, 1), (1, 4), (5000, 1), (5000, 3)):
-        monkeypatch.setattr(weights, "_BLOCK", block)
-        monkeypatch.setattr(weights, "_THREADS", 0)
-        monkeypatch.setattr(weights, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(formula, "_BLOCK", block)
+        monkeypatch.setattr(formula, "_THREADS", 0)
+        monkeypatch.setattr(formula, "cores", lambda cores=cores: cores)
         again, other = run()
         for scheme in log_w:  # an episode's weights are its own affair: not a bit may change
             np.testing.assert_array_equal(log_w[scheme], again[scheme], err_msg=scheme)
         assert_same(one, other, rtol=1e-10)
-        monkeypatch.setattr(weights, "cores", lambda: 7)
+        monkeypatch.setattr(formula, "cores", lambda: 7)
         assert_same(run()[1], other)  # the number of threads never matters
 
 
@@ -292,7 +300,7 @@ def test_it_does_not_matter_where_arrays_lie_in_memory() -> None:
     """Vectorised sums may depend on it: the same data must give the same bits, run after run."""
     data = heavy(12, spread=0.02)
     arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
-    log_w = weights.log_weights(*arrays, ["optimal"])["optimal"]
+    log_w = formula.log_weights(*arrays, ["optimal"])["optimal"]
     rng, seen = np.random.default_rng(0), set()
     for _ in range(400):
         elsewhere = [np.empty(rng.integers(1, 3000)) for _ in range(10)]
@@ -314,15 +322,15 @@ def test_weights_across_hundreds_of_decades_agree_with_the_reference(behaviours:
     ids = np.arange(10) % behaviours
     data = Data(logs[0], logs[1:], ids, rng.normal(size=steps), np.cumsum([0, *lengths]))
     arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
-    for scheme, got in weights.log_weights(*arrays, weights.SCHEMES).items():
+    for scheme, got in formula.log_weights(*arrays, formula.SCHEMES).items():
         want = np.concatenate(reference.log_weights(scheme, data))
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10, err_msg=scheme)
 
 
 def test_cores_are_counted_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.cores() >= 1
+    assert arrays.cores() >= 1
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
-    assert machine.cores() >= 1
+    assert arrays.cores() >= 1
 
 
 @every
@@ -333,8 +341,13 @@ def test_ten_thousand_steps_do_not_underflow(name: str) -> None:
     row = np.log(rng.uniform(0.1, 0.5, size=n * steps))
     target = row.copy()
     target[::steps] += np.log([0.5, 1.5, 1.2, 0.8])  # a weight that stays from the first step on
-    data = Data(target, np.stack([row, row]), np.array([0, 1, 1, 0]), np.ones(n * steps),
-                np.arange(n + 1) * steps)  # fmt: skip
+    data = Data(
+        target,
+        np.stack([row, row]),
+        np.array([0, 1, 1, 0]),
+        np.ones(n * steps),
+        np.arange(n + 1) * steps,
+    )
     w = np.minimum([0.5, 1.5, 1.2, 0.8], 1.25 if name in CAPPED else np.inf)
     got = evaluate_log_probs(*data, estimators=name, cap=1.25)[name]
     expected = steps if name in NORMALISED else w.mean() * steps
@@ -347,8 +360,13 @@ def test_deterministic_prefixes_share_all_the_weight_of_ouis(name: str) -> None:
     """Behaviour 0 is certain for two steps; what else went the same way weighs nothing there."""
     logs = np.log([[1, 1, 0.5], [0.5, 1, 0.5], [1, 1, 0.5]])  # three behaviours of one path
     target = np.log([0.6, 0.5, 0.4])
-    data = Data(np.tile(target, 3), np.tile(logs, 3), np.array([0, 1, 2]), np.ones(9),
-                np.array([0, 3, 6, 9]))  # fmt: skip
+    data = Data(
+        np.tile(target, 3),
+        np.tile(logs, 3),
+        np.array([0, 1, 2]),
+        np.ones(9),
+        np.array([0, 3, 6, 9]),
+    )
     got = evaluate_log_probs(*data, estimators=name)[name]
     p, f = 0.6 * 0.5 * 0.4, [0.5 / 0.5, 0.25 / 0.75, 0.5 / 0.5]  # third step: f(p) = p / (1 - p)
     last = [p / q * g / (sum(f) / 3) for q, g in zip([0.5, 0.25, 0.5], f, strict=True)]
@@ -385,8 +403,9 @@ def test_all_weights_zero_is_undefined_and_red(name: str, method: str) -> None:
 def test_weights_that_become_zero_are_red_and_say_where(name: str) -> None:
     with np.errstate(divide="ignore"):
         target = np.log([0.5, 0.0, 0.5, 0.0])
-    data = Data(target, np.full((1, 4), np.log(0.5)), np.zeros(2, np.int64), np.ones(4),
-                np.array([0, 2, 4]))  # fmt: skip
+    data = Data(
+        target, np.full((1, 4), np.log(0.5)), np.zeros(2, np.int64), np.ones(4), np.array([0, 2, 4])
+    )
     got = evaluate_log_probs(*data, estimators=name)[name]
     assert math.isnan(got.value) if name in NORMALISED else got.value == 1.0
     assert math.isnan(got.interval.low)
@@ -457,8 +476,13 @@ def test_a_single_trajectory_is_counted_with_a_neighbour(name: str) -> None:
 def test_weights_beyond_floats_are_infinite_and_red(name: str) -> None:
     """Rewards of both signs under weights of exp(900): no number, no warning, and a reason."""
     for rewards in ([1.0, 2.0], [1.0, -1.0]):
-        data = Data(np.zeros(2), np.full((1, 2), -900.0), np.zeros(2, np.int64), np.array(rewards),
-                    np.array([0, 1, 2]))  # fmt: skip
+        data = Data(
+            np.zeros(2),
+            np.full((1, 2), -900.0),
+            np.zeros(2, np.int64),
+            np.array(rewards),
+            np.array([0, 1, 2]),
+        )
         got = evaluate_log_probs(*data, estimators=name)[name]
         if name in CAPPED:
             assert got.value == pytest.approx(10 * np.mean(rewards))
@@ -473,8 +497,13 @@ def test_weights_beyond_floats_are_infinite_and_red(name: str) -> None:
 @plain
 def test_discounts_undo_weights_beyond_floats(name: str) -> None:
     """Nothing is paid after the first step when gamma is 0, whatever the weights do there."""
-    data = Data(np.zeros(4), np.tile([-1.0, -900.0], (1, 2)), np.zeros(2, np.int64),
-                np.array([1.0, 5.0, 2.0, -5.0]), np.array([0, 2, 4]))  # fmt: skip
+    data = Data(
+        np.zeros(4),
+        np.tile([-1.0, -900.0], (1, 2)),
+        np.zeros(2, np.int64),
+        np.array([1.0, 5.0, 2.0, -5.0]),
+        np.array([0, 2, 4]),
+    )
     got = value_of(name, data, gamma=0.0, cap=1e307)
     assert got == pytest.approx(1.5 * math.e)
 
@@ -488,7 +517,7 @@ def test_a_new_estimator_is_a_line_and_a_new_scheme_a_function(
     data = recorded(17)
     monkeypatch.setitem(ESTIMATORS, "NOUCIS", Composition("optimal", True, True))
     monkeypatch.setitem(ESTIMATORS, "HIS", Composition("halfway"))
-    monkeypatch.setitem(weights.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2)
+    monkeypatch.setitem(formula.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2)
     got = evaluate(data.trajectories, data.target, estimators=["NOUCIS", "HIS"], cap=1.2)
     want = reference.evaluate("optimal", data.arrays, cap=1.2, normalised=True)
     assert got["NOUCIS"].value == pytest.approx(want.value, rel=1e-12)
@@ -541,9 +570,12 @@ def test_everything_agrees_with_the_reference(data: Data, gamma: float) -> None:
     if gamma == 0:  # only the first step counts, whatever the weights are later
         first = data.offsets[:-1]
         data = Data(
-            data.target_log_probs[first], data.behaviour_log_probs[:, first], data.behaviour_ids,
-            data.rewards[first], np.arange(first.size + 1),
-        )  # fmt: skip
+            data.target_log_probs[first],
+            data.behaviour_log_probs[:, first],
+            data.behaviour_ids,
+            data.rewards[first],
+            np.arange(first.size + 1),
+        )
     for name in reference.ESTIMATORS:
         want = reference.estimate(name, data, gamma=gamma, cap=2.0)
         if all(x == 0 for x in want.ess_curve):
@@ -601,9 +633,10 @@ def test_a_higher_cap_never_lowers_a_plain_value_of_rewards_above_zero(
 ) -> None:
     for name in (name for name in CAPPED if name in PLAIN):
         uncapped = next(
-            other for other in ALL
+            other
+            for other in ALL
             if ESTIMATORS[other] == Composition(ESTIMATORS[name].scheme, use=ESTIMATORS[other].use)
-        )  # fmt: skip
+        )
         top = value_of(uncapped, data)
         values = [value_of(name, data, cap=cap) for cap in sorted(caps)]
         if math.isnan(top):

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import oracle
-from ope_gym.control_variates import (
+from ope_gym.estimators.control_variates import (
     Controlled,
     control_variates,
     last_log_probs,
     mixture_ratios,
 )
-from ope_gym.estimators import column_sums, standard_error
-from ope_gym.weights import log_weights
+from ope_gym.estimators.table import column_sums, standard_error
+from ope_gym.weights.formula import log_weights
+from studies import oracle
 from tests import builders, reference, small_mdps
 from tests.reference import Data
 
@@ -59,7 +59,7 @@ def test_last_log_probs_in_blocks_are_the_sums_of_plain_loops(
         [reference.prefix_sums(row)[-1] for row in reference.rows(column, data.offsets)]
         for column in data.behaviour_log_probs
     ]
-    monkeypatch.setattr("ope_gym.weights._BLOCK", 30)
+    monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 30)
     source = Blocks(data.behaviour_log_probs)
     np.testing.assert_allclose(last_log_probs(source, data.offsets), np.transpose(want), rtol=1e-13)
     assert source.asked > 3

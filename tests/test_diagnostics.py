@@ -11,10 +11,10 @@ import pytest
 import scipy.stats
 
 from ope_gym import evaluate, evaluate_log_probs
-from ope_gym.diagnostics import Diagnostics, Verdict, judge, pareto_k
-from ope_gym.estimators import WEIGHTED
-from ope_gym.policies import DiagonalGaussian
-from ope_gym.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import WEIGHTED
+from ope_gym.inference.diagnostics import Diagnostics, Verdict, judge, pareto_k
+from ope_gym.policies.closed_form import DiagonalGaussian
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
 from tests.reference import Data
@@ -187,9 +187,14 @@ def test_calibration_of_continuous_actions() -> None:
     for shift, wrong in ((0.0, False), (1.0, True)):
         actions = acting.sample(x, rng) + shift
         data = Trajectories.from_arrays(
-            x, actions, np.ones(500), acting.log_prob(x, actions), offsets=np.arange(501),
-            policies=[acting], terminated=True,
-        )  # fmt: skip
+            x,
+            actions,
+            np.ones(500),
+            acting.log_prob(x, actions),
+            offsets=np.arange(501),
+            policies=[acting],
+            terminated=True,
+        )
         got = evaluate(data, acting, estimators="FIS")["FIS"].diagnostics
         assert got.calibration is not None
         assert (abs(got.calibration[0]) > 4) == wrong

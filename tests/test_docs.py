@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 
 import ope_gym
-from ope_gym import baselines, diagnostics, intervals, regimes
 from ope_gym.__main__ import _parser
-from ope_gym.policy_files import POLICY_KINDS
-from ope_gym.storage import MAGIC
+from ope_gym.data.blocks import MAGIC
+from ope_gym.inference import diagnostics, intervals, regimes
+from ope_gym.policies.base import POLICY_KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -198,9 +198,9 @@ def test_every_estimator_has_a_section_with_use_cost_and_weakness() -> None:
 
 
 def test_every_q_model_has_a_section() -> None:
-    models = {"Critic", "DynamicsQ", "LinearQ", "NetworkQ", "TabularQ"}
-    assert models <= headings("q_models")
-    assert models == {x for x in baselines.__all__ if x.endswith("Q")} | {"Critic"}
+    kinds = {"Critic", "DynamicsQ", "LinearQ", "NetworkQ", "TabularQ"}
+    assert kinds <= headings("q_models")
+    assert kinds == {x for x in ope_gym.models.__all__ if x.endswith("Q")} | {"Critic"}
 
 
 def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:

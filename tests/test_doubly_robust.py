@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
-from ope_gym.baselines import Baseline, LinearQ, TabularQ
+from ope_gym.models import Baseline, LinearQ, TabularQ
 from tests import reference, small_mdps
 from tests.builders import Recorded, pick, recorded
 from tests.reference import Data, Rows
 
 Array = NDArray[np.float64]
-DOUBLY = {"DR": ("basic", False), "WDR": ("basic", True), "FDR": ("fused", False),
-          "FWDR": ("fused", True)}  # fmt: skip
+DOUBLY = {
+    "DR": ("basic", False),
+    "WDR": ("basic", True),
+    "FDR": ("fused", False),
+    "FWDR": ("fused", True),
+}
 WITH_Q = [*DOUBLY, "DM", "auto"]
 
 
@@ -188,8 +192,9 @@ def test_a_right_q_leaves_the_noise_of_the_world_alone(seed: int, name: str) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("name", "same"), [("DR", "BIS"), ("WDR", "NBIS"), ("FDR", "FIS"),
-                                            ("FWDR", "NFIS")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "same"), [("DR", "BIS"), ("WDR", "NBIS"), ("FDR", "FIS"), ("FWDR", "NFIS")]
+)
 def test_a_q_of_zero_changes_no_bit(seed: int, name: str, same: str) -> None:
     data = recorded(seed)
     zero = np.zeros(data.arrays.rewards.size)
@@ -223,8 +228,13 @@ def test_a_correction_that_contradicts_nfis_is_taken_back() -> None:
     """The data lack an action of which the q model is sure: NFIS and FWDR are far apart."""
     n, rng = 200, np.random.default_rng(0)
     state, noise = rng.standard_normal((2, n))
-    arrays = (np.log(np.full(n, 0.85)), np.log(np.full((1, n), 0.99)), np.zeros(n, dtype=int),
-              state + 0.1 * noise, np.arange(n + 1))  # fmt: skip
+    arrays = (
+        np.log(np.full(n, 0.85)),
+        np.log(np.full((1, n), 0.99)),
+        np.zeros(n, dtype=int),
+        state + 0.1 * noise,
+        np.arange(n + 1),
+    )
 
     def auto(other: float) -> Any:
         v = 0.85 * state + 0.15 * other  # of the action never seen it says `other`
@@ -280,13 +290,16 @@ def test_where_the_correction_only_adds_noise_auto_is_nfis(interval: str) -> Non
 @pytest.mark.parametrize("name", WITH_Q)
 @pytest.mark.parametrize("interval", ["percentile", "bca"])
 def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interval: str) -> None:
-    from ope_gym.intervals import Resamples
+    from ope_gym.inference.intervals import Resamples
 
     data = recorded(2, (6, 7, 8))
     q, v = on_steps(q_table(2, data), data)
     options: dict[str, Any] = {
-        "estimators": name, "interval": interval, "resamples": 5, "rng": 3,
-    }  # fmt: skip
+        "estimators": name,
+        "interval": interval,
+        "resamples": 5,
+        "rng": 3,
+    }
     got = evaluate_log_probs(*data.arrays, baseline=(q, v), **options)[name]
     assert got.replicates is not None
     if name == "auto":
@@ -412,6 +425,10 @@ def test_bad_baselines_are_named() -> None:
         evaluate(data.trajectories, data.target, estimators="DR", q_model="lineal")
     with pytest.raises(ValueError, match=r"interval='betting' bounds weighted means; DM is none"):
         evaluate(
-            data.trajectories, data.target, estimators="DM", q_model=Baseline(good, good),
-            interval="betting", reward_range=(-1, 2),
-        )  # fmt: skip
+            data.trajectories,
+            data.target,
+            estimators="DM",
+            q_model=Baseline(good, good),
+            interval="betting",
+            reward_range=(-1, 2),
+        )

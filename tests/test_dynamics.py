@@ -10,16 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import LinearSigmoid, Trajectories
-from ope_gym.baselines.contract import QModel, cross_fit
-from ope_gym.baselines.dynamics import DynamicsQ, DynamicsValues, _recorded
-from ope_gym.baselines.model_values import ValueFeatures, fit_value, mean_return, play
-from ope_gym.baselines.transition_model import (
-    Steps,
-    TransitionModel,
-    fit_transitions,
-    monomials,
-)
-from ope_gym.policies import DiagonalGaussian, Uniform
+from ope_gym.models.base import QModel, cross_fit
+from ope_gym.models.dynamics import DynamicsQ, DynamicsValues, _recorded
+from ope_gym.models.model_values import ValueFeatures, fit_value, mean_return, play
+from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions, monomials
+from ope_gym.policies.closed_form import DiagonalGaussian, Uniform
 from studies.cartpole_simulation import mean_return as true_return
 from studies.cartpole_simulation import rollouts
 
@@ -64,10 +59,16 @@ def record(
         offsets.append(len(states))
         terminated.append(ended)
     return Trajectories.from_arrays(
-        np.array(states), np.array(actions), rewards, np.full(len(states), np.log(0.5)),
-        offsets=offsets, policies=[Uniform(2)], terminated=terminated,
-        truncated=~np.array(terminated), horizon=horizon,
-    )  # fmt: skip
+        np.array(states),
+        np.array(actions),
+        rewards,
+        np.full(len(states), np.log(0.5)),
+        offsets=offsets,
+        policies=[Uniform(2)],
+        terminated=terminated,
+        truncated=~np.array(terminated),
+        horizon=horizon,
+    )
 
 
 def true_value(state: Floats, gamma: float, edge: float, left: int) -> float:
@@ -227,9 +228,14 @@ def test_value_at_the_start_is_that_of_all_sequences(gamma: float, edge: float) 
     found = start_values(values, starts)
     model, _, probs = learned(data)
     played = play(
-        model, probs, np.repeat(starts, 50, axis=0), np.zeros(2000, dtype=np.int64),
-        gamma=gamma, horizon=HORIZON, rng=np.random.default_rng(9),
-    )  # fmt: skip
+        model,
+        probs,
+        np.repeat(starts, 50, axis=0),
+        np.zeros(2000, dtype=np.int64),
+        gamma=gamma,
+        horizon=HORIZON,
+        rng=np.random.default_rng(9),
+    )
     error = exact.std() / np.sqrt(40) + 2.5 / np.sqrt(2000)  # a return is within 0 … 10
     assert abs(mean_return(played, gamma) - exact.mean()) < 4 * error
     assert abs(found.mean() - exact.mean()) < 0.01 * exact.mean()
@@ -285,9 +291,14 @@ def test_episodes_are_ordered_by_their_length_and_end_at_the_limit() -> None:
     model, steps, probs = learned(data)
     times = np.array([0, 3, HORIZON - 1] * 20)
     played = play(
-        model, probs, steps.states[:60], times, gamma=1.0, horizon=HORIZON,
+        model,
+        probs,
+        steps.states[:60],
+        times,
+        gamma=1.0,
+        horizon=HORIZON,
         rng=np.random.default_rng(0),
-    )  # fmt: skip
+    )
     assert len(played) == HORIZON
     for now, later in pairwise(played):
         m = len(later.times)
@@ -325,10 +336,16 @@ def test_an_episode_is_judged_by_the_others_only() -> None:
     # the same extremes, since values are cut to what all rewards allow
     rewards[np.flatnonzero(mine)[:2]] = data.rewards.min(), data.rewards.max()
     changed = Trajectories.from_arrays(
-        data.observations, data.actions, rewards, data.log_probs, offsets=data.offsets,
-        policies=data.policies, terminated=data.terminated, truncated=data.truncated,
+        data.observations,
+        data.actions,
+        rewards,
+        data.log_probs,
+        offsets=data.offsets,
+        policies=data.policies,
+        terminated=data.terminated,
+        truncated=data.truncated,
         horizon=HORIZON,
-    )  # fmt: skip
+    )
     found = [
         cross_fit(
             TINY,
@@ -351,9 +368,15 @@ def test_residuals_vanish_where_the_model_is_right() -> None:
     data = record(150, 0)
     groups = np.zeros(150, dtype=np.int64)
     base = cross_fit(
-        SMALL, data, TARGET, groups, gamma=1.0, horizon=HORIZON, rng=np.random.default_rng(2),
+        SMALL,
+        data,
+        TARGET,
+        groups,
+        gamma=1.0,
+        horizon=HORIZON,
+        rng=np.random.default_rng(2),
         folds=2,
-    )  # fmt: skip
+    )
     e = base.residuals(data.rewards, data.offsets, 1.0)
     assert np.sqrt(np.mean(e**2)) < 0.25 * data.rewards.mean()
 
@@ -401,9 +424,15 @@ def test_data_it_cannot_learn_from_are_refused() -> None:
 
     def other(observations: Any, actions: Any = data.actions) -> Trajectories:
         return Trajectories.from_arrays(
-            observations, actions, data.rewards, data.log_probs, offsets=data.offsets,
-            policies=data.policies, terminated=data.terminated, truncated=data.truncated,
-        )  # fmt: skip
+            observations,
+            actions,
+            data.rewards,
+            data.log_probs,
+            offsets=data.offsets,
+            policies=data.policies,
+            terminated=data.terminated,
+            truncated=data.truncated,
+        )
 
     with pytest.raises(ValueError, match="use TabularQ for whole numbers"):
         fit(other(np.zeros(data.n_steps, dtype=np.int64)))

@@ -12,9 +12,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, DiagonalGaussian, Trajectories, Uniform, evaluate, trees
-from ope_gym.columns import BY_EPISODE, BY_STEP
-from ope_gym.policies import Policy
+from ope_gym import ESTIMATORS, DiagonalGaussian, Trajectories, Uniform, batches, evaluate
+from ope_gym.data.schema import BY_EPISODE, BY_STEP
+from ope_gym.policies.closed_form import Policy
 from tests.builders import assert_same
 from wrappers import RecordTrajectories, collect
 from wrappers import vector as vectors
@@ -42,7 +42,7 @@ TARGET = push(-0.8)
 
 def assert_same_data(a: Trajectories, b: Trajectories) -> None:
     for name in (*BY_STEP, "offsets", *BY_EPISODE):
-        pairs = zip(trees.leaves(getattr(a, name)), trees.leaves(getattr(b, name)), strict=True)
+        pairs = zip(batches.leaves(getattr(a, name)), batches.leaves(getattr(b, name)), strict=True)
         for x, y in pairs:
             assert x.dtype == y.dtype, name
             assert_array_equal(x, y, name)
@@ -96,8 +96,11 @@ def test_the_value_is_near_the_truth(
     path, _ = swings
     data = Trajectories.load(path).select(held_out=True)
     options: dict[str, Any] = {
-        "estimators": name, "level": 0.999, "resamples": 400, "q_model": None
-    }  # fmt: skip
+        "estimators": name,
+        "level": 0.999,
+        "resamples": 400,
+        "q_model": None,
+    }
     for interval in ("ess-t", "percentile"):
         estimate = evaluate(data, TARGET, interval=interval, **options)[name]
         low, high = estimate.interval.low, estimate.interval.high
@@ -137,7 +140,7 @@ def test_by_way_of_minari(
     swings: tuple[Path, Trajectories], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("minari")
-    from ope_gym.minari import from_minari, to_minari
+    from ope_gym.data.minari import from_minari, to_minari
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     data = swings[1].select(held_out=True).select(episodes=slice(None, None, 4))

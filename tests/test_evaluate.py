@@ -18,18 +18,18 @@ import pytest
 from gymnasium import spaces
 
 from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.estimators import WEIGHTED
-from ope_gym.likelihood import behaviours_of
-from ope_gym.policies import (
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.estimators.table import WEIGHTED
+from ope_gym.policies.closed_form import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     LinearSigmoid,
     UnavailablePolicy,
     Uniform,
 )
-from ope_gym.reward_model import cross_fitted_log_weights, fit_rewards, folds_within
-from ope_gym.trajectories import Schedule, Trajectories
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.reward_model import cross_fitted_log_weights, fit_rewards, folds_within
 from tests import reference, small_mdps
 from tests.builders import (
     LogProbOnly,
@@ -78,9 +78,14 @@ def test_blackjack_with_its_tuple_observations(tmp_path: Path) -> None:
             paid.append(float(reward))
         columns = tuple(np.array(part) for part in zip(*seen, strict=True))
         buffer.append(
-            columns, np.array(chosen), paid, policy.log_prob(columns, np.array(chosen)), number,
-            terminated=True, held_out=True,
-        )  # fmt: skip
+            columns,
+            np.array(chosen),
+            paid,
+            policy.log_prob(columns, np.array(chosen)),
+            number,
+            terminated=True,
+            held_out=True,
+        )
     got = evaluate(buffer, policies[2], gamma=0.9, cap=1.5)
     data = buffer.view()
     rows = np.stack([p.log_prob(data.observations, data.actions) for p in policies[:2]])
@@ -138,31 +143,43 @@ def test_policies_of_one_class_are_evaluated_together_and_others_one_by_one() ->
 
     def record(policies: Sequence[Any]) -> Trajectories:
         ids = [int(k) for k in np.repeat(np.arange(30) % len(policies), 2)]
-        actions = np.concatenate([policies[k].sample(x[[i]], np.random.default_rng(i))
-                                  for i, k in enumerate(ids)])  # fmt: skip
+        actions = np.concatenate(
+            [policies[k].sample(x[[i]], np.random.default_rng(i)) for i, k in enumerate(ids)]
+        )
         logs = np.concatenate(
             [policies[k].log_prob(x[[i]], actions[[i]]) for i, k in enumerate(ids)]
         )
         return Trajectories.from_arrays(
-            x, actions, rng.normal(size=60), logs, offsets=np.arange(0, 61, 2), policies=policies,
-            policy_ids=ids, terminated=True,
-        )  # fmt: skip
+            x,
+            actions,
+            rng.normal(size=60),
+            logs,
+            offsets=np.arange(0, 61, 2),
+            policies=policies,
+            policy_ids=ids,
+            terminated=True,
+        )
 
     for mixed in (policies, [*policies, Uniform(2)]):
         data = record(mixed)
         target = LinearSigmoid(np.array([0.5, -0.5]))
         rows = np.stack([p.log_prob(x, data.actions) for p in mixed])
-        arrays = Data(target.log_prob(x, data.actions), rows, behaviours_of(data).ids, data.rewards,
-                      data.offsets)  # fmt: skip
+        arrays = Data(
+            target.log_prob(x, data.actions),
+            rows,
+            behaviours_of(data).ids,
+            data.rewards,
+            data.offsets,
+        )
         agrees_with_the_reference(evaluate(data, target), arrays)
 
 
 def test_policies_are_asked_in_blocks_that_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     data = recorded(3)
     want = evaluate(data.trajectories, data.target)
-    monkeypatch.setattr("ope_gym.likelihood.ROWS", 4)
-    monkeypatch.setattr("ope_gym.propensity_sums.ROWS", 4)
-    monkeypatch.setattr("ope_gym.weights._BLOCK", 20)
+    monkeypatch.setattr("ope_gym.weights.behaviours.ROWS", 4)
+    monkeypatch.setattr("ope_gym.weights.propensities.ROWS", 4)
+    monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 20)
     got = evaluate(data.trajectories, data.target)
     assert_same(got, want, rtol=1e-12)
     for name in got:
@@ -213,9 +230,14 @@ def clocked(episodes: Sequence[small_mdps.Path], starts: Sequence[int] = STARTS)
         actions = np.array(path.actions)
         logs = np.log(np.concatenate([BEFORE, AFTER])[ids, actions])
         buffer.append(
-            np.zeros(len(ids), dtype=int), actions, path.rewards, logs, ids, terminated=True,
+            np.zeros(len(ids), dtype=int),
+            actions,
+            path.rewards,
+            logs,
+            ids,
+            terminated=True,
             start_clock=start,
-        )  # fmt: skip
+        )
     return buffer.view()
 
 
@@ -329,10 +351,17 @@ def test_a_policy_that_comes_back_is_one_phase() -> None:
     step = small_mdps.Path((0, 0, 0), (1, 1, 1), (1.0, 1.0, 1.0), 1.0)
     states, actions = np.zeros(3, dtype=int), np.array(step.actions)
     data = Trajectories.from_arrays(
-        states, actions, step.rewards, np.log([0.5, 0.5, 0.5]), offsets=[0, 3],
-        policies=[Table(BEFORE)], terminated=True, start_clock=[4], schedule_ids=[0],
+        states,
+        actions,
+        step.rewards,
+        np.log([0.5, 0.5, 0.5]),
+        offsets=[0, 3],
+        policies=[Table(BEFORE)],
+        terminated=True,
+        start_clock=[4],
+        schedule_ids=[0],
         schedules=[Schedule(np.array([0, 5, 6]), np.array([0, 0, 0]))],
-    )  # fmt: skip
+    )
     assert behaviours_of(data).plans == (((0, 0),),)
 
 
@@ -401,9 +430,14 @@ def test_ea_makes_no_bets() -> None:
 
 def test_ea_refuses_actions_that_are_not_one_number() -> None:
     pairs = Trajectories.from_arrays(
-        np.zeros(3, dtype=int), np.zeros((3, 2), dtype=int), np.ones(3), np.full(3, -1.0),
-        offsets=np.arange(4), policies=[Uniform(2)], terminated=True,
-    )  # fmt: skip
+        np.zeros(3, dtype=int),
+        np.zeros((3, 2), dtype=int),
+        np.ones(3),
+        np.full(3, -1.0),
+        offsets=np.arange(4),
+        policies=[Uniform(2)],
+        terminated=True,
+    )
 
     class Pairs(LogProbOnly):
         def probs(self, observations: Any) -> Any:
@@ -420,17 +454,27 @@ def test_ea_of_tuple_and_continuous_contexts() -> None:
     actions, rewards = np.array([0, 1, 0, 0]), np.array([1.0, 2.0, 4.0, 8.0])
     greedy = EpsilonGreedyTable(np.zeros((2, 2), dtype=int), 0.4, 2)  # .8 and .2
     data = Trajectories.from_arrays(
-        (first, second), actions, rewards, np.log([0.8, 0.2, 0.8, 0.8]), offsets=np.arange(5),
-        policies=[greedy], terminated=True,
-    )  # fmt: skip
+        (first, second),
+        actions,
+        rewards,
+        np.log([0.8, 0.2, 0.8, 0.8]),
+        offsets=np.arange(5),
+        policies=[greedy],
+        terminated=True,
+    )
     got = evaluate(data, greedy, estimators="EA")["EA"]
     assert got.value == pytest.approx((2 * (0.8 + 0.2 * 2) + 0.8 * 4 + 0.8 * 8) / 4)
     x = np.random.default_rng(0).normal(size=(4, 1))
     sigmoid = LinearSigmoid(np.array([1.0]))
     lone = Trajectories.from_arrays(
-        x, actions, rewards, sigmoid.log_prob(x, actions), offsets=np.arange(5), policies=[sigmoid],
+        x,
+        actions,
+        rewards,
+        sigmoid.log_prob(x, actions),
+        offsets=np.arange(5),
+        policies=[sigmoid],
         terminated=True,
-    )  # fmt: skip
+    )
     chosen = np.exp(sigmoid.log_prob(x, actions))
     assert evaluate(lone, sigmoid, estimators="EA")["EA"].value == pytest.approx(
         np.mean(chosen * rewards)
@@ -519,9 +563,14 @@ def test_rewards_of_continuous_observations_are_learnt_by_regression() -> None:
     actions = rng.integers(2, size=400)
     rewards = 1 + x @ [2.0, -1.0] + 3 * actions + 0.5 * rng.normal(size=400)
     data = Trajectories.from_arrays(
-        x, actions, rewards, np.full(400, np.log(0.5)), offsets=np.arange(401),
-        policies=[Uniform(2)], terminated=True,
-    )  # fmt: skip
+        x,
+        actions,
+        rewards,
+        np.full(400, np.log(0.5)),
+        offsets=np.arange(401),
+        policies=[Uniform(2)],
+        terminated=True,
+    )
     fit = np.arange(400) < 300
     mean, variance = fit_rewards(data, fit)
     np.testing.assert_allclose(mean, 1 + x @ [2.0, -1.0] + 3 * actions, atol=0.25)
@@ -535,10 +584,16 @@ def test_rewards_of_objects_cannot_be_learnt() -> None:
     words[:] = ["a", "b", "a", "b"]
     space = spaces.Text(1)
     data = Trajectories.from_arrays(
-        words, np.zeros(4, dtype=int), np.arange(4.0), np.full(4, -1.0), offsets=np.arange(5),
-        policies=[Uniform(2)], terminated=True, observation_space=space,
+        words,
+        np.zeros(4, dtype=int),
+        np.arange(4.0),
+        np.full(4, -1.0),
+        offsets=np.arange(5),
+        policies=[Uniform(2)],
+        terminated=True,
+        observation_space=space,
         action_space=spaces.Discrete(2),
-    )  # fmt: skip
+    )
     target = LogProbOnly(lambda observations, actions: np.full(len(actions), -1.0))
     with pytest.raises(ValueError, match=r"cross-fit.*object.*\(mean, variance\)"):
         evaluate(data, target, estimators="OUIS", reward_model="cross-fit")
@@ -582,8 +637,15 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
         == f"9 episodes, {steps} steps, 2 behaviours, gamma 0.9; data: in-sample, optimistic"
     )
     assert lines[1].split() == [
-        "estimator", "value", "std.err", "95%", "interval", "(ess-t)", "ESS", "verdict",
-    ]  # fmt: skip
+        "estimator",
+        "value",
+        "std.err",
+        "95%",
+        "interval",
+        "(ess-t)",
+        "ESS",
+        "verdict",
+    ]
     assert set(lines[2]) == {"-"}
     for line, name in zip(lines[3:13], ALL, strict=True):
         cells = line.split()
@@ -697,9 +759,13 @@ def test_steps_that_gamma_leaves_no_weight_are_not_judged() -> None:
     """Full support at step 0, none at step 1: with gamma = 0 only the first counts."""
     half = np.log(0.5)
     got = evaluate_log_probs(
-        [half, -np.inf] * 50, [[half, half] * 50], [0] * 50, [1.0, 5.0] * 50,
-        np.arange(51) * 2, gamma=0.0,
-    )  # fmt: skip
+        [half, -np.inf] * 50,
+        [[half, half] * 50],
+        [0] * 50,
+        [1.0, 5.0] * 50,
+        np.arange(51) * 2,
+        gamma=0.0,
+    )
     for name, estimate in got.items():
         assert estimate.value == pytest.approx(1.0), name
         assert estimate.diagnostics.ess == pytest.approx(50)
@@ -712,8 +778,9 @@ def test_a_rare_legal_action_raises_no_alarm() -> None:
     tables = [np.array([[0.998, 0.002]]), np.array([[0.005, 0.995]])]
     for _ in range(100):
         ids = [0] * 30 + [1] * 30
-        steps = [small_mdps.Path((0,), (int(rng.random() < tables[k][0, 1]),), (1.0,), 1.0)
-                 for k in ids]  # fmt: skip
+        steps = [
+            small_mdps.Path((0,), (int(rng.random() < tables[k][0, 1]),), (1.0,), 1.0) for k in ids
+        ]
         got = evaluate(buffer_of(steps, ids, tables), Table(np.array([[0.5, 0.5]])))
         red += "wrongly recorded" in str(got["FIS"].verdict)
     assert red == 0
@@ -734,9 +801,14 @@ def test_the_error_of_ea_allows_for_its_fitted_means() -> None:
     for _ in range(200):
         states, actions = rng.integers(10, size=200), rng.integers(2, size=200)
         data = Trajectories.from_arrays(
-            states, actions, rng.normal(size=200), np.full(200, np.log(0.5)),
-            offsets=np.arange(201), policies=[target], terminated=True,
-        )  # fmt: skip
+            states,
+            actions,
+            rng.normal(size=200),
+            np.full(200, np.log(0.5)),
+            offsets=np.arange(201),
+            policies=[target],
+            terminated=True,
+        )
         got = evaluate(data, target, estimators="EA", level=0.9)["EA"]
         hits += 0.0 in got.interval
     assert hits / 200 > 0.9 - 3 * np.sqrt(0.9 * 0.1 / 200)
@@ -771,9 +843,14 @@ def test_a_later_change_inside_an_episode_leaves_earlier_behaviours_alone(tmp_pa
         n = len(acting)
         logs = [buffer.policies[k].log_prob(np.zeros(1, int), np.zeros(1, int))[0] for k in acting]
         buffer.append(
-            np.zeros(n, int), np.zeros(n, int), np.ones(n), logs, np.array(acting),
-            terminated=True, start_clock=clock,
-        )  # fmt: skip
+            np.zeros(n, int),
+            np.zeros(n, int),
+            np.ones(n),
+            logs,
+            np.array(acting),
+            terminated=True,
+            start_clock=clock,
+        )
         clock += n
 
     for policy in (first, second):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import evaluate_log_probs, oracle
-from ope_gym.weights import log_weights
+from ope_gym import evaluate_log_probs
+from ope_gym.weights.formula import log_weights
+from studies import oracle
 from tests import reference, small_mdps
 from tests.reference import Data
 from tests.small_mdps import MDP, Policy, Population

@@ -27,11 +27,12 @@ from numpy.testing import assert_array_equal
 import wrappers
 import wrappers.vector
 from benchmarks import fuzz
-from ope_gym import episode_files, shard_files, space_json, storage
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.policies import LinearSigmoid, Policy, Uniform
-from ope_gym.storage import MAGIC, BlockWriter, DamagedFileError
-from ope_gym.trajectories import Trajectories
+from ope_gym.data import blocks, reader, space_json
+from ope_gym.data import files as episode_blocks
+from ope_gym.data.blocks import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
 from tests.scripted_envs import ScriptedEnv, script
 
 ROOT = Path(__file__).parents[1]
@@ -237,7 +238,7 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = BlockWriter(tmp_path / "run")
-    write_all = storage._write_all
+    write_all = blocks._write_all
 
     class Stuck:
         """A file that can be written to, and not be cut."""
@@ -258,12 +259,12 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     good = writer._file
     with monkeypatch.context() as broken:
         broken.setattr(writer, "_file", Stuck(good))
-        broken.setattr(storage, "_write_all", fail)
+        broken.setattr(blocks, "_write_all", fail)
         with pytest.raises(OSError, match="Input/output error"):
             writer.append("long", {}, {"x": np.arange(1000)})
     writer.append("short", {}, {})  # the rest of the long one may not follow it
     writer.close()
-    assert [block.kind for block in storage.read_blocks(tmp_path / "run")] == ["short"]
+    assert [block.kind for block in blocks.read_blocks(tmp_path / "run")] == ["short"]
 
 
 # Interrupts ----------------------------------------------------------------------------------
@@ -272,11 +273,11 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (storage, "_write_all"),
-        (episode_files, "write_spaces"),
-        (episode_files, "write_policy"),
-        (episode_files, "write_change"),
-        (episode_files, "write_episodes"),
+        (blocks, "_write_all"),
+        (episode_blocks, "write_spaces"),
+        (episode_blocks, "write_policy"),
+        (episode_blocks, "write_change"),
+        (episode_blocks, "write_episodes"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -375,7 +376,7 @@ def test_sigterm_while_recording(tmp_path: Path, handler: str) -> None:
 _SAVE_AND_DIE = """
 import signal, sys
 from tests.test_faults import *
-path, write_all, replace = Path(sys.argv[1]), storage._write_all, os.replace
+path, write_all, replace = Path(sys.argv[1]), blocks._write_all, os.replace
 def die():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
@@ -393,7 +394,7 @@ for moment in range(100):
             calls + 1 == moment and die()
             replace(*names)
             calls + 2 == moment and die()
-        storage._write_all, os.replace = write, put_in_place
+        blocks._write_all, os.replace = write, put_in_place
         expected(50).save(path)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -462,14 +463,14 @@ def test_a_file_replaced_while_it_is_opened(
     path = tmp_path / "run"
     expected().save(path)
     expected(2).save(tmp_path / "other")
-    lock = storage._lock
+    lock = blocks._lock
 
     def late(file: Any) -> bool:
         os.replace(tmp_path / "other", path)
         return lock(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "_lock", late)
+        patch.setattr(blocks, "_lock", late)
         with pytest.raises(RuntimeError, match=r"replaced by another file.*open it again"):
             BlockWriter(path)
     BlockWriter(path).close()
@@ -602,7 +603,7 @@ def test_cut_at_every_byte_of_the_last_block(
             assert fuzz.digest(Trajectories.load(path)) == before
             assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
             if kind == "discrete":
-                (section,) = shard_files.read_layout(path)
+                (section,) = reader.read_layout(path)
                 assert len(section) == len(section.lengths) == 4
                 assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
     assert not caught
@@ -649,8 +650,8 @@ def test_a_file_whose_blocks_do_not_say_what_they_follow(
     path.write_bytes(data)
     assert len(Trajectories.load(path)) == len(read_shard(path)) == 5
     with BlockWriter(path) as writer:
-        episode_files.write_policy(writer, SIGMOID)
-        episode_files.write_policy(writer, Uniform(3))
+        episode_blocks.write_policy(writer, SIGMOID)
+        episode_blocks.write_policy(writer, Uniform(3))
     assert len(Trajectories.load(path).policies) == 3
 
 
@@ -667,7 +668,7 @@ def test_fuzzed_files(tmp_path: Path) -> None:
 def test_both_doors_give_the_same(
     tmp_path: Path, files: dict[str, bytes], kind: str, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_files, "_WHOLE", whole)
+    monkeypatch.setattr(reader, "_WHOLE", whole)
     path = tmp_path / "run"
     path.write_bytes(files[kind])
     for steps in (1, 3, 1000):
@@ -719,7 +720,7 @@ def describe(name: str, **changed: Any) -> Callable[[dict[str, Any], bytearray],
         (lambda meta, _: meta.update(note=np.nan), "holds NaN, which is not JSON"),
         (lambda meta, _: meta.update(kind="other"), "unknown kind"),
     ],
-)  # fmt: skip
+)
 def test_both_doors_refuse_the_same(
     tmp_path: Path, files: dict[str, bytes], change: Any, words: str
 ) -> None:
@@ -728,7 +729,7 @@ def test_both_doors_refuse_the_same(
     for door in (Trajectories.load, read_shard):
         for whole in (0, 1 << 24):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(shard_files, "_WHOLE", whole)
+                patch.setattr(reader, "_WHOLE", whole)
                 with pytest.raises(DamagedFileError, match=f"(?s)run.*{words}"):
                     door(path)
 
@@ -803,11 +804,11 @@ def test_sections_share_their_spaces_or_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with BlockWriter(path) as writer:
         for _ in range(3):
-            episode_files.write_spaces(writer, S.Box(-1, 1, (2,)), S.Discrete(2), None)
-    spaces = [section.observation_space for section in episode_files.read_sections(path)]
+            episode_blocks.write_spaces(writer, S.Box(-1, 1, (2,)), S.Discrete(2), None)
+    spaces = [section.observation_space for section in episode_blocks.read_sections(path)]
     assert spaces[0] is spaces[1] is spaces[2]
     with BlockWriter(path) as writer:
-        episode_files.write_spaces(writer, S.Box(-1, 1, (3,)), S.Discrete(2), None)
+        episode_blocks.write_spaces(writer, S.Box(-1, 1, (3,)), S.Discrete(2), None)
     with pytest.raises(DamagedFileError, match=r"malformed.*observation_space differs"):
         Trajectories.load(path)
 
@@ -820,7 +821,7 @@ def test_json_is_utf_8(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "run"
     path.write_bytes(MAGIC + fuzz.raw_block(len(MAGIC), text, b"")[0])
     with pytest.raises(DamagedFileError):
-        list(storage.read_blocks(path))
+        list(blocks.read_blocks(path))
 
 
 # Memory --------------------------------------------------------------------------------------

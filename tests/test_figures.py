@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Evaluation, evaluate, evaluate_log_probs, figures
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.overlap import Overlap, overlap
-from ope_gym.policies import UnavailablePolicy, Uniform
-from ope_gym.trajectories import Trajectories
+from ope_gym import Evaluation, evaluate, evaluate_log_probs
+from ope_gym.analysis.overlap import Overlap, overlap
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import UnavailablePolicy, Uniform
+from ope_gym.report import figures
 from tests import builders
 
 if TYPE_CHECKING:
@@ -365,9 +366,14 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
     pytest.importorskip("matplotlib")
     # one step; weights 4, 3, 2, 1 against the own behaviour
     evaluation = evaluate_log_probs(
-        np.log([0.1, 0.2, 0.3, 0.4]), np.log(np.full((2, 4), 0.1)), [0, 0, 0, 1], np.ones(4),
-        np.arange(5), estimators=["BIS", "NBIS", "BCIS"], cap=2.0,
-    )  # fmt: skip
+        np.log([0.1, 0.2, 0.3, 0.4]),
+        np.log(np.full((2, 4), 0.1)),
+        [0, 0, 0, 1],
+        np.ones(4),
+        np.arange(5),
+        estimators=["BIS", "NBIS", "BCIS"],
+        cap=2.0,
+    )
     figure = figures.weights_figure(evaluation)
     left, right = figure.axes
     ideal, plain, capped = left.lines

@@ -13,9 +13,10 @@ import pytest
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs, intervals
-from ope_gym.estimators import WEIGHTED, standard_error
-from ope_gym.intervals import Interval, Resamples, betting_lower, cautious_error
+from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
+from ope_gym.estimators.table import WEIGHTED, standard_error
+from ope_gym.inference import intervals
+from ope_gym.inference.intervals import Interval, Resamples, betting_lower, cautious_error
 from tests import reference, small_mdps
 from tests.builders import Table, one_step, pick, recorded, value_of
 from tests.reference import Data
@@ -65,8 +66,13 @@ def test_ess_t_by_hand(level: float) -> None:
 
 def test_ess_t_takes_the_smallest_effective_sample_size_over_the_steps() -> None:
     logs = np.log([0.5, 0.9, 0.5, 0.1, 0.5, 0.1])  # three episodes of two steps
-    data = Data(logs, np.full((1, 6), np.log(0.5)), np.zeros(3, np.int64), np.arange(6.0),
-                np.array([0, 2, 4, 6]))  # fmt: skip
+    data = Data(
+        logs,
+        np.full((1, 6), np.log(0.5)),
+        np.zeros(3, np.int64),
+        np.arange(6.0),
+        np.array([0, 2, 4, 6]),
+    )
     got = evaluate_log_probs(*data, estimators="FIS")["FIS"]
     w = np.array([1.8, 0.2, 0.2])
     ess = w.sum() ** 2 / (w**2).sum()
@@ -214,9 +220,9 @@ def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
         *data, estimators=name, interval="percentile", resamples=25, rng=5, level=0.8, **options
     )[name]
     counts = copies(data.behaviour_ids.tolist(), 25, 5)
-    loop = np.array([
-        value_of(name, pick(data, np.repeat(np.arange(16), row)), **options) for row in counts
-    ])  # fmt: skip
+    loop = np.array(
+        [value_of(name, pick(data, np.repeat(np.arange(16), row)), **options) for row in counts]
+    )
     assert got.replicates is not None
     np.testing.assert_allclose(got.replicates, loop, rtol=1e-12, atol=1e-13)
     assert (got.interval.low, got.interval.high) == pytest.approx(np.quantile(loop, [0.1, 0.9]))
@@ -307,8 +313,9 @@ def test_bca_of_rewards_without_spread(name: str) -> None:
     data = data._replace(target_log_probs=data.behaviour_log_probs[0])
     got = evaluate_log_probs(*data, estimators=name, interval="bca", resamples=50)[name]
     assert (got.interval.low, got.interval.high) == pytest.approx((1.0, 1.0))
-    exact = intervals.bca(np.array([1.0, 1.0 + 1e-16, 1 + 1e-15]), 1.0, np.zeros(4),
-                          np.zeros(4, np.int64), 0.9)  # fmt: skip
+    exact = intervals.bca(
+        np.array([1.0, 1.0 + 1e-16, 1 + 1e-15]), 1.0, np.zeros(4), np.zeros(4, np.int64), 0.9
+    )
     assert 1.0 <= exact.low <= exact.high <= 1 + 1e-14
 
 
@@ -504,24 +511,41 @@ def ends_early() -> MDP:
 ONE, TWO = np.array([[0.9, 0.1]]), np.array([[0.2, 0.8]])
 CASES: dict[str, tuple[MDP, Policy, list[Policy], tuple[int, ...], tuple[float, float]]] = {
     "one behaviour": (
-        small_mdps.bandit([1.0, 0.0]), np.array([[0.3, 0.7]]), [ONE], (60,), (0.0, 1.0),
+        small_mdps.bandit([1.0, 0.0]),
+        np.array([[0.3, 0.7]]),
+        [ONE],
+        (60,),
+        (0.0, 1.0),
     ),
     "unequal counts": (
-        small_mdps.bandit([1.0, 0.0]), np.array([[0.8, 0.2]]), [ONE, TWO], (5, 17), (0.0, 1.0),
+        small_mdps.bandit([1.0, 0.0]),
+        np.array([[0.8, 0.2]]),
+        [ONE, TWO],
+        (5, 17),
+        (0.0, 1.0),
     ),
     "unequal counts, rare reward": (
-        small_mdps.bandit([0.0, 1.0]), np.array([[0.5, 0.5]]), [ONE, TWO], (20, 3), (0.0, 1.0),
+        small_mdps.bandit([0.0, 1.0]),
+        np.array([[0.5, 0.5]]),
+        [ONE, TWO],
+        (20, 3),
+        (0.0, 1.0),
     ),
     "early ends, both signs": (
-        ends_early(), np.array([[0.4, 0.6], [0.5, 0.5]]),
-        [np.array([[0.7, 0.3], [1.0, 0.0]]), np.array([[0.2, 0.8], [0.0, 1.0]])], (7, 12),
+        ends_early(),
+        np.array([[0.4, 0.6], [0.5, 0.5]]),
+        [np.array([[0.7, 0.3], [1.0, 0.0]]), np.array([[0.2, 0.8], [0.0, 1.0]])],
+        (7, 12),
         (-1.0, 2.0),
     ),
     "an action that no behaviour takes": (
-        small_mdps.bandit([1.0, 0.5]), np.array([[0.6, 0.4]]), [np.array([[1.0, 0.0]])], (40,),
+        small_mdps.bandit([1.0, 0.5]),
+        np.array([[0.6, 0.4]]),
+        [np.array([[1.0, 0.0]])],
+        (40,),
         (0.0, 1.0),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -533,9 +557,15 @@ def test_betting_covers_at_its_level_for_every_n(case: str, name: str) -> None:
 
     def find(data: Data) -> Interval:
         return evaluate_log_probs(
-            *data, estimators=name, interval="betting", level=level, gamma=gamma, cap=1.2,
-            reward_range=reward_range, horizon=mdp.horizon,
-        )[name].interval  # fmt: skip
+            *data,
+            estimators=name,
+            interval="betting",
+            level=level,
+            gamma=gamma,
+            cap=1.2,
+            reward_range=reward_range,
+            horizon=mdp.horizon,
+        )[name].interval
 
     below, above = misses(mdp, target, behaviours, counts, find, gamma)
     assert below <= (1 - level) / 2
@@ -614,12 +644,18 @@ def test_betting_by_hand(gamma: float) -> None:
     """Two episodes, one of which ends after a step and then pays 0 with its last weight."""
     logs = np.log([0.5, 0.4, 0.2])
     rewards = np.array([1.0, -1.0, 3.0])
-    data = Data(logs, np.full((1, 3), np.log(0.4)), np.zeros(2, np.int64), rewards,
-                np.array([0, 2, 3]))  # fmt: skip
+    data = Data(
+        logs, np.full((1, 3), np.log(0.4)), np.zeros(2, np.int64), rewards, np.array([0, 2, 3])
+    )
     got = evaluate_log_probs(
-        *data, estimators="BIS", interval="betting", level=0.5, gamma=gamma,
-        reward_range=(-2.0, 4.0), horizon=3,
-    )["BIS"].interval  # fmt: skip
+        *data,
+        estimators="BIS",
+        interval="betting",
+        level=0.5,
+        gamma=gamma,
+        reward_range=(-2.0, 4.0),
+        horizon=3,
+    )["BIS"].interval
     w = [[1.25, 1.25, 1.25], [0.5, 0.5, 0.5]]
     r = [[1.0, -1.0, 0.0], [3.0, 0.0, 0.0]]
     discount = gamma ** np.arange(3)
@@ -646,8 +682,13 @@ def test_an_empty_betting_interval_is_undefined_and_red(name: str) -> None:
 
 def test_weights_beyond_floats_leave_betting_valid() -> None:
     """A weight of exp(900) on a reward of 0 is no evidence of a high value, nor a warning."""
-    data = Data(np.zeros(3), np.array([[-900.0, -1.0, -1.0]]), np.zeros(3, np.int64),
-                np.array([0.0, 0.5, 0.5]), np.arange(4))  # fmt: skip
+    data = Data(
+        np.zeros(3),
+        np.array([[-900.0, -1.0, -1.0]]),
+        np.zeros(3, np.int64),
+        np.array([0.0, 0.5, 0.5]),
+        np.arange(4),
+    )
     options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "horizon": 1}
     got = evaluate_log_probs(*data, reward_range=(0, 1), **options)["FIS"].interval
     small = betting_lower(np.array([0.0, 0.5 * math.e, 0.5 * math.e]), 0.025)
@@ -661,9 +702,13 @@ def test_betting_and_cross_fitted_weights_do_not_go_together() -> None:
     data = recorded(10, (6, 6), horizon=1)
     with pytest.raises(ValueError, match=r"betting.*cross-fit"):
         evaluate(
-            data.trajectories, data.target, estimators="OUIS", interval="betting",
-            reward_range=(-1, 2), reward_model="cross-fit",
-        )  # fmt: skip
+            data.trajectories,
+            data.target,
+            estimators="OUIS",
+            interval="betting",
+            reward_range=(-1, 2),
+            reward_model="cross-fit",
+        )
 
 
 # --- coverage, simulated ----------------------------------------------------------------------
@@ -680,8 +725,9 @@ def test_ess_t_and_bootstrap_cover_about_as_they_say() -> None:
     for run in range(runs):
         actions = (rng.random(n) < behaviours[ids, 1]).astype(int)
         rewards = (rng.random(n) < means[actions]).astype(float)
-        data = Data(np.log(target)[actions], np.log(behaviours)[:, actions], ids, rewards,
-                    np.arange(n + 1))  # fmt: skip
+        data = Data(
+            np.log(target)[actions], np.log(behaviours)[:, actions], ids, rewards, np.arange(n + 1)
+        )
         for method in hits:
             interval = evaluate_log_probs(
                 *data, estimators="NFIS", interval=method, level=level, rng=run, resamples=200

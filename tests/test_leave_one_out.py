@@ -14,9 +14,9 @@ from scipy.special import stdtr, stdtrit
 
 from ope_gym import Calibration, evaluate, leave_one_policy_out
 from ope_gym.__main__ import main as command
-from ope_gym.calibration import Check
-from ope_gym.intervals import ess_t
-from ope_gym.policies import UnavailablePolicy
+from ope_gym.analysis.calibration import Check
+from ope_gym.inference.intervals import ess_t
+from ope_gym.policies.closed_form import UnavailablePolicy
 from ope_gym.results import Estimate
 from tests import builders, small_mdps
 from tests.test_evaluate import clocked, may_stop

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym.baselines.contract import Baseline
-from ope_gym.estimators import column_sums, moments, standard_error
-from ope_gym.intervals import Interval, Resamples, ess_t
-from ope_gym.magic import Magic, blend, bootstrap_magic, distance, magic, spread_cuts
-from ope_gym.weights import log_weights
+from ope_gym.estimators.magic import Magic, blend, bootstrap_magic, distance, magic, spread_cuts
+from ope_gym.estimators.table import column_sums, moments, standard_error
+from ope_gym.inference.intervals import Interval, Resamples, ess_t
+from ope_gym.models.base import Baseline
+from ope_gym.weights.formula import log_weights
 from tests import builders, reference, small_mdps
 from tests.reference import Data
 
@@ -66,11 +66,13 @@ def slow_parts(
             share = reference.shares(logs, t)
             for kind in ("reward", "q", "v next"):
                 now = [
-                    reference.reward_at(rewards[i], t) if kind == "reward"
-                    else -reference.reward_at(qs[i], t) if kind == "q"
+                    reference.reward_at(rewards[i], t)
+                    if kind == "reward"
+                    else -reference.reward_at(qs[i], t)
+                    if kind == "q"
                     else GAMMA * reference.reward_at(vs[i], t + 1)
                     for i in range(n)
-                ]  # fmt: skip
+                ]
                 mean = math.fsum(w * x for w, x in zip(share, now, strict=True))
                 values.append(GAMMA**t * mean)
                 for i in range(n):
@@ -178,9 +180,15 @@ def test_bias_is_what_lies_outside_the_interval() -> None:
     residuals = q.residuals(data.rewards, data.offsets, GAMMA)
     columns = column_sums(log_w, residuals, data.offsets, GAMMA, None)
     got_magic = magic(
-        log_w, residuals, data.offsets, GAMMA, q.at_start(data.offsets), data.behaviour_ids,
-        columns, interval=narrow,
-    )  # fmt: skip
+        log_w,
+        residuals,
+        data.offsets,
+        GAMMA,
+        q.at_start(data.offsets),
+        data.behaviour_ids,
+        columns,
+        interval=narrow,
+    )
     np.testing.assert_allclose(got_magic.bias, got_magic.parts)
 
 
@@ -198,8 +206,16 @@ def test_cuts_rise_from_the_model_to_the_last_step(horizon: int) -> None:
 def test_bad_cuts_are_refused(cuts: list[int]) -> None:
     columns = column_sums(np.zeros(9), np.zeros(9), np.array([0, 9]), 1.0, None)
     with pytest.raises(ValueError, match="must rise from -1"):
-        magic(np.zeros(9), np.zeros(9), np.array([0, 9]), 1.0, np.zeros(1), np.zeros(1, np.int64),
-              columns, cuts=np.array(cuts))  # fmt: skip
+        magic(
+            np.zeros(9),
+            np.zeros(9),
+            np.array([0, 9]),
+            1.0,
+            np.zeros(1),
+            np.zeros(1, np.int64),
+            columns,
+            cuts=np.array(cuts),
+        )
     with pytest.raises(ValueError, match="count=1"):
         spread_cuts(9, 1)
 
@@ -224,7 +240,7 @@ def test_no_weights_or_no_known_error_is_nan() -> None:
 def test_replicates_are_the_estimator_on_drawn_episodes(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ope_gym.magic._COLUMNS", block)
+    monkeypatch.setattr("ope_gym.estimators.magic._COLUMNS", block)
     data, q = ragged(8)
     log_w, residuals = weights_of(data), q.residuals(data.rewards, data.offsets, GAMMA)
     got, start = run(data, q), q.at_start(data.offsets)
@@ -239,12 +255,16 @@ def test_replicates_are_the_estimator_on_drawn_episodes(
         picks = np.repeat(np.arange(16), np.rint(counts).astype(int))
         rows = np.concatenate([np.arange(data.offsets[j], data.offsets[j + 1]) for j in picks])
         some = builders.pick(data, picks)
-        parts = np.array([
-            start[picks].mean()
-            + sum(normalised_step(log_w[rows], residuals[rows], some.offsets, t)
-                  for t in range(cut + 1))
-            for cut in got.cuts
-        ])  # fmt: skip
+        parts = np.array(
+            [
+                start[picks].mean()
+                + sum(
+                    normalised_step(log_w[rows], residuals[rows], some.offsets, t)
+                    for t in range(cut + 1)
+                )
+                for cut in got.cuts
+            ]
+        )
         moved = parts - parts[-1] + got.parts[-1]
         weights = blend(got.covariance, distance(moved, got.interval))
         assert replicate == pytest.approx(float(weights @ parts), rel=1e-9, abs=1e-12)

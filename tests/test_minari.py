@@ -16,13 +16,19 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ope_gym import trees
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.columns import BY_EPISODE, BY_STEP
-from ope_gym.minari import from_minari, to_minari
-from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Policy, UnavailablePolicy, Uniform
-from ope_gym.trajectories import Schedule, Trajectories
-from ope_gym.unknown import UnknownPolicy
+from ope_gym import batches
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.minari import from_minari, to_minari
+from ope_gym.data.schema import BY_EPISODE, BY_STEP
+from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.policies.closed_form import (
+    DiagonalGaussian,
+    LinearSigmoid,
+    Policy,
+    UnavailablePolicy,
+    Uniform,
+)
+from ope_gym.policies.unknown import UnknownPolicy
 from tests.test_record import EXOTIC
 from wrappers import RecordTrajectories, collect
 
@@ -45,7 +51,7 @@ def assert_identical(a: Trajectories, b: Trajectories) -> None:
         assert type(one) is type(other), name
         if isinstance(one, dict):
             assert list(one) == list(other)  # also their order
-        for x, y in zip(trees.leaves(one), trees.leaves(other), strict=True):
+        for x, y in zip(batches.leaves(one), batches.leaves(other), strict=True):
             assert x.dtype == y.dtype, name
             assert x.shape == y.shape, name
             same = x.tolist() == y.tolist() if x.dtype == object else x.tobytes() == y.tobytes()
@@ -81,7 +87,7 @@ def recording() -> Trajectories:
 
 
 def constant_buffer(space: gym.Space[Any], element: Callable[[int], Any]) -> Trajectories:
-    from ope_gym.spaces import stack
+    from ope_gym.data.spaces import stack
 
     buffer = TrajectoryBuffer(space, space)
     k = buffer.add_policy(Uniform(2))
@@ -244,7 +250,7 @@ def test_policies_that_files_cannot_hold() -> None:
 
 def test_torch_policies_keep_their_numbers() -> None:
     torch = pytest.importorskip("torch")
-    from ope_gym.torch_policy import TorchPolicy
+    from ope_gym.policies.torch import TorchPolicy
 
     torch.manual_seed(0)
     module = torch.nn.Linear(4, 2)
@@ -391,14 +397,23 @@ def test_missing_propensities_only_where_nobody_knows_who_acted() -> None:
     for policies in known:
         with pytest.raises(ValueError, match="episode 0, step 1: log_probs is nan"):
             Trajectories.from_arrays(
-                np.zeros((2, 1)), [0, 1], [0.0, 0.0], [-0.5, np.nan],
-                policies=policies, policy_ids=len(policies) - 1, **arguments,
-            )  # fmt: skip
+                np.zeros((2, 1)),
+                [0, 1],
+                [0.0, 0.0],
+                [-0.5, np.nan],
+                policies=policies,
+                policy_ids=len(policies) - 1,
+                **arguments,
+            )
     with pytest.raises(ValueError, match="episode 0, step 0: log_probs is -inf"):
         Trajectories.from_arrays(
-            np.zeros((2, 1)), [0, 1], [0.0, 0.0], [-np.inf, np.nan],
-            policies=[UnknownPolicy()], **arguments,
-        )  # fmt: skip
+            np.zeros((2, 1)),
+            [0, 1],
+            [0.0, 0.0],
+            [-np.inf, np.nan],
+            policies=[UnknownPolicy()],
+            **arguments,
+        )
 
 
 def test_a_recording_that_outlasts_the_time_limit_has_none() -> None:
@@ -423,10 +438,13 @@ def test_an_episode_that_somebody_added() -> None:
     dataset = to_minari(recording(), ID)
     before = from_minari(dataset)
     episode = EpisodeBuffer(
-        observations=np.zeros((2, 4)), actions=np.zeros(1, dtype=int), rewards=[1.0],
-        terminations=[True], truncations=[False],
+        observations=np.zeros((2, 4)),
+        actions=np.zeros(1, dtype=int),
+        rewards=[1.0],
+        terminations=[True],
+        truncations=[False],
         infos={"log_prob": np.array([np.nan, -0.5]), "policy_id": np.array([-1, 0])},
-    )  # fmt: skip
+    )
     dataset.update_dataset_from_buffer([episode])
     with pytest.raises(ValueError, match=r"episode 4 was added .* somebody else; .*log_prob="):
         from_minari(dataset)

@@ -15,23 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import (
-    LinearSigmoid,
-    Trajectories,
-    evaluate,
-    evaluate_log_probs,
-    mixture_loss,
-    mixtures,
-    nearest,
-    rank,
-)
+from ope_gym import LinearSigmoid, Trajectories, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main
-from ope_gym.estimators import column_sums, join_single, standard_error
-from ope_gym.likelihood import Behaviours, behaviours_of
-from ope_gym.mixture_loss import SAMPLED
+from ope_gym.analysis import nearest
+from ope_gym.data.schedules import Schedule
+from ope_gym.estimators.table import column_sums, join_single, standard_error
 from ope_gym.results import PartialMixture
-from ope_gym.schedules import Schedule
-from ope_gym.weights import log_weights
+from ope_gym.weights import mixture_loss, mixtures
+from ope_gym.weights.behaviours import Behaviours, behaviours_of
+from ope_gym.weights.formula import log_weights
+from ope_gym.weights.mixture_loss import SAMPLED
 from tests import reference, small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, recorded
 from tests.reference import Data
@@ -55,10 +48,16 @@ def drifting(
     actions = (rng.random(steps) < 1 / (1 + np.exp(-score))).astype(np.int64)
     log_probs = -np.log1p(np.exp(np.where(actions, -score, score)))
     data = Trajectories.from_arrays(
-        x.reshape(steps, 2), actions, rng.random(steps) + actions, log_probs,
-        offsets=np.arange(ids.size + 1) * length, policies=known[:-1], terminated=True,
-        policy_ids=np.repeat(ids, length), held_out=True,
-    )  # fmt: skip
+        x.reshape(steps, 2),
+        actions,
+        rng.random(steps) + actions,
+        log_probs,
+        offsets=np.arange(ids.size + 1) * length,
+        policies=known[:-1],
+        terminated=True,
+        policy_ids=np.repeat(ids, length),
+        held_out=True,
+    )
     return data, known[-1]
 
 
@@ -140,17 +139,27 @@ def test_options_that_take_all_behaviours_change_no_bit() -> None:
 
 def test_a_group_uses_the_policies_an_episode_would_have_followed() -> None:
     tables = [np.array([[p, 1 - p]]) for p in (0.2, 0.5, 0.7)]
-    schedules = (Schedule(np.array([0, 2]), np.array([0, 1])),
-                 Schedule(np.array([0, 1]), np.array([1, 2])),
-                 Schedule(np.array([0]), np.array([2])))  # fmt: skip
+    schedules = (
+        Schedule(np.array([0, 2]), np.array([0, 1])),
+        Schedule(np.array([0, 1]), np.array([1, 2])),
+        Schedule(np.array([0]), np.array([2])),
+    )
     actions, acted = np.array([0, 1, 1, 0, 0, 1, 1, 0]), np.array([0, 0, 1, 1, 2, 2, 2, 2])
     states = np.zeros(8, dtype=np.int64)
     logs = np.stack([Table(t).log_prob(states, actions) for t in tables])
     data = Trajectories.from_arrays(
-        states, actions, np.arange(8.0), logs[acted, np.arange(8)], policies=[Table(t) for t in
-        tables], policy_ids=acted, offsets=[0, 3, 6, 8], terminated=True, schedules=schedules,
-        schedule_ids=[0, 1, 2], start_clock=[0, 0, 0],
-    )  # fmt: skip
+        states,
+        actions,
+        np.arange(8.0),
+        logs[acted, np.arange(8)],
+        policies=[Table(t) for t in tables],
+        policy_ids=acted,
+        offsets=[0, 3, 6, 8],
+        terminated=True,
+        schedules=schedules,
+        schedule_ids=[0, 1, 2],
+        start_clock=[0, 0, 0],
+    )
     behaviours = behaviours_of(data)
     assert len(behaviours.plans) == 3
     rows = behaviours.rows(data).block(0, 8)
@@ -267,8 +276,10 @@ def test_a_cross_fitted_reward_model_is_refused() -> None:
 
 
 def test_support_is_what_the_group_covers() -> None:
-    sure = [np.array([[x, 1.0 - x], [0.5 + k / 9, 0.5 - k / 9]]) for k, x in
-            enumerate((1.0, 0.5, 1.0, 0.5))]  # fmt: skip
+    sure = [
+        np.array([[x, 1.0 - x], [0.5 + k / 9, 0.5 - k / 9]])
+        for k, x in enumerate((1.0, 0.5, 1.0, 0.5))
+    ]
     made = buffer_of(
         [small_mdps.Path((0,), (0,), (1.0,), 1.0)] * 8, [0, 1, 2, 3] * 2, sure, horizon=1
     ).view()
@@ -293,9 +304,11 @@ def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
         episodes = np.flatnonzero(groups[behaviours_of(data).ids] == g)
         rows = np.concatenate([np.arange(data.offsets[i], data.offsets[i + 1]) for i in episodes])
         alone = evaluate(
-            data.select(episodes=episodes), made.target, estimators="OUIS",
+            data.select(episodes=episodes),
+            made.target,
+            estimators="OUIS",
             reward_model=(model[0][rows], model[1][rows]),
-        )["OUIS"]  # fmt: skip
+        )["OUIS"]
         terms[episodes] = alone.influence
     np.testing.assert_allclose(found.influence, terms, rtol=1e-12)
 
@@ -361,11 +374,16 @@ def kept_half(seed: int, episodes: int = 2, *, always: bool = False) -> float:
     states = np.stack([np.zeros_like(first), 1 + first], axis=1).ravel()
     actions = np.stack([first, second], axis=1).ravel()
     data = Trajectories.from_arrays(
-        states, actions, np.stack([np.maximum(first, always), 0.0 * first], axis=1).ravel(),
-        np.log(tables[ids.repeat(2), states, actions]), offsets=np.arange(ids.size + 1) * 2,
-        policies=[Table(t) for t in tables], policy_ids=ids.repeat(2), terminated=True,
+        states,
+        actions,
+        np.stack([np.maximum(first, always), 0.0 * first], axis=1).ravel(),
+        np.log(tables[ids.repeat(2), states, actions]),
+        offsets=np.arange(ids.size + 1) * 2,
+        policies=[Table(t) for t in tables],
+        policy_ids=ids.repeat(2),
+        terminated=True,
         held_out=True,
-    )  # fmt: skip
+    )
     target = Table(np.full((3, 2), 0.5))
     return evaluate(data, target, estimators="FIS", q_model=None, keep=10, rng=seed)["FIS"].value
 
@@ -449,11 +467,16 @@ def far_apart(
     score = np.einsum("ntd,nd->nt", x, theta).ravel()
     actions = (rng.random(score.size) < 1 / (1 + np.exp(-score))).astype(np.int64)
     data = Trajectories.from_arrays(
-        x.reshape(-1, 2), actions, actions.astype(np.float64),
+        x.reshape(-1, 2),
+        actions,
+        actions.astype(np.float64),
         -np.log1p(np.exp(np.where(actions, -score, score))),
-        offsets=np.arange(number + 1) * length, policies=[LinearSigmoid(t) for t in theta],
-        terminated=True, policy_ids=np.repeat(np.arange(number), length), held_out=True,
-    )  # fmt: skip
+        offsets=np.arange(number + 1) * length,
+        policies=[LinearSigmoid(t) for t in theta],
+        terminated=True,
+        policy_ids=np.repeat(np.arange(number), length),
+        held_out=True,
+    )
     return data, LinearSigmoid(wanted)
 
 
@@ -546,9 +569,15 @@ def test_the_bound_of_a_group_is_by_its_episodes() -> None:
     """Nine episodes by one policy, one by another that does what the first never does."""
     ids = np.repeat([0, 1], [1, 9])
     data = Trajectories.from_arrays(
-        np.zeros(10, dtype=np.int64), ids, np.ones(10), np.zeros(10), offsets=np.arange(11),
-        policies=[Table(np.eye(2)[[0]]), Table(np.eye(2)[[1]])], policy_ids=ids, terminated=True,
-    )  # fmt: skip
+        np.zeros(10, dtype=np.int64),
+        ids,
+        np.ones(10),
+        np.zeros(10),
+        offsets=np.arange(11),
+        policies=[Table(np.eye(2)[[0]]), Table(np.eye(2)[[1]])],
+        policy_ids=ids,
+        terminated=True,
+    )
     behaviours, groups = behaviours_of(data), np.arange(2)
     prefix = np.full(10, np.log(0.5))
     bound = mixture_loss._bound(data, behaviours, groups, np.array([1]), prefix, prefix)
@@ -615,20 +644,48 @@ def test_the_loss_is_shown_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("share", "error", "kept", "groups", "text"),
     [
-        (0.999, 0.001, 900, 15, "mixtures of 60 of 900 behaviours: ESS 1.00 of that of the full "
-         "mixture"),
-        (0.5, 0.05, 900, 15, "mixtures of 60 of 900 behaviours: ESS 0.50 ± 0.05 of that of the "
-         "full mixture; a larger mixture would lose less"),
-        (0.5, 0.2, 60, 1, "episodes of the 60 nearest of 900 behaviours: ESS 0.50 ± 0.20 of that "
-         "of the full mixture"),
-        (0.1, 0.0, 120, 2, "episodes of the 120 nearest of 900 behaviours, mixtures of 60 of 120 "
-         "behaviours: ESS 0.10 of that of the full mixture; keeping more would lose less"),
-        (0.5, np.nan, 900, 15, "mixtures of 60 of 900 behaviours: ESS roughly 0.50 of that of the "
-         "full mixture"),
+        (
+            0.999,
+            0.001,
+            900,
+            15,
+            "mixtures of 60 of 900 behaviours: ESS 1.00 of that of the full mixture",
+        ),
+        (
+            0.5,
+            0.05,
+            900,
+            15,
+            "mixtures of 60 of 900 behaviours: ESS 0.50 ± 0.05 of that of the "
+            "full mixture; a larger mixture would lose less",
+        ),
+        (
+            0.5,
+            0.2,
+            60,
+            1,
+            "episodes of the 60 nearest of 900 behaviours: ESS 0.50 ± 0.20 of that "
+            "of the full mixture",
+        ),
+        (
+            0.1,
+            0.0,
+            120,
+            2,
+            "episodes of the 120 nearest of 900 behaviours, mixtures of 60 of 120 "
+            "behaviours: ESS 0.10 of that of the full mixture; keeping more would lose less",
+        ),
+        (
+            0.5,
+            np.nan,
+            900,
+            15,
+            "mixtures of 60 of 900 behaviours: ESS roughly 0.50 of that of the full mixture",
+        ),
         (np.nan, np.nan, 60, 1, "episodes of the 60 nearest of 900 behaviours; loss not measured"),
         (np.nan, np.nan, 900, 15, "mixtures of 60 of 900 behaviours; loss not measured"),
     ],
-)  # fmt: skip
+)
 def test_the_note_in_words(share: float, error: float, kept: int, groups: int, text: str) -> None:
     note = PartialMixture(900, kept, groups, 60, share, error)
     assert str(note) == text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import oracle
+from studies import oracle
 
 Array = NDArray[np.float64]
 Draw = tuple[int, int, float]  # behaviour, action, reward

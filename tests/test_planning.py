@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import contributions, episodes_needed, evaluate, fused
+from ope_gym import contributions, episodes_needed, evaluate
 from ope_gym.__main__ import main as command
-from ope_gym.fused import Fused
-from ope_gym.likelihood import behaviours_of
-from ope_gym.planning import Prediction
-from ope_gym.policies import UnavailablePolicy
-from ope_gym.weights import log_weights
+from ope_gym.analysis.planning import Prediction
+from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.weights import fused
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.formula import log_weights
+from ope_gym.weights.fused import Fused
 from tests import builders, small_mdps
 from tests.builders import Table
 from tests.test_evaluate import TARGET, clocked, may_stop
@@ -208,8 +209,10 @@ class Design:
 
     def _logs(self, policy: NDArray[np.float64]) -> NDArray[np.float64]:
         logs = np.log(policy)
-        rows = [[float(logs[s, a]) for s, a in zip(p.states, p.actions, strict=True)]
-                for p in self.paths]  # fmt: skip
+        rows = [
+            [float(logs[s, a]) for s, a in zip(p.states, p.actions, strict=True)]
+            for p in self.paths
+        ]
         return np.cumsum(self._steps(rows), axis=1)
 
     def weights(self, counts: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import policy_math
-from ope_gym.policies import (
+from ope_gym.policies import numerics
+from ope_gym.policies.closed_form import (
     POLICY_KINDS,
     DiagonalGaussian,
     EpsilonGreedyTable,
@@ -111,7 +111,7 @@ def test_one_feature_needs_no_axis() -> None:
 def test_large_stacks_agree_with_the_plain_formula() -> None:
     scores = np.concatenate([np.linspace(-45, 45, 200_001), np.linspace(-1, 1, 10_001)])
     got = LinearSigmoid(np.array([1.0])).log_prob(scores[:, None], np.ones(len(scores), np.int8))
-    np.testing.assert_allclose(got, policy_math.log_sigmoid(scores), rtol=1e-14, atol=0)
+    np.testing.assert_allclose(got, numerics.log_sigmoid(scores), rtol=1e-14, atol=0)
 
 
 def test_softmax_by_hand() -> None:
@@ -267,7 +267,7 @@ def test_sampling_never_gives_an_impossible_action() -> None:
             return np.resize([0.0, 1.0 - 2**-53], shape)
 
     thirds = np.array([[0.0, 0.1, 0.2, 0.7 - 1e-16, 0.0]] * 2)
-    drawn = policy_math.sample_rows(thirds, Extremes())  # type: ignore[arg-type]
+    drawn = numerics.sample_rows(thirds, Extremes())  # type: ignore[arg-type]
     assert drawn.tolist() == [1, 3]
 
 
@@ -317,9 +317,9 @@ def _slice(observations: Any, rows: slice) -> Any:
 )
 def test_tiles_cover_every_element_once(shape: tuple[int, int], depth: int) -> None:
     seen = np.zeros(shape, dtype=np.int8)
-    for block in policy_math.tiles(*shape, depth=depth):
+    for block in numerics.tiles(*shape, depth=depth):
         seen[block] += 1
-        assert seen[block].size <= policy_math.BLOCK
+        assert seen[block].size <= numerics.BLOCK
     assert (seen == 1).all()
 
 
@@ -506,7 +506,7 @@ class Custom(Uniform):
 
 
 def test_register_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ope_gym.policy_files.POLICY_KINDS", dict(POLICY_KINDS))
+    monkeypatch.setattr("ope_gym.policies.base.POLICY_KINDS", dict(POLICY_KINDS))
     assert register_policy(Custom) is Custom
     assert register_policy(Custom) is Custom  # a module may be imported anew
     back = policy_from_arrays(*policy_to_arrays(Custom(3)))
@@ -601,5 +601,5 @@ def test_errors_name_the_argument_and_the_value(call: Callable[[], Any], message
 
 
 def test_importing_policies_does_not_import_torch() -> None:
-    code = "import sys, ope_gym.policies; sys.exit('torch' in sys.modules)"
+    code = "import sys, ope_gym.policies.closed_form; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

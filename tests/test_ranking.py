@@ -16,13 +16,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ope_gym import Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main as command
-from ope_gym.best import probability_best
-from ope_gym.estimators import covariance_within, standard_error
-from ope_gym.figures import render
-from ope_gym.policies import UnavailablePolicy
-from ope_gym.ranking_figures import ranking_figure
+from ope_gym.analysis.best import probability_best
+from ope_gym.estimators.table import covariance_within, standard_error
+from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.report.figures import render
+from ope_gym.report.ranking_figures import ranking_figure
+from ope_gym.report.tensorboard import EvaluationWriter
 from ope_gym.results import Estimate
-from ope_gym.tensorboard import EvaluationWriter
 from tests import builders, small_mdps
 from tests.builders import Table
 

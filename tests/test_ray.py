@@ -19,13 +19,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ope_gym import LinearSigmoid, Trajectories, ray_crew
-from ope_gym.baselines.linear import LinearQ
-from ope_gym.crews import crew
-from ope_gym.ray_crew import connected
-from ope_gym.sharded import evaluate_shards
-from ope_gym.storage import DamagedFileError
-from ope_gym.tasks import WorkerError
+from ope_gym import LinearSigmoid, Trajectories
+from ope_gym.data.blocks import DamagedFileError
+from ope_gym.models.linear import LinearQ
+from ope_gym.scale import ray as ray_crew
+from ope_gym.scale.crews import crew
+from ope_gym.scale.ray import connected
+from ope_gym.scale.sharded import evaluate_shards
+from ope_gym.scale.tasks import WorkerError
 from studies import workers
 from studies.bandit import Bandit
 from studies.chunks import Runs
@@ -146,9 +147,13 @@ def test_shards_over_ray(cluster: Any, tmp_path: Path) -> None:
         record(made(i, 12, 25), path) if i % 2 else made(i, 12, 25).save(path)
     shards: list[Any] = [*paths, made(7, 10, 20), lambda: made(8, 10, 20)]
     options: dict[str, Any] = {
-        "estimators": ["BIS", "NBCIS", "NFIS", "DM", "FWDR"], "q_model": LinearQ(), "rng": 3,
-        "interval": "percentile", "resamples": 50, "block_steps": 100,
-    }  # fmt: skip
+        "estimators": ["BIS", "NBCIS", "NFIS", "DM", "FWDR"],
+        "q_model": LinearQ(),
+        "rng": 3,
+        "interval": "percentile",
+        "resamples": 50,
+        "block_steps": 100,
+    }
     seen: list[int] = []
     here = evaluate_shards(shards, TARGET, **options)
     there = evaluate_shards(shards, TARGET, ray=True, progress=seen.append, **options)

@@ -21,11 +21,11 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 import wrappers.record
-from ope_gym import trees
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.policies import LinearSigmoid, Uniform
-from ope_gym.trajectories import PropensityMismatch, Trajectories
-from ope_gym.trees import Tree
+from ope_gym import batches
+from ope_gym.batches import Tree
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import PropensityMismatch, Trajectories
+from ope_gym.policies.closed_form import LinearSigmoid, Uniform
 from tests.scripted_envs import BOX, Constant, ScriptedEnv, reused, script
 from wrappers import RecordTrajectories
 
@@ -227,7 +227,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def row(tree: Tree, i: int) -> Any:
-    return trees.map_leaves(lambda leaf: leaf[i], tree)
+    return batches.map_leaves(lambda leaf: leaf[i], tree)
 
 
 @pytest.mark.parametrize("name", EXOTIC)

@@ -20,9 +20,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import wrappers
 import wrappers.vector
-from ope_gym import storage
-from ope_gym.policies import LinearSigmoid, Uniform
-from ope_gym.trajectories import Trajectories
+from ope_gym.data import blocks
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import play
 
@@ -106,8 +106,16 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
         )
         # the last digit of a probability depends on how many rows a policy is asked about
         assert_allclose(part.log_probs, whole.log_probs, rtol=1e-14)
-        for name in ("observations", "actions", "rewards", "offsets", "terminated", "truncated",
-                     "held_out", "start_clock"):  # fmt: skip
+        for name in (
+            "observations",
+            "actions",
+            "rewards",
+            "offsets",
+            "terminated",
+            "truncated",
+            "held_out",
+            "start_clock",
+        ):
             assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
     data.audit(1e-12)
     # what is in the file can be continued without end
@@ -179,7 +187,7 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("three years")
-    with pytest.raises(storage.DamagedFileError, match="not an ope_gym file"):
+    with pytest.raises(blocks.DamagedFileError, match="not an ope_gym file"):
         scripted(tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").read_text() == "three years"
 
@@ -205,7 +213,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(storage, "_write_all", fail)
+        full.setattr(blocks, "_write_all", fail)
         with pytest.raises(OSError, match=r"No space left.*are in the buffer, but not in the file"):
             play(env, 1)
     play(env, 1)

@@ -19,10 +19,10 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 import wrappers
-import wrappers.rows
-from ope_gym.policies import LinearSigmoid, Uniform
-from ope_gym.trajectories import PropensityMismatch, Trajectories
-from ope_gym.trees import Tree
+import wrappers.recording.rows
+from ope_gym.batches import Tree
+from ope_gym.data.trajectories import PropensityMismatch, Trajectories
+from ope_gym.policies.closed_form import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.vector import RecordTrajectories
@@ -136,8 +136,8 @@ def test_order_and_clocks(mode: AutoresetMode, starts: list[int], order: list[in
 @pytest.mark.parametrize("seed", range(3))
 def test_any_run(mode: AutoresetMode, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random scripts, resets, changes of policy and reads, in little room, against plain lists."""
-    monkeypatch.setattr(wrappers.rows, "_ROWS", 1)
-    monkeypatch.setattr("wrappers.vector_recorder._WAITING_ROWS", 30)
+    monkeypatch.setattr(wrappers.recording.rows, "_ROWS", 1)
+    monkeypatch.setattr("wrappers.recording.batched._WAITING_ROWS", 30)
     rng = np.random.default_rng(seed)
     n = 4
     scripts = [
@@ -194,7 +194,7 @@ def test_any_run(mode: AutoresetMode, seed: int, monkeypatch: pytest.MonkeyPatch
 def test_one_long_episode_does_not_hold_the_rows_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wrappers.rows, "_ROWS", 500)
+    monkeypatch.setattr(wrappers.recording.rows, "_ROWS", 500)
     scripts = [script("." * 999 + "T"), *([script("T")] * 7)]
     env = recorder(sync(scripts, AutoresetMode.SAME_STEP))
     env.reset()
@@ -331,7 +331,7 @@ def test_a_mismatch_is_named_and_the_others_are_kept() -> None:
 
 
 def test_the_audit_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wrappers.vector_recorder._WAITING_ROWS", 100)
+    monkeypatch.setattr("wrappers.recording.batched._WAITING_ROWS", 100)
     env = RecordTrajectories(sync([script("T")] * 8, AutoresetMode.SAME_STEP))
     env.follow(Constant(-0.5))
     env.reset()

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ope_gym import Trajectories, Uniform, evaluate, evaluate_log_probs, regimes
+from ope_gym import Trajectories, Uniform, evaluate, evaluate_log_probs
+from ope_gym.inference import regimes
 from tests.builders import Table, recorded
 
 
@@ -17,10 +18,17 @@ def episodes(policy_ids: list[int], held_out: list[bool], policies: list[Table])
     actions = rng.integers(2, size=ids.size)
     logs = np.stack([policy.log_prob(states, actions) for policy in policies])
     return Trajectories.from_arrays(
-        states, actions, rng.random(ids.size), logs[ids, np.arange(ids.size)],
-        offsets=np.arange(ids.size + 1), policies=policies, policy_ids=ids, terminated=True,
-        held_out=kept, horizon=1,
-    )  # fmt: skip
+        states,
+        actions,
+        rng.random(ids.size),
+        logs[ids, np.arange(ids.size)],
+        offsets=np.arange(ids.size + 1),
+        policies=policies,
+        policy_ids=ids,
+        terminated=True,
+        held_out=kept,
+        horizon=1,
+    )
 
 
 ZERO, ONE, TWO = (Table(np.array([[p, 1 - p]])) for p in (0.5, 0.4, 0.3))

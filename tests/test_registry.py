@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate
-from ope_gym.baselines import Baseline
-from ope_gym.methods import METHODS
+from ope_gym.estimators.weighted import METHODS
+from ope_gym.models import Baseline
 from tests.builders import Recorded, recorded
 
 every = pytest.mark.parametrize("name", ESTIMATORS)
@@ -73,11 +73,19 @@ def test_rewards_scale_everything(name: str, factor: float) -> None:
     data = data_for(name, 1)
     old = data.trajectories
     scaled = Trajectories.from_arrays(
-        old.observations, old.actions, old.rewards * factor, old.log_probs, offsets=old.offsets,
-        policies=old.policies, terminated=old.terminated, policy_ids=old.policy_ids,
-        held_out=old.held_out, observation_space=old.observation_space,
-        action_space=old.action_space, horizon=old.horizon,
-    )  # fmt: skip
+        old.observations,
+        old.actions,
+        old.rewards * factor,
+        old.log_probs,
+        offsets=old.offsets,
+        policies=old.policies,
+        terminated=old.terminated,
+        policy_ids=old.policy_ids,
+        held_out=old.held_out,
+        observation_space=old.observation_space,
+        action_space=old.action_space,
+        horizon=old.horizon,
+    )
     one, two = ask(name, data, gamma=0.9), ask(name, data, scaled, gamma=0.9)
     assert two.value == pytest.approx(factor * one.value, rel=1e-7, abs=1e-9)
     assert two.standard_error == pytest.approx(abs(factor) * one.standard_error, rel=1e-6)
@@ -143,11 +151,19 @@ def test_a_discount_that_forgets_leaves_the_first_step(name: str, gamma: float) 
     old = data.trajectories
     first = old.offsets[:-1]
     short = Trajectories.from_arrays(
-        np.asarray(old.observations)[first], np.asarray(old.actions)[first], old.rewards[first],
-        old.log_probs[first], offsets=np.arange(len(old) + 1), policies=old.policies,
-        policy_ids=old.policy_ids[first], terminated=True, held_out=True,
-        observation_space=old.observation_space, action_space=old.action_space, horizon=1,
-    )  # fmt: skip
+        np.asarray(old.observations)[first],
+        np.asarray(old.actions)[first],
+        old.rewards[first],
+        old.log_probs[first],
+        offsets=np.arange(len(old) + 1),
+        policies=old.policies,
+        policy_ids=old.policy_ids[first],
+        terminated=True,
+        held_out=True,
+        observation_space=old.observation_space,
+        action_space=old.action_space,
+        horizon=1,
+    )
     q, v = np.random.default_rng(0).normal(size=(2, old.n_steps))
     whole = ask(name, data, gamma=gamma, q_model=Baseline(q, v))
     part = ask(name, data, short, q_model=Baseline(q[first], v[first]))

@@ -39,12 +39,12 @@ from stable_baselines3.common.vec_env import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
-from ope_gym.mlp_policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
-from ope_gym.torch_policy import TorchPolicy
+from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
+from ope_gym.policies.torch import TorchPolicy
 from wrappers import collect, vector
 from wrappers.sb3 import OPECallback
-from wrappers.sb3_episodes import HeldOutEpisodes
-from wrappers.sb3_policies import actor_module, snapshot
+from wrappers.sb3.episodes import HeldOutEpisodes
+from wrappers.sb3.snapshots import actor_module, snapshot
 
 ROOT = Path(__file__).parents[1]
 
@@ -172,9 +172,11 @@ def test_training_is_recorded_as_it_happened(run: str) -> None:
         for env, sub_env in enumerate(model.get_env().envs)
         for start, length, r in zip(
             np.cumsum([0, *sub_env.get_episode_lengths()]),
-            sub_env.get_episode_lengths(), sub_env.get_episode_rewards(), strict=False,
+            sub_env.get_episode_lengths(),
+            sub_env.get_episode_rewards(),
+            strict=False,
         )
-    ]  # fmt: skip
+    ]
     returns = [r for _, _, r in sorted(monitored)]
     np.testing.assert_allclose(recorded.returns(), returns, rtol=1e-6)
     assert not recorded.held_out.any()
@@ -599,7 +601,7 @@ def test_snapshots_of_images_hold_the_actor_once() -> None:
     model = PPO("CnnPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
     policy: Any = model.policy
     needed = [*policy.features_extractor.parameters(), *policy.action_net.parameters()]
-    kind, arrays = ope_gym.policies.policy_to_arrays(snapshot(model))
+    kind, arrays = ope_gym.policies.closed_form.policy_to_arrays(snapshot(model))
     assert kind == "torch"
     assert sum(x.size for x in arrays.values()) == sum(p.numel() for p in needed)
     assert isinstance(policy.value_net, torch.nn.Linear)  # the model keeps its own
@@ -704,7 +706,7 @@ def test_an_interrupted_run_leaves_its_file(
     module = SimpleNamespace(
         register=at_exit.setdefault, unregister=lambda function: at_exit.pop(function, None)
     )
-    monkeypatch.setattr("wrappers.sb3_file.atexit", module)
+    monkeypatch.setattr("wrappers.sb3.file.atexit", module)
     path = tmp_path / "run.ope"
     ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
     model = ppo(envs("CartPole-v1"))
@@ -812,8 +814,10 @@ def test_a_window_bounds_the_cost() -> None:
 
 def test_the_training_is_kept_only_where_it_is_needed(tmp_path: Path) -> None:
     for options, kept in (
-        ({}, False), ({"record_training": True}, True), ({"path": tmp_path / "run.ope"}, True)
-    ):  # fmt: skip
+        ({}, False),
+        ({"record_training": True}, True),
+        ({"path": tmp_path / "run.ope"}, True),
+    ):
         ope = OPECallback(envs("CartPole-v1"), verbose=0, **options)
         ppo(envs("CartPole-v1")).learn(128, callback=ope)
         assert (len(ope.training) > 0) is kept

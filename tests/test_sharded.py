@@ -17,34 +17,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import (
-    Estimate,
-    Evaluation,
-    LinearSigmoid,
-    Trajectories,
-    Uniform,
-    evaluate,
-    poisson,
-    shard_files,
-)
-from ope_gym.baselines.features import Columns, Fourier, Polynomial
-from ope_gym.baselines.linear import LinearQ
-from ope_gym.baselines.linear_sums import LinearFit, ScaleSums, scaled_features
-from ope_gym.episode_files import write_change, write_episode, write_policy, write_spaces
-from ope_gym.estimators import WEIGHTED, standard_error
-from ope_gym.intervals import Resamples
-from ope_gym.likelihood import behaviours_of
-from ope_gym.propensity_sums import PropensitySums
-from ope_gym.shard_census import _mark
-from ope_gym.shard_files import SeenFile
-from ope_gym.shard_passes import WeightPass
-from ope_gym.sharded import evaluate_shards, evaluate_survey, passes
-from ope_gym.shards import survey
-from ope_gym.storage import BlockWriter, DamagedFileError
-from ope_gym.tasks import Crew
-from ope_gym.trajectories import nothing
-from ope_gym.unknown import UnknownPolicy
-from ope_gym.validation import check_options
+from ope_gym import Estimate, Evaluation, LinearSigmoid, Trajectories, Uniform, evaluate
+from ope_gym.data import reader
+from ope_gym.data.blocks import BlockWriter, DamagedFileError
+from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.data.reader import SeenFile
+from ope_gym.data.trajectories import nothing
+from ope_gym.estimators.table import WEIGHTED, standard_error
+from ope_gym.inference import bootstrap
+from ope_gym.inference.intervals import Resamples
+from ope_gym.models.features import Columns, Fourier, Polynomial
+from ope_gym.models.linear import LinearQ
+from ope_gym.models.linear_sums import LinearFit, ScaleSums, scaled_features
+from ope_gym.options import check_options
+from ope_gym.policies.unknown import UnknownPolicy
+from ope_gym.scale.census import _mark
+from ope_gym.scale.passes import WeightPass
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes
+from ope_gym.scale.sources import survey
+from ope_gym.scale.tasks import Crew
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.propensities import PropensitySums
 from tests import small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, draw, recorded
 
@@ -88,8 +81,10 @@ def assert_equal(sharded: Evaluation, together: Evaluation) -> None:
     assert_same(sharded, together, rtol=1e-9)
     mine, theirs = sharded.sample, together.sample
     assert (mine.trajectories, mine.steps, mine.regime) == (
-        theirs.trajectories, theirs.steps, theirs.regime,
-    )  # fmt: skip
+        theirs.trajectories,
+        theirs.steps,
+        theirs.regime,
+    )
     assert mine.behaviours == theirs.behaviours
     np.testing.assert_array_equal(mine.counts, theirs.counts)
     np.testing.assert_array_equal(mine.strata, theirs.strata)
@@ -164,9 +159,15 @@ def test_weights_beyond_the_floats(scale: float) -> None:
     actions = (rng.random(n * length) < 0.5).astype(np.int64)
     lp = np.stack([p.log_prob(x, actions) for p in policies])[ids, np.arange(n * length)]
     data = Trajectories.from_arrays(
-        x, actions, rng.standard_normal(n * length), lp, offsets=np.arange(n + 1) * length,
-        policies=policies, terminated=True, policy_ids=ids,
-    )  # fmt: skip
+        x,
+        actions,
+        rng.standard_normal(n * length),
+        lp,
+        offsets=np.arange(n + 1) * length,
+        policies=policies,
+        terminated=True,
+        policy_ids=ids,
+    )
     target = LinearSigmoid(np.array([scale / 3]))
     parts = split(data, 3, 5)
     options: dict[str, Any] = {"estimators": [n for n in ALL if "O" not in n]}
@@ -242,9 +243,11 @@ def test_steps_of_no_weight_and_of_unknown_policies(case: str, block_steps: int)
     if case == "unknown":
         steps = parts[2].n_steps
         parts[2] = dataclasses.replace(
-            parts[2], policies=(UnknownPolicy(),), policy_ids=np.zeros(steps, np.int32),
+            parts[2],
+            policies=(UnknownPolicy(),),
+            policy_ids=np.zeros(steps, np.int32),
             log_probs=np.full(steps, np.nan),
-        )  # fmt: skip
+        )
     options: dict[str, Any] = {"estimators": "DM" if case == "unknown" else ["DM", "DR", "FWDR"]}
     together = evaluate(parts[0].merge(*parts[1:]), target, q_model=LinearQ(), **options)
     assert together["DM"].value != 0
@@ -324,7 +327,7 @@ def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) 
     def never(*args: Any, **keywords: Any) -> Any:
         raise AssertionError("weights against one's own policy were taken against a group")
 
-    monkeypatch.setattr("ope_gym.shard_passes.partial_log_weights", never)
+    monkeypatch.setattr("ope_gym.scale.passes.partial_log_weights", never)
     found = evaluate_shards(parts, r.target, block_steps=30, **options)
     assert_equal(found, together)
     assert found.sample.mixture is None
@@ -377,9 +380,15 @@ def test_equal_episodes_of_different_policies_keep_their_draws(kind: Any) -> Non
     states = rng.integers(2, size=60)
     actions = (rng.random(60) < tables[ids, states, 1]).astype(np.int64)
     data = Trajectories.from_arrays(
-        states, actions, actions.astype(float), np.log(tables[ids, states, actions]),
-        offsets=np.arange(61), policies=[kind(t) for t in tables], policy_ids=ids, terminated=True,
-    )  # fmt: skip
+        states,
+        actions,
+        actions.astype(float),
+        np.log(tables[ids, states, actions]),
+        offsets=np.arange(61),
+        policies=[kind(t) for t in tables],
+        policy_ids=ids,
+        terminated=True,
+    )
     options: dict[str, Any] = {"estimators": BOTH, "interval": "percentile", "resamples": 50}
     target = kind([[0.2, 0.8], [0.2, 0.8]])
     one = evaluate_shards([data], target, **options)
@@ -395,9 +404,14 @@ def test_equal_episodes_of_different_policies_keep_their_draws(kind: Any) -> Non
 def test_episodes_that_differ_in_what_was_seen_keep_their_draws() -> None:
     x = np.random.default_rng(0).standard_normal((40, 1))
     data = Trajectories.from_arrays(
-        x, np.ones(40, dtype=np.int64), np.ones(40), np.full(40, np.log(0.5)),
-        offsets=np.arange(41), policies=[LinearSigmoid(np.zeros(1))], terminated=True,
-    )  # fmt: skip
+        x,
+        np.ones(40, dtype=np.int64),
+        np.ones(40),
+        np.full(40, np.log(0.5)),
+        offsets=np.arange(41),
+        policies=[LinearSigmoid(np.zeros(1))],
+        terminated=True,
+    )
     options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 50}
     target = LinearSigmoid(np.full(1, 2.0))
     one, other = (
@@ -416,11 +430,14 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
     found = evaluate_shards(
         [data], r.target, estimators=BOTH, gamma=gamma, interval="percentile", resamples=5, rng=3
     )
-    second = WeightPass(_mixture([data]), r.target, check_options(BOTH, gamma, 10.0, "ess-t", .95,
-                        3, 5, None, None))  # fmt: skip
+    second = WeightPass(
+        _mixture([data]),
+        r.target,
+        check_options(BOTH, gamma, 10.0, "ess-t", 0.95, 3, 5, None, None),
+    )
     chunk = second.update("", data)
-    draws = poisson.PoissonDraws(
-        poisson.identities(second.hashes[0]), second.ids[0], replicates=5, seed=3
+    draws = bootstrap.PoissonDraws(
+        bootstrap.identities(second.hashes[0]), second.ids[0], replicates=5, seed=3
     )
     factors, w = draws.factors(0, len(data)), np.exp(chunk.columns["fused"])
     longest = int(data.lengths.max())
@@ -440,11 +457,13 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
 
 
 def test_draws_are_poisson_and_unrelated() -> None:
-    hashes = poisson.identities(np.zeros(4000, dtype=np.uint64))  # all equal: told apart by number
+    hashes = bootstrap.identities(
+        np.zeros(4000, dtype=np.uint64)
+    )  # all equal: told apart by number
     assert np.unique(hashes).size == hashes.size
 
     def drawn(seed: int) -> NDArray[np.float64]:
-        draws = poisson.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed)
+        draws = bootstrap.PoissonDraws(hashes, np.zeros(4000, dtype=np.int64), 300, seed)
         return np.asarray(np.round(draws.factors(0, 4000) * draws.drawn / 4000))
 
     counts = drawn(1)
@@ -481,19 +500,19 @@ def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
 
 def test_strata_keep_their_sizes_and_no_part_of_one_is_negative() -> None:
     strata = np.repeat(np.arange(40), 2)
-    draws = poisson.PoissonDraws(np.arange(80, dtype=np.uint64), strata, 50, seed=0)
+    draws = bootstrap.PoissonDraws(np.arange(80, dtype=np.uint64), strata, 50, seed=0)
     factors = draws.factors(0, 80).reshape(50, 40, 2)
     np.testing.assert_array_equal(
         np.sort(factors, axis=2), np.broadcast_to([0.0, 2.0], (50, 40, 2))
     )
     assert Resamples(strata, 50, 0).strata.max() == 39  # the other bootstrap has these strata too
     strata = np.repeat(np.arange(40), 3)
-    draws = poisson.PoissonDraws(np.arange(120, dtype=np.uint64), strata, 50, seed=0)
+    draws = bootstrap.PoissonDraws(np.arange(120, dtype=np.uint64), strata, 50, seed=0)
     assert (draws.drawn < 0).any()  # nothing was drawn, so one of them is taken
     factors = draws.factors(0, 120).reshape(50, 40, 3)
     np.testing.assert_allclose(factors.sum(axis=2), 3.0)
     assert factors.min() == 0
-    alone = poisson.PoissonDraws(np.arange(3, dtype=np.uint64), np.arange(3), 9, seed=0)
+    alone = bootstrap.PoissonDraws(np.arange(3, dtype=np.uint64), np.arange(3), 9, seed=0)
     np.testing.assert_array_equal(alone.factors(0, 3), 1.0)  # no spread can be seen
 
 
@@ -503,7 +522,7 @@ def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(size: i
     n, runs = strata.size, 40_000
     values = np.random.default_rng(0).standard_normal(n)
     error = standard_error(values, strata)
-    draws = poisson.PoissonDraws(np.arange(n, dtype=np.uint64), strata, runs, seed=0)
+    draws = bootstrap.PoissonDraws(np.arange(n, dtype=np.uint64), strata, runs, seed=0)
     means = draws.means(values)
     assert means.std() / error == pytest.approx(1.0, abs=4 / np.sqrt(2 * runs))
     assert means.mean() == pytest.approx(values.mean(), abs=4 * error / np.sqrt(runs))
@@ -511,11 +530,11 @@ def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(size: i
 
 def test_what_is_sent_of_the_draws_belongs_to_the_task() -> None:
     strata = np.repeat(np.arange(500), 4)
-    draws = poisson.PoissonDraws(np.arange(2000, dtype=np.uint64), strata, 100, seed=0)
+    draws = bootstrap.PoissonDraws(np.arange(2000, dtype=np.uint64), strata, 100, seed=0)
     part = draws.part(slice(1002, 1010))
     np.testing.assert_array_equal(part.factors(0, 8), draws.factors(1002, 1010))
     assert part.drawn.shape == (100, 3)
-    replicates = poisson.NormalisedReplicates(part, 1.0, None, np.zeros(5))
+    replicates = bootstrap.NormalisedReplicates(part, 1.0, None, np.zeros(5))
     assert not hasattr(pickle.loads(pickle.dumps(replicates)), "draws")
 
 
@@ -523,8 +542,10 @@ def test_paired_differences_share_the_draws() -> None:
     r = recorded(4, (40, 40))
     parts = split(r.trajectories, 0, 5)
     other = Table(np.asarray(r.policies[0]))
-    a, b = (evaluate_shards(parts, target, estimators=BOTH, interval="percentile", resamples=200)
-            for target in (r.target, other))  # fmt: skip
+    a, b = (
+        evaluate_shards(parts, target, estimators=BOTH, interval="percentile", resamples=200)
+        for target in (r.target, other)
+    )
     gap = a["FIS"].difference(b["FIS"])
     assert gap.interval.method == "percentile"
     assert gap.value == a["FIS"].value - b["FIS"].value
@@ -554,7 +575,7 @@ def test_files_whole_or_in_stretches(
     block_steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shard_files, "_WHOLE", limit)
+    monkeypatch.setattr(reader, "_WHOLE", limit)
     r, parts, paths = saved
     found = sharded(paths, r.target, estimators=ALL, block_steps=block_steps)
     assert_equal(found, whole(parts, r.target, estimators=ALL))
@@ -588,11 +609,18 @@ def record(data: Trajectories, path: Path, *, mid_episode: bool = False) -> None
                 write_policy(writer, data.policies[k])
             write_change(writer, numbers[k], clock, mid_episode=mid_episode and i > 0)
             write_episode(
-                writer, data.observations[start:stop], data.actions[start:stop],
-                data.rewards[start:stop], data.log_probs[start:stop], numbers[k], terminated=True,
-                held_out=bool(data.held_out[i]), start_clock=clock,
-                observation_space=data.observation_space, action_space=data.action_space,
-            )  # fmt: skip
+                writer,
+                data.observations[start:stop],
+                data.actions[start:stop],
+                data.rewards[start:stop],
+                data.log_probs[start:stop],
+                numbers[k],
+                terminated=True,
+                held_out=bool(data.held_out[i]),
+                start_clock=clock,
+                observation_space=data.observation_space,
+                action_space=data.action_space,
+            )
             clock += int(stop - start)
 
 
@@ -743,9 +771,12 @@ def test_progress_counts_steps() -> None:
     ):
         seen: list[int] = []
         evaluate_shards(
-            split(r.trajectories, 0, 4), r.target, estimators=estimators, q_model=q_model,
+            split(r.trajectories, 0, 4),
+            r.target,
+            estimators=estimators,
+            q_model=q_model,
             progress=seen.append,
-        )  # fmt: skip
+        )
         assert sum(seen) == count * r.trajectories.n_steps
         options = check_options(estimators, 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
         assert passes(options, q_model) == count
@@ -808,9 +839,15 @@ def made(shard: int, episodes: int = 40, length: int = 250) -> Trajectories:
     actions: NDArray[np.int64] = (rng.random(steps) < 0.5).astype(np.int64)
     table = LinearSigmoid.log_prob_stack(policies, x, actions)
     return Trajectories.from_arrays(
-        x, actions, rng.random(steps), table[ids, np.arange(steps)], policies=policies,
-        offsets=np.arange(episodes + 1) * length, terminated=True, policy_ids=ids,
-    )  # fmt: skip
+        x,
+        actions,
+        rng.random(steps),
+        table[ids, np.arange(steps)],
+        policies=policies,
+        offsets=np.arange(episodes + 1) * length,
+        terminated=True,
+        policy_ids=ids,
+    )
 
 
 def test_memory_does_not_grow_with_the_number_of_shards() -> None:
@@ -820,9 +857,11 @@ def test_memory_does_not_grow_with_the_number_of_shards() -> None:
         tracemalloc.start()
         try:
             evaluate_shards(
-                [partial(made, i) for i in range(shards)], target, estimators=ALL,
+                [partial(made, i) for i in range(shards)],
+                target,
+                estimators=ALL,
                 block_steps=10_000,
-            )  # fmt: skip
+            )
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -833,7 +872,7 @@ def test_memory_does_not_grow_with_the_number_of_shards() -> None:
 
 
 def test_a_large_file_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_files, "_WHOLE", 1 << 16)
+    monkeypatch.setattr(reader, "_WHOLE", 1 << 16)
     path, target = tmp_path / "large.ope", LinearSigmoid(np.full(3, 0.2))
     data = made(0, episodes=800)
     data.save(path)
@@ -1023,7 +1062,7 @@ def test_who_acted_is_read_in_stretches(
     r, parts, paths = saved
     together = whole(parts, r.target, estimators=BOTH)
     seen: list[int] = []
-    read = shard_files._read_rows
+    read = reader._read_rows
 
     def watched(file: Any, head: Any, name: str, *rows: Any) -> Any:
         found = read(file, head, name, *rows)
@@ -1031,8 +1070,8 @@ def test_who_acted_is_read_in_stretches(
             seen.append(len(found))
         return found
 
-    monkeypatch.setattr(shard_files, "_ROWS", 5)
-    monkeypatch.setattr(shard_files, "_read_rows", watched)
+    monkeypatch.setattr(reader, "_ROWS", 5)
+    monkeypatch.setattr(reader, "_read_rows", watched)
     assert_equal(evaluate_shards(paths, r.target, estimators=BOTH), together)
     assert max(seen) == 5
 
@@ -1051,10 +1090,15 @@ def test_a_bad_target_is_named_with_its_shard() -> None:
 def test_where_the_default_model_would_be_too_wide_there_is_none() -> None:
     rng = np.random.default_rng(0)
     data = Trajectories.from_arrays(
-        rng.standard_normal((60, 40)), rng.integers(2, size=60), rng.random(60),
-        np.log(np.full(60, 0.5)), offsets=np.arange(21) * 3, policies=[Uniform(2)],
-        terminated=True, held_out=True,
-    )  # fmt: skip
+        rng.standard_normal((60, 40)),
+        rng.integers(2, size=60),
+        rng.random(60),
+        np.log(np.full(60, 0.5)),
+        offsets=np.arange(21) * 3,
+        policies=[Uniform(2)],
+        terminated=True,
+        held_out=True,
+    )
     found = evaluate_shards([data], Uniform(2), estimators=["NFIS", "auto"])
     assert found.sample.q_model == "none"
     assert found["auto"].value == found["NFIS"].value

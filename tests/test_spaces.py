@@ -12,7 +12,8 @@ import pytest
 from gymnasium import spaces as S
 from numpy.typing import NDArray
 
-from ope_gym import space_json, spaces, trees
+from ope_gym import batches
+from ope_gym.data import space_json, spaces
 
 ALL_SPACES: list[gym.Space[Any]] = [
     S.Box(-1.0, 1.0, (2, 3)),
@@ -191,10 +192,10 @@ def test_stacked_samples_are_columns_and_can_be_written(space: gym.Space[Any]) -
     space.seed(3)
     samples = [space.sample() for _ in range(7)]
     found = columns(space, spaces.stack(space, samples), 7)
-    assert all(len(leaf) == 7 for leaf in trees.leaves(found))
-    single = [trees.take(found, slice(i, i + 1)) for i in range(7)]
-    assert same(trees.concatenate(single), found)
-    assert same(trees.concatenate([spaces.empty(space), found]), found)
+    assert all(len(leaf) == 7 for leaf in batches.leaves(found))
+    single = [batches.take(found, slice(i, i + 1)) for i in range(7)]
+    assert same(batches.concatenate(single), found)
+    assert same(batches.concatenate([spaces.empty(space), found]), found)
     if not spaces.is_column(space) and not isinstance(space, S.Tuple | S.Dict):
         assert same(list(found), samples)
         text = space_json.elements_to_json(space, found)

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import episode_files, storage
-from ope_gym.buffer import Trajectories, TrajectoryBuffer
-from ope_gym.policies import LinearSigmoid, Policy, Uniform
-from ope_gym.storage import BlockWriter, DamagedFileError, read_blocks
+from ope_gym.data import blocks, files
+from ope_gym.data.blocks import BlockWriter, DamagedFileError, read_blocks
+from ope_gym.data.buffer import Trajectories, TrajectoryBuffer
+from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
 
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)
 SIGMOID = LinearSigmoid(np.array([0.5, -0.5]))
@@ -34,12 +34,12 @@ def write_run(path: Path, lengths: tuple[int, ...], *, close: bool = True) -> li
     """A recorder's file: spaces, a policy, one block an episode. Where each block ends."""
     ends = []
     with BlockWriter(path) as writer:
-        episode_files.write_spaces(writer, BOX, TWO, 50)
+        files.write_spaces(writer, BOX, TWO, 50)
         ends.append(path.stat().st_size)
-        episode_files.write_policy(writer, SIGMOID)
+        files.write_policy(writer, SIGMOID)
         ends.append(path.stat().st_size)
         for i, n in enumerate(lengths):
-            episode_files.write_episode(
+            files.write_episode(
                 writer,
                 np.full((n, 2), i, dtype=np.float32),
                 np.arange(n) % 2,
@@ -96,9 +96,9 @@ def raw_block(offset: int, meta: dict[str, Any] | bytes, payload: bytes = b"") -
     return head + struct.pack("<I", zlib.crc32(head)) + text + payload
 
 
-def file_with(path: Path, *blocks: tuple[dict[str, Any] | bytes, bytes]) -> Path:
-    data = storage.MAGIC
-    for meta, payload in blocks:
+def file_with(path: Path, *made: tuple[dict[str, Any] | bytes, bytes]) -> Path:
+    data = blocks.MAGIC
+    for meta, payload in made:
         data += raw_block(len(data), meta, payload)
     path.write_bytes(data)
     return path
@@ -262,7 +262,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
 def test_a_length_beyond_the_file_allocates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     head = struct.pack("<IIQI", 0x4B4C424F, 2**32 - 1, 2**63, 0)
-    path.write_bytes(storage.MAGIC + head + struct.pack("<I", zlib.crc32(head)))
+    path.write_bytes(blocks.MAGIC + head + struct.pack("<I", zlib.crc32(head)))
     with pytest.warns(UserWarning, match="24 bytes from byte 8 on were dropped"):
         assert list(read_blocks(path)) == []
 
@@ -323,7 +323,7 @@ def test_impossible_contents_with_good_checksums_are_damage(tmp_path: Path, meta
 
 def test_a_payload_off_its_boundary_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "bad"
-    path.write_bytes(storage.MAGIC + raw_block(9, {"kind": "x", "arrays": {}}))
+    path.write_bytes(blocks.MAGIC + raw_block(9, {"kind": "x", "arrays": {}}))
     with pytest.raises(DamagedFileError, match="multiple of 64"):
         list(read_blocks(path))
 
@@ -334,7 +334,7 @@ def test_noise_is_an_error_or_a_cut_file(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("noise") / "noise"
-    path.write_bytes(storage.MAGIC + noise)
+    path.write_bytes(blocks.MAGIC + noise)
     try:
         found, messages = load_quietly(path)
     except DamagedFileError:
@@ -360,14 +360,22 @@ json_values = st.recursive(
     kind=st.sampled_from(["spaces", "policy", "changes", "episodes", "?"]),
     change=st.dictionaries(
         st.sampled_from(
-            ["observation_space", "action_space", "horizon", "policy", "schedule", "mid_episode",
-             "observations", "actions"]
+            [
+                "observation_space",
+                "action_space",
+                "horizon",
+                "policy",
+                "schedule",
+                "mid_episode",
+                "observations",
+                "actions",
+            ]
         ),
         json_values,
         min_size=1,
         max_size=2,
     ),
-)  # fmt: skip
+)
 def test_nonsense_in_json_is_damage_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, kind: str, change: dict[str, Any]
 ) -> None:
@@ -457,7 +465,7 @@ def test_a_failed_write_leaves_the_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    original = storage._write_all
+    original = blocks._write_all
 
     def disk_full(file: Any, data: bytes | memoryview) -> None:
         original(file, bytes(data)[:10])
@@ -467,7 +475,7 @@ def test_a_failed_write_leaves_the_file_whole(
         writer.append("a", {}, {"x": np.arange(5)})
         before = path.read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "_write_all", disk_full)
+            patch.setattr(blocks, "_write_all", disk_full)
             for size in (5, 2**18):  # written at once, and in parts
                 with pytest.raises(OSError, match="no space left"):
                     writer.append("b", {}, {"x": np.arange(size)})
@@ -495,7 +503,7 @@ def test_a_short_write_is_completed() -> None:
             return min(3, len(view))
 
     slow = Slow()
-    storage._write_all(slow, b"0123456789")
+    blocks._write_all(slow, b"0123456789")
     assert slow.data == b"0123456789"
 
 
@@ -519,11 +527,11 @@ def test_a_writer_closes_once_and_for_all(tmp_path: Path) -> None:
 def test_blocks_survive_the_death_of_their_process(tmp_path: Path) -> None:
     path = tmp_path / "run"
     code = (
-        "import os, sys, numpy as np; from ope_gym.storage import BlockWriter\n"
+        "import os, sys, numpy as np; from ope_gym.data.blocks import BlockWriter\n"
         "w = BlockWriter(sys.argv[1])\n"
         "w.append('a', {}, {'x': np.arange(5)}); os._exit(9)"
     )
-    root = Path(storage.__file__).parents[1]
+    root = Path(blocks.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=root, check=False)
     assert done.returncode == 9
     assert [block.kind for block in read_blocks(path)] == ["a"]
@@ -558,7 +566,7 @@ def test_a_failed_save_keeps_the_old_file(saved: Path, monkeypatch: pytest.Monke
 
     for name in ("write_episodes", "write_spaces"):
         with monkeypatch.context() as patch:
-            patch.setattr(episode_files, name, fail)
+            patch.setattr(files, name, fail)
             with pytest.raises(OSError, match="no space left"):
                 data.save(saved)
         assert saved.read_bytes() == before
@@ -606,15 +614,23 @@ def test_a_second_run_appends_a_section(tmp_path: Path) -> None:
     path = tmp_path / "run"
     write_run(path, (3, 1))
     with BlockWriter(path) as writer:
-        episode_files.write_spaces(writer, BOX, TWO, 50)
-        episode_files.write_policy(writer, Uniform(2))
-        episode_files.write_policy(writer, SIGMOID)
-        episode_files.write_change(writer, 0, 0, mid_episode=False)
-        episode_files.write_change(writer, 1, 4, mid_episode=True)
-        episode_files.write_episode(
-            writer, np.zeros((4, 2)), [0, 1, 0, 1], np.ones(4), np.full(4, -0.7), [0, 0, 1, 1],
-            terminated=True, start_clock=2, observation_space=BOX, action_space=TWO,
-        )  # fmt: skip
+        files.write_spaces(writer, BOX, TWO, 50)
+        files.write_policy(writer, Uniform(2))
+        files.write_policy(writer, SIGMOID)
+        files.write_change(writer, 0, 0, mid_episode=False)
+        files.write_change(writer, 1, 4, mid_episode=True)
+        files.write_episode(
+            writer,
+            np.zeros((4, 2)),
+            [0, 1, 0, 1],
+            np.ones(4),
+            np.full(4, -0.7),
+            [0, 0, 1, 1],
+            terminated=True,
+            start_clock=2,
+            observation_space=BOX,
+            action_space=TWO,
+        )
     found = Trajectories.load(path)
     assert found.lengths.tolist() == [3, 1, 4]
     assert found.policies == (SIGMOID, Uniform(2))
@@ -632,17 +648,13 @@ def test_a_second_run_appends_a_section(tmp_path: Path) -> None:
 def test_changes_between_episodes_need_no_schedule(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with BlockWriter(path) as writer:
-        episode_files.write_spaces(writer, None, None, None)
-        episode_files.write_policy(writer, Uniform(2))
-        episode_files.write_policy(writer, Uniform(3))
-        episode_files.write_change(writer, 0, 0, mid_episode=False)
-        episode_files.write_episode(
-            writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0
-        )
-        episode_files.write_change(writer, 1, 1, mid_episode=False)
-        episode_files.write_episode(
-            writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1
-        )
+        files.write_spaces(writer, None, None, None)
+        files.write_policy(writer, Uniform(2))
+        files.write_policy(writer, Uniform(3))
+        files.write_change(writer, 0, 0, mid_episode=False)
+        files.write_episode(writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0)
+        files.write_change(writer, 1, 1, mid_episode=False)
+        files.write_episode(writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1)
     found = Trajectories.load(path)
     assert found.schedules == ()
     assert found.schedule_ids.tolist() == [-1, -1]
@@ -654,24 +666,28 @@ def test_a_file_and_a_buffer_give_the_same_schedules(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(BOX, TWO)
     policies: list[Policy] = [Uniform(2), SIGMOID, LinearSigmoid(np.zeros(2))]
     with BlockWriter(tmp_path / "run") as writer:
-        episode_files.write_spaces(writer, BOX, TWO, None)
+        files.write_spaces(writer, BOX, TWO, None)
 
         def change(k: int, clock: int, mid_episode: bool) -> None:
             buffer.change_policy(k, clock, mid_episode=mid_episode)
-            episode_files.write_change(writer, k, clock, mid_episode=mid_episode)
+            files.write_change(writer, k, clock, mid_episode=mid_episode)
 
         def append(ids: list[int], clock: int | None) -> None:
             n = len(ids)
             steps = (np.zeros((n, 2)), [0] * n, np.ones(n), np.full(n, -0.7), ids)
             buffer.append(*steps, terminated=True, start_clock=clock)
-            episode_files.write_episode(
-                writer, *steps, terminated=True, start_clock=clock,
-                observation_space=BOX, action_space=TWO,
-            )  # fmt: skip
+            files.write_episode(
+                writer,
+                *steps,
+                terminated=True,
+                start_clock=clock,
+                observation_space=BOX,
+                action_space=TWO,
+            )
 
         for policy in policies:
             buffer.add_policy(policy)
-            episode_files.write_policy(writer, policy)
+            files.write_policy(writer, policy)
         append([2], 0)  # before anything is known of changes
         change(0, 2, False)
         append([0, 0], 2)
@@ -751,7 +767,7 @@ def test_impossible_lengths_are_damage(tmp_path: Path, lengths: list[int]) -> No
 def test_a_file_must_begin_with_spaces(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with BlockWriter(path) as writer:
-        episode_files.write_policy(writer, Uniform(2))
+        files.write_policy(writer, Uniform(2))
     with pytest.raises(DamagedFileError, match="first block is not of kind 'spaces'"):
         Trajectories.load(path)
 
@@ -776,13 +792,20 @@ def test_thousands_of_small_blocks(tmp_path: Path) -> None:
     path = tmp_path / "run"
     lengths = tuple(1 + i % 3 for i in range(2000))
     with BlockWriter(path) as writer:
-        episode_files.write_spaces(writer, BOX, TWO, None)
-        episode_files.write_policy(writer, Uniform(2))
+        files.write_spaces(writer, BOX, TWO, None)
+        files.write_policy(writer, Uniform(2))
         for i, n in enumerate(lengths):
-            episode_files.write_episode(
-                writer, np.zeros((n, 2)), [0] * n, [float(i)] * n, [-0.7] * n, 0,
-                terminated=True, observation_space=BOX, action_space=TWO,
-            )  # fmt: skip
+            files.write_episode(
+                writer,
+                np.zeros((n, 2)),
+                [0] * n,
+                [float(i)] * n,
+                [-0.7] * n,
+                0,
+                terminated=True,
+                observation_space=BOX,
+                action_space=TWO,
+            )
     found = Trajectories.load(path)
     assert found.lengths.tolist() == list(lengths)
     assert np.array_equal(found.rewards, found.episode_ids)

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ope_gym import oracle
-from studies import STUDIES, adaptive, bandit, integrals, lemmas, load_study
+from studies import STUDIES, adaptive, bandit, integrals, lemmas, load_study, oracle
 from studies.__main__ import main
 from studies.claims import (
     FAILS,
@@ -232,9 +231,12 @@ def test_results_do_not_depend_on_workers_or_chunks(
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "studies", "lemmas", "--runs", "150", "--workers", "2"]
     started = subprocess.Popen(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        [*command, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("chunks/*/*.npz")) and time.monotonic() < deadline:
         assert started.poll() is None
@@ -514,9 +516,10 @@ def test_claims_of_adaptive_data() -> None:
     assert FAILS not in verdicts[6:]
     assert summary["stopped"]["series"][0] == pytest.approx(1 - math.log(2), abs=1e-15)
     for name, in_sample, held_out in zip(
-        adaptive.LEARNED, *(summary["learned"][key][0] for key in ("in_sample", "held_out")),
+        adaptive.LEARNED,
+        *(summary["learned"][key][0] for key in ("in_sample", "held_out")),
         strict=True,
-    ):  # fmt: skip
+    ):
         assert in_sample > held_out, name
 
 
@@ -687,11 +690,15 @@ def test_help_lists_runs_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stopping_twice_ends_the_workers_and_says_what_is_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "studies", "lemmas", "--runs", "5000", "--workers", "2"]
     started = subprocess.Popen(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [*command, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         # a shell starts its background jobs with Ctrl-C ignored, and so would be their children
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("chunks/*/*.npz")) and time.monotonic() < deadline:
         assert started.poll() is None

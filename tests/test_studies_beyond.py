@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ope_gym import Policy, Trajectories, Uniform, baselines, evaluate
+from ope_gym import Policy, Trajectories, Uniform, evaluate, models
 from studies import beyond, load_study, small_grid
 from studies.beyond import NAMES, Beyond, Mistaken
 from studies.frame import plain
@@ -17,7 +17,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
     """Two regimes of the grid, and a linear model in the place of the slow one."""
     regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
     monkeypatch.setattr(beyond, "grid", lambda seed: regimes)
-    monkeypatch.setattr(baselines, "DynamicsQ", baselines.LinearQ)
+    monkeypatch.setattr(models, "DynamicsQ", models.LinearQ)
     return Beyond(truth_rollouts=1000, every=2)
 
 
@@ -77,9 +77,14 @@ def test_a_mistaken_model_takes_left_for_right() -> None:
             return self
 
     data = Trajectories.from_arrays(
-        np.zeros((3, 1)), [0, 1, 1], [1.0, 1.0, 1.0], np.log([0.5, 0.5, 0.5]), offsets=[0, 1, 3],
-        policies=[Uniform(2)], terminated=True,
-    )  # fmt: skip
+        np.zeros((3, 1)),
+        [0, 1, 1],
+        [1.0, 1.0, 1.0],
+        np.log([0.5, 0.5, 0.5]),
+        offsets=[0, 1, 3],
+        policies=[Uniform(2)],
+        terminated=True,
+    )
     seen = Seen()
     Mistaken(seen).fit(data, Uniform(2), gamma=1.0, horizon=2, rng=np.random.default_rng(0))
     assert seen.actions.tolist() == [1, 0, 0]

@@ -206,9 +206,15 @@ def test_intervals_are_those_of_evaluate() -> None:
     )
     for kind in ("ess-t", "percentile", "bca", "betting"):
         got = evaluate(
-            data, target, estimators=names, level=0.9, interval=kind, resamples=50,
-            reward_range=(0.0, 1.0), horizon=4,
-        )  # fmt: skip
+            data,
+            target,
+            estimators=names,
+            level=0.9,
+            interval=kind,
+            resamples=50,
+            reward_range=(0.0, 1.0),
+            horizon=4,
+        )
         for e, name in enumerate(names):
             k = KINDS.index(kind)
             if kind == "betting" and name == "NFIS":
@@ -271,9 +277,11 @@ def test_the_numbers_of_the_summary_are_plain_means() -> None:
     holds[:, :, ::2] = math.nan  # regimes that no run took
     holds[0, 0, 1, 0, 1] = math.nan  # an undefined interval
     runs = {
-        "holds": holds, "width": np.where(np.isnan(holds), math.nan, width),
-        "cart_holds": holds[:, 0, 1:4:2], "cart_width": width[:, 0, 1:4:2],
-    }  # fmt: skip
+        "holds": holds,
+        "width": np.where(np.isnan(holds), math.nan, width),
+        "cart_holds": holds[:, 0, 1:4:2],
+        "cart_width": width[:, 0, 1:4:2],
+    }
     summary = study.summarise(runs)
     assert summary["data_sets"] == {"small": 2 * 3 * 24, "CartPole-v1": 4}
     part = summary["parts"]["held-out"]
@@ -306,12 +314,17 @@ def test_claims_follow_the_numbers() -> None:
         both = {"gain": [np.full(4, 0.02), np.full(4, 0.004)]}
         both["ratio"] = [np.full(4, ratio), np.full(4, 0.01)]
         return {
-            "runs": 100, "level": 0.95, "names": names, "kinds": kinds,
+            "runs": 100,
+            "level": 0.95,
+            "names": names,
+            "kinds": kinds,
             "parts": dict.fromkeys(("held-out", "adaptive", "in-sample", "CartPole-v1"), part),
             "paired": {
-                "held-out": both, "CartPole-v1": both, "in-sample": {"loss": [table, error]},
+                "held-out": both,
+                "CartPole-v1": both,
+                "in-sample": {"loss": [table, error]},
             },
-        }  # fmt: skip
+        }
 
     def verdicts(*numbers: float) -> list[str]:
         return [claim.verdict for claim in coverage_claims(plain(summary(*numbers), math.nan))]

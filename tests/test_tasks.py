@@ -26,16 +26,16 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate
 from ope_gym.__main__ import main as command
-from ope_gym.baselines.linear import LinearQ
-from ope_gym.crews import _Processes, crew
-from ope_gym.ray_crew import connected
-from ope_gym.shard_spool import Spool, scratch_folder
-from ope_gym.shard_tasks import Setting, weight_pass
-from ope_gym.sharded import evaluate_shards, evaluate_survey
-from ope_gym.shards import survey
-from ope_gym.storage import DamagedFileError
-from ope_gym.tasks import _AHEAD, Crew, WorkerError, answer
-from ope_gym.validation import check_options
+from ope_gym.data.blocks import DamagedFileError
+from ope_gym.models.linear import LinearQ
+from ope_gym.options import check_options
+from ope_gym.scale.crews import _Processes, crew
+from ope_gym.scale.ray import connected
+from ope_gym.scale.shard_tasks import Setting, weight_pass
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
+from ope_gym.scale.sources import survey
+from ope_gym.scale.spool import Spool, scratch_folder
+from ope_gym.scale.tasks import _AHEAD, Crew, WorkerError, answer
 from tests.builders import assert_same, recorded
 from tests.test_sharded import made, record, split
 
@@ -215,14 +215,19 @@ def test_workers_use_one_thread_each(chosen: str | None, monkeypatch: pytest.Mon
 def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from ope_gym.crews import crew\n"
+        "from ope_gym.scale.crews import crew\n"
         "with crew(workers=2) as hands:\n"
         "    list(hands.run(abs, [1, 2]))\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert done.returncode == 1
     assert 'call this under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
 
@@ -267,10 +272,15 @@ def test_processes_give_the_same_bits(hands: Crew, files: list[Path], tmp_path: 
         with scratch_folder(scratch) as folder:
             kinds.append(
                 evaluate_survey(
-                    found, TARGET, options, who, q_model=LinearQ(), folder=folder,
+                    found,
+                    TARGET,
+                    options,
+                    who,
+                    q_model=LinearQ(),
+                    folder=folder,
                     progress=seen.append,
                 )
-            )  # fmt: skip
+            )
         assert sum(seen) == 4 * found.mixture.steps  # two of them for the q model
         assert not list(tmp_path.iterdir())
         assert sum(task.name == str(files[1]) for task in found.tasks) > 2  # it is cut
@@ -518,8 +528,12 @@ def test_one_file_in_shards_from_the_command_line(
     assert command(["evaluate", name, "--shards"]) == 0
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines()[4:9]] == [
-        "BIS", "NBIS", "FIS", "NFIS", "auto",
-    ]  # fmt: skip
+        "BIS",
+        "NBIS",
+        "FIS",
+        "NFIS",
+        "auto",
+    ]
     assert "; q model: LinearQ" in said
 
 
@@ -563,9 +577,13 @@ def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
         f"leaving.leave(__main__.main(['evaluate', {str(path)!r}, '--workers', '2']))\n"
     )
     started = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not all((tmp_path / name).exists() for name in "01") and time.monotonic() < deadline:
         assert started.poll() is None
@@ -705,9 +723,13 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     os.close(read)
     words = ["evaluate", str(path), "--estimators", "NFIS", "--json", str(result)]
     done = subprocess.run(
-        [sys.executable, "-m", "ope_gym", *words], cwd=ROOT, text=True, stdout=write,
-        stderr=subprocess.PIPE, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-m", "ope_gym", *words],
+        cwd=ROOT,
+        text=True,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=120,
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert "NFIS" in json.loads(result.read_text())["estimates"]
@@ -731,7 +753,7 @@ def test_ray_ends_before_a_stopped_command() -> None:
     """What Ray leaves running crashes Python on its way out."""
     code = (
         "import atexit, sys, types\n"
-        "from ope_gym.leaving import leave\n"
+        "from ope_gym.scale.leaving import leave\n"
         "ray = sys.modules['ray'] = types.ModuleType('ray')\n"
         "ray.shutdown = lambda: print('shut down')\n"
         "atexit.register(print, 'crash')\n"

@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import Evaluation, evaluate, evaluate_log_probs
-from ope_gym.tensorboard import EvaluationWriter, markdown
+from ope_gym.report.tensorboard import EvaluationWriter, markdown
 from tests import builders
 
 NAMES = ["BIS", "NFIS", "NFCIS"]
@@ -143,8 +143,11 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
         writer.add_report(evaluation, made.trajectories, made.target, 5, hparams, truth=0.75)
     events = read(tmp_path)
     assert sorted(events.Tags()["images"]) == [
-        "ope/ess_over_time", "ope/forest", "ope/policy_overlap", "ope/weights",
-    ]  # fmt: skip
+        "ope/ess_over_time",
+        "ope/forest",
+        "ope/policy_overlap",
+        "ope/weights",
+    ]
     for tag in events.Tags()["images"]:
         (image,) = events.Images(tag)
         assert image.encoded_image_string.startswith(b"\x89PNG")
@@ -279,7 +282,7 @@ def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: 
 def test_importing_ope_gym_loads_no_torch_or_tensorboard() -> None:
     script = (
         "import sys, ope_gym\n"
-        "heavy = {'torch', 'tensorboard', 'matplotlib', 'ope_gym.tensorboard', 'ope_gym.figures'}\n"
+        "heavy = {'torch', 'tensorboard', 'matplotlib', 'ope_gym.report.figures'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

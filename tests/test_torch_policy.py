@@ -20,8 +20,8 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import TanhTransform
 
-from ope_gym import torch_policy
-from ope_gym.policies import (
+from ope_gym.policies import torch as torch_policy
+from ope_gym.policies.closed_form import (
     DiagonalGaussian,
     FinitePolicy,
     Policy,
@@ -31,7 +31,7 @@ from ope_gym.policies import (
     policy_from_arrays,
     policy_to_arrays,
 )
-from ope_gym.torch_policy import TorchPolicy
+from ope_gym.policies.torch import TorchPolicy
 
 Array = NDArray[Any]
 

@@ -21,9 +21,17 @@ ROOT = Path(__file__).parent.parent
 
 def small(logdir: Path, *more: str) -> list[str]:
     return [
-        "--policies", "3", "--rollouts", "6", "--truth-episodes", "20", "--quiet",
-        "--logdir", str(logdir), *more,
-    ]  # fmt: skip
+        "--policies",
+        "3",
+        "--rollouts",
+        "6",
+        "--truth-episodes",
+        "20",
+        "--quiet",
+        "--logdir",
+        str(logdir),
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +182,24 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ctrl_c_keeps_and_evaluates_what_was_recorded(tmp_path: Path) -> None:
     arguments = [
-        "--iterations", "100000", "--rollouts", "4", "--quiet", "--logdir", str(tmp_path),
-        "--save", str(tmp_path / "kept.ope"),
-    ]  # fmt: skip
+        "--iterations",
+        "100000",
+        "--rollouts",
+        "4",
+        "--quiet",
+        "--logdir",
+        str(tmp_path),
+        "--save",
+        str(tmp_path / "kept.ope"),
+    ]
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup ignores it
-    )  # fmt: skip
+    )
     try:
         out, err = _interrupt_when_recording(process, tmp_path)
     finally:
@@ -234,9 +251,13 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     pytest.importorskip(needed)
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name), *options],
-        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for words in expected:
         assert words in done.stdout, words

@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode
 
-from ope_gym import spaces
-from ope_gym.policies import Policy
-from ope_gym.spaces import Space
-from ope_gym.trees import Tree
+from ope_gym.batches import Tree
+from ope_gym.data import spaces
+from ope_gym.data.spaces import Space
+from ope_gym.policies.closed_form import Policy
 from wrappers import vector
 from wrappers.record import RecordTrajectories
-from wrappers.rows import flatten, unflatten
+from wrappers.recording.rows import flatten, unflatten
 
 OnEpisode = Callable[[int], object]
 
@@ -37,7 +37,7 @@ def collect(
     is open when the call begins is dropped.
 
     >>> import gymnasium as gym
-    >>> from ope_gym.policies import Uniform
+    >>> from ope_gym.policies.closed_form import Uniform
     >>> env = vector.RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=4))
     >>> collect(env, Uniform(2), 10, np.random.default_rng(0), seed=1)
     0

@@ -11,15 +11,15 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy import ndarray
 
-from ope_gym import spaces, storage
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.policies import Policy
-from ope_gym.spaces import Space
-from ope_gym.trajectories import Trajectories
-from ope_gym.trees import Tree
-from wrappers.finished import Finished
-from wrappers.normalisers import warn_of_normalisers
-from wrappers.recorder import Recorder
+from ope_gym.batches import Tree
+from ope_gym.data import blocks, spaces
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.spaces import Space
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import Policy
+from wrappers.recording.finished import Finished
+from wrappers.recording.normalisers import warn_of_normalisers
+from wrappers.recording.session import Recorder
 
 _WAITING_STEPS = 4096  # steps of finished episodes that go to the buffer together, unless
 _WAITING_BYTES = 2**24  # their observations are large
@@ -32,7 +32,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
     Everything the environment gives is passed on as it is. Put the wrapper outermost: it records
     what the policy sees and chooses.
 
-    >>> from ope_gym.policies import Uniform
+    >>> from ope_gym.policies.closed_form import Uniform
     >>> env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=5))
     >>> env.follow(Uniform(2))
     0
@@ -58,7 +58,7 @@ class RecordTrajectories(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         env: gym.Env[Any, Any],
         *,
         held_out: float = 0.0,
-        path: storage.PathLike | None = None,
+        path: blocks.PathLike | None = None,
         audit: bool = True,
     ) -> None:
         path = None if path is None else os.fspath(path)
@@ -254,7 +254,7 @@ class _EpisodeRecorder(Recorder):
         horizon: int | None,
         *,
         held_out: float,
-        path: storage.PathLike | None,
+        path: blocks.PathLike | None,
         audit: bool,
     ) -> None:
         super().__init__(

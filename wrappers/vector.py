@@ -11,12 +11,12 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import storage
-from ope_gym.buffer import TrajectoryBuffer
-from ope_gym.policies import Policy
-from ope_gym.trajectories import Trajectories
-from wrappers.normalisers import warn_of_normalisers
-from wrappers.vector_recorder import VectorRecorder
+from ope_gym.data import blocks
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import Policy
+from wrappers.recording.batched import VectorRecorder
+from wrappers.recording.normalisers import warn_of_normalisers
 
 
 class RecordTrajectories(
@@ -29,7 +29,7 @@ class RecordTrajectories(
 
     Evaluate `settled()`, not `buffer`, while episodes are under way.
 
-    >>> from ope_gym.policies import Uniform
+    >>> from ope_gym.policies.closed_form import Uniform
     >>> env = RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2, max_episode_steps=5))
     >>> env.follow(Uniform(2))
     0
@@ -52,7 +52,7 @@ class RecordTrajectories(
         env: VectorEnv[Any, Any, NDArray[Any]],
         *,
         held_out: float = 0.0,
-        path: storage.PathLike | None = None,
+        path: blocks.PathLike | None = None,
         audit: bool = True,
     ) -> None:
         path = None if path is None else os.fspath(path)

@@ -1,0 +1,1 @@
+"""Questions built on evaluations: ranking, leave-one-out, contributions, planning, overlap."""

@@ -1,0 +1,270 @@
+"""How many more episodes of which policy buy a wanted standard error.
+
+After m more episodes of policy j the mixture is M' = (n M + m P_j) / N, N = n + m, the weights are
+w' = P_e / M', and the estimate is the mean of psi'_i = sum_t gamma^t w'_t r_t over the larger
+sample, stratified by policy:
+
+    SE'^2 = (sum_k n_k var_k(psi') + m var_j(psi')) / N^2
+
+var_k is taken over the episodes of k that there are. The new ones are not there yet: var_j(psi') is
+taken over all recorded episodes, reweighted to j by u = P_j / M, which is at most n / n_j. For NFIS
+psi' = sum_t gamma^t w'_t / W_t (r_t - R_t) with the W and R of today, for reweighting the data to
+M' leaves both as they are. With m = 0 it is the standard error of today.
+
+For a target far from the data (an ESS below 40) it promises too much: the spread it starts from is
+then itself too small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray
+from ope_gym.estimators.table import standard_error as error_of
+from ope_gym.inference.diagnostics import GREEN_ESS
+from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.report import text
+from ope_gym.weights.fused import Fused
+
+if TYPE_CHECKING:
+    from ope_gym.data.buffer import TrajectoryBuffer
+    from ope_gym.data.trajectories import Trajectories
+    from ope_gym.policies.closed_form import Policy
+
+LIMIT = 1_000_000
+ITSELF = "the target itself"
+_PRECISION = 200  # the search stops at a bracket of 1/200 of the number of episodes
+
+
+@dataclass(frozen=True)
+class Need:
+    """How many more episodes of one policy are needed.
+
+    Args:
+        name: of the policy.
+        policy: its number; None if it is not recorded.
+        episodes: how many more; None if not reached with as many as were allowed.
+        standard_error: predicted with so many, or with as many as were allowed; NaN if no recorded
+            episode tells anything of this policy.
+        ess: effective number of recorded episodes behind the prediction: those that look like this
+            policy's or like the target's, whichever are fewer. With few the prediction is rough,
+            and more often too small: what is rare was not seen.
+    """
+
+    name: str
+    policy: int | None
+    episodes: int | None
+    standard_error: float
+    ess: float
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What to collect to reach a standard error; prints as a table.
+
+    Args:
+        needs: one a policy, the fewest episodes first.
+        wanted: the standard error to reach.
+        standard_error: the present one.
+        trajectories: how many there are.
+        estimator: "NFIS" or "FIS".
+        limit: most episodes that were considered.
+    """
+
+    needs: tuple[Need, ...]
+    wanted: float
+    standard_error: float
+    trajectories: int
+    estimator: str
+    limit: int
+
+    @property
+    def best(self) -> Need | None:
+        """The policy of which the fewest episodes are needed; None if none will do."""
+        return self.needs[0] if self.needs[0].episodes is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings; undefined numbers are None."""
+        return {
+            "estimator": self.estimator,
+            "trajectories": self.trajectories,
+            "standard_error": text.finite(self.standard_error),
+            "wanted": self.wanted,
+            "limit": self.limit,
+            "needs": [
+                {k: text.finite(v) if isinstance(v, float) else v for k, v in vars(need).items()}
+                for need in self.needs
+            ],
+        }
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.estimator} has a standard error of {text.number(self.standard_error, 3)} "
+            f"from {self.trajectories:,} episodes; to reach {self.wanted:.3g}:"
+        )
+        if self.standard_error <= self.wanted:
+            return f"{head} nothing more is needed"
+        rows = [["collect of", "episodes", "std.err then", "rests on ESS"]]
+        for need in self.needs:
+            many = f">{self.limit:,}" if need.episodes is None else f"{need.episodes:,}"
+            then = text.number(need.standard_error, 3)
+            rough = " " if need.ess >= GREEN_ESS else "?"
+            rows.append([need.name, many, then, f"{need.ess:.1f}{rough}"])
+        lines = [head, *text.align(rows)]
+        if any(need.ess < GREEN_ESS for need in self.needs):
+            lines.append(
+                f"? rough, for fewer than {GREEN_ESS:g} effective episodes tell of it; expect to "
+                "need more"
+            )
+        best = self.best
+        lines.append(
+            "none of them gets there"
+            if best is None
+            else f"collect {best.episodes:,} more episode{'' if best.episodes == 1 else 's'} of "
+            f"{best.name} to reach a standard error of {self.wanted:.3g}"
+        )
+        return "\n".join(lines)
+
+
+def episodes_needed(
+    trajectories: Trajectories | TrajectoryBuffer,
+    target: Policy,
+    standard_error: float,
+    *,
+    policy: int | str | Policy | None = None,
+    estimator: str = "NFIS",
+    data: str = "all",
+    gamma: float = 1.0,
+    limit: int = LIMIT,
+) -> Plan:
+    """How many more episodes of a past policy, or of the target, give a wanted standard error.
+
+    Args:
+        trajectories: recorded episodes.
+        target: the policy to evaluate.
+        standard_error: to be reached.
+        policy: number of the recorded policy to collect with; "target" for the target itself; a
+            policy; or None for all that recorded and the target.
+        estimator: "NFIS" or "FIS"; "auto" is about as precise as NFIS, or more.
+        data: "all" episodes, or only the "held-out" ones.
+        gamma: discount within [0, 1].
+        limit: most episodes to consider.
+    """
+    if not (math.isfinite(standard_error) and standard_error > 0):
+        raise ValueError(f"standard_error is {standard_error!r}; give a number above 0")
+    if limit < 1:
+        raise ValueError(f"limit is {limit!r}; consider at least 1 episode")
+    fused = Fused(trajectories, target, estimator=estimator, data=data, gamma=gamma)
+    now = error_of(fused.current.influence, fused.behaviours.strata)
+    if not math.isfinite(now):
+        raise ValueError(
+            "the present standard error is not known (no episode supports the target, or each "
+            "policy has one episode only), so none can be predicted: collect some episodes of the "
+            "target first"
+        )
+    needs = []
+    for name, number, candidate in _candidates(fused, target, policy):
+        predict = Prediction(fused, fused.prefix(candidate, name))
+        episodes, then = _search(predict, now, standard_error, limit)
+        effective = min(predict.ess, float(fused.current.ess.min()))
+        needs.append(Need(name, number, episodes, then, effective))
+    needs.sort(
+        key=lambda need: (
+            limit + 1 if need.episodes is None else need.episodes,
+            np.nan_to_num(need.standard_error, nan=np.inf),
+        )
+    )
+    return Plan(tuple(needs), standard_error, now, fused.n, estimator, limit)
+
+
+class Prediction:
+    """The standard error after m more episodes of one policy.
+
+    Args:
+        fused: the data, the target and their mixture.
+        log_p: (S,) log-probability of the actions up to each step under the policy.
+    """
+
+    def __init__(self, fused: Fused, log_p: FloatArray) -> None:
+        self._fused = fused
+        self._log_ratio = log_p - fused.log_m
+        last = self._log_ratio[fused.ends]
+        top = float(last.max())
+        self._u = np.exp(last - top) if np.isfinite(top) else np.zeros(fused.n)
+        total = float(self._u.sum())
+        self.ess = total**2 / float(self._u @ self._u) if total > 0 else 0.0
+
+    def __call__(self, m: int) -> float:
+        """SE after m more episodes; NaN if they would show what no recorded episode does."""
+        fused, n = self._fused, self._fused.n
+        log_w = fused.log_e - fused.log_m
+        if m > 0:
+            log_w -= np.logaddexp(np.log(n / (n + m)), self._log_ratio + np.log(m / (n + m)))
+        psi = fused.influence(log_w)
+        there = error_of(psi, fused.behaviours.strata) * n
+        new = m * self._variance(psi) if m > 0 else 0.0
+        return math.sqrt(there**2 + new) / (n + m)
+
+    def _variance(self, psi: FloatArray) -> float:
+        if self.ess <= 1.0 + 1e-9:
+            return math.nan
+        share = self._u / self._u.sum()
+        mean = float(share @ psi)
+        return float(share @ (psi - mean) ** 2) * self.ess / (self.ess - 1.0)
+
+
+def _search(
+    predict: Callable[[int], float], now: float, wanted: float, limit: int
+) -> tuple[int | None, float]:
+    """The fewest episodes, to half a per cent, and the standard error then."""
+    if now <= wanted:
+        return 0, now
+    then = predict(limit)
+    if not then <= wanted:
+        return None, then
+    low, high = 0, limit
+    step = 1
+    while step < high:  # brackets the answer within a factor of 4
+        then_step = predict(step)
+        if then_step <= wanted:
+            high, then = step, then_step
+            break
+        low, step = step, 4 * step
+    while high - low > max(1, high // _PRECISION):
+        middle = (low + high) // 2
+        then_middle = predict(middle)
+        if then_middle <= wanted:
+            high, then = middle, then_middle
+        else:
+            low = middle
+    return high, then
+
+
+def _candidates(
+    fused: Fused, target: Policy, policy: int | str | Policy | None
+) -> list[tuple[str, int | None, Policy]]:
+    """Name, number and policy of each whose episodes might be collected."""
+    policies = fused.data.policies
+    if policy == "target":
+        return [(ITSELF, None, target)]
+    if isinstance(policy, str):
+        raise ValueError(f"policy is {policy!r}; give a number, 'target', a policy or None")
+    if isinstance(policy, int | np.integer):
+        if not 0 <= policy < len(policies):
+            raise ValueError(f"policy is {policy}: the data have policies 0 to {len(policies) - 1}")
+        if isinstance(policies[policy], UnavailablePolicy):
+            raise ValueError(f"policy is {policy}, which cannot be asked: {policies[policy]!r}")
+        return [(f"policy {policy}", int(policy), policies[policy])]
+    if policy is not None:
+        return [("the given policy", None, policy)]
+    found: list[tuple[str, int | None, Policy]] = []
+    for k in np.unique(fused.data.policy_ids[fused.data.offsets[:-1]]).tolist():
+        itself = type(policies[k]) is type(target) and policies[k] == target
+        found.append((f"policy {k}, {ITSELF}" if itself else f"policy {k}", k, policies[k]))
+    known = any(name.endswith(ITSELF) for name, _, _ in found)
+    return found if known else [*found, (ITSELF, None, target)]

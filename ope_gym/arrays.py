@@ -1,0 +1,114 @@
+"""Arrays of ragged episodes: their types, the checks at the doors, and small helpers."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+LOG_PROB_TOLERANCE = 1e-9  # how far above 0 the log of a probability may round
+
+
+def positive(value: object) -> int:
+    """A whole number above 0, or 0 for anything else."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return max(int(value), 0)
+    return 0
+
+
+def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
+    """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
+    array = np.asarray(offsets)
+    if array.ndim == 1 and array.size < 2:
+        raise ValueError("offsets has no trajectory: record at least one episode first")
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"offsets has shape {array.shape} and type {array.dtype}; "
+            "it must be (n + 1,) integers: trajectory i is rows offsets[i]:offsets[i + 1]"
+        )
+    array = array.astype(np.int64)
+    short = np.flatnonzero(np.diff(array) <= 0)
+    if short.size:
+        i = int(short[0])
+        raise ValueError(
+            f"offsets goes from {array[i]} to {array[i + 1]} at episode {i}; it must increase, "
+            "because every episode has at least one step"
+        )
+    if array[0] != 0 or array[-1] != steps:
+        raise ValueError(
+            f"offsets runs from {array[0]} to {array[-1]}; it must run from 0 to the {steps} steps "
+            "of rewards"
+        )
+    return array
+
+
+def as_floats(values: ArrayLike, name: str) -> FloatArray:
+    """A float64 array; copied only if it is none yet."""
+    try:
+        return np.asarray(values).astype(np.float64, casting="same_kind", copy=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from error
+
+
+def check_column(values: ArrayLike, name: str, steps: int | None = None) -> FloatArray:
+    """A float64 column (S,)."""
+    array = np.ascontiguousarray(as_floats(values, name))
+    if array.ndim != 1 or (steps is not None and array.size != steps):
+        expected = "(S,)" if steps is None else f"({steps},), one entry a step"
+        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
+    return array
+
+
+def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 0) -> None:
+    """No NaN and no infinity; `first` is the number of the first episode."""
+    from ope_gym import kernels
+
+    largest = np.finfo(np.float64).max
+    row = kernels.first_outside(values, -largest, largest)
+    if row >= 0:
+        episode, step = place(row, offsets)
+        raise ValueError(
+            f"{name} is {values[row]} at episode {first + episode}, step {step}: "
+            "drop or repair that episode before evaluating"
+        )
+
+
+def check_log_probs(
+    values: FloatArray, name: str, offsets: IntArray, density: bool, first: int = 0
+) -> None:
+    """Not NaN, not +inf, and at most 0 unless they are densities; -inf is allowed."""
+    from ope_gym import kernels
+
+    limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
+    row = kernels.first_outside(values, -np.inf, limit)
+    if row >= 0:
+        episode, step = place(row, offsets)
+        raise bad_log_prob(name, float(values[row]), first + episode, step)
+
+
+def place(row: int, offsets: IntArray) -> tuple[int, int]:
+    """Episode and step of a row."""
+    episode = int(np.searchsorted(offsets, row, side="right")) - 1
+    return episode, row - int(offsets[episode])
+
+
+def bad_log_prob(name: str, value: float, episode: int, step: int, whose: str = "") -> ValueError:
+    """The error for a log-probability that cannot be one."""
+    if value > 0:
+        remedy = "the log of a probability is at most 0; densities of continuous actions need "
+        remedy += "density=True, or a continuous action_space"
+    elif value == -np.inf:
+        remedy = "the action was executed, so its probability was not 0; check the recorded policy"
+    else:
+        remedy = "check the policy that produced it"
+    return ValueError(f"{name} is {value!r}{whose} at episode {episode}, step {step}: {remedy}")
+
+
+def cores() -> int:
+    """Return the number of CPU cores available to this process."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,497 @@
+r"""The file format: blocks of named arrays, one after the other.
+
+A file is `b"OPEGYM\x00\x01"` and blocks. A block is a header (little-endian: u32 magic, u32 length
+of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of the header so far),
+JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
+the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
+arrays, each at a multiple of 64. The JSON also names, as `after`, the CRC of the header before, so
+that a block which is missing, doubled or of another file is found out. There is no pickle: opening
+a file runs nobody's code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.data.spaces import NUMERIC_DTYPES
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+MAGIC = b"OPEGYM\x00\x01"
+ALIGNMENT = 64
+_BLOCK_MAGIC = 0x4B4C424F
+_HEADER = struct.Struct("<IIQII")
+# What JSON of the wrong shape raises in code that takes it apart.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_PIECE = 2**20  # bytes of a payload that are checked at once
+_JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class DamagedFileError(ValueError):
+    """A file that is not what ope_gym wrote; `offset` is the byte where the damage begins."""
+
+    def __init__(self, path: PathLike, offset: int, reason: str, remedy: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}")
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: kind, other JSON fields, read-only arrays, where it begins, CRC of its header."""
+
+    kind: str
+    meta: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    offset: int
+    checksum: int = 0
+
+
+@dataclass(frozen=True)
+class Head:
+    """A block without its arrays: these are at start:end of the file, as the entries describe."""
+
+    kind: str
+    meta: dict[str, Any]
+    entries: dict[str, Any]
+    offset: int
+    start: int
+    end: int
+    checksum: int
+
+
+class FileCut(Exception):
+    """The file ends inside the block that begins at `offset`."""
+
+    def __init__(self, offset: int, dropped: int) -> None:
+        super().__init__(f"the file ends inside its last block, at byte {offset}")
+        self.offset, self.dropped = offset, dropped
+
+    def warn(self, path: PathLike, stacklevel: int) -> None:
+        """Say that a reader has read up to there."""
+        warnings.warn(
+            f"{os.fspath(path)} ends inside its last block: {self.dropped} bytes from byte "
+            f"{self.offset} on were dropped (a run was interrupted, or is still writing)",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+# Reading blocks ------------------------------------------------------------------------------
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"the JSON of a block holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
+    """The blocks of a file, each checked before it is handed out.
+
+    A file that ends inside its last block, as a crash leaves it, gives all blocks before it and a
+    warning.
+
+    Args:
+        path: The file.
+        recover: Whether damage ends the file with a warning, instead of a `DamagedFileError`.
+    """
+    with open(path, "rb") as file:
+        try:
+            yield from _scan(file, path)
+        except FileCut as cut:
+            cut.warn(path, stacklevel=2)
+        except DamagedFileError as error:
+            if not recover or error.offset == 0:  # at byte 0 it is not our file at all
+                raise
+            warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=2)
+
+
+def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
+    size = os.fstat(file.fileno()).st_size
+    check_magic(file, path)
+    offset, last, kinds = len(MAGIC), 0, list[str]()
+    while offset < size:
+        try:
+            block, end = read_block(file, offset, size, last)
+        except MALFORMED as error:
+            remedy = (
+                f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
+                "episodes): keep them by Trajectories.load(path, recover=True).save(new_path)"
+            )
+            raise DamagedFileError(path, offset, what_is_wrong(error), remedy) from error
+        yield block
+        kinds.append(block.kind)
+        offset, last = end, block.checksum
+
+
+def check_magic(file: BinaryIO, path: PathLike) -> None:
+    """Read the first bytes; `DamagedFileError` if they are not those of a file of this version."""
+    magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        newer = magic[:-1] == MAGIC[:-1]
+        reason = f"format version {magic[-1]} is not known" if newer else "not an ope_gym file"
+        remedy = "update ope_gym" if newer else "check the path; nothing in it is readable"
+        raise DamagedFileError(path, 0, reason, remedy)
+
+
+def what_is_wrong(error: Exception) -> str:
+    """One of the errors of `MALFORMED`, for people."""
+    return str(error) if type(error) is ValueError else f"malformed block, {error!r}"
+
+
+def read_block(
+    file: BinaryIO, offset: int, size: int, last: int | None = None
+) -> tuple[Block, int]:
+    """The block at `offset` and where it ends; ValueError says what is wrong with it.
+
+    `last` is the checksum of the block before it, 0 if there is none; None if it is not known.
+    """
+    frame = _read_frame(file, offset, size)
+    payload = file.read(frame.end - frame.start)
+    if len(payload) < frame.end - frame.start:
+        raise FileCut(offset, size - offset)
+    _check_contents(frame, zlib.crc32(payload, zlib.crc32(frame.text)))
+    head = _parse(frame, offset, last)
+    arrays = {name: read_array(name, entry, payload) for name, entry in head.entries.items()}
+    return Block(head.kind, head.meta, arrays, offset, head.checksum), head.end
+
+
+def read_head(
+    file: BinaryIO, offset: int, size: int, last: int | None = None, *, verify: bool
+) -> Head:
+    """The block at `offset` without its arrays, which `verify` compares with their checksum."""
+    frame = _read_frame(file, offset, size)
+    if verify:
+        crc, left = zlib.crc32(frame.text), frame.end - frame.start
+        while left:
+            piece = file.read(min(left, _PIECE))
+            if not piece:
+                raise FileCut(offset, size - offset)
+            crc, left = zlib.crc32(piece, crc), left - len(piece)
+        _check_contents(frame, crc)
+    return _parse(frame, offset, last)
+
+
+class _Frame(NamedTuple):
+    """The JSON of a block as it stands, where the payload lies, CRC of both, CRC of the header."""
+
+    text: bytes
+    start: int
+    end: int
+    contents: int
+    checksum: int
+
+
+def _read_frame(file: BinaryIO, offset: int, size: int) -> _Frame:
+    file.seek(offset)
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        raise FileCut(offset, size - offset)
+    magic, json_length, payload_length, contents, checksum = _HEADER.unpack(head)
+    if zlib.crc32(head[:-4]) != checksum or magic != _BLOCK_MAGIC:
+        raise ValueError("the header of a block does not match its checksum")
+    start = offset + _HEADER.size + json_length
+    end = start + payload_length
+    if end > size:  # before anything of that length is allocated
+        raise FileCut(offset, size - offset)
+    text = file.read(json_length)
+    if len(text) < json_length:
+        raise FileCut(offset, size - offset)
+    return _Frame(text, start, end, contents, checksum)
+
+
+def _check_contents(frame: _Frame, crc: int) -> None:
+    if crc != frame.contents:
+        raise ValueError("the contents of a block do not match their checksum")
+
+
+def _parse(frame: _Frame, offset: int, last: int | None) -> Head:
+    if frame.start % ALIGNMENT:
+        raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
+    meta = _DECODER.decode(frame.text.decode())  # bytes could say that their encoding is another
+    if not isinstance(meta, dict):
+        raise ValueError("the JSON of a block is not an object")
+    kind, entries = meta.pop("kind", None), meta.pop("arrays", None)
+    if not isinstance(kind, str) or not isinstance(entries, dict):
+        raise ValueError(f"a block is of kind {kind!r} and has arrays {entries!r}")
+    if meta.pop("after", last) != last and last is not None:  # the first files did not say
+        raise ValueError("a block does not follow the one that it was written after")
+    return Head(kind, meta, entries, offset, frame.start, frame.end, frame.checksum)
+
+
+def read_entry(name: str, entry: Any, length: int) -> tuple[str, tuple[int, ...], int]:
+    """dtype, shape and offset of an array; ValueError if a payload so long cannot hold it."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "offset"} <= entry.keys():
+        raise ValueError(f"array {name!r} is described by {entry!r}")
+    dtype, shape, offset = entry["dtype"], entry["shape"], entry["offset"]
+    if not isinstance(dtype, str) or dtype not in NUMERIC_DTYPES:
+        raise ValueError(f"array {name!r} has the unknown dtype {dtype!r}")
+    numbers = [*shape, offset] if isinstance(shape, list) else [None]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"array {name!r} has the impossible shape {shape} or offset {offset}")
+    if offset % ALIGNMENT or offset + math.prod(shape) * np.dtype(dtype).itemsize > length:
+        raise ValueError(f"array {name!r} of shape {shape} does not fit into its block")
+    return dtype, tuple(shape), offset
+
+
+def read_array(name: str, entry: Any, payload: bytes) -> NDArray[Any]:
+    """The array that the entry describes; ValueError says what is wrong with it."""
+    dtype, shape, offset = read_entry(name, entry, len(payload))
+    if (count := math.prod(shape)) == 0:
+        return np.empty(shape, dtype=dtype)
+    stored = "|u1" if dtype == "|b1" else dtype
+    flat: NDArray[Any] = np.frombuffer(payload, dtype=stored, count=count, offset=offset)
+    if dtype == "|b1":
+        if flat.max() > 1:
+            raise ValueError(f"array {name!r} has truth values other than 0 and 1")
+        flat = flat.view(np.bool_)
+    return flat.reshape(shape).astype(flat.dtype.newbyteorder("="), copy=False)
+
+
+# Writing blocks ------------------------------------------------------------------------------
+
+
+class BlockWriter:
+    """Appends blocks to a file; each is in the hands of the operating system when `append` returns.
+
+    A new file is started, a good one continued, and the tail of a cut one truncated away first.
+    The file is locked against other writers for as long as it is open.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        appended: How many blocks of each kind this writer has written.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        self.appended: dict[str, int] = {}
+        self._last = 0  # checksum of the last block
+        self._torn = False  # whether a write did not end well
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        # Unbuffered: after a failed write no bytes may be left behind for a later flush.
+        self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
+        try:
+            if not _lock(self._file):
+                raise RuntimeError(
+                    f"{self.path} is open in another writer; close that one or choose another file"
+                )
+            if sys.platform != "win32" and not os.path.samestat(
+                os.fstat(self._file.fileno()), os.stat(self.path)
+            ):
+                raise RuntimeError(
+                    f"{self.path} was replaced by another file while it was opened; open it again"
+                )
+            self._end = self._find_end()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _find_end(self) -> int:
+        head = self._file.read(len(MAGIC))
+        if len(head) < len(MAGIC) and MAGIC.startswith(head):
+            self._file.seek(0)
+            _write_all(self._file, MAGIC)
+            return len(MAGIC)
+        self._file.seek(0)
+        end = os.fstat(self._file.fileno()).st_size
+        # a buffer of its own: reading must not disturb the raw file
+        with open(self._file.fileno(), "rb", closefd=False) as reader:
+            try:
+                for block in _scan(reader, self.path):
+                    self._last = block.checksum
+            except FileCut as cut:
+                warnings.warn(
+                    f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
+                    f"{cut.offset} on were removed",
+                    UserWarning,
+                    stacklevel=4,
+                )
+                end = cut.offset
+        self._file.truncate(end)
+        return end
+
+    def append(
+        self, kind: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write one block. After an error the file is as it was before.
+
+        Args:
+            kind: What the block is.
+            meta: Further JSON fields.
+            arrays: Named arrays of numbers or truth values.
+        """
+        if self._file.closed:
+            raise ValueError(f"the writer of {self.path} is closed")
+        entries, payload, length = _lay_out(arrays)
+        fields = {"kind": kind, "after": self._last, **meta, "arrays": entries}
+        text = _ENCODER.encode(fields).encode()
+        text += b" " * (-(self._end + _HEADER.size + len(text)) % ALIGNMENT)
+        crc = zlib.crc32(text)
+        for part in payload:
+            crc = zlib.crc32(part, crc)
+        head = struct.pack("<IIQI", _BLOCK_MAGIC, len(text), length, crc)
+        head_crc = zlib.crc32(head)
+        head += struct.pack("<I", head_crc)
+        parts = [head, text, *payload]
+        if length < _JOIN_BELOW:
+            parts = [b"".join(parts)]
+        end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
+        try:
+            if self._torn:
+                self._file.truncate(self._end)
+            self._file.seek(self._end)
+            self._torn = True
+            for part in parts:
+                _write_all(self._file, part)
+            # Together, without a call in between in which an interrupt could arrive.
+            self._end, self._last, self._torn = end, head_crc, False
+            self.appended[kind] = count
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+                self._torn = False
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = os.fspath(self.path)
+            raise
+
+    def close(self) -> None:
+        """Bring everything to the disk and release the file; may be called again."""
+        if not self._file.closed:
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> BlockWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _lay_out(
+    arrays: Mapping[str, NDArray[Any]],
+) -> tuple[dict[str, Any], list[bytes | memoryview], int]:
+    """JSON entries, the pieces of the payload, its length."""
+    entries: dict[str, Any] = {}
+    pieces: list[bytes | memoryview] = []
+    length = 0
+    for name, value in arrays.items():
+        array = np.asarray(value, order="C")
+        dtype = array.dtype.newbyteorder("<")
+        if dtype.str not in NUMERIC_DTYPES:
+            raise TypeError(f"array {name!r} has dtype {array.dtype}, which a file cannot hold")
+        padding = -length % ALIGNMENT
+        entries[name] = {
+            "dtype": dtype.str,
+            "shape": list(array.shape),
+            "offset": length + padding,
+        }
+        data = array.astype(dtype, copy=False).reshape(-1).view(np.uint8)
+        pieces += [bytes(padding), data.data]
+        length += padding + array.nbytes
+    return entries, pieces, length
+
+
+def _write_all(file: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):  # a raw write may take only a part
+        view = view[file.write(view) :]
+
+
+def _lock(file: Any) -> bool:
+    """Take the file's lock; False if another writer holds it, True also where locks are unknown."""
+    try:
+        if sys.platform == "win32":
+            file.seek(2**62)  # far behind all data: readers must not meet the lock
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            finally:
+                file.seek(0)
+        else:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass  # e.g. a network file system without locks
+    return True
+
+
+def _put(temporary: Path, target: Path) -> bool:
+    """A new file in its place; False if a recorder, or another save, made one meanwhile."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        os.replace(temporary, target)
+    else:
+        temporary.unlink()
+    return True
+
+
+def _replace(temporary: Path, target: Path, path: PathLike) -> None:
+    """The new file in the place of an old one, unless a recorder is writing to that."""
+    with contextlib.ExitStack() as held:
+        shutil.copymode(target, temporary)
+        if sys.platform != "win32":
+            with contextlib.suppress(PermissionError):
+                old = held.enter_context(open(target, "rb"))
+                if not _lock(old):
+                    raise RuntimeError(
+                        f"cannot save {path}: a recorder is writing to it, and its later "
+                        "episodes would be lost; close it or save to another file"
+                    )
+        os.replace(temporary, target)  # under the lock: no recorder opens what goes away
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[BlockWriter]:
+    """A writer of a new file that takes the place of `path` at the end, or, on an error, never."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with BlockWriter(temporary) as writer:
+            yield writer
+        if target.exists() or not _put(temporary, target):
+            _replace(temporary, target, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = f"cannot save, {os.strerror(error.errno)}; what was there is as it was"
+            raise OSError(error.errno, reason, os.fspath(path)) from error
+        raise
+    if sys.platform != "win32":  # so that the new name outlives a power cut, too
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

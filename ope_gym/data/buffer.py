@@ -1,0 +1,476 @@
+"""The buffer a training loop appends its episodes to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import batches
+from ope_gym.batches import Tree
+from ope_gym.data import blocks, spaces
+from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
+from ope_gym.data.schema import (
+    CHANGES_NEED_A_CLOCK,
+    Steps,
+    check_horizon,
+    check_lengths,
+    check_policy_ids,
+    check_steps,
+    flags,
+    floats,
+    freeze,
+    per_episode,
+)
+from ope_gym.data.spaces import Space
+from ope_gym.data.trajectories import Trajectories, Viewable, agree, join, nothing, renumber
+from ope_gym.policies.closed_form import Policy
+
+__all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
+
+_SMALL_ROWS, _SMALL_PARTS = 4_096, 256  # so many parts of so few rows are put together
+_OWN = 0  # inside the buffer, schedule 0 is that of its own loop; extended ones follow
+
+
+class TrajectoryBuffer:
+    """Finished episodes of a training loop, with the policies that acted.
+
+    Appending keeps the arrays as they are; `view` puts them together, once for all episodes that
+    came since the last time.
+
+    >>> from ope_gym.policies.closed_form import Uniform
+    >>> buffer = TrajectoryBuffer()
+    >>> k = buffer.add_policy(Uniform(2))
+    >>> buffer.append([[0.1], [0.2]], [0, 1], [1.0, 1.0], np.log([0.5, 0.5]), k, terminated=True)
+    0
+    >>> buffer
+    TrajectoryBuffer(1 episode, 2 steps, 1 policy, 0 held out, mean return 2, length 2)
+
+    Args:
+        observation_space: The space of one observation; None takes arrays as they come.
+        action_space: The space of one action; None takes arrays as they come.
+        horizon: The time limit of the episodes, None if there is none.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        *,
+        horizon: int | None = None,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.horizon = check_horizon(horizon)
+        self._discrete = spaces.is_discrete(action_space)
+        self._policies = PolicyTable()
+        self._changes = ChangeTable()
+        self._foreign: list[Schedule] = []  # of trajectories that `extend` brought
+        self._parts: list[Trajectories] = []  # put together, schedules numbered as said above
+        self._small = 0  # how many of the last parts have few rows
+        self._steps: list[tuple[Steps, NDArray[np.int32]]] = []  # one for each later episode
+        self._episodes: list[tuple[int, bool, bool, bool, int, int]] = []  # likewise
+        self._n = 0
+        self._signature: Any = None  # of observations and actions without a space
+        self._latest = 0  # no step so far was taken at this clock or later
+        self._view: Trajectories | None = None
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies, by number."""
+        return tuple(self._policies.policies)
+
+    def add_policy(self, policy: Policy) -> int:
+        """The number of a policy; an equal one has the same.
+
+        Args:
+            policy: A frozen snapshot: what it says about a state must not change later.
+        """
+        self._view = None
+        return self._policies.add(policy)
+
+    def change_policy(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
+        """Record that from step `clock` of the loop on `policy_id` acts.
+
+        The first change inside an episode makes the behaviour of all episodes with a start clock
+        the schedule: the policies they would have followed had they lasted.
+
+        Args:
+            policy_id: What `add_policy` returned.
+            clock: Number of the first step it takes, counted like `start_clock`.
+            mid_episode: Whether an episode is under way.
+        """
+        clock = _as_clock(clock, "clock")
+        check_policy_ids(policy_id, 1, len(self.policies), lambda row: "change_policy")
+        if clock < self._latest and self._changes.policies[-1:] != [policy_id]:
+            raise ValueError(
+                f"clock={clock}: an episode with steps up to clock {self._latest - 1} is here "
+                "already; record a change before the episodes that follow it"
+            )
+        if mid_episode and not self._changes.clocks:
+            raise ValueError(
+                f"clock={clock}: the policy changes inside an episode, but which acted before is "
+                "not known; call change_policy for the first policy, too, before it acts"
+            )
+        self._changes.change(int(policy_id), clock, mid_episode=mid_episode)
+        self._view = None
+
+    def append(
+        self,
+        observations: Tree,
+        actions: Tree,
+        rewards: ArrayLike,
+        log_probs: ArrayLike,
+        policy_ids: ArrayLike,
+        *,
+        terminated: bool,
+        truncated: bool = False,
+        held_out: bool = False,
+        start_clock: int | None = None,
+    ) -> int:
+        """Add a finished episode of T steps and return its index; an invalid one changes nothing.
+
+        Args:
+            observations: Batch of T rows, what the policy saw; copied.
+            actions: Batch of T rows, what it chose.
+            rewards: (T,).
+            log_probs: (T,) natural log of the probability (density) of each action.
+            policy_ids: The policy that acted, or (T,) of them.
+            terminated: Whether the environment ended the episode.
+            truncated: Whether it was cut, as by a time limit.
+            held_out: Whether the learner will never train on it.
+            start_clock: Step of the loop at which it began; needed where policies change inside
+                episodes.
+        """
+        index = len(self)
+
+        def where(row: int | None) -> str:
+            return f"episode {index}" if row is None else f"episode {index}, step {row}"
+
+        steps = check_steps(
+            Steps(observations, actions, rewards, log_probs),  # type: ignore[arg-type]
+            self.observation_space,
+            self.action_space,
+            discrete=self._discrete,
+            where=where,
+        )
+        n = len(steps.rewards)
+        ids = check_policy_ids(policy_ids, n, len(self._policies.policies), where)
+        clock = -1 if start_clock is None else _as_clock(start_clock, f"{where(None)}: start_clock")
+        self._check_episode(n, bool(terminated) or bool(truncated), where(None))
+        self._check_policies(ids, clock, where)
+        signature = self._check_signature(
+            steps, where(None), self.observation_space, self.action_space
+        )
+        # what came before the first change known was not heading for any
+        slot = _OWN if clock >= 0 and self._changes.clocks else -1
+        episode = (n, bool(terminated), bool(truncated), bool(held_out), clock, slot)
+        # everything is checked: from here on nothing can fail
+        self._signature = signature
+        self._steps.append((steps, ids))
+        self._episodes.append(episode)
+        self._n += 1
+        if clock >= 0:
+            self._latest = max(self._latest, clock + n)
+        self._view = None
+        return index
+
+    def append_many(
+        self,
+        observations: Tree,
+        actions: Tree,
+        rewards: ArrayLike,
+        log_probs: ArrayLike,
+        policy_ids: ArrayLike,
+        *,
+        lengths: ArrayLike,
+        terminated: ArrayLike,
+        truncated: ArrayLike = False,
+        held_out: ArrayLike = False,
+        start_clock: ArrayLike = -1,
+        copy: bool = True,
+    ) -> Steps:
+        """Add finished episodes as `append` would one by one, only faster; all of them or none.
+
+        Args:
+            observations: Batch of S rows, those of the first episode first.
+            actions: Batch of S rows.
+            rewards: (S,).
+            log_probs: (S,).
+            policy_ids: The policy that acted, or (S,) of them.
+            lengths: (n,) number of steps of each episode.
+            terminated: (n,), or one value for all episodes, like the others below.
+            truncated: (n,).
+            held_out: (n,).
+            start_clock: (n,), -1 where it is unknown.
+            copy: Whether to copy the batches. Otherwise the buffer keeps them, read-only.
+
+        Returns:
+            The steps as the buffer keeps them.
+        """
+        first, n_steps = len(self), len(floats(rewards, "rewards", _of_many, copy=False))
+        sizes, offsets = check_lengths(lengths, n_steps)
+        n = len(sizes)
+
+        def where(row: int | None) -> str:
+            if row is None:
+                return f"episodes {first} to {first + n - 1}" if n else _of_many(row)
+            i = int(np.searchsorted(offsets, row, side="right")) - 1
+            return f"episode {first + i}, step {row - offsets[i]}"
+
+        steps = check_steps(
+            Steps(observations, actions, rewards, log_probs),  # type: ignore[arg-type]
+            self.observation_space,
+            self.action_space,
+            discrete=self._discrete,
+            where=where,
+            copy=copy,
+        )
+        clocks = per_episode(start_clock, n, "start_clock", np.int64)
+        slots = np.full(n, _OWN if self._changes.clocks else -1, dtype=np.int32)
+        reach = clocks + sizes
+        if n and clocks.min() < 0:
+            slots[clocks < 0], reach[clocks < 0] = -1, 0
+        part = Trajectories(
+            *steps,
+            check_policy_ids(policy_ids, n_steps, len(self._policies.policies), where, copy),
+            offsets,
+            flags(terminated, n, "terminated"),
+            flags(truncated, n, "truncated"),
+            flags(held_out, n, "held_out"),
+            clocks,
+            slots,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
+        )
+        if n == 0:
+            return steps
+        i = 0 if n == 1 else self._first_doubtful(part, sizes)
+        if i is not None:
+            name, begin, clock = f"episode {first + i}", int(offsets[i]), int(clocks[i])
+            self._check_episode(int(sizes[i]), bool(part.terminated[i] or part.truncated[i]), name)
+            if clock != -1:
+                _as_clock(clock, f"{name}: start_clock")
+            ids = part.policy_ids[begin : begin + int(sizes[i])]
+            self._check_policies(ids, clock, lambda row: where(begin + (row or 0)))
+        signature = self._check_signature(
+            steps, where(None), self.observation_space, self.action_space
+        )
+        # everything is checked: from here on nothing can fail
+        self._flush()
+        self._signature = signature
+        for column in steps:  # `view` freezes the others, which nobody else has
+            for leaf in batches.leaves(column):
+                leaf.setflags(write=False)
+        self._parts.append(part)
+        self._n += n
+        self._latest = max(self._latest, int(reach.max()))
+        self._view = None
+        self._small = self._small + 1 if n_steps < _SMALL_ROWS else 0
+        if self._small == _SMALL_PARTS:  # a part of an episode takes more room than its rows
+            self._parts[-_SMALL_PARTS:] = [join(self._parts[-_SMALL_PARTS:])]
+            self._small = 0
+        return steps
+
+    def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
+        """The first episode that `append` would refuse, if there is one."""
+        clocks, changes = part.start_clock, self._changes
+        good = (part.terminated | part.truncated) & (clocks >= -1)
+        if self.horizon is not None:
+            good &= sizes <= self.horizon
+        if not good.all():
+            return int(np.argmin(good))
+        expected: Any
+        if changes.clocks and clocks.min() >= changes.clocks[-1]:
+            expected = changes.policies[-1]
+        else:
+            expected = np.repeat(part.policy_ids[part.offsets[:-1]], sizes)
+            scheduled = np.repeat(part.schedule_ids == _OWN, sizes)
+            if scheduled.any():
+                at = np.repeat(clocks - part.offsets[:-1], sizes) + np.arange(part.n_steps)
+                expected[scheduled] = changes.policy_at(at[scheduled])
+        wrong = part.policy_ids != expected
+        if not wrong.any():
+            return None
+        return int(np.searchsorted(part.offsets, np.argmax(wrong), side="right")) - 1
+
+    def _check_episode(self, n: int, ended: bool, name: str) -> None:
+        if n == 0:
+            raise ValueError(f"{name} has no steps; an episode has at least one")
+        if not ended:
+            raise ValueError(
+                f"{name}: terminated and truncated are both false: an unfinished episode has no "
+                "return; append it when it has ended"
+            )
+        if self.horizon is not None and n > self.horizon:
+            raise ValueError(f"{name} has {n} steps, horizon={self.horizon} is less")
+
+    def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
+        """The policies that acted must be those of the recorded changes."""
+        scheduled = clock >= 0 and bool(self._changes.clocks)
+        expected: Any = ids[0]
+        if scheduled:
+            expected = self._changes.policy_over(clock, len(ids))
+            if expected is None:
+                expected = self._changes.policy_at(clock + np.arange(len(ids)))
+        wrong = ids != expected
+        if not wrong.any():
+            return
+        row = int(np.flatnonzero(wrong)[0])
+        if not scheduled:
+            raise ValueError(
+                f"{where(row)}: policy_ids is {ids[row]} after {ids[0]}, but {CHANGES_NEED_A_CLOCK}"
+            )
+        due = np.broadcast_to(expected, ids.shape)[row]
+        raise ValueError(
+            f"{where(row)}: policy_ids is {ids[row]} at clock {clock + row}, but by the recorded "
+            f"changes {f'policy {due} acts' if due >= 0 else 'no policy acts yet'} there; call "
+            "change_policy when the policy changes"
+        )
+
+    def _check_signature(
+        self, steps: Steps, name: str, observation_space: Space | None, action_space: Space | None
+    ) -> Any:
+        """Without a space the first episode says what observations and actions are."""
+        if observation_space is not None and action_space is not None:
+            return None
+        found = (spaces.signature(steps.observations), spaces.signature(steps.actions))
+        if self._signature not in (None, found):
+            raise ValueError(
+                f"{name}: observations and actions are {found}, but those before are "
+                f"{self._signature} (structure, kind of number, shape of a row)"
+            )
+        return found
+
+    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
+        """Add the episodes of others, with their policies and schedules.
+
+        Spaces and horizon must be the buffer's; an empty buffer that knows none takes theirs.
+        """
+        other = trajectories.view()
+        agreed = agree([self, other])
+        signature = self._signature
+        if len(other):
+            steps = Steps(other.observations, other.actions, other.rewards, other.log_probs)
+            signature = self._check_signature(
+                steps, "the trajectories", agreed["observation_space"], agreed["action_space"]
+            )
+        self._flush()
+        numbers = [self._policies.add(policy) for policy in other.policies]
+        part, schedules = renumber(other, numbers, first_schedule=_OWN + 1 + len(self._foreign))
+        self.observation_space, self.action_space = (
+            agreed["observation_space"],
+            agreed["action_space"],
+        )
+        self.horizon, self._signature = agreed["horizon"], signature
+        self._discrete = spaces.is_discrete(self.action_space)
+        self._parts.append(part)
+        self._small = 0
+        self._foreign += schedules
+        self._n += len(other)
+        self._view = None
+
+    def view(self) -> Trajectories:
+        """Everything recorded so far, as read-only columns."""
+        if self._view is None:
+            self._flush()
+            self._parts, self._small = [join([self._nothing(), *self._parts])], 0
+            ids, schedules = self._parts[0].schedule_ids, tuple(self._foreign)
+            if self._changes.clocked_from is not None:
+                schedules = (self._changes.schedule(), *schedules)
+                early = self._parts[0].start_clock < self._changes.clocked_from
+                ids = np.where((ids == _OWN) & early, np.int32(-1), ids)
+            else:  # own episodes need no schedule: their policy does not change inside them
+                ids = np.maximum(ids - 1, -1)
+            self._view = freeze(
+                dataclasses.replace(
+                    self._parts[0], schedule_ids=ids, schedules=schedules, policies=self.policies
+                )
+            )
+        return self._view
+
+    def _nothing(self) -> Trajectories:
+        return nothing(self.observation_space, self.action_space, self.horizon)
+
+    def _flush(self) -> None:
+        """Put the episodes appended one by one together, as a part."""
+        if not self._episodes:
+            return
+        columns = [steps for steps, _ in self._steps]
+        table = np.array(self._episodes, dtype=np.int64)
+        part = Trajectories(
+            batches.concatenate([steps.observations for steps in columns]),
+            batches.concatenate([steps.actions for steps in columns]),
+            np.concatenate([steps.rewards for steps in columns]),
+            np.concatenate([steps.log_probs for steps in columns]),
+            np.concatenate([ids for _, ids in self._steps]),
+            np.concatenate([[0], np.cumsum(table[:, 0])]),
+            terminated=table[:, 1].astype(bool),
+            truncated=table[:, 2].astype(bool),
+            held_out=table[:, 3].astype(bool),
+            start_clock=table[:, 4].copy(),
+            schedule_ids=table[:, 5].astype(np.int32),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
+        )
+        self._parts.append(freeze(part))
+        self._small = 0
+        self._steps, self._episodes = [], []
+
+    def clear(self) -> None:
+        """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
+        self._parts, self._small, self._steps, self._episodes = [], 0, [], []
+        self._foreign, self._n, self._signature, self._view = [], 0, None, None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __repr__(self) -> str:
+        return repr(self.view()).replace("Trajectories", "TrajectoryBuffer", 1)
+
+    def merge(self, *others: Viewable) -> Trajectories:
+        """See `Trajectories.merge`."""
+        return self.view().merge(*others)
+
+    def select(
+        self,
+        *,
+        policies: int | Iterable[int] | None = None,
+        held_out: bool | None = None,
+        last: int | None = None,
+        episodes: slice | ArrayLike | None = None,
+    ) -> Trajectories:
+        """See `Trajectories.select`."""
+        return self.view().select(
+            policies=policies, held_out=held_out, last=last, episodes=episodes
+        )
+
+    def audit(self, tolerance: float = 1e-4) -> None:
+        """See `Trajectories.audit`."""
+        self.view().audit(tolerance)
+
+    def save(self, path: blocks.PathLike) -> None:
+        """See `Trajectories.save`."""
+        self.view().save(path)
+
+    @classmethod
+    def load(cls, path: blocks.PathLike, *, recover: bool = False) -> TrajectoryBuffer:
+        """A buffer with the episodes of a file; its own clock starts anew."""
+        buffer = cls()
+        buffer.extend(Trajectories.load(path, recover=recover))
+        return buffer
+
+
+def _of_many(row: int | None) -> str:
+    return "append_many"
+
+
+def _as_clock(value: Any, name: str) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name}={value!r} must be a number of steps, 0 or more")
+    return int(value)

@@ -1,0 +1,303 @@
+"""Trajectories as Minari datasets, and back.
+
+Minari knows no probabilities of actions. They go into the infos, `log_prob` and `policy_id`, which
+have a row for the reset (NaN and -1) and one for each step. `held_out`, `start_clock` and
+`schedule` are metadata of episodes; policies, schedules, spaces and the time limit are JSON under
+the key `ope_gym` of the dataset's metadata. There is no pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
+
+from ope_gym.data import space_json
+from ope_gym.data.blocks import MALFORMED
+from ope_gym.data.minari_episodes import read_columns, write_episodes
+from ope_gym.data.spaces import NUMERIC_DTYPES, Space
+from ope_gym.data.trajectories import Schedule, Trajectories, Viewable
+from ope_gym.policies.base import UNREGISTERED
+from ope_gym.policies.closed_form import (
+    Policy,
+    UnavailablePolicy,
+    policy_from_arrays,
+    policy_to_arrays,
+)
+from ope_gym.policies.unknown import UnknownPolicy
+
+__all__ = ["from_minari", "to_minari"]
+
+_KEY = "ope_gym"
+_VERSION = 1
+_BY_EPISODE = {"held_out": "held_out", "start_clock": "start_clock", "schedule": "schedule_ids"}
+_STORABLE = (
+    *(gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary),
+    *(gym_spaces.Text, gym_spaces.Dict, gym_spaces.Tuple),
+)
+
+
+def to_minari(
+    trajectories: Viewable,
+    dataset_id: str,
+    *,
+    env: str | gym.Env[Any, Any] | gym.envs.registration.EnvSpec | None = None,
+    description: str | None = None,
+) -> Any:
+    """Write trajectories as a new Minari dataset, from which `from_minari` reads them unchanged.
+
+    Minari has an observation after the last step, trajectories do not: the last one is repeated,
+    and the metadata say so. Further metadata (author, algorithm, ...) can be added to the result
+    with `dataset.storage.update_metadata`.
+
+    Args:
+        trajectories: Trajectories or a buffer, whose spaces must be known.
+        dataset_id: Minari's name for it, such as "cartpole/training-v0".
+        env: The environment, its id or spec, so that others can recover it.
+        description: In words, what the dataset is.
+
+    Returns:
+        The `minari.MinariDataset`.
+    """
+    minari = _import_minari()
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    data = trajectories.view()
+    if not len(data):
+        raise ValueError("trajectories is empty: a Minari dataset has at least one episode")
+    for name in ("observation_space", "action_space"):
+        _require_storable(getattr(data, name), name)
+    metadata = _metadata(data)
+    path = get_dataset_path(dataset_id)
+    if os.path.exists(path):
+        raise ValueError(
+            f"dataset_id={dataset_id!r} exists already: choose another name or version, or remove "
+            "it with minari.delete_dataset"
+        )
+    try:
+        with warnings.catch_warnings():
+            # of every optional field that is left out
+            warnings.filterwarnings("ignore", "(`.*` is set to|env_spec is) None", UserWarning)
+            dataset = minari.create_dataset_from_buffers(
+                dataset_id,
+                write_episodes(data),
+                env=env,
+                description=description,
+                observation_space=data.observation_space,
+                action_space=data.action_space,
+                jpeg_encoding=False,
+            )
+        columns = [getattr(data, name).tolist() for name in _BY_EPISODE.values()]
+        labels = (dict(zip(_BY_EPISODE, row, strict=True)) for row in zip(*columns, strict=True))
+        dataset.storage.update_episode_metadata(labels)
+        dataset.storage.update_metadata({_KEY: metadata})
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return dataset
+
+
+def from_minari(
+    dataset: Any, *, log_prob: str | None = None, held_out: bool | None = None
+) -> Trajectories:
+    """The trajectories of a Minari dataset.
+
+    What `to_minari` wrote comes back bit by bit. Other datasets do not say who acted: their policy
+    is an `UnknownPolicy`, and without `log_prob` so are the probabilities (NaN, and
+    `has_propensities` is false). From such data only DM, which has no weights, can be had; with
+    `log_prob` also what has basic weights (BIS, NBIS and their kin).
+
+    `minari.combine_datasets` drops the policies that `to_minari` wrote. Read the parts, and
+    `merge` them.
+
+    An episode that neither terminates nor is truncated is refused, since it has no return; leave
+    it out with `dataset.filter_episodes`.
+
+    Args:
+        dataset: A `minari.MinariDataset` or the id of a local one.
+        log_prob: Which of the infos of another dataset holds the natural logs of the
+            probabilities (densities) of its actions.
+        held_out: Whether the learner of the policies that will be evaluated never saw these
+            episodes; None for what `to_minari` wrote, and False for other datasets.
+    """
+    if isinstance(dataset, str):
+        dataset = _import_minari().load_dataset(dataset)
+    stored = dataset.storage.metadata.get(_KEY)
+    if stored is not None and log_prob is None:
+        try:
+            found = _ours(dataset, stored)
+        except MALFORMED as error:
+            raise ValueError(
+                f"{dataset.id}: what ope_gym wrote about it cannot be read: {error}; "
+                "from_minari(dataset, log_prob='log_prob') reads it without the policies"
+            ) from error
+    else:
+        found = _foreign(dataset, log_prob)
+    if held_out is None:
+        return found
+    flags = np.full(len(found), held_out)
+    flags.setflags(write=False)
+    return dataclasses.replace(found, held_out=flags)
+
+
+def _import_minari() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise ImportError(
+            'Minari is missing: pip install -e ".[minari]" -c constraints.txt'
+        ) from error
+    return minari
+
+
+# Writing -------------------------------------------------------------------------------------
+
+
+def _require_storable(space: Space | None, name: str) -> None:
+    if space is None:
+        raise ValueError(
+            f"{name} of the trajectories is unknown, and Minari needs it: give it to the buffer, "
+            f"or dataclasses.replace(trajectories, {name}=...)"
+        )
+    if type(space) not in _STORABLE:
+        raise ValueError(
+            f"{name} is {space}, which Minari cannot store; keep such trajectories in a file of "
+            "ope_gym, trajectories.save(path)"
+        )
+    if isinstance(space, gym_spaces.Tuple):
+        for i, part in enumerate(space.spaces):
+            _require_storable(part, f"{name}[{i}]")
+    if isinstance(space, gym_spaces.Dict):
+        for key, part in space.spaces.items():
+            if "/" in str(key) or key in ("", "."):
+                raise ValueError(
+                    f"{name} has the key {key!r}, which cannot be the name of an HDF5 group: "
+                    "rename it to a string without '/'"
+                )
+            _require_storable(part, f"{name}[{key!r}]")
+
+
+def _metadata(data: Trajectories) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "observation_space": space_json.space_to_json(data.observation_space),
+        "action_space": space_json.space_to_json(data.action_space),
+        "horizon": data.horizon,
+        "last_observation": "repeated",
+        "has_propensities": data.has_propensities,
+        "policies": [_policy_to_json(policy) for policy in data.policies],
+        "schedules": [
+            {"clocks": s.clocks.tolist(), "policies": s.policies.tolist()} for s in data.schedules
+        ],
+    }
+
+
+def _policy_to_json(policy: Policy) -> dict[str, Any]:
+    kind, arrays = policy_to_arrays(policy)
+    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
+        warnings.warn(
+            f"{type(policy).__qualname__} is not registered: the dataset will not hold its "
+            "parameters; decorate the class with ope_gym.policies.closed_form.register_policy",
+            UserWarning,
+            stacklevel=5,
+        )
+    return {"kind": kind, "arrays": {name: _array_to_json(x) for name, x in arrays.items()}}
+
+
+def _array_to_json(values: NDArray[Any]) -> dict[str, Any]:
+    array = np.asarray(values, order="C")
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in NUMERIC_DTYPES:
+        raise TypeError(f"an array of a policy has dtype {array.dtype}, which cannot be stored")
+    text = base64.b64encode(array.tobytes()).decode("ascii")
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": text}
+
+
+# Reading -------------------------------------------------------------------------------------
+
+
+def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
+    if stored["version"] != _VERSION:
+        raise ValueError(f"version {stored['version']} is not known; update ope_gym")
+    seen = space_json.space_from_json(stored["observation_space"])
+    chosen = space_json.space_from_json(stored["action_space"])
+    labels = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
+    for i, label in zip(dataset.episode_indices, labels, strict=True):
+        if not label.keys() >= _BY_EPISODE.keys():
+            raise ValueError(f"episode {i} was added to the dataset by somebody else")
+    columns = read_columns(dataset, seen, chosen, ("log_prob", "policy_id"))
+    return Trajectories.from_arrays(
+        **_arguments(columns),
+        log_probs=columns["log_prob"],
+        policy_ids=columns["policy_id"],
+        **{
+            name: np.array([label[key] for label in labels], dtype=np.int64)
+            for key, name in _BY_EPISODE.items()
+        },
+        policies=[
+            policy_from_arrays(
+                policy["kind"], {k: _array_from_json(x) for k, x in policy["arrays"].items()}
+            )
+            for policy in stored["policies"]
+        ],
+        schedules=[Schedule(s["clocks"], s["policies"]) for s in stored["schedules"]],
+        observation_space=seen,
+        action_space=chosen,
+        horizon=stored["horizon"],
+    )
+
+
+def _foreign(dataset: Any, log_prob: str | None) -> Trajectories:
+    seen, chosen = dataset.observation_space, dataset.action_space
+    if log_prob is None:
+        _warn_of_lost_policies(dataset)
+    columns = read_columns(dataset, seen, chosen, () if log_prob is None else (log_prob,))
+    steps = len(columns["rewards"])
+    limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
+    if limit is not None and np.diff(columns["offsets"]).max() > limit:
+        limit = None  # it was recorded without the time limit of its environment
+    return Trajectories.from_arrays(
+        **_arguments(columns),
+        log_probs=np.full(steps, np.nan) if log_prob is None else columns[log_prob],
+        policies=[UnknownPolicy()],
+        observation_space=seen,
+        action_space=chosen,
+        horizon=limit,
+    )
+
+
+def _warn_of_lost_policies(dataset: Any) -> None:
+    infos = next(iter(dataset.iterate_episodes())).infos if dataset.total_episodes else None
+    if {"log_prob", "policy_id"} <= set(infos or {}):
+        warnings.warn(
+            f"{dataset.id} has the infos that ope_gym writes, but not its policies: "
+            "minari.combine_datasets drops them. Read the parts instead, "
+            "from_minari(a).merge(from_minari(b)); or, for basic weights only, "
+            "from_minari(dataset, log_prob='log_prob')",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+_ARGUMENTS = ("observations", "actions", "rewards", "offsets", "terminated", "truncated")
+
+
+def _arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: columns[name] for name in _ARGUMENTS}
+
+
+def _array_from_json(data: Mapping[str, Any]) -> NDArray[Any]:
+    if data["dtype"] not in NUMERIC_DTYPES:
+        raise ValueError(f"an array of a policy has the unknown dtype {data['dtype']!r}")
+    dtype = np.dtype(data["dtype"])
+    flat = np.frombuffer(base64.b64decode(data["base64"], validate=True), dtype=dtype)
+    return flat.reshape(data["shape"]).astype(dtype.newbyteorder("="))

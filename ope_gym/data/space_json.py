@@ -1,0 +1,288 @@
+"""Gymnasium spaces, and elements of those that are not columns, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ope_gym.batches import Tree
+from ope_gym.data.spaces import NUMERIC_DTYPES, Space, is_column, object_array
+
+_MAX_SIZE = 2**26  # a few bytes of JSON must not make the reader allocate without bound
+# By name; np.dtype understands more, and hands what looks like a tuple to Python's compiler.
+_DTYPES = {np.dtype(text).name: np.dtype(text) for text in NUMERIC_DTYPES}
+
+
+def space_to_json(space: Space | None) -> Any:
+    """The space as plain JSON data, which `space_from_json` turns back.
+
+    >>> space_from_json(space_to_json(spaces.Discrete(3, start=-1)))
+    Discrete(3, start=-1)
+    """
+    data = _described(space)
+    _require_size(data)
+    return data
+
+
+def _described(space: Space | None) -> Any:
+    if space is None:
+        return None
+    if isinstance(space, spaces.Box):
+        _require_numeric(space)
+        low, high = space.low, space.high
+        return {
+            "type": "Box",
+            "dtype": np.dtype(space.dtype).name,
+            "shape": list(space.shape),
+            "low": _bounds_to_json(low, space.bounded_below),
+            "high": _bounds_to_json(high, space.bounded_above),
+        }
+    if isinstance(space, spaces.Discrete):
+        dtype = np.dtype(space.dtype).name
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {
+            "type": "MultiDiscrete",
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": np.dtype(space.dtype).name,
+        }
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
+    if isinstance(space, spaces.Text):
+        return {
+            "type": "Text",
+            "min_length": space.min_length,
+            "max_length": space.max_length,
+            "charset": "".join(space.character_list),
+        }
+    if isinstance(space, spaces.Tuple | spaces.OneOf):
+        name = "Tuple" if isinstance(space, spaces.Tuple) else "OneOf"
+        return {"type": name, "spaces": [_described(part) for part in space.spaces]}
+    if isinstance(space, spaces.Dict):
+        if not all(isinstance(key, str) for key in space.spaces):
+            raise TypeError(f"a Dict space needs string keys to be saved, got {list(space.spaces)}")
+        # pairs, because the order of the keys is part of a Dict space
+        pairs = [[key, _described(part)] for key, part in space.spaces.items()]
+        return {"type": "Dict", "spaces": pairs, "sort_keys": getattr(space, "sort_keys", True)}
+    if isinstance(space, spaces.Sequence):
+        feature = _described(space.feature_space)
+        return {"type": "Sequence", "space": feature, "stack": bool(space.stack)}
+    if isinstance(space, spaces.Graph):
+        nodes, edges = _described(space.node_space), _described(space.edge_space)
+        return {"type": "Graph", "node_space": nodes, "edge_space": edges}
+    raise TypeError(
+        f"{type(space).__name__} is not one of Gymnasium's own spaces and cannot be saved; "
+        "describe the data with Box, Discrete, Dict, ... instead"
+    )
+
+
+def space_from_json(data: Any) -> Space | None:
+    """The space that `space_to_json` described; ValueError if the data describes none."""
+    try:
+        _require_size(data)
+        return None if data is None else _space_from_json(data)
+    except ValueError:
+        raise
+    except (KeyError, TypeError, AssertionError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a Gymnasium space: {error!r}") from error
+
+
+def _require_size(data: Any) -> None:
+    """All Boxes together, however they are nested, before any is made."""
+    size, waiting = 0, [data]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            if part.get("type") == "Box":
+                size += math.prod(max(int(n), 0) for n in part["shape"])
+            else:
+                waiting += part.values()
+    if size > _MAX_SIZE:
+        raise ValueError(
+            f"the Boxes of the space have {size} numbers, a file may describe {_MAX_SIZE}"
+        )
+
+
+def _space_from_json(data: Any) -> Space:
+    kind = data["type"]
+    if kind == "Box":
+        return _box_from_json(data)
+    if kind == "Discrete":
+        n, start, dtype = int(data["n"]), int(data["start"]), _dtype(data)
+        if dtype == np.int64:  # older versions of Gymnasium know no other, and no such argument
+            return spaces.Discrete(n, start=start)
+        return spaces.Discrete(n, start=start, dtype=dtype)
+    if kind == "MultiDiscrete":
+        dtype = _dtype(data)
+        nvec, first = np.array(data["nvec"], dtype=dtype), np.array(data["start"], dtype=dtype)
+        return spaces.MultiDiscrete(nvec, dtype=dtype, start=first)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(data["n"])
+    if kind == "Text":
+        return spaces.Text(
+            int(data["max_length"]), min_length=int(data["min_length"]), charset=data["charset"]
+        )
+    if kind == "Tuple":
+        return spaces.Tuple([_space_from_json(part) for part in data["spaces"]])
+    if kind == "OneOf":
+        return spaces.OneOf([_space_from_json(part) for part in data["spaces"]])
+    if kind == "Dict":
+        pairs = [(str(key), _space_from_json(part)) for key, part in data["spaces"]]
+        # likewise
+        return spaces.Dict(pairs) if data["sort_keys"] else spaces.Dict(pairs, sort_keys=False)
+    if kind == "Sequence":
+        return spaces.Sequence(_space_from_json(data["space"]), stack=bool(data["stack"]))
+    if kind == "Graph":
+        edges = data["edge_space"]
+        return spaces.Graph(
+            _space_from_json(data["node_space"]),
+            None if edges is None else _space_from_json(edges),
+        )
+    raise ValueError(f"unknown space type {kind!r}; a newer version of ope_gym may know it")
+
+
+def _dtype(data: Mapping[str, Any]) -> Any:
+    if data["dtype"] not in _DTYPES:
+        raise ValueError(f"the dtype of a space is {data['dtype']!r}, not one of {sorted(_DTYPES)}")
+    return _DTYPES[data["dtype"]]
+
+
+def _require_numeric(space: spaces.Box[Any]) -> None:
+    if np.dtype(space.dtype).newbyteorder("<").str not in NUMERIC_DTYPES:
+        raise TypeError(f"{space} has dtype {space.dtype}, which cannot be saved; use float64")
+    if math.prod(space.shape) > _MAX_SIZE:  # before its bounds become a list
+        raise ValueError(f"{space} has more than {_MAX_SIZE} numbers and cannot be saved")
+
+
+def _bounds_to_json(values: NDArray[Any], bounded: NDArray[np.bool_]) -> Any:
+    """Bounds as nested lists, one number where all are equal; null stands for unbounded."""
+    if values.size and (values == values.flat[0]).all() and (bounded == bounded.flat[0]).all():
+        values, bounded = values.reshape(-1)[0], bounded.reshape(-1)[0]
+    listed = np.asarray(values).astype(object)
+    listed[~bounded] = None
+    return listed.tolist()
+
+
+def _box_from_json(data: Mapping[str, Any]) -> Space:
+    dtype = _dtype(data)
+    shape = tuple(int(size) for size in data["shape"])
+    if min(shape, default=0) < 0:
+        raise ValueError(f"not a Box: shape {shape}")
+    ends, bounded = [], []
+    for name, unbounded in (("low", -np.inf), ("high", np.inf)):
+        raw = np.array(data[name], dtype=object)
+        if not all(x is None or isinstance(x, int | float) for x in raw.reshape(-1)):
+            raise ValueError(f"the bounds {name} of a Box must be numbers")
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            unbounded = limits.min if name == "low" else limits.max
+        known = np.asarray(raw != None, dtype=bool)  # noqa: E711  # element by element
+        with np.errstate(all="ignore"):
+            values = np.where(known, raw, unbounded).astype(dtype)
+        if not np.isfinite(values[known]).all():
+            raise ValueError(f"the bounds {name} of a Box do not fit its dtype {dtype}")
+        if raw.ndim == 0:
+            values, known = np.full(shape, values), np.full(shape, known)
+        ends.append(values.reshape(shape))
+        bounded.append(known.reshape(shape))
+    box = spaces.Box(ends[0], ends[1], dtype=dtype)
+    box.bounded_below, box.bounded_above = bounded  # of integers, Gymnasium cannot tell
+    return box
+
+
+# Elements of spaces that are not columns ----------------------------------------------------
+#
+# Space.to_jsonable is no way to do this: OneOf's keeps only the first part of a Tuple, and arrays
+# without rows lose their shape.
+
+
+def elements_to_json(space: Space, elements: NDArray[np.object_]) -> bytes:
+    """Rows of an object column as JSON text."""
+    return json.dumps([_to_json(space, element) for element in elements]).encode()
+
+
+def elements_from_json(space: Space, text: bytes) -> NDArray[np.object_]:
+    """The object column that `elements_to_json` wrote; ValueError if the text is none."""
+    try:
+        return object_array([_from_json(space, data) for data in json.loads(text.decode())])
+    except (KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not elements of {space}: {error!r}") from error
+
+
+def _to_json(space: Space, element: Any) -> Any:
+    if isinstance(space, spaces.Text):
+        return str(element)
+    if isinstance(space, spaces.Tuple):
+        return [_to_json(part, x) for part, x in zip(space.spaces, element, strict=True)]
+    if isinstance(space, spaces.Dict):
+        return [_to_json(part, element[key]) for key, part in space.spaces.items()]
+    if isinstance(space, spaces.OneOf):
+        return [int(element[0]), _to_json(space.spaces[element[0]], element[1])]
+    if isinstance(space, spaces.Sequence):
+        if space.stack:
+            return _batch_to_json(space.feature_space, element)
+        return [_to_json(space.feature_space, x) for x in element]
+    if isinstance(space, spaces.Graph):
+        nodes = _batch_to_json(space.node_space, element.nodes)
+        if element.edges is None or space.edge_space is None:
+            return [nodes, None, None]
+        edges = _batch_to_json(space.edge_space, element.edges)
+        return [nodes, edges, np.asarray(element.edge_links).tolist()]
+    if not is_column(space):
+        raise TypeError(f"elements of {space} cannot be saved: it is not one of Gymnasium's own")
+    return np.asarray(element).tolist()
+
+
+def _from_json(space: Space, data: Any) -> Any:
+    if isinstance(space, spaces.Text):
+        return str(data)
+    if isinstance(space, spaces.Tuple):
+        return tuple(_from_json(part, x) for part, x in zip(space.spaces, data, strict=True))
+    if isinstance(space, spaces.Dict):
+        pairs = zip(space.spaces.items(), data, strict=True)
+        return {key: _from_json(part, x) for (key, part), x in pairs}
+    if isinstance(space, spaces.OneOf):
+        index, value = data
+        return (np.int64(index), _from_json(space.spaces[index], value))
+    if isinstance(space, spaces.Sequence):
+        if space.stack:
+            return _batch_from_json(space.feature_space, data)
+        return tuple(_from_json(space.feature_space, x) for x in data)
+    if isinstance(space, spaces.Graph):
+        nodes = _batch_from_json(space.node_space, data[0])
+        if data[1] is None or space.edge_space is None:
+            return spaces.GraphInstance(nodes, None, None)
+        links = np.array(data[2], dtype=np.int32).reshape(-1, 2)
+        return spaces.GraphInstance(nodes, _batch_from_json(space.edge_space, data[1]), links)
+    array = np.array(data, dtype=space.dtype).reshape(space.shape or ())
+    return array[()] if isinstance(space, spaces.Discrete) else array
+
+
+def _batch_to_json(space: Space, batch: Tree) -> Any:
+    if isinstance(space, spaces.Tuple):
+        return [_batch_to_json(part, x) for part, x in zip(space.spaces, batch, strict=True)]
+    if isinstance(space, spaces.Dict):
+        return [_batch_to_json(part, batch[key]) for key, part in space.spaces.items()]
+    if is_column(space):
+        return np.asarray(batch).tolist()
+    return [_to_json(space, element) for element in batch]
+
+
+def _batch_from_json(space: Space, data: Any) -> Tree:
+    if isinstance(space, spaces.Tuple):
+        return tuple(_batch_from_json(part, x) for part, x in zip(space.spaces, data, strict=True))
+    if isinstance(space, spaces.Dict):
+        pairs = zip(space.spaces.items(), data, strict=True)
+        return {key: _batch_from_json(part, x) for (key, part), x in pairs}
+    if is_column(space):
+        return np.array(data, dtype=space.dtype).reshape(len(data), *(space.shape or ()))
+    return tuple(_from_json(space, x) for x in data)

@@ -1,0 +1,229 @@
+"""MAGIC: a q model for the far steps, importance weights for the near ones, mixed by their errors.
+
+    g_j = 1/n sum_i v_i,0 + sum_{t <= j} gamma^t sum_i w~_i,t e_i,t,   e_t = r_t - q_t + gamma v_t+1
+
+w~ are weights divided by their sum at each step. g_-1 is the direct method, g at the last step is
+the weighted doubly robust estimate (WDR), and g_j between them trusts the weights up to step j and
+the model beyond. MAGIC is J = sum_j x_j g_j over about ten cuts j, with x >= 0, sum x = 1 and
+
+    x = argmin x' (Omega + b b') x,
+
+Omega the covariance of the g_j from their influence values inside strata, and b_j the distance of
+g_j from the ess-t interval of WDR at `LEVEL` (0 inside it): what the data prove of its bias. The
+error of WDR itself counts as variance only, as if it had no bias.
+
+A higher level believes the model more: better with a right one, worse with a wrong one.
+
+Use it when the q model may be good or bad and the weights get uneven at later steps. Weakness: it
+believes the model wherever the interval of WDR is too wide to contradict it, so few episodes or
+very uneven weights hide a bias; and its influence values hold x and the model fixed, so those of a
+mixture close to the direct method know only the spread of v at the start (`evaluate` reports the
+error of WDR instead). Look at `weights`.
+Cost: O(S) for one pass over the steps, O(n J) memory for J cuts, and a programme of size J.
+
+Reference: Thomas & Brunskill (2016), Data-efficient off-policy policy evaluation for reinforcement
+learning. They take the covariance from the sample and a bootstrap percentile interval: pass one
+as `interval` to have theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.table import Columns, covariance_within
+from ope_gym.inference.intervals import Interval, Resamples, ess_t, undefined
+
+CUTS = 10
+LEVEL = 0.5  # of the interval of WDR: beyond it a bias counts
+_COLUMNS = 1 << 22  # elements of a block of (trajectories, steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Magic:
+    """The mixture and its parts; m cuts.
+
+    Args:
+        value: the estimate; NaN where the error of WDR cannot be known.
+        influence: (n,) of the mixture with x held fixed; they average to 0.
+        cuts: (m,) last step whose weights each part uses: -1 is the direct method, T - 1 is WDR.
+        parts: (m,) g_j.
+        bias: (m,) distance of each part from `interval`.
+        covariance: (m, m) of the parts.
+        weights: (m,) x.
+        interval: of WDR, from which bias is measured.
+    """
+
+    value: float
+    influence: FloatArray
+    cuts: IntArray
+    parts: FloatArray
+    bias: FloatArray
+    covariance: FloatArray
+    weights: FloatArray
+    interval: Interval
+
+
+def spread_cuts(horizon: int, count: int = CUTS) -> IntArray:
+    """At most `count` last steps from -1 to horizon - 1, closer together at first."""
+    if count < 2:
+        raise ValueError(f"count={count}: MAGIC needs 2 cuts, the model alone and all steps")
+    return np.unique(np.rint(horizon * np.linspace(0.0, 1.0, count) ** 2).astype(np.int64)) - 1
+
+
+def magic(
+    log_w: FloatArray,
+    residuals: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    start: FloatArray,
+    strata: IntArray,
+    columns: Columns,
+    *,
+    cuts: IntArray | None = None,
+    level: float = LEVEL,
+    interval: Interval | None = None,
+) -> Magic:
+    """MAGIC on any log weights.
+
+    Args:
+        log_w: (S,) log weights of any scheme.
+        residuals: (S,) e, from `Baseline.residuals`.
+        offsets: (n + 1,).
+        gamma: discount.
+        start: (n,) v at the start, from `Baseline.at_start`.
+        strata: (n,) behaviour of each trajectory.
+        columns: the sums of these weights and residuals, with their cap, from `column_sums`.
+        cuts: (m,) rising, first -1 and last T - 1; `spread_cuts` unless given.
+        level: of the ess-t interval of WDR.
+        interval: another interval of WDR to measure the bias from.
+    """
+    horizon, n = columns.peak.size, start.size
+    cuts = _checked(spread_cuts(horizon) if cuts is None else cuts, horizon)
+    weight, square, paid = columns.sums
+    blank, size = np.full(n, np.nan), cuts.size
+    if not np.all(weight > 0):  # at some step no weight is left: there is no WDR
+        nothing = np.full(size, np.nan)
+        spread, none = np.full((size, size), np.nan), undefined(level, "ess-t")
+        return Magic(np.nan, blank, cuts, nothing, nothing, spread, nothing, none)
+    influence = _influence(log_w, residuals, offsets, gamma, start, columns, cuts)
+    paid_by = np.append(0.0, np.cumsum(gamma ** np.arange(horizon) * paid / weight))
+    parts = start.mean() + paid_by[cuts + 1]
+    covariance = covariance_within(influence, strata)
+    if interval is None:
+        ess = float(np.min(weight**2 / square))
+        interval = ess_t(float(parts[-1]), float(np.sqrt(covariance[-1, -1])), ess, level)
+    bias = distance(parts, interval)
+    weights = blend(covariance, bias)
+    value = float(weights @ parts)
+    return Magic(value, weights @ influence, cuts, parts, bias, covariance, weights, interval)
+
+
+def _checked(cuts: IntArray, horizon: int) -> IntArray:
+    cuts = np.asarray(cuts, dtype=np.int64)
+    if cuts.size < 2 or cuts[0] != -1 or cuts[-1] != horizon - 1 or np.any(np.diff(cuts) <= 0):
+        raise ValueError(
+            f"cuts={cuts.tolist()} must rise from -1 (the model alone) to {horizon - 1}, the last "
+            "step of the longest episode"
+        )
+    return cuts
+
+
+def _influence(
+    log_w: FloatArray,
+    residuals: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    start: FloatArray,
+    columns: Columns,
+    cuts: IntArray,
+) -> FloatArray:
+    """(m, n) v_0 - mean v_0 + sum_{t <= j} gamma^t n w~_i,t (e_i,t - E_t), E_t = sum w~ e."""
+    from ope_gym import kernels
+
+    weight, mean = columns.sums[0], columns.sums[2] / columns.sums[0]
+    factor = gamma ** np.arange(weight.size) * start.size / weight
+    influence = np.empty((cuts.size, start.size))
+    influence[0] = start - start.mean()
+    kernels.segment_influence(
+        log_w,
+        columns.log_cap,
+        residuals,
+        offsets,
+        factor,
+        mean,
+        columns.peak,
+        cuts[1:] + 1,
+        influence[1:],
+    )
+    return np.cumsum(influence, axis=0, out=influence)
+
+
+def distance(values: FloatArray, interval: Interval) -> FloatArray:
+    """How far values lie outside an interval, with the sign of the side; 0 inside, NaN if none."""
+    return np.asarray(values - np.clip(values, interval.low, interval.high))
+
+
+def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
+    """The point x of the simplex with least x' (Omega + b b') x; NaN if they are not numbers.
+
+    Exact: y >= 0 of least y' A y + (sum y - 1)^2, a non-negative least squares problem, is that
+    point times a positive number, because along any ray the least value rises with x' A x.
+    """
+    from scipy.optimize import nnls
+
+    error = covariance + np.outer(bias, bias)
+    if not np.all(np.isfinite(error)):
+        return np.full(bias.size, np.nan)
+    scale = float(np.max(np.diag(error)))
+    if scale <= 0.0:  # no part has any error: all agree on one value
+        return np.full(bias.size, 1.0 / bias.size)
+    values, vectors = np.linalg.eigh(error / scale)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+    best, _ = nnls(np.vstack([root, np.ones(bias.size)]), np.append(np.zeros(bias.size), 1.0))
+    return np.asarray(best / best.sum())
+
+
+def bootstrap_magic(
+    found: Magic,
+    log_w: FloatArray,
+    residuals: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    start: FloatArray,
+    columns: Columns,
+    resamples: Resamples,
+) -> FloatArray:
+    """Replicates (R,): all parts drawn anew, and mixed by the weights that their own biases give.
+
+    The covariance and the width of the interval are those of the data; a replicate in which some
+    step has no weight at all is NaN.
+    """
+    from ope_gym import kernels
+
+    n, horizon = start.size, columns.peak.size
+    width = max(1, min(horizon, _COLUMNS // n))
+    stretch = np.searchsorted(found.cuts, np.arange(horizon))  # column of a step's stretch
+    payer = np.zeros((horizon, found.cuts.size))
+    payer[np.arange(horizon), stretch] = gamma ** np.arange(horizon)
+    parts = np.zeros((resamples.replicates, found.cuts.size))
+    for t0 in range(0, horizon, width):
+        dense = np.empty((2, n, min(width, horizon - t0)))
+        kernels.dense_columns(log_w, columns.log_cap, residuals, offsets, columns.peak, t0, dense)
+        begin = 0
+        for counts in resamples:
+            rows = slice(begin, begin + counts.shape[0])
+            with np.errstate(invalid="ignore", divide="ignore"):
+                mean = (counts @ dense[1]) / (counts @ dense[0])
+            parts[rows] += mean @ payer[t0 : t0 + mean.shape[1]]
+            if t0 == 0:
+                parts[rows, 0] += counts @ start / n
+            begin = rows.stop
+    parts = np.cumsum(parts, axis=1)
+    result = np.empty(resamples.replicates)
+    shift = parts[:, -1] - found.parts[-1]
+    for r, (part, by) in enumerate(zip(parts, shift, strict=True)):
+        result[r] = blend(found.covariance, distance(part - by, found.interval)) @ part
+    return result

@@ -1,0 +1,1 @@
+"""From influence values to an answer: standard error, interval, diagnostics, verdict."""

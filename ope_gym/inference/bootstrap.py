@@ -1,0 +1,323 @@
+"""A bootstrap that does not see how trajectories are cut into shards.
+
+How often replicate b draws trajectory i is a Poisson number made from a hash of (seed, b,
+identity of i). The identity is a hash of the trajectory's content and of who recorded it; the j-th
+of several equal trajectories has its own, and since they are equal it does not matter which is the
+j-th. So neither the order of the trajectories nor their split into shards changes a replicate, as
+long as the strata are the same (those of policies with one episode each follow the order of the
+policies), and policies differ in what is stored of them, or in attributes that are arrays.
+
+Inside each stratum the drawn numbers are scaled to the number n_k of its trajectories, as if n_k
+were drawn from it. If nothing is drawn from one, as can happen to a small one, the trajectory with
+the smallest hash is drawn once. Of N drawn from n_k with spread s_k (divisor n_k - 1) the mean has
+
+    variance  s_k^2 (n_k - 1) / n_k  E[1 / max(N, 1)],   N ~ Poisson(lambda_k)
+
+which is the s_k^2 / n_k of the standard error if E[1 / max(N, 1)] = 1 / (n_k - 1): lambda_k solves
+this for small strata, up from 0 for n_k = 2, and is n_k for the others, where it hardly differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.table import join_single
+from ope_gym.kernels import compiled, dense_columns
+
+HashArray = NDArray[np.uint64]
+
+_ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
+_SMALL = 32  # trajectories of a stratum up to which the rate of its draws is solved for
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+@compiled()
+def _mix(x: Any) -> Any:
+    """A hash of 64 bits in which every bit of x moves all bits (the finaliser of splitmix64)."""
+    x = (x ^ (x >> _30)) * _MIX_1
+    x = (x ^ (x >> _27)) * _MIX_2
+    return x ^ (x >> _31)
+
+
+@compiled()
+def _absorb(words: Any, offsets: Any, hashes: Any) -> None:
+    """Add the rows (S, m) of each trajectory to its hash (n,)."""
+    for i in range(offsets.size - 1):
+        h = hashes[i]
+        for row in range(offsets[i], offsets[i + 1]):
+            for j in range(words.shape[1]):
+                h = (h ^ words[row, j]) * _GOLDEN
+                h ^= h >> _31
+        hashes[i] = _mix(h + _GOLDEN)
+
+
+@compiled()
+def _mix_all(hashes: Any, added: Any) -> Any:
+    """Hash of (hashes, added) (n,)."""
+    out = np.empty_like(hashes)
+    for i in range(hashes.size):
+        out[i] = _mix(hashes[i] ^ _mix(added[i] * _GOLDEN + _GOLDEN))
+    return out
+
+
+@compiled()
+def _uniform(identity: Any, key: Any) -> Any:
+    """53 bits."""
+    return _mix(identity ^ key) >> _11
+
+
+@compiled()
+def _count(u: Any, limits: Any, row: int) -> int:
+    """How often a replicate draws a trajectory with the uniform number u."""
+    count = 0
+    while u >= limits[row, count]:
+        count += 1
+    return count
+
+
+@compiled()
+def _draw_strata(
+    identities: Any, strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any
+) -> None:
+    """Write to (R, strata) how many each replicate draws; of none, -1 - the smallest u."""
+    for b in range(keys.size):
+        for i in range(identities.size):
+            k = strata[i]
+            u = _uniform(identities[i], keys[b])
+            count = _count(u, limits, rows[k])
+            if count > 0:
+                drawn[b, k] = max(drawn[b, k], 0) + count
+            elif drawn[b, k] <= 0:
+                drawn[b, k] = max(drawn[b, k], -1 - np.int64(u))
+
+
+@compiled()
+def _scaled(
+    identities: Any,
+    strata: Any,
+    keys: Any,
+    limits: Any,
+    rows: Any,
+    sizes: Any,
+    drawn: Any,
+    out: Any,
+) -> None:
+    """Write to (R, n) by how much each replicate counts each trajectory."""
+    for b in range(keys.size):
+        for i in range(identities.size):
+            k = strata[i]
+            u, total = _uniform(identities[i], keys[b]), drawn[b, k]
+            if total > 0:
+                out[b, i] = sizes[k] * _count(u, limits, rows[k]) / total
+            else:
+                out[b, i] = sizes[k] if -1 - np.int64(u) == total else 0.0
+
+
+@lru_cache(maxsize=1)
+def _limits() -> HashArray:
+    """(sizes, 18): a number of 53 bits below the j-th limit is at most j.
+
+    By the size of the stratum, see `_rates`; the last row is of all larger ones.
+    """
+    rates = np.append(_rates(), 1.0)[:, None]
+    j = np.arange(17)
+    shares = np.exp(-rates) * rates**j / np.array([math.factorial(i) for i in j])
+    below = np.minimum(np.cumsum(shares, axis=1), 1.0) * 2.0**53
+    whole = np.full((len(rates), 1), 1 << 53, dtype=np.uint64)
+    return np.hstack([below.astype(np.uint64), whole])
+
+
+def _rates() -> FloatArray:
+    """(_SMALL + 1,) mean draws of a trajectory in strata of 0, 1, ... trajectories.
+
+    E[1 / max(N, 1)] falls from 1 at lambda = 0, so bisection finds where it is 1 / (n - 1).
+    """
+    sizes, j = np.arange(3.0, _SMALL + 1), np.arange(1.0, 6 * _SMALL)
+    factorials = np.cumsum(np.log(j))
+    low, high = np.zeros(sizes.size), 2 * sizes
+    for _ in range(60):
+        mean = (low + high) / 2
+        terms = np.exp(j * np.log(mean)[:, None] - mean[:, None] - factorials) / j
+        above = np.exp(-mean) + terms.sum(axis=1) > 1 / (sizes - 1)
+        low, high = np.where(above, mean, low), np.where(above, high, mean)
+    return np.append([0.0, 0.0, 0.0], high / sizes)
+
+
+def content_hashes(columns: Iterable[NDArray[Any]], offsets: IntArray) -> HashArray:
+    """(n,) hashes of the rows offsets[i]:offsets[i + 1] of all columns, whatever they hold."""
+    hashes = np.diff(offsets).astype(np.uint64)
+    for column in columns:
+        _absorb(_words(column), offsets, hashes)
+    return hashes
+
+
+def with_marks(hashes: HashArray, marks: HashArray) -> HashArray:
+    """(n,) hashes of both."""
+    return np.asarray(_mix_all(hashes, marks), dtype=np.uint64)
+
+
+def identities(hashes: HashArray) -> HashArray:
+    """(n,) different ones for equal hashes: of each hash and how many like it came before."""
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    fresh = np.append(True, ordered[1:] != ordered[:-1])
+    place = np.arange(hashes.size)
+    first = np.maximum.accumulate(np.where(fresh, place, 0))
+    earlier = np.empty(hashes.size, dtype=np.uint64)
+    earlier[order] = (place - first).astype(np.uint64)
+    return with_marks(hashes, earlier)
+
+
+def fingerprint(hashes: HashArray) -> tuple[float, ...]:
+    """Numbers in which all hashes take part, in order; exact, so equal for equal data."""
+    with np.errstate(over="ignore"):
+        total = np.sum(hashes * (np.arange(hashes.size, dtype=np.uint64) * 2 + 1), dtype=np.uint64)
+    return float(hashes.size), float(int(total) >> 32), float(int(total) & 0xFFFFFFFF)
+
+
+def _words(column: NDArray[Any]) -> HashArray:
+    """The bytes of each row, filled up to words of 64 bits: (S, m)."""
+    if column.dtype == object:
+        return np.array([[zlib.crc32(repr(row).encode())] for row in column], dtype=np.uint64)
+    rows = np.ascontiguousarray(column).reshape(len(column), -1)
+    if rows.itemsize * rows.shape[1] % 8:
+        width = -(-rows.itemsize * rows.shape[1] // 8) * 8
+        filled = np.zeros((len(rows), width), dtype=np.uint8)
+        filled[:, : rows.itemsize * rows.shape[1]] = rows.view(np.uint8)
+        rows = filled
+    return rows.view(np.uint64)
+
+
+class PoissonDraws:
+    """The draws of all replicates, made again whenever they are needed.
+
+    Args:
+        identities: (n,) of the trajectories.
+        strata: (n,) stratum of each; single ones are joined to a neighbour.
+        replicates: how many.
+        seed: of the draws.
+
+    Attributes:
+        sizes: (strata,) trajectories of each.
+        drawn: (R, strata) how many each replicate draws; of none, what tells the one to be taken.
+    """
+
+    def __init__(self, identities: HashArray, strata: IntArray, replicates: int, seed: int) -> None:
+        self.identities, self.strata, self.replicates = identities, join_single(strata), replicates
+        counter = np.arange(replicates, dtype=np.uint64)
+        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)  # of a seed of any size
+        self._keys = with_marks(np.repeat(state, replicates), counter)
+        self.sizes = np.bincount(self.strata)
+        self.drawn = np.full((replicates, self.sizes.size), np.iinfo(np.int64).min)
+        _draw_strata(identities, self.strata, self._keys, _limits(), self._rows, self.drawn)
+
+    @property
+    def _rows(self) -> IntArray:
+        """(strata,) of the limits."""
+        return np.minimum(self.sizes, _SMALL + 1)
+
+    def part(self, episodes: slice) -> PoissonDraws:
+        """The same draws of some trajectories in a row, with what belongs to their strata alone."""
+        found = copy.copy(self)
+        found.identities = self.identities[episodes]
+        used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
+        found.sizes, found.drawn = self.sizes[used], self.drawn[:, used]
+        return found
+
+    def factors(self, begin: int, end: int) -> FloatArray:
+        """(R, end - begin) by how much each replicate counts trajectories begin..end-1."""
+        found = np.empty((self.replicates, end - begin))
+        _scaled(
+            self.identities[begin:end],
+            self.strata[begin:end],
+            self._keys,
+            _limits(),
+            self._rows,
+            self.sizes,
+            self.drawn,
+            found,
+        )
+        return found
+
+    def means(self, values: FloatArray) -> FloatArray:
+        """(R,) mean of values (n,) in each replicate."""
+        total, width = np.zeros(self.replicates), max(1, _ELEMENTS // self.replicates)
+        for begin in range(0, values.size, width):
+            end = min(begin + width, values.size)
+            total += self.factors(begin, end) @ values[begin:end]
+        return total / values.size
+
+
+@dataclass
+class NormalisedReplicates:
+    """Sums of w and w r at each step in each replicate: `update`, `merge`, `finalise`.
+
+    Memory is (2, replicates, longest episode).
+
+    Args:
+        draws: of all trajectories.
+        gamma: discount.
+        cap: upper bound of the weights, None without one.
+        peak: (T,) log of the largest weight at each step, over all trajectories.
+        begin: how many trajectories come before the first.
+        sums: (2, R, T), with weights scaled by exp(-peak).
+    """
+
+    draws: PoissonDraws
+    gamma: float
+    cap: float | None
+    peak: FloatArray
+    begin: int = 0
+    sums: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums = np.zeros((2, self.draws.replicates, self.peak.size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be merged elsewhere, where the draws are known."""
+        return {name: value for name, value in vars(self).items() if name != "draws"}
+
+    def update(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
+        """Add the next trajectories: log weights (S,), rewards (S,), offsets (n + 1,)."""
+        longest = int(np.diff(offsets).max())
+        width = max(1, _ELEMENTS // max(self.draws.replicates, longest))
+        for first in range(0, offsets.size - 1, width):
+            rows = offsets[first : first + width + 1]
+            part = slice(rows[0], rows[-1])
+            self._add(log_w[part], rewards[part], rows - rows[0])
+
+    def _add(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
+        n, longest = offsets.size - 1, int(np.diff(offsets).max())
+        log_cap = np.inf if self.cap is None else float(np.log(self.cap))
+        factors = self.draws.factors(self.begin, self.begin + n)
+        dense = np.empty((2, n, longest))
+        dense_columns(log_w, log_cap, rewards, offsets, self.peak, 0, dense)
+        self.sums[:, :, :longest] += factors @ dense
+        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        top = float(last.max())
+        if top > -np.inf and longest < self.peak.size:  # beyond, all keep their last weight
+            kept = factors @ np.exp(last - top)
+            self.sums[0, :, longest:] += np.outer(kept, np.exp(top - self.peak[longest:]))
+        self.begin += n
+
+    def merge(self, other: NormalisedReplicates) -> None:
+        """Add the sums of another, of other trajectories."""
+        self.sums += other.sums
+
+    def finalise(self) -> FloatArray:
+        """(R,) the whole normalised estimator; NaN where some step has no weight at all."""
+        discount = np.float64(self.gamma) ** np.arange(self.peak.size)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray((self.sums[1] / self.sums[0]) @ discount)

@@ -1,0 +1,215 @@
+"""A learned model of one step: where the state goes, what it pays, whether the episode ends.
+
+    s' = s + f_a(s),    r = g_a(s),    P(end | s, a) = σ(h(s') + h_a)
+
+f_a and g_a are polynomials of the standardised state, one an action, by least squares; h is a
+polynomial of degree 2 of the next state and high powers of each of its numbers, on either side of
+the middle, by logistic regression. The next state is the one that was seen, or the predicted one
+after the last step of an episode, which is not recorded. The powers are for limits: where any of
+several numbers ends the episode, a quadric rounds the corners off, and what it cannot express
+becomes a chance to end anywhere. An episode cut off by the time limit did not end by itself. Only
+the mean of the increment is learned: noise of the transitions is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.arrays import FloatArray, IntArray
+
+_RCOND = 1e-7  # smaller singular values of the features say nothing
+_ENDING_DEGREE = 2
+_ENDING_POWERS = (8, 16)  # of the place within the recorded range, -1 to 1
+_OUTSIDE = 1.05  # places beyond are taken as here: powers know nothing of what was never seen
+_ENDING_RIDGE = 1e-4  # of the squared coefficients: a sharp edge stays finite
+_NEWTON = 40
+_MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
+_Real = TypeVar("_Real", np.float32, np.float64)
+
+
+def monomials(z: NDArray[_Real], degree: int) -> NDArray[_Real]:
+    """(n, F) products of at most `degree` columns of z, 1 first.
+
+    >>> monomials(np.array([[2.0, 3.0]]), 2)
+    array([[1., 2., 3., 4., 6., 9.]])
+    """
+    columns = np.ascontiguousarray(z.T)
+    d = len(columns)
+    out = np.empty((comb(d + degree, degree), len(z)), dtype=z.dtype)  # contiguous by product
+    out[0] = 1.0
+    first, row = 0, 1
+    for k in range(1, degree + 1):
+        begin = row
+        for j in range(d):  # products of k - 1 columns, none after j, are neighbours
+            size = comb(j + k - 1, k - 1)
+            np.multiply(out[first : first + size], columns[j], out=out[row : row + size])
+            row += size
+        first = begin
+    return out.T
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Recorded steps as a model learns from them.
+
+    Args:
+        states: (S, d).
+        actions: (S,) numbers 0 … A-1.
+        rewards: (S,).
+        ended: (S,) the episode terminated with this step.
+        last: (S,) no state was recorded after this step.
+    """
+
+    states: FloatArray
+    actions: IntArray
+    rewards: FloatArray
+    ended: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionModel:
+    """What was learned; F features, A actions.
+
+    Args:
+        centre: (d,) of the states.
+        scale: (d,) of the states; 1 where they never differ.
+        low: (d,) least state that a prediction may reach.
+        high: (d,) largest.
+        increments: (A, F, d) coefficients.
+        rewards: (A, F).
+        ending: coefficients of the logit: (E,) of the next state, then (A,); None if no episode
+            ended.
+        degree: of the polynomials.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    low: FloatArray
+    high: FloatArray
+    increments: FloatArray
+    rewards: FloatArray
+    ending: FloatArray | None
+    degree: int
+
+    def step(self, states: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """After every action: next states (A, n, d), rewards (A, n), chances of the end (A, n)."""
+        features = monomials((states - self.centre) / self.scale, self.degree)
+        following = np.stack([self._move(states, features, c) for c in self.increments])
+        return following, self.rewards @ features.T, self.ends(following)
+
+    def ends(self, following: FloatArray) -> FloatArray:
+        """(A, n) probability that the episode ends with the step to `following` (A, n, d)."""
+        actions, rows = following.shape[:2]
+        if self.ending is None:
+            return np.zeros((actions, rows))
+        logit = (
+            self._ending_features(following.reshape(-1, following.shape[2]))
+            @ (self.ending[:-actions])
+        )
+        return _sigmoid(logit.reshape(actions, rows) + self.ending[-actions:, None])
+
+    def _move(self, states: FloatArray, features: FloatArray, weights: FloatArray) -> FloatArray:
+        return np.clip(states + features @ weights, self.low, self.high)
+
+    def _ending_features(self, following: FloatArray) -> FloatArray:
+        smooth = monomials((following - self.centre) / self.scale, _ENDING_DEGREE)
+        half = (self.high - self.low) / (2 + 4 * _MARGIN)  # of the recorded range
+        place = (following - (self.low + self.high) / 2) / np.where(half > 0, half, 1.0)
+        place = np.clip(place, -_OUTSIDE, _OUTSIDE)
+        sides = np.maximum(place, 0.0), np.maximum(-place, 0.0)
+        return np.hstack([smooth, *(side**power for side in sides for power in _ENDING_POWERS)])
+
+
+def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
+    """Learn from recorded steps; an action never seen takes what all others do on average."""
+    states = steps.states
+    centre, scale = states.mean(axis=0), states.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    low, high = states.min(axis=0), states.max(axis=0)
+    room = _MARGIN * (high - low)
+    features = monomials((states - centre) / scale, degree)
+    go = np.flatnonzero(~steps.last)
+    moves = states[go + 1] - states[go]
+    model = TransitionModel(
+        centre,
+        scale,
+        low - room,
+        high + room,
+        _by_action(features[go], moves, steps.actions[go], actions),
+        _by_action(features, steps.rewards[:, None], steps.actions, actions)[:, :, 0],
+        None,
+        degree,
+    )
+    if not steps.ended.any():
+        return model
+    following = np.empty_like(states)
+    for a, weights in enumerate(model.increments):
+        rows = steps.actions == a
+        following[rows] = model._move(states[rows], features[rows], weights)
+    following[go] = states[go + 1]
+    chosen = (steps.actions[:, None] == np.arange(actions)).astype(np.float64)
+    ending = _logistic(np.hstack([model._ending_features(following), chosen]), steps.ended)
+    return TransitionModel(
+        centre, scale, model.low, model.high, model.increments, model.rewards, ending, degree
+    )
+
+
+def _by_action(
+    features: FloatArray, values: FloatArray, taken: IntArray, actions: int
+) -> FloatArray:
+    """(A, F, k) least squares of values (m, k) for each action.
+
+    The difference from the fit to all actions has the least norm, so few steps say little.
+    """
+    common: FloatArray = np.zeros((features.shape[1], values.shape[1]))
+    if np.bincount(taken, minlength=actions).min() < features.shape[1] and taken.size:
+        common = np.asarray(np.linalg.lstsq(features, values, rcond=_RCOND)[0], dtype=np.float64)
+    found = np.repeat(common[None], actions, axis=0)
+    for a in range(actions):
+        rows = np.flatnonzero(taken == a)
+        if rows.size:
+            x = features[rows]
+            found[a] += np.linalg.lstsq(x, values[rows] - x @ common, rcond=_RCOND)[0]
+    return found
+
+
+def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
+    """Coefficients that minimise the log loss plus ridge / 2 times their squares, by Newton."""
+    ridge = _ENDING_RIDGE * np.eye(x.shape[1])
+    weights = np.zeros(x.shape[1])
+    weights[0] = np.log(y.mean() + 1e-12) - np.log(1 - y.mean() + 1e-12)
+    logit = x @ weights
+    loss = _log_loss(logit, y, weights)
+    for _ in range(_NEWTON):
+        p = _sigmoid(logit)
+        rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others neither pull nor curve
+        some, slope = x[rows], p[rows] - y[rows]
+        curve = (some.T * (p[rows] * (1 - p[rows]))) @ some + ridge
+        way = np.linalg.solve(curve, some.T @ slope + ridge @ weights)
+        move = x @ way
+        size = 1.0
+        while True:
+            new = _log_loss(logit - size * move, y, weights - size * way)
+            if new <= loss or size < 1e-8:
+                break
+            size /= 2
+        weights, logit = weights - size * way, logit - size * move
+        if loss - new <= 1e-7 * (1e-3 + loss):
+            break
+        loss = new
+    return weights
+
+
+def _log_loss(logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray) -> float:
+    signed = np.where(y, -logit, logit)
+    return float(np.logaddexp(0.0, signed).sum() + 0.5 * _ENDING_RIDGE * (weights @ weights))
+
+
+def _sigmoid(logit: FloatArray) -> FloatArray:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logit, -40.0, 40.0))))

@@ -1,0 +1,1 @@
+"""Policies as small frozen snapshots: the protocol, closed-form classes, networks."""

@@ -1,0 +1,228 @@
+"""What a policy is, and how one is written to a file as a registry name with arrays.
+
+A file never holds code: a class is found by its `kind` among those registered in this process,
+and a kind nobody registered comes back as an `UnavailablePolicy` that keeps the arrays.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.batches import Tree, freeze
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+Floats: TypeAlias = NDArray[np.float64]
+
+UNREGISTERED = "unregistered:"
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A frozen snapshot of a policy, asked in batches of n rows.
+
+    A class may also have `log_prob_stack(policies, observations, actions) -> (K, n)`, a
+    classmethod that evaluates many of its policies at once, and
+    `log_prob_moments(observations)`, see the function of that name.
+    """
+
+    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+        """Natural log of the probability (density) of each action, shape (n,)."""
+        ...
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> Tree:
+        """One action a row, drawn with `rng` only."""
+        ...
+
+
+@runtime_checkable
+class FinitePolicy(Policy, Protocol):
+    """A policy over finitely many actions."""
+
+    def probs(self, observations: Tree) -> Floats:
+        """The probability of every action, shape (n, A)."""
+        ...
+
+
+class StoredPolicy(Policy, Protocol):
+    """A policy that a file can hold: what `register_policy` asks of a class."""
+
+    kind: ClassVar[str]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything needed to build the policy again."""
+        ...
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Policy:
+        """The policy whose `arrays()` these are."""
+        ...
+
+
+class Snapshot:
+    """Base of frozen dataclasses whose fields say everything: stored and compared by content."""
+
+    kind: ClassVar[str]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The fields, each as an array."""
+        named = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        return {field.name: np.asarray(getattr(self, field.name)) for field in named}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The policy whose `arrays()` these are."""
+        named = fields(cls)  # type: ignore[arg-type]
+        return cls(**{field.name: arrays[field.name][()] for field in named})
+
+    @cached_property
+    def _content(self) -> tuple[Any, ...]:
+        items = sorted(self.arrays().items())
+        return (self.kind, *((k, v.dtype.str, v.shape, v.tobytes()) for k, v in items))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return bool(self._content == other._content)
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_arrays, (self.arrays(),)  # arrays lose read-only in a plain pickle
+
+    def __repr__(self) -> str:
+        parts = (f"{name}={_short(value)}" for name, value in self.arrays().items())
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class UnavailablePolicy(Snapshot):
+    """A policy from a file whose class is not known here: it keeps the arrays and cannot act.
+
+    Two of them are equal by content only where the arrays determine the policy; otherwise, as
+    for torch modules, different policies could pass for one.
+    """
+
+    kind: str  # type: ignore[misc]  # one class stands for every unknown kind
+    _arrays: dict[str, NDArray[Any]]
+
+    def __init__(self, kind: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "_arrays", freeze(dict(arrays)))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays as the file holds them."""
+        return dict(self._arrays)
+
+    @cached_property
+    def _content(self) -> tuple[Any, ...]:
+        partial = self.kind == "torch" or self.kind.startswith(UNREGISTERED)
+        return (uuid.uuid4(),) if partial else super()._content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.arrays())
+
+    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+        """Raise, and say how to get the policy back."""
+        self._refuse("log_prob")
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> Tree:
+        """Raise, and say how to get the policy back."""
+        self._refuse("sample")
+
+    def _refuse(self, method: str) -> NoReturn:
+        if self.kind == "torch":
+            remedy = (
+                "a file holds a torch module's numbers, not its code. After load(path) call "
+                "ope_gym.policies.torch.TorchPolicy.restore(this, module) with a module of the "
+                "same architecture, and put the result in place: "
+                "dataclasses.replace(trajectories, policies=...)"
+            )
+        elif self.kind.startswith(UNREGISTERED):
+            remedy = (
+                f"its class {self.kind.removeprefix(UNREGISTERED)} was not registered when the "
+                "file was written, so its parameters are not in the file. Decorate the class with "
+                "ope_gym.register_policy and record again"
+            )
+        else:
+            known = ", ".join(sorted(POLICY_KINDS))
+            remedy = (
+                f"no class of that kind is registered (known: {known}). Import the module that "
+                "defines it, or decorate the class with ope_gym.register_policy, "
+                "before load(path)"
+            )
+        raise RuntimeError(f"{method} of a stored policy of kind {self.kind!r}: {remedy}.")
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{name}{value.shape}" for name, value in self._arrays.items())
+        return f"UnavailablePolicy({self.kind!r}: {names or 'no arrays'})"
+
+
+POLICY_KINDS: dict[str, type[StoredPolicy]] = {}
+
+StoredClass = TypeVar("StoredClass", bound=type[StoredPolicy])
+
+
+def register_policy(cls: StoredClass) -> StoredClass:
+    """Let files hold policies of a class, under its `kind`. Use as a decorator."""
+    kind = cls.__dict__.get("kind")
+    if not isinstance(kind, str) or not kind or kind.startswith(UNREGISTERED):
+        raise ValueError(
+            f"{cls.__qualname__}.kind is {kind!r}: give the class itself a `kind: ClassVar[str]`, "
+            f"a name of its own that does not begin with {UNREGISTERED!r}"
+        )
+    holder = POLICY_KINDS.get(kind, cls)
+    if (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(
+            f"kind {kind!r} of {cls.__qualname__} belongs to {holder.__module__}."
+            f"{holder.__qualname__}: choose another name"
+        )
+    POLICY_KINDS[kind] = cls
+    return cls
+
+
+def policy_to_arrays(policy: Policy) -> tuple[str, dict[str, NDArray[Any]]]:
+    """The name and arrays that stand for a policy in a file; no arrays if it is unregistered."""
+    if isinstance(policy, UnavailablePolicy):
+        return policy.kind, policy.arrays()
+    cls = type(policy)
+    kind = cls.__dict__.get("kind")
+    if isinstance(kind, str) and POLICY_KINDS.get(kind) is cls:
+        return kind, policy.arrays()  # type: ignore[attr-defined]
+    return f"{UNREGISTERED}{cls.__qualname__}", {}
+
+
+def policy_from_arrays(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Policy:
+    """The policy that `policy_to_arrays` described, or an `UnavailablePolicy`."""
+    cls = POLICY_KINDS.get(kind)
+    if cls is None:
+        return UnavailablePolicy(kind, arrays)
+    try:
+        return cls.from_arrays(arrays)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the arrays {sorted(arrays)} do not make a policy of kind {kind!r}: {error!r}"
+        ) from error
+
+
+def _short(values: NDArray[Any]) -> str:
+    text = np.array2string(values, precision=4, separator=", ", threshold=24, edgeitems=2)
+    return " ".join(text.split())

@@ -1,0 +1,360 @@
+"""Policies as small frozen snapshots: the protocol and the closed-form classes.
+
+A snapshot copies its parameters as read-only arrays, is equal to another by content and answers
+for n rows at once. Finite policies number their actions 0 … A-1. `log_prob` is the `log_prob_stack`
+of one policy, so there is one formula a class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import batches
+from ope_gym.batches import Tree
+from ope_gym.policies import inputs as pi
+from ope_gym.policies import numerics as pm
+from ope_gym.policies.base import (
+    POLICY_KINDS,
+    FinitePolicy,
+    Floats,
+    Policy,
+    Snapshot,
+    UnavailablePolicy,
+    policy_from_arrays,
+    policy_to_arrays,
+    register_policy,
+)
+
+__all__ = [
+    "POLICY_KINDS",
+    "DiagonalGaussian",
+    "EpsilonGreedyTable",
+    "FinitePolicy",
+    "LinearSigmoid",
+    "Policy",
+    "SoftmaxLinear",
+    "UnavailablePolicy",
+    "Uniform",
+    "check_target",
+    "log_prob_moments",
+    "policy_from_arrays",
+    "policy_to_arrays",
+    "register_policy",
+]
+
+
+def check_target(target: Policy) -> Policy:
+    """Refuse what is no policy."""
+    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+        raise TypeError(
+            f"target is {target!r}, which has no log_prob and sample: give a policy of "
+            "ope_gym.policies, wrap a network in ope_gym.policies.torch.TorchPolicy, or write "
+            "one; a recorded policy is trajectories.policies[k]"
+        )
+    return target
+
+
+def log_prob_moments(policy: Policy, observations: Tree) -> tuple[Floats, Floats] | None:
+    """Mean and variance of ln π(a|s) when π itself draws a: (-entropy, Var), each (n,).
+
+    Uses the policy's own method, else its `probs`; None where it has neither.
+    """
+    own = getattr(policy, "log_prob_moments", None)
+    if own is not None:
+        moments: tuple[Floats, Floats] | None = own(observations)
+        return moments
+    return pm.moments_of(policy.probs(observations)) if isinstance(policy, FinitePolicy) else None
+
+
+class _Finite(Snapshot):
+    """What finite policies share; a subclass gives `probs` and `log_prob_stack`."""
+
+    def probs(self, observations: Tree) -> Floats:
+        """The probability of every action, shape (n, A)."""
+        raise NotImplementedError
+
+    @classmethod
+    def log_prob_stack(cls, policies: Sequence[Any], observations: Tree, actions: Tree) -> Floats:
+        """`log_prob` of K policies of the class as one (K, n) array."""
+        raise NotImplementedError
+
+    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+        """Log-probability of each action, -inf where it is impossible; shape (n,)."""
+        (log_probs,) = self.log_prob_stack([self], observations, actions)
+        return np.asarray(log_probs)
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
+        """One action a row; one uniform number each decides."""
+        return pm.sample_rows(self.probs(observations), rng)
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearSigmoid(_Finite):
+    """Two actions, P(a = 1 | x) = σ(x·θ + bias).
+
+    >>> LinearSigmoid(theta=[0.0, 1.0]).probs(np.array([[5.0, 0.0]]))
+    array([[0.5, 0.5]])
+    """
+
+    kind: ClassVar[str] = "linear-sigmoid"
+    theta: Floats  # (d,)
+    bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "theta", pi.parameters("theta", self.theta, ndim=1))
+        object.__setattr__(self, "bias", float(pi.parameters("bias", self.bias, ndim=0)))
+
+    @classmethod
+    def log_prob_stack(
+        cls, policies: Sequence[LinearSigmoid], observations: Tree, actions: Tree
+    ) -> Floats:
+        """`log_prob` of K policies as one (K, n) array."""
+        pi.same_shape("theta", [policy.theta for policy in policies])
+        theta = np.stack([np.append(policy.theta, policy.bias) for policy in policies])
+        x = pi.features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
+        return pm.log_sigmoid_stack(theta, x, pi.choices(actions, len(x), 2))
+
+    def probs(self, observations: Tree) -> Floats:
+        """[P(0), P(1)] for each row, shape (n, 2)."""
+        score = self._score(observations)
+        return np.exp(pm.log_sigmoid(np.stack([-score, score], axis=1)))
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
+        """One action a row; written out because rollouts ask for one row at a time."""
+        likely = np.exp(pm.log_sigmoid(self._score(observations)))
+        pm.refuse_nan(likely)
+        return (rng.random(len(likely)) < likely).astype(np.int64)
+
+    def _score(self, observations: Tree) -> Floats:
+        return np.asarray(pi.features(observations, len(self.theta)) @ self.theta + self.bias)
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftmaxLinear(_Finite):
+    """A actions, P(a | x) = softmax(W x + bias)_a.
+
+    >>> SoftmaxLinear(weights=[[0.0], [0.0]], bias=[0.0, np.log(3.0)]).probs(np.ones((1, 1)))
+    array([[0.25, 0.75]])
+    """
+
+    kind: ClassVar[str] = "softmax-linear"
+    weights: Floats  # (A, d)
+    bias: Floats | None = None  # (A,); None means zeros
+
+    def __post_init__(self) -> None:
+        weights = pi.parameters("weights", self.weights, ndim=2)
+        given = np.zeros(len(weights)) if self.bias is None else self.bias
+        bias = pi.parameters("bias", given, ndim=1)
+        if len(weights) == 0 or len(bias) != len(weights):
+            raise ValueError(
+                f"weights {weights.shape} and bias {bias.shape}: both need one row an action, "
+                "and at least one action"
+            )
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "bias", bias)
+
+    @classmethod
+    def log_prob_stack(
+        cls, policies: Sequence[SoftmaxLinear], observations: Tree, actions: Tree
+    ) -> Floats:
+        """`log_prob` of K policies as one (K, n) array."""
+        pi.same_shape("weights", [policy.weights for policy in policies])
+        stacked = np.stack([policy._joined() for policy in policies])  # (K, A, d + 1)
+        x = pi.features(observations, stacked.shape[2] - 1)
+        chosen = pi.choices(actions, len(x), stacked.shape[1])
+        if stacked.shape[1] == 2:  # two actions are a sigmoid of the difference, which is faster
+            return pm.log_sigmoid_stack(stacked[:, 1] - stacked[:, 0], x, chosen)
+        return pm.log_softmax_stack(stacked, x, chosen)
+
+    def probs(self, observations: Tree) -> Floats:
+        """The softmax, shape (n, A)."""
+        x = pi.features(observations, self.weights.shape[1])
+        scores: Floats = x @ self.weights.T + np.asarray(self.bias)
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+        return scores
+
+    def _joined(self) -> Floats:
+        return np.column_stack([self.weights, np.asarray(self.bias)])
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class EpsilonGreedyTable(_Finite):
+    """A greedy action for every state, left with probability ε for one of all A actions.
+
+    States are the cells of a table: one Discrete space (observations an int array) or several
+    (a tuple of int arrays as for Blackjack, or the columns of a MultiDiscrete array).
+
+    >>> EpsilonGreedyTable(greedy=[0, 1], epsilon=0.2, n_actions=2).probs(np.array([1]))
+    array([[0.1, 0.9]])
+    """
+
+    kind: ClassVar[str] = "epsilon-greedy-table"
+    greedy: NDArray[np.int64]  # one axis for each Discrete part of the observation
+    epsilon: float
+    n_actions: int
+
+    def __post_init__(self) -> None:
+        n_actions = pi.positive("n_actions", self.n_actions)
+        greedy = np.array(self.greedy, order="C")
+        if greedy.dtype.kind not in "iub" or greedy.size == 0:
+            raise ValueError(
+                f"greedy is {greedy.dtype} of shape {greedy.shape}: give one integer action a state"
+            )
+        pi.within("greedy", greedy, n_actions)
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise ValueError(f"epsilon is {self.epsilon}: a probability is in 0 … 1")
+        greedy = greedy.astype(np.int64)
+        greedy.setflags(write=False)
+        object.__setattr__(self, "greedy", greedy)
+        object.__setattr__(self, "epsilon", float(self.epsilon) + 0.0)
+        object.__setattr__(self, "n_actions", n_actions)
+
+    @classmethod
+    def from_q(cls, q: ArrayLike, epsilon: float) -> EpsilonGreedyTable:
+        """Greedy in action values q of shape (*dims, A); a tie goes to the lowest action."""
+        values = np.asarray(q, dtype=np.float64)
+        if values.ndim == 0 or values.size == 0 or np.isnan(values).any():
+            raise ValueError(
+                f"q of shape {values.shape} is empty or has NaN: give a number for every action"
+            )
+        return cls(values.argmax(axis=-1), epsilon, values.shape[-1])
+
+    @classmethod
+    def log_prob_stack(
+        cls, policies: Sequence[EpsilonGreedyTable], observations: Tree, actions: Tree
+    ) -> Floats:
+        """`log_prob` of K policies as one (K, n) array."""
+        pi.same_shape("greedy", [policy.greedy for policy in policies])
+        states = pi.cells(observations, policies[0].greedy.shape)
+        chosen = pi.choices(actions, len(states), min(policy.n_actions for policy in policies))
+        out = np.empty((len(policies), len(states)))
+        for _, rows in pm.tiles(1, len(states)):  # the states stay in cache for all policies
+            for k, policy in enumerate(policies):
+                hit = policy.greedy.take(states[rows]) == chosen[rows]
+                # Looked up with the bool as a number: np.where waits for mispredicted branches.
+                policy._log_levels.take(hit.view(np.int8), out=out[k, rows], mode="clip")
+        return out
+
+    def probs(self, observations: Tree) -> Floats:
+        """ε/A each, and 1 - ε more for the greedy action; shape (n, A)."""
+        best = self.greedy.ravel()[pi.cells(observations, self.greedy.shape)]
+        probs = np.full((len(best), self.n_actions), self.epsilon / self.n_actions)
+        probs[np.arange(len(best)), best] += 1.0 - self.epsilon
+        return probs
+
+    @cached_property
+    def _log_levels(self) -> Floats:
+        """Log-probability of an action that is not greedy, and of the greedy one."""
+        other = self.epsilon / self.n_actions
+        best = other + (1.0 - self.epsilon)
+        return np.array([math.log(other) if other > 0 else -math.inf, math.log(best)])
+
+    def __repr__(self) -> str:
+        shares = np.bincount(self.greedy.ravel(), minlength=self.n_actions)
+        return (
+            f"EpsilonGreedyTable({self.greedy.size} states {self.greedy.shape}, "
+            f"epsilon={self.epsilon:.6g}, n_actions={self.n_actions}, greedy in "
+            f"{shares.tolist()} states)"
+        )
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class Uniform(Snapshot):
+    """Every action equally likely, whatever is observed.
+
+    >>> Uniform(4).probs(np.zeros((1, 3)))
+    array([[0.25, 0.25, 0.25, 0.25]])
+    """
+
+    kind: ClassVar[str] = "uniform"
+    n_actions: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_actions", pi.positive("n_actions", self.n_actions))
+
+    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+        """-ln A, shape (n,)."""
+        chosen = pi.choices(actions, batches.length(observations), self.n_actions)
+        return np.full(len(chosen), -math.log(self.n_actions))
+
+    def probs(self, observations: Tree) -> Floats:
+        """1/A, shape (n, A)."""
+        return np.full((batches.length(observations), self.n_actions), 1.0 / self.n_actions)
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
+        """One integer a row."""
+        return rng.integers(self.n_actions, size=batches.length(observations))
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class DiagonalGaussian(Snapshot):
+    """Continuous actions of m parts, a ~ N(W x + bias, diag exp(log_std)²); a density.
+
+    >>> standard = DiagonalGaussian(weights=[[0.0]], bias=[0.0], log_std=[0.0])
+    >>> round(standard.log_prob(np.ones((1, 1)), np.zeros((1, 1))).item(), 6)  # -ln √(2π)
+    -0.918939
+    """
+
+    kind: ClassVar[str] = "diagonal-gaussian"
+    weights: Floats  # (m, d)
+    bias: Floats  # (m,)
+    log_std: Floats  # (m,)
+
+    def __post_init__(self) -> None:
+        weights = pi.parameters("weights", self.weights, ndim=2)
+        bias = pi.parameters("bias", self.bias, ndim=1)
+        log_std = pi.parameters("log_std", self.log_std, ndim=1)
+        if not len(weights) == len(bias) == len(log_std) > 0:
+            raise ValueError(
+                f"weights {weights.shape}, bias {bias.shape} and log_std {log_std.shape}: all need "
+                "one row a part of the action, and at least one"
+            )
+        for name, value in (("weights", weights), ("bias", bias), ("log_std", log_std)):
+            object.__setattr__(self, name, value)
+
+    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+        """Log density of the action; shape (n,)."""
+        actions = pi.parts(actions, batches.length(observations), len(self.bias))
+        standardised = actions - self._mean(observations)
+        standardised *= np.exp(-self.log_std)
+        np.square(standardised, out=standardised)
+        return np.asarray(-0.5 * standardised.sum(axis=1) - self._log_scale())
+
+    @classmethod
+    def log_prob_stack(
+        cls, policies: Sequence[DiagonalGaussian], observations: Tree, actions: Tree
+    ) -> Floats:
+        """`log_prob` of K policies as one (K, n) array."""
+        return np.stack([policy.log_prob(observations, actions) for policy in policies])
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> Floats:
+        """One normal number for each part of the action, shape (n, m)."""
+        mean = self._mean(observations)
+        return mean + np.exp(self.log_std) * rng.standard_normal(mean.shape)
+
+    def log_prob_moments(self, observations: Tree) -> tuple[Floats, Floats]:
+        """The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2."""
+        n, m = batches.length(observations), len(self.bias)
+        return np.full(n, -0.5 * m - self._log_scale()), np.full(n, 0.5 * m)
+
+    def _mean(self, observations: Tree) -> Floats:
+        mean: Floats = pi.features(observations, self.weights.shape[1]) @ self.weights.T
+        mean += self.bias
+        return mean
+
+    def _log_scale(self) -> float:
+        return float(self.log_std.sum() + 0.5 * len(self.bias) * math.log(2 * math.pi))

@@ -1,0 +1,1 @@
+"""Show results: text tables, figures, TensorBoard. Nothing is computed here."""

@@ -1,0 +1,323 @@
+"""Evaluations in TensorBoard: values with bands, diagnostics, figures, and the table as text.
+
+Nothing is computed here; the writer only lays out what an `Evaluation` holds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams as hparams_summaries
+
+from ope_gym.analysis.overlap import overlap
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.inference.regimes import label
+from ope_gym.report import figures
+from ope_gym.report.ranking_figures import ranking_figure
+from ope_gym.results import Estimate, Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ope_gym.analysis.ranked import Ranking
+    from ope_gym.data.buffer import TrajectoryBuffer
+    from ope_gym.data.trajectories import Trajectories
+    from ope_gym.policies.closed_form import Policy
+
+REGIMES = {
+    "held-out": "The learner never trained on these episodes: training makes none optimistic.",
+    "fresh": "One policy recorded these episodes, and the target was fixed before them.",
+    "adaptive": (
+        "The target was fixed before these episodes, but policies that recorded them learned from "
+        "earlier ones: basic weights stay unbiased, weights against a mixture do not quite."
+    ),
+    "in-sample": (
+        "The target was trained on these very episodes, or nothing says that it was not: its value "
+        "is overestimated and its interval is too narrow; hold out a share of the episodes."
+    ),
+    "unstated": "It is not known whether the learner trained on these episodes.",
+}
+
+
+_RETURN = "rollout/(return|ep_rew_mean)$"  # of `add_return`, and of Stable-Baselines3
+
+
+class EvaluationWriter:
+    """Writes evaluations to a TensorBoard run.
+
+    Tags are `ope/<estimator>/value|low|high`, `diagnostics/<estimator>/…`, `rollout/return` and
+    `ope/truth`; the Custom Scalars page shows values with their bands.
+
+        with EvaluationWriter("runs/cartpole") as writer:
+            writer.add_evaluation(evaluation, step=3)
+            writer.add_return(41.2, step=3)
+
+    Args:
+        logdir: folder of the run; or a `SummaryWriter` of the training loop, which is then written
+            to and left open.
+    """
+
+    def __init__(self, logdir: str | Path | SummaryWriter) -> None:
+        self._owned = not isinstance(logdir, SummaryWriter)
+        self._writer = (
+            logdir
+            if isinstance(logdir, SummaryWriter)
+            else SummaryWriter(str(logdir), flush_secs=10)  # seen while training goes on
+        )
+        self._laid_out = False
+        self._last_step: dict[str, int] = {}  # of each estimator
+        self._undefined: set[str] = set()  # estimators that ever were
+
+    def add_evaluation(
+        self, evaluation: Evaluation, step: int, *, truth: float | None = None
+    ) -> None:
+        """Scalars of every estimate, and on the first call the layout of the charts.
+
+        An estimate of which the value or an end of the interval is not finite is left out, all
+        three of them, and marked by `diagnostics/<estimator>/undefined` = 1: a band is drawn only
+        if its three series have the same steps.
+
+        Args:
+            evaluation: to write; the layout shows the estimators of the first one.
+            step: of the training loop, usually the number of the policy.
+            truth: the value of the same policy from fresh rollouts, if known.
+        """
+        if not self._laid_out:
+            self._writer.add_custom_scalars(_layout(list(evaluation)))
+            self._laid_out = True
+        for name, estimate in evaluation.items():
+            self._add_estimate(name, estimate, step)
+        if truth is not None:
+            self._scalar("ope/truth", truth, step)
+
+    def add_return(self, mean_return: float, step: int) -> None:
+        """The mean return of the rollouts of this step, as `rollout/return`."""
+        self._scalar("rollout/return", mean_return, step)
+
+    def add_report(
+        self,
+        evaluation: Evaluation,
+        trajectories: Trajectories | TrajectoryBuffer,
+        target: Policy,
+        step: int,
+        hparams: Mapping[str, Any],
+        *,
+        truth: float | None = None,
+    ) -> None:
+        """The closing report: table, verdicts, figures, weight histograms, hyper-parameters.
+
+        TensorBoard keeps ten texts and images of a tag, so this is for the end of a run, or now and
+        then. The scalars of the evaluation are written too where `add_evaluation` has not.
+
+        Args:
+            evaluation: to report.
+            trajectories: that it rests on.
+            target: the policy that was evaluated.
+            step: of the training loop.
+            hparams: of the run; numbers, strings and booleans as they are, the rest as text.
+            truth: the value from fresh rollouts, if known.
+        """
+        rest = {name: e for name, e in evaluation.items() if self._last_step.get(name) != step}
+        if rest:
+            self.add_evaluation(Evaluation(rest), step)
+        notes = []
+        try:
+            known = truth if truth is not None and math.isfinite(truth) else None
+            self._figure("ope/forest", evaluation.plot(known), step)
+            self._figure("ope/ess_over_time", figures.ess_figure(evaluation), step)
+            self._figure("ope/weights", figures.weights_figure(evaluation), step)
+            shares = overlap(trajectories, target)
+            self._figure("ope/policy_overlap", figures.overlap_figure(shares), step)
+        except ImportError as error:
+            notes.append(f"No figures: {error}.")
+        for name, estimate in evaluation.items():
+            note = self._weights(name, estimate, step)
+            if note:
+                notes.append(note)
+        if truth is not None:
+            self._scalar("ope/truth", truth, step)
+        self._writer.add_text("ope/report", markdown(evaluation, truth=truth, notes=notes), step)
+        self._hparams(evaluation, hparams, step)
+        self._writer.flush()
+
+    def add_ranking(self, ranking: Ranking, step: int) -> None:
+        """A ranking: its table as text, its figure, and the numbers of each policy.
+
+        Tags are `ranking/report`, `ranking/figure` and `ranking/<policy>/value|low|high|
+        probability_best`, in names of policies all but letters, digits, ".", "-" become "_".
+
+        Args:
+            ranking: to write.
+            step: of the training loop.
+        """
+        for name, ranked in ranking.items():
+            folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
+            if not _undefined(ranked.estimate):
+                for end, value in _band(ranked.estimate).items():
+                    self._scalar(f"{folder}/{end}", value, step)
+            self._scalar(f"{folder}/probability_best", ranked.probability_best, step)
+        told = {ranked.estimate.sample.regime for ranked in ranking.values()}
+        lines = [ranking.markdown(), ""]
+        lines += [f"**Data: {label(r)}.** {REGIMES[r]}" for r in REGIMES if r in told]
+        try:
+            self._figure("ranking/figure", ranking_figure(ranking), step)
+        except ImportError as error:
+            lines += ["", f"No figure: {error}."]
+        self._writer.add_text("ranking/report", "\n".join(lines), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left; a `SummaryWriter` that was handed in is flushed, not closed."""
+        if self._owned:
+            self._writer.close()
+        else:
+            self._writer.flush()
+
+    def __enter__(self) -> EvaluationWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add_estimate(self, name: str, estimate: Estimate, step: int) -> None:
+        self._last_step[name] = step
+        undefined = _undefined(estimate)
+        if undefined:
+            self._undefined.add(name)
+        else:
+            for end, value in _band(estimate).items():
+                self._scalar(f"ope/{name}/{end}", value, step)
+        if name in self._undefined:  # a mark that also comes back to 0
+            self._scalar(f"diagnostics/{name}/undefined", float(bool(undefined)), step)
+        d = estimate.diagnostics
+        for key, number in (
+            ("ess", d.ess),
+            ("max_share", d.max_share),
+            ("mean_weight", d.mean_weight),
+            ("pareto_k", d.pareto_k),
+            ("capped_share", d.capped_share if _capped(name) else None),
+            ("support_violations", d.support_violations),
+        ):
+            if number is not None:
+                self._scalar(f"diagnostics/{name}/{key}", number, step)
+
+    def _scalar(self, tag: str, value: float, step: int) -> None:
+        if math.isfinite(value):
+            self._writer.add_scalar(tag, float(value), step)
+
+    def _figure(self, tag: str, figure: Figure, step: int) -> None:
+        self._writer.add_image(tag, figures.render(figure), step, dataformats="HWC")
+        figure.clear()
+
+    def _weights(self, name: str, estimate: Estimate, step: int) -> str:
+        """Histogram of log10 of the last weights; in words what it cannot show."""
+        logs = estimate.diagnostics.log_last / math.log(10)
+        finite = logs[np.isfinite(logs)]
+        if finite.size:
+            self._writer.add_histogram(f"log10_weight/{name}", finite, step, bins=30)
+        zero = logs.size - finite.size
+        return f"{name}: {zero:,} of {logs.size:,} episodes have weight 0." if zero else ""
+
+    def _hparams(self, evaluation: Evaluation, hparams: Mapping[str, Any], step: int) -> None:
+        # not SummaryWriter.add_hparams: it opens a second run folder for them
+        metrics = {
+            tag: 0.0  # the page shows the last value of the scalar of this tag
+            for name, estimate in evaluation.items()
+            for tag in (f"ope/{name}/value", f"diagnostics/{name}/ess")
+            if not (_undefined(estimate) and tag.startswith("ope/"))
+        }
+        plain = {key: _plain(value) for key, value in hparams.items()}
+        file_writer: Any = self._writer.file_writer
+        for summary in hparams_summaries(plain, metrics):  # type: ignore[no-untyped-call]
+            file_writer.add_summary(summary, step)
+
+
+def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[str]) -> str:
+    """The evaluation as Markdown: data, regime, table, verdicts with their reasons, notes."""
+    sample, first = evaluation.sample, next(iter(evaluation.values())).interval
+    lines = [
+        f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
+        f"{np.count_nonzero(sample.counts)} behaviours, gamma {sample.gamma:g}.",
+        "",
+        f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
+        "",
+        *([] if sample.mixture is None else [f"Weights: {sample.mixture}.", ""]),
+        f"| estimator | value | std. error | {first.level:.0%} interval ({first.method}) | ESS "
+        "| largest share | mean weight | verdict |",
+        "|:--|--:|--:|--:|--:|--:|--:|:--|",
+    ]
+    for name, e in evaluation.items():
+        d = e.diagnostics
+        ends = f"[{_text(e.interval.low)}, {_text(e.interval.high)}]"
+        lines.append(
+            f"| {name} | {_text(e.value)} | {_text(e.standard_error)} | {ends} | {d.ess:.1f} "
+            f"| {d.max_share:.1%} | {_text(d.mean_weight)} | **{e.verdict.colour}** |"
+        )
+    if truth is not None:
+        lines += ["", f"Truth, from fresh rollouts: {_text(truth)}."]
+    reasons: dict[str, list[str]] = {}
+    for name, e in evaluation.items():
+        reasons.setdefault(str(e.verdict), []).append(name)
+    lines += ["", *(f"- **{', '.join(names)}** {why}" for why, names in reasons.items())]
+    marked = [f"{n} ({', '.join(_undefined(e))})" for n, e in evaluation.items() if _undefined(e)]
+    if marked:
+        lines += ["", f"Undefined, so not drawn: {'; '.join(marked)}."]
+    for note in notes:
+        lines += ["", note]
+    return "\n".join(lines)
+
+
+def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
+    """Charts of the Custom Scalars page; a band's tags stand in the order value, low, high."""
+    values = [f"ope/{re.escape(name)}/value$" for name in names]
+    ess = [f"diagnostics/{re.escape(name)}/ess$" for name in names]
+    bands = {
+        name: ["Margin", [f"ope/{name}/{end}" for end in ("value", "low", "high")]]
+        for name in reversed(names)  # TensorBoard shows bands in reverse, after the lines
+    }
+    lines = ["Multiline", [_RETURN, "ope/truth$", *values]]
+    return {
+        "Value of the policy": {"estimates and mean return": lines, **bands},
+        "Diagnostics": {"effective sample size": ["Multiline", ess]},
+    }
+
+
+def _band(estimate: Estimate) -> dict[str, float]:
+    return {
+        "value": estimate.value,
+        "low": estimate.interval.low,
+        "high": estimate.interval.high,
+    }
+
+
+def _undefined(estimate: Estimate) -> list[str]:
+    """Which of value, low and high are not finite."""
+    return [key for key, value in _band(estimate).items() if not math.isfinite(value)]
+
+
+def _capped(name: str) -> bool:
+    return name in ESTIMATORS and ESTIMATORS[name].capped
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    """A value that the hyper-parameter page can hold."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _text(value: float) -> str:
+    return f"{value:.5g}" if math.isfinite(value) else "undefined"

@@ -1,0 +1,119 @@
+"""The weights of tasks in files of a folder, for the pass that needs them again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.data.blocks import PathLike
+from ope_gym.scale.passes import WeightedChunk
+
+
+@contextmanager
+def scratch_folder(scratch: PathLike | None) -> Iterator[Path | None]:
+    """A new folder in `scratch` for one evaluation; to be entered before the crew that uses it.
+
+    So workers have ended when it is removed; those of a Ray cluster may take a little longer.
+    """
+    if scratch is None:
+        yield None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(
+            prefix="ope_gym-", dir=scratch, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise OSError(
+            f"scratch is {os.fspath(scratch)!r}: {error.strerror}; give a folder that can be "
+            "written"
+        ) from error
+    with folder as name:
+        yield Path(name).absolute()
+
+
+class Spool:
+    """The weighted chunks of one task; without the folder they are dropped.
+
+    A file is there whole or not at all, and whoever does not find it weighs again. So it does not
+    matter if some workers cannot see the folder, or if one is killed while it writes.
+
+    Args:
+        folder: on a disk with room for all, or None.
+        task: number of the task.
+    """
+
+    def __init__(self, folder: Path | None, task: int) -> None:
+        self._path = None if folder is None else folder / f"{task}.weights"
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Spool:
+        """Begin to write; a worker on another machine may have no such folder, and must not."""
+        if self._path is not None and self._path.parent.is_dir():
+            self._file = self._partial().open("wb")
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if self._file is None or self._path is None:
+            return
+        with self._writing():
+            self._file.close()
+            if kind is None:
+                os.replace(self._partial(), self._path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors name the folder; numpy knows no number for those of a full disk."""
+        try:
+            yield
+        except OSError as error:
+            assert self._path is not None
+            reason = error.strerror or str(error)
+            if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
+                reason = "the disk is full"
+            raise OSError(
+                f"scratch is {os.fspath(self._path.parent.parent)!r}: {reason}; give a folder on a "
+                "disk with room for 8 bytes a step for each weighting scheme and for the reward, "
+                "or none: the weights are then computed twice"
+            ) from error
+
+    def _partial(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f"{self._path.name}.{platform.node()}.{os.getpid()}")
+
+    def add(self, chunk: WeightedChunk) -> None:
+        """Append a chunk."""
+        if self._file is not None:
+            names = np.array(list(chunk.columns))
+            with self._writing():
+                for array in (names, chunk.offsets, *chunk.columns.values()):
+                    np.save(self._file, array)
+
+    def chunks(self) -> Iterator[WeightedChunk] | None:
+        """All chunks, in order; None if they are not here."""
+        if self._path is None or not self._path.exists():
+            return None
+        return _chunks(self._path)
+
+
+def _chunks(path: Path) -> Iterator[WeightedChunk]:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while file.tell() < size:
+            names, offsets = _read(file), _read(file)
+            yield WeightedChunk(offsets, {str(name): _read(file) for name in names})
+
+
+def _read(file: BinaryIO) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(file, allow_pickle=False))
+    except (ValueError, EOFError) as error:
+        raise OSError(f"{file.name} in the folder `scratch` was cut short") from error

@@ -1,0 +1,237 @@
+"""From recorded policies to log-probabilities: behaviours and their rows.
+
+A behaviour is a policy; or, where the loop changed its policy during episodes, the sequence of
+policies an episode *would* have followed had it lasted. Grouping episodes by the sequence they did
+follow would let the mixture depend on how long they lived, and bias it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ope_gym import batches
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.closed_form import Policy, UnavailablePolicy
+
+ROWS = 1 << 15  # steps evaluated at once
+_MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
+
+
+@dataclass(frozen=True)
+class Behaviours:
+    """Who could have produced each trajectory.
+
+    Args:
+        ids: (n,) behaviour of each trajectory.
+        counts: (K,) trajectories of each.
+        plans: K plans: ((step, policy), ...), from that step of an episode on that policy acts.
+        strata: (n,) groups of like trajectories: the behaviour, or where the policy changed during
+            episodes the policy at the start, because such behaviours seldom repeat.
+        policies: (P,) the policies that occur in the plans, in order.
+        available: whether all of them can be asked for probabilities.
+    """
+
+    ids: IntArray
+    counts: IntArray
+    plans: tuple[tuple[tuple[int, int], ...], ...]
+    strata: IntArray
+    policies: IntArray
+    available: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """(K,) for people: "policy 3", or "policies 3 then 4 from step 17"."""
+        return tuple(_name(plan) for plan in self.plans)
+
+    def rows(
+        self, data: Trajectories, *, only_own: bool = False, episodes: IntArray | None = None
+    ) -> BehaviourRows:
+        """The log-probabilities under all behaviours, block by block."""
+        return BehaviourRows(data, self, only_own, episodes)
+
+    def part(self, members: IntArray, ids: IntArray) -> Behaviours:
+        """Some of the behaviours, numbered anew, for trajectories of which these are the ids."""
+        plans = tuple(self.plans[k] for k in members)
+        policies = np.unique([policy for plan in plans for _, policy in plan])
+        return Behaviours(ids, self.counts[members], plans, ids, policies, self.available)
+
+
+def _name(plan: tuple[tuple[int, int], ...]) -> str:
+    if len(plan) == 1:
+        return f"policy {plan[0][1]}"
+    changes = ", ".join(f"{policy} from step {step}" for step, policy in plan[1:])
+    return f"policy {plan[0][1]}, then {changes}"
+
+
+def behaviours_of(data: Trajectories) -> Behaviours:
+    """Group trajectories by the policies they would have followed over the longest episode."""
+    longest = int(data.lengths.max())
+    start = data.policy_ids[data.offsets[:-1]]
+    clocked = data.schedule_ids >= 0
+    key = np.stack(  # one row a trajectory; the policy alone where it never changes inside one
+        [data.schedule_ids, np.where(clocked, data.start_clock, start)], axis=1
+    )
+    distinct, inverse = np.unique(key, axis=0, return_inverse=True)
+    plans = [_plan(data, int(schedule), int(value), longest) for schedule, value in distinct]
+    order = {plan: rank for rank, plan in enumerate(sorted(set(plans)))}
+    ids = np.array([order[plan] for plan in plans])[inverse.ravel()]
+    kept = tuple(order)
+    policies = np.unique([policy for plan in kept for _, policy in plan])
+    return Behaviours(
+        ids=ids,
+        counts=np.bincount(ids, minlength=len(kept)),
+        plans=kept,
+        strata=start.astype(np.int64) if clocked.any() else ids,
+        policies=policies,
+        available=not any(isinstance(data.policies[p], UnavailablePolicy) for p in policies),
+    )
+
+
+def _plan(
+    data: Trajectories, schedule_id: int, value: int, longest: int
+) -> tuple[tuple[int, int], ...]:
+    """The plan of a policy (schedule_id < 0), or of an episode that began at clock `value`."""
+    if schedule_id < 0:
+        return ((0, value),)
+    schedule = data.schedules[schedule_id]
+    first = int(np.searchsorted(schedule.clocks, value, side="right")) - 1
+    stop = int(np.searchsorted(schedule.clocks, value + longest, side="left"))
+    plan: list[tuple[int, int]] = []
+    for j in range(first, max(stop, first + 1)):
+        policy = int(schedule.policies[j])
+        step = max(0, int(schedule.clocks[j]) - value)
+        if not plan or plan[-1][1] != policy:
+            plan.append((step, policy))
+    return tuple(plan)
+
+
+@dataclass
+class BehaviourRows:
+    """Per-step log-probabilities under each behaviour (K, S), evaluated in blocks.
+
+    The logged numbers stand for the policy that acted; the snapshots give the rest.
+
+    Args:
+        data: the trajectories.
+        behaviours: their behaviours.
+        only_own: evaluate no policy: all rows hold the logged numbers (enough for basic weights).
+        episodes: (n,) numbers by which people know the trajectories; 0, 1, ... unless given.
+        mismatch: in words, the first logged number that its snapshot contradicts; empty if none.
+    """
+
+    data: Trajectories
+    behaviours: Behaviours
+    only_own: bool = False
+    episodes: IntArray | None = None
+    mismatch: str = field(default="", init=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, S)."""
+        return len(self.behaviours.plans), self.data.n_steps
+
+    def block(self, start: int, stop: int) -> FloatArray:
+        """(K, stop - start) log-probabilities of steps start..stop-1."""
+        logged = self.data.log_probs[start:stop]
+        if self.only_own:
+            return np.ascontiguousarray(np.broadcast_to(logged, (self.shape[0], stop - start)))
+        used = self.behaviours.policies
+        observations = batches.take(self.data.observations, slice(start, stop))
+        actions = batches.take(self.data.actions, slice(start, stop))
+        table = stack_log_probs(
+            [self.data.policies[p] for p in used], observations, actions, used.tolist()
+        )
+        acted = self.data.policy_ids[start:stop]
+        acting = np.minimum(np.searchsorted(used, acted), used.size - 1)
+        columns = np.flatnonzero(used[acting] == acted)  # all, if all behaviours are here
+        acting = acting[columns]
+        self._compare(table[acting, columns], logged[columns], start + columns)
+        table[acting, columns] = logged[columns]
+        return follow_plans(table, self.behaviours, self.data.steps[start:stop])
+
+    def _compare(self, recomputed: FloatArray, logged: FloatArray, rows: IntArray) -> None:
+        gap = ~(np.abs(recomputed - logged) <= _MISMATCH * (1.0 + np.abs(logged)))  # NaN too
+        if not self.mismatch and gap.any():
+            first = int(np.argmax(gap))
+            row = int(rows[first])
+            episode = int(np.searchsorted(self.data.offsets, row, side="right")) - 1
+            step = row - int(self.data.offsets[episode])
+            number = episode if self.episodes is None else int(self.episodes[episode])
+            self.mismatch = (
+                f"logged propensities contradict the policy: episode {number}, step {step} has "
+                f"{logged[first]:.6g} but policy {self.data.policy_ids[row]} gives "
+                f"{recomputed[first]:.6g}"
+            )
+
+
+def follow_plans(table: FloatArray, behaviours: Behaviours, steps: IntArray) -> FloatArray:
+    """From log-probabilities (P, m) under policies to those (K, m) under behaviours.
+
+    Args:
+        table: (P, m) under `behaviours.policies`.
+        behaviours: whose plans say who acts.
+        steps: (m,) the step of each column in its episode.
+    """
+    used, plans = behaviours.policies, behaviours.plans
+    if all(len(plan) == 1 for plan in plans):
+        policies = [plan[0][1] for plan in plans]
+        return table if policies == used.tolist() else table[np.searchsorted(used, policies)]
+    columns = np.arange(steps.size)
+    block = np.empty((len(plans), steps.size))
+    for row, plan in zip(block, plans, strict=True):
+        begins, acts = zip(*plan, strict=True)
+        phase = np.searchsorted(begins, steps, side="right") - 1
+        row[:] = table[np.searchsorted(used, acts)[phase], columns]
+    return block
+
+
+def stack_log_probs(
+    policies: Sequence[Policy],
+    observations: batches.Tree,
+    actions: batches.Tree,
+    names: Sequence[int],
+) -> FloatArray:
+    """(P, m) log-probabilities of the same actions under several policies."""
+    rows = batches.length(actions)
+    kind = type(policies[0])
+    alike = len(policies) > 1 and all(type(policy) is kind for policy in policies)
+    if alike and hasattr(kind, "log_prob_stack"):
+        stacked = np.asarray(kind.log_prob_stack(policies, observations, actions))
+        if stacked.shape != (len(policies), rows):
+            raise ValueError(
+                f"{kind.__name__}.log_prob_stack gave shape {stacked.shape} for {len(policies)} "
+                f"policies and {rows} steps; it must return ({len(policies)}, {rows})"
+            )
+        return stacked.astype(np.float64, copy=False)
+    table = np.empty((len(policies), rows))
+    for row, policy, name in zip(table, policies, names, strict=True):
+        row[:] = _checked(policy.log_prob(observations, actions), rows, f"policy {name}")
+    return table
+
+
+def policy_log_probs(policy: Policy, name: str, data: Trajectories) -> FloatArray:
+    """(S,) log-probabilities of the recorded actions under a policy, evaluated in blocks."""
+    result = np.empty(data.n_steps)
+    for start in range(0, data.n_steps, ROWS):
+        rows = slice(start, min(start + ROWS, data.n_steps))
+        observations, actions = (
+            batches.take(data.observations, rows),
+            batches.take(data.actions, rows),
+        )
+        values = policy.log_prob(observations, actions)
+        result[rows] = _checked(values, rows.stop - rows.start, name)
+    return result
+
+
+def _checked(values: FloatArray, rows: int, name: str) -> FloatArray:
+    values = np.asarray(values)
+    if values.shape != (rows,):
+        raise ValueError(
+            f"{name} gave log-probabilities of shape {values.shape} for {rows} steps; "
+            f"its log_prob(observations, actions) must return ({rows},)"
+        )
+    return values

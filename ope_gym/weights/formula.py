@@ -1,0 +1,200 @@
+"""Importance weights of trajectory prefixes: one formula, three schemes.
+
+    log w_i,t = log P_e - log P_b(i) + log f(P_b(i)) - log sum_k rho_k f(P_k)
+
+P_k,t is the probability of the actions up to step t under behaviour k, P_e under the target, b(i)
+the behaviour of trajectory i, rho_k = n_k / n.
+
+| scheme  | f(p)         | in the paper |
+|---------|--------------|--------------|
+| basic   | 1            | BIS          |
+| fused   | p            | FIS: the mixture of prefix products, never a product of mixtures |
+| optimal | p / (1 - a p) | OUIS, a = r^2 / (r^2 + V); a = 1 for deterministic rewards |
+
+The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a factor that cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, cores
+
+_BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
+_STEPS = 1 << 16  # and steps
+_THREADS = 1 << 22  # elements from which threads are worth their start
+
+
+class LogProbRows(Protocol):
+    """Per-step log-probabilities under K behaviours, made block by block: never all at once."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, S)."""
+        ...
+
+    def block(self, start: int, stop: int) -> FloatArray:
+        """(K, stop - start) of the steps start..stop-1, C-contiguous."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Logs of prefix probabilities on the recorded trajectories, each (S,).
+
+    Args:
+        target: log P_e.
+        own: log P_b(i).
+        mixture: log sum_k rho_k P_k; empty unless a scheme needs it.
+        optimal: log f(P_b)/P_b - log sum_k rho_k f(P_k); empty unless a scheme needs it.
+    """
+
+    target: FloatArray
+    own: FloatArray
+    mixture: FloatArray
+    optimal: FloatArray
+
+
+SCHEMES: dict[str, Callable[[Prefixes], FloatArray]] = {
+    "basic": lambda prefix: prefix.target - prefix.own,
+    "fused": lambda prefix: prefix.target - prefix.mixture,
+    "optimal": lambda prefix: prefix.target + prefix.optimal,
+}
+
+
+def log_weights(
+    target_log_probs: FloatArray,
+    behaviour_log_probs: FloatArray | LogProbRows,
+    behaviour_ids: IntArray,
+    offsets: IntArray,
+    schemes: Iterable[str],
+    *,
+    counts: IntArray | None = None,
+    reward_model: tuple[FloatArray, FloatArray] | None = None,
+    density: bool = False,
+    names: tuple[IntArray, IntArray] | None = None,
+) -> dict[str, FloatArray]:
+    """Log weights (S,) of each scheme; the arguments are as validated by `evaluate_log_probs`.
+
+    Args:
+        target_log_probs: (S,) log-probability of the taken actions under the target.
+        behaviour_log_probs: (K, S) the same under each behaviour, or a source of such blocks.
+        behaviour_ids: (n,) behaviour of each trajectory.
+        offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
+        schemes: names from `SCHEMES`.
+        counts: (K,) trajectories of each behaviour, if other than those in `behaviour_ids`.
+        reward_model: mean (S,) and variance (S,) of the reward given its prefix, for "optimal".
+        density: the actions are continuous: log densities may exceed 0, and "optimal" is "fused",
+            because a single path has probability 0.
+        names: (K,) and (n,) numbers of the behaviours and the trajectories, for error messages
+            about a part of the data.
+    """
+    from ope_gym import kernels
+
+    wanted, steps = list(schemes), target_log_probs.size
+    if counts is None:
+        counts = np.bincount(behaviour_ids, minlength=behaviour_log_probs.shape[0])
+    with np.errstate(divide="ignore"):
+        log_rho = np.log(counts / counts.sum())
+    limit = float(np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE)
+    optimal = "optimal" in wanted
+    a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
+    basic = all(scheme == "basic" for scheme in wanted)
+    ids = behaviour_ids.astype(np.int64, copy=False)
+    result = {scheme: np.empty(steps) for scheme in wanted}
+
+    def run(begin: int, end: int) -> None:
+        start, stop = int(offsets[begin]), int(offsets[end])
+        shift, block = 0, behaviour_log_probs
+        if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
+            shift, block = start, block_of(behaviour_log_probs, start, stop)
+        size = stop - start
+        target, own = np.empty(size), np.empty(size)
+        mixture = np.empty(0 if basic else size)
+        extra = np.empty(size if optimal else 0)
+        kernels.cumulate(target_log_probs, begin, end, offsets, target)
+        if basic:
+            good = kernels.cumulate_own(block, shift, begin, end, ids, offsets, limit, own)
+        else:
+            good = kernels.prefixes(
+                block, shift, begin, end, ids, offsets, log_rho, limit, a, own, mixture, extra
+            )
+        if not good or own.min() == -np.inf:
+            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
+        prefixes = Prefixes(target, own, mixture, extra)
+        for scheme, log_w in result.items():
+            log_w[start:stop] = SCHEMES[scheme](prefixes)
+
+    chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
+    # policies need not be thread-safe, and few elements are not worth a thread
+    threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
+    workers = min(len(chunks), cores()) if threads else 1
+    if workers > 1:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(run, *zip(*chunks, strict=True)))
+    else:
+        for begin, end in chunks:
+            run(begin, end)
+    return result
+
+
+def reward_parameter(
+    reward_model: tuple[FloatArray, FloatArray] | None, steps: int, density: bool = False
+) -> FloatArray:
+    """The parameter a = r^2 / (r^2 + V) (S,): 1 if deterministic, 0 (fused) if nothing is paid."""
+    if density:
+        return np.zeros(steps)
+    if reward_model is None:
+        return np.ones(steps)
+    mean, deviation = np.abs(reward_model[0]), np.sqrt(reward_model[1])
+    with np.errstate(divide="ignore", over="ignore"):  # by their ratio: squares could underflow
+        ratio = np.divide(deviation, mean, out=np.full(steps, np.inf), where=mean > 0)
+        return np.asarray(1.0 / (1.0 + ratio**2))
+
+
+def block_of(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
+    """(K, stop - start) of the steps start..stop-1, from an array or a source of blocks."""
+    if isinstance(source, np.ndarray):
+        return np.ascontiguousarray(source[:, start:stop], dtype=np.float64)
+    return source.block(start, stop)
+
+
+def chunks_of(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each.
+
+    They depend on the data alone, so that results do not depend on the number of cores.
+    """
+    begin, n = 0, offsets.size - 1
+    size = max(1, min(_BLOCK // behaviours, _STEPS))
+    while begin < n:
+        stop = int(offsets[begin]) + size
+        end = max(begin + 1, int(np.searchsorted(offsets, stop, side="right")) - 1)
+        yield begin, min(end, n)
+        begin = end
+
+
+def _refuse(
+    block: FloatArray,
+    start: int,
+    ids: IntArray,
+    offsets: IntArray,
+    limit: float,
+    names: tuple[IntArray, IntArray] | None,
+) -> None:
+    """Raise the error for the first entry that is NaN or above the limit, or -inf but executed."""
+    rows = np.arange(start, start + block.shape[1])
+    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    bad = ~(block <= limit)
+    columns = np.arange(block.shape[1])
+    bad[ids[episodes], columns] |= np.isneginf(block[ids[episodes], columns])
+    behaviour, column = (int(index) for index in np.argwhere(bad)[0])
+    episode, value = int(episodes[column]), float(block[behaviour, column])
+    step = start + column - int(offsets[episode])
+    if names is not None:
+        behaviour, episode = int(names[0][behaviour]), int(names[1][episode])
+    raise bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")

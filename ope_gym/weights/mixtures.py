@@ -1,0 +1,223 @@
+"""Many behaviours: partial mixtures, so that cost stays linear in steps.
+
+    w_i,t = P_e,t / sum_{k in g} (n_k / n_g) P_k,t,   g the group of i's behaviour, n_g its episodes
+
+The behaviours are parted into groups by their order and their numbers of episodes, by nothing else
+that happened; so these numbers must not depend on outcomes, as the weights of any mixture ask. Then
+each group by itself is a data set with its own mixture, its FIS is unbiased wherever some behaviour
+*of the group* can do what the target can, and so is the mean of all; NFIS stays consistent. Groups
+of one are basic weights, one group of all is the whole mixture. Evaluating the policies costs steps
+times the size of a group, instead of steps times behaviours: with an update per episode, linear
+instead of quadratic.
+
+Groups are interleaved: each takes one of every G neighbours, so that each spans the whole training
+history and its mixture is a quadrature of the whole one. Contiguous blocks of history lose most of
+the precision, since the first block weighs its episodes against the first policies alone:
+`docs/scale.md` measures both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray, positive
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.weights.behaviours import BehaviourRows, Behaviours
+from ope_gym.weights.formula import log_weights
+
+LIMIT = 256  # behaviours up to which "auto" takes the mixture of all
+SIZE = 64  # of the groups beyond
+NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
+_SLICE = 512  # behaviours evaluated at once for the whole mixture
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The trajectories of a group of behaviours.
+
+    Args:
+        members: (K_g,) the behaviours.
+        episodes: (n_g,) the trajectories.
+        rows: (S_g,) their steps.
+        data: these trajectories alone; policies keep their numbers.
+        behaviours: the members numbered 0, 1, ...
+    """
+
+    members: IntArray
+    episodes: IntArray
+    rows: IntArray
+    data: Trajectories
+    behaviours: Behaviours
+
+
+def group_size(mixture: str | int, behaviours: int) -> int:
+    """The most behaviours a group may have, from the option `mixture` of `ope_gym.evaluate`."""
+    if mixture == "auto":
+        return behaviours if behaviours <= LIMIT else SIZE
+    if mixture == "all":
+        return behaviours
+    if not (size := positive(mixture)):
+        raise ValueError(
+            f"mixture is {mixture!r}; give 'all', 'auto' or the largest number of behaviours in a "
+            f"mixture, such as {SIZE}"
+        )
+    return min(size, behaviours)
+
+
+def interleaved(counts: IntArray, size: int) -> IntArray:
+    """(K,) group of each behaviour: the fewest groups of at most `size`, each across all history.
+
+    Of every G neighbours each group takes one; the one with the most trajectories goes to the group
+    that has the fewest so far, which keeps groups alike where the counts differ.
+
+    Args:
+        counts: (K,) trajectories of each behaviour, in the order of training.
+        size: most behaviours of a group.
+    """
+    behaviours = counts.size
+    groups = -(-behaviours // size)
+    result, totals = np.empty(behaviours, dtype=np.int64), np.zeros(groups, dtype=np.int64)
+    for begin in range(0, behaviours, groups):
+        some = begin + np.argsort(-counts[begin : begin + groups], kind="stable")
+        fewest = np.argsort(totals, kind="stable")[: some.size]
+        result[some] = fewest
+        totals[fewest] += counts[some]
+    return result
+
+
+def parts(data: Trajectories, behaviours: Behaviours, groups: IntArray) -> Iterator[Part]:
+    """The groups one after the other.
+
+    Args:
+        data: all trajectories.
+        behaviours: theirs.
+        groups: (K,) from `interleaved`, or any other numbers 0, 1, ...
+    """
+    of_episode = groups[behaviours.ids]
+    order, by_group = np.argsort(of_episode, kind="stable"), np.argsort(groups, kind="stable")
+    present, firsts = np.unique(of_episode[order], return_index=True)
+    stops = np.cumsum(np.bincount(groups))
+    local = np.empty(groups.size, dtype=np.int64)
+    local[by_group] = np.arange(groups.size) - np.repeat(
+        stops - np.diff(stops, prepend=0), np.diff(stops, prepend=0)
+    )
+    for group, episodes in zip(present, np.split(order, firsts[1:]), strict=True):
+        members = by_group[stops[group - 1] if group else 0 : stops[group]]
+        ids = local[behaviours.ids[episodes]]
+        begin, lengths = data.offsets[:-1][episodes], data.lengths[episodes]
+        rows = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+        rows += np.arange(rows.size)
+        yield Part(
+            members, episodes, rows, data.select(episodes=episodes), behaviours.part(members, ids)
+        )
+
+
+def partial_log_weights(
+    data: Trajectories,
+    behaviours: Behaviours,
+    groups: IntArray,
+    schemes: Iterable[str],
+    *,
+    density: bool = False,
+    reward_model: tuple[FloatArray, FloatArray] | None = None,
+    first: int = 0,
+) -> tuple[dict[str, FloatArray], str]:
+    """Log weights (S,) by scheme of a target certain of everything, each group against its own.
+
+    Args:
+        data: all trajectories.
+        behaviours: theirs.
+        groups: (K,) group of each behaviour.
+        schemes: names from `ope_gym.weights.formula.SCHEMES`.
+        density: as in `log_weights`.
+        reward_model: mean (S,) and variance (S,), as in `log_weights`.
+        first: number of the first trajectory, for messages.
+
+    Returns:
+        The weights, and in words the first logged number that its policy contradicts.
+    """
+    wanted, mismatch = list(schemes), ""
+    result = {scheme: np.empty(data.n_steps) for scheme in wanted}
+    for part in parts(data, behaviours, groups):
+        rows = part.behaviours.rows(part.data, episodes=first + part.episodes)
+        model = None if reward_model is None else tuple(x[part.rows] for x in reward_model)
+        found = log_weights(
+            np.zeros(part.rows.size),
+            rows,
+            part.behaviours.ids,
+            part.data.offsets,
+            wanted,
+            counts=part.behaviours.counts,
+            density=density,
+            reward_model=model,  # type: ignore[arg-type]
+            names=(part.members, first + part.episodes),
+        )
+        for scheme, log_w in found.items():
+            result[scheme][part.rows] = log_w
+        mismatch = mismatch or rows.mismatch
+    return result, mismatch
+
+
+@dataclass(eq=False)
+class _Slice:
+    """The logged row, with a share of 0, above those of some behaviours: a source of blocks."""
+
+    rows: BehaviourRows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 1 + self.rows.shape[0], self.rows.shape[1]
+
+    def block(self, start: int, stop: int) -> FloatArray:
+        return np.vstack([self.rows.data.log_probs[start:stop], self.rows.block(start, stop)])
+
+
+def whole_mixture(data: Trajectories, behaviours: Behaviours) -> FloatArray:
+    """(S,) log sum_k rho_k P_k over all behaviours, for some trajectories of a larger set.
+
+    It sums over slices of the behaviours, so that memory does not grow with their number.
+
+    Args:
+        data: the trajectories.
+        behaviours: of the larger set; its ids are not used.
+    """
+    result = np.full(data.n_steps, -np.inf)
+    size = max(32, min(_SLICE, (1 << 21) // int(data.lengths.max())))
+    nobody = np.zeros(len(data), dtype=np.int64)
+    for begin in range(0, len(behaviours.plans), size):
+        members = np.arange(begin, min(begin + size, len(behaviours.plans)))
+        some = behaviours.part(members, nobody)
+        log_w = log_weights(
+            np.zeros(data.n_steps),
+            _Slice(some.rows(data)),
+            nobody,
+            data.offsets,
+            ["fused"],
+            counts=np.append(0, some.counts),
+            density=True,
+        )["fused"]
+        share = np.log(some.counts.sum() / behaviours.counts.sum())
+        result = np.logaddexp(result, share - log_w)
+    return result
+
+
+def joined(strata: IntArray) -> IntArray:
+    """Strata of neighbours among those of one trajectory each, so that their spread can be seen.
+
+    The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
+    counts as spread: for independent trajectories errors come out too large, never too small in
+    expectation; a little where neighbours are alike, as in the history of a learner. Strata of
+    several trajectories, and few of one, are left as they are.
+    """
+    order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
+    single = counts == 1
+    lone = int(np.count_nonzero(single))
+    if lone < 2 * NEIGHBOURS:
+        return strata
+    last = lone // NEIGHBOURS - 1
+    names = last + np.cumsum(~single)  # of the others, after those of the single ones
+    names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)
+    return np.asarray(names[order])

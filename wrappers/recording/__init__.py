@@ -1,0 +1,1 @@
+"""Parts that the single and the vector recorder share."""

@@ -1,0 +1,65 @@
+"""Evaluations in the outputs of a Stable-Baselines3 logger, beside what SB3 logs itself.
+
+The logger is not asked to dump: that would also write what SB3 has collected so far, at other steps
+than without the callback. Each output gets rows of its own instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.logger import DISABLED, KVWriter, Logger, TensorBoardOutputFormat
+
+from ope_gym.report.tensorboard import EvaluationWriter
+
+if TYPE_CHECKING:
+    from ope_gym import Evaluation, Policy, Trajectories
+
+__all__ = ["EvaluationLog"]
+
+
+class EvaluationLog:
+    """TensorBoard gets values, bands and a report; CSV, JSON and the screen get the values."""
+
+    def __init__(self) -> None:
+        self._writers: dict[Any, EvaluationWriter] = {}  # by summary writer, which has one layout
+
+    def add(self, logger: Logger, evaluation: Evaluation, step: int, *, held_out: bool) -> None:
+        """The values of an evaluation."""
+        values = {"ope/timesteps": float(step), "ope/held_out": float(held_out)}
+        for name, estimate in evaluation.items():
+            values[f"ope/{name}/value"] = float(estimate.value)
+            values[f"ope/{name}/low"] = float(estimate.interval.low)
+            values[f"ope/{name}/high"] = float(estimate.interval.high)
+            values[f"diagnostics/{name}/ess"] = float(estimate.diagnostics.ess)
+        finite = {tag: value for tag, value in values.items() if math.isfinite(value)}
+        if logger.level == DISABLED:
+            return
+        for output in logger.output_formats:
+            if isinstance(output, TensorBoardOutputFormat):
+                self._writer(output.writer).add_evaluation(evaluation, step)
+                output.writer.add_scalar("ope/held_out", float(held_out), step)
+            elif isinstance(output, KVWriter):
+                output.write(finite, dict.fromkeys(finite, ()), step)
+
+    def report(
+        self,
+        logger: Logger,
+        evaluation: Evaluation,
+        data: Trajectories,
+        policy: Policy,
+        step: int,
+        hparams: Mapping[str, Any],
+    ) -> None:
+        """The closing report, where there is a TensorBoard."""
+        for output in logger.output_formats:
+            if isinstance(output, TensorBoardOutputFormat):
+                writer = self._writer(output.writer)
+                writer.add_report(evaluation, data, policy, step, hparams)
+
+    def _writer(self, summary_writer: Any) -> EvaluationWriter:
+        if summary_writer not in self._writers:
+            self._writers[summary_writer] = EvaluationWriter(summary_writer)
+        return self._writers[summary_writer]
