@@ -90,6 +90,42 @@ def check_log_probs(
         raise bad_log_prob(name, float(values[row]), first + episode, step)
 
 
+def offsets_of(lengths: ArrayLike) -> IntArray:
+    """Return offsets (n + 1,) of episodes that follow each other: 0 and the sums of lengths.
+
+    >>> offsets_of([2, 1]).tolist()
+    [0, 2, 3]
+    """
+    return np.append(0, np.cumsum(np.asarray(lengths, dtype=np.int64)))
+
+
+def step_numbers(offsets: IntArray) -> IntArray:
+    """Number the steps (S,) within their episodes, from 0.
+
+    >>> step_numbers(np.array([0, 2, 3])).tolist()
+    [0, 1, 0]
+    """
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+
+
+def episode_ids(offsets: IntArray) -> IntArray:
+    """Name the episode of each step (S,).
+
+    >>> episode_ids(np.array([0, 2, 3])).tolist()
+    [0, 0, 1]
+    """
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def annuity(gamma: float, horizon: int) -> FloatArray:
+    """Sum gamma^t over t < m, for m = 0, ..., horizon: the return of m rewards of 1.
+
+    >>> annuity(0.5, 3).tolist()
+    [0.0, 1.0, 1.5, 1.75]
+    """
+    return np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
+
+
 def place(row: int, offsets: IntArray) -> tuple[int, int]:
     """Episode and step of a row."""
     episode = int(np.searchsorted(offsets, row, side="right")) - 1
