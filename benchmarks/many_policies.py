@@ -6,9 +6,9 @@
 
 Cost: K policies drift, each records one episode of 100 steps; time and memory of one evaluation, in
 a process of its own, compiled before the clock starts. Loss: effective sample sizes against those
-of the mixture of all policies, of interleaved groups (the library), contiguous blocks of training
-history (not in the library), and the nearest tenth of the policies, on drifting policies and on
-CartPole (200 steps) with learners that update after every episode.
+of the mixture of all policies, of interleaved groups (the library) and of contiguous blocks of
+training history (not in the library), on drifting policies and on CartPole (200 steps) with
+learners that update after every episode.
 """
 
 from __future__ import annotations
@@ -122,19 +122,18 @@ def _as_sigmoid(policy: SoftmaxLinear) -> LinearSigmoid:
 
 
 def run(policies: int, mixture: str | int, seed: int) -> dict[str, Any]:
-    """One evaluation in this process: seconds, memory, and what is said of the loss."""
+    """One evaluation in this process: seconds, memory and the value."""
     small, target = drifting(300, seed)
     evaluate(small, target, estimators=ESTIMATORS, mixture=mixture)  # compiles
     data, target = drifting(policies, seed)
     before, start = _resident(), time.perf_counter()
     found = evaluate(data, target, estimators=ESTIMATORS, mixture=mixture)
     seconds = time.perf_counter() - start
-    note, nfis = found.sample.mixture, found["NFIS"]
+    nfis = found["NFIS"]
     return {
         "seconds": seconds,
         "extra": _resident() - before,
         "data": before,
-        "efficiency": None if note is None else note.efficiency,
         "value": f"{nfis.value:.3f} ± {nfis.standard_error:.3f}",
     }
 
@@ -147,7 +146,7 @@ def _resident() -> float:
 
 def cost(seed: int, largest: int) -> None:
     """Time and memory against K, with the mixture of all policies and with groups."""
-    rows = [["policies", "steps", "mixture", "seconds", "µs a step", "MiB extra", "NFIS", "ESS"]]
+    rows = [["policies", "steps", "mixture", "seconds", "µs a step", "MiB extra", "NFIS"]]
     for mixture in ("all", SIZE):
         for policies in (100, 300, 1000, 3000, 10_000):
             if mixture == "all" and policies > largest:
@@ -162,7 +161,6 @@ def cost(seed: int, largest: int) -> None:
             if done.returncode:
                 raise SystemExit(f"{policies} policies, mixture {mixture}:\n{done.stderr}")
             found = json.loads(done.stdout)
-            share = found["efficiency"]
             rows.append(
                 [
                     f"{policies:,}",
@@ -172,7 +170,6 @@ def cost(seed: int, largest: int) -> None:
                     f"{1e4 * found['seconds'] / policies:.1f}",
                     f"{found['extra']:.0f}",
                     found["value"],
-                    "1" if share is None else f"{share:.3f}",
                 ]
             )
     print("\n".join(text.markdown(rows, ())))
@@ -200,17 +197,7 @@ def loss(policies: int, seed: int) -> None:
         "CartPole, PoWER, noise 3": lambda: perturbed(policies, seed, 3.0),
     }
     parted = [f"{size}" for size in SIZES]
-    rows = [
-        [
-            "data",
-            "ESS of all",
-            *parted,
-            f"told, {SIZE}",
-            f"blocks of {SIZE}",
-            "nearest tenth",
-            "told",
-        ]
-    ]
+    rows = [["data", "ESS of all", *parted, f"blocks of {SIZE}"]]
     for name, make in cases.items():
         data, target = make()
         counts = behaviours_of(data).counts
@@ -219,27 +206,15 @@ def loss(policies: int, seed: int) -> None:
             effective(data, target, interleaved(counts, size)).min() / whole.min() for size in SIZES
         ]
         blocks = effective(data, target, np.arange(counts.size) // SIZE).min() / whole.min()
-        told = evaluate(data, target, estimators="NFIS", mixture=SIZE)
-        near = evaluate(data, target, estimators="NFIS", keep=policies // 10)
         rows.append(
             [
                 name,
                 f"{whole.min():.0f}",
                 *(f"{share:.2f}" for share in shares),
-                _told(told),
                 f"{blocks:.2f}",
-                f"{near['NFIS'].diagnostics.ess / whole.min():.2f}",
-                _told(near),
             ]
         )
     print("\n".join(text.markdown(rows)))
-
-
-def _told(found: Any) -> str:
-    note = found.sample.mixture
-    if np.isnan(note.efficiency_error):
-        return f"roughly {note.efficiency:.2f}"
-    return f"{note.efficiency:.2f} ± {note.efficiency_error:.2f}"
 
 
 def main() -> None:

@@ -153,12 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     _betting(value)
     _shards(value)
     _mixture(value)
-    value.add_argument(
-        "--keep",
-        type=int,
-        metavar="N",
-        help="use only the episodes of the N behaviours nearest to the policy (default all)",
-    )
 
     ranked = command("rank", "which of several policies is best", more=_RANK)
     ranked.add_argument(

@@ -111,7 +111,6 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
         reward_range=tuple(args.reward_range) if args.reward_range else None,
         horizon=args.horizon,
         mixture=_mixture(args.mixture),
-        keep=args.keep,
     )
     return Said(f"value of policy {number}\n{evaluation}", evaluation.to_json)
 
@@ -134,11 +133,6 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
         tuple(args.reward_range) if args.reward_range else None,
         args.horizon,
     )
-    if args.keep is not None:
-        raise ValueError(
-            f"--keep {args.keep}: shards use all episodes; --mixture bounds the cost, or load one "
-            "file without --shards"
-        )
     asked = None if args.no_q_model else "default"
     refuse(options, asked)
     workers = 1 if args.ray else cores() if args.workers is None else args.workers

@@ -25,9 +25,9 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Problem, compute
 from ope_gym.inference import intervals, regimes
 from ope_gym.inference.conclude import Known, estimated
-from ope_gym.options import Options, check_options, check_seed
+from ope_gym.options import Options, check_options
 from ope_gym.policies.closed_form import Policy, check_target
-from ope_gym.results import Estimate, Evaluation, Sample
+from ope_gym.results import Estimate, Evaluation, PartialMixture, Sample
 from ope_gym.weights.formula import log_weights
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def evaluate(
     horizon: int | None = None,
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
     mixture: str | int = "auto",
-    keep: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """The value of `target`, from trajectories that other policies recorded.
@@ -91,23 +90,13 @@ def evaluate(
             learned from other episodes), or a pair of arrays (S,): mean and variance.
         mixture: which behaviours the weights of an episode are against: "all"; a number: its own
             and others from all over the training history, so many in all, which costs so many
-            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more. The loss of
-            efficiency is measured and shown; see `ope_gym.weights.mixtures`.
-        keep: use only the episodes of so many behaviours, those nearest to the target (see
-            `ope_gym.analysis.nearest`); None for all.
+            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more; see
+            `ope_gym.weights.mixtures`.
         progress: called with the number of bootstrap replicates just finished, for a progress bar.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
     """
-    whole = None
-    if keep is not None:
-        from ope_gym.analysis.nearest import nearest
-
-        _refuse_columns(keep, q_model, reward_model)
-        whole, data = regimes.held_out_only(_recorded(trajectories), data), "all"
-        rng = check_seed(rng)
-        trajectories = whole.select(episodes=nearest(whole, check_target(target), keep, rng))
     evaluator = Evaluator(
         trajectories,
         estimators=estimators,
@@ -125,7 +114,7 @@ def evaluate(
         mixture=mixture,
         progress=progress,
     )
-    return evaluator.evaluate(target, origin=origin, kept_from=whole)
+    return evaluator.evaluate(target, origin=origin)
 
 
 class Evaluator:
@@ -193,24 +182,15 @@ class Evaluator:
             self._strata, self._options.resamples, self._options.seed, progress
         )
 
-    def evaluate(
-        self,
-        target: Policy,
-        *,
-        origin: str | None = None,
-        kept_from: Trajectories | None = None,
-    ) -> Evaluation:
+    def evaluate(self, target: Policy, *, origin: str | None = None) -> Evaluation:
         """The value of `target` by every estimator.
 
         Args:
             target: the policy to evaluate.
             origin: as in `ope_gym.evaluate`.
-            kept_from: all recorded episodes, where these are but those of some behaviours; the
-                loss of efficiency is measured against them.
         """
         from ope_gym import kernels
         from ope_gym.weights.behaviours import policy_log_probs
-        from ope_gym.weights.mixture_loss import partial_mixture
         from ope_gym.weights.propensities import check_propensities
 
         check_target(target)
@@ -229,20 +209,10 @@ class Evaluator:
         check_log_probs(own, "target_log_probs", offsets, self._density)
         prefix = np.empty(own.size)
         kernels.cumulate(own, 0, len(data), offsets, prefix)
-        partial = self._parted or kept_from is not None
-        prepared = schemes | ({"fused"} if partial and "optimal" in schemes else set())
-        self._prepare(prepared)
-        log_w = {scheme: self._bases[scheme] + prefix for scheme in prepared}
+        self._prepare(schemes)
+        log_w = {scheme: self._bases[scheme] + prefix for scheme in schemes}
         regime = regimes.regime_of(data, target, origin)
-        mixture = partial_mixture(
-            data,
-            self._behaviours,
-            self._groups,
-            target,
-            log_w.get("fused"),
-            options.seed,
-            kept_from,
-        )
+        mixture = PartialMixture.of(self._groups) if schemes - {"basic"} else None
         report = check_propensities(
             data, target, self._behaviours, self._groups if self._parted else None
         )
@@ -681,18 +651,6 @@ def _recorded(trajectories: Trajectories | TrajectoryBuffer) -> Trajectories:
     if not len(whole):
         raise ValueError("trajectories is empty: record at least one episode first")
     return whole
-
-
-def _refuse_columns(keep: int, q_model: object, reward_model: object) -> None:
-    """Columns of all steps do not fit the episodes that are kept."""
-    from ope_gym.models.base import Baseline
-
-    for name, value in (("q_model", q_model), ("reward_model", reward_model)):
-        if isinstance(value, Baseline) or (name == "reward_model" and not isinstance(value, str)):
-            raise ValueError(
-                f"keep is {keep}, but {name} has a number for every recorded step: take the "
-                "episodes by trajectories.select(policies=...) and give the numbers of these"
-            )
 
 
 def _names(estimators: str | Iterable[str]) -> tuple[str, ...]:

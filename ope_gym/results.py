@@ -6,7 +6,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,47 +24,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartialMixture:
-    """Describe a partial mixture; see `ope_gym.weights.mixtures`.
+    """Describe mixtures of a part of the behaviours; see `ope_gym.weights.mixtures`.
 
     Args:
-        behaviours: recorded.
-        kept: how many of them have episodes that are used: those nearest to the target.
-        groups: into which these are parted.
+        behaviours: number of behaviours recorded.
+        groups: number of groups into which they are split.
         size: behaviours of the largest group.
-        efficiency: effective sample size as a share of that of the mixture of all behaviours, from
-            a sample of trajectories; NaN if it is not known: `evaluate_shards` does not measure it.
-        efficiency_error: standard error of that; NaN if it rests on too few of them.
     """
 
     behaviours: int
-    kept: int
     groups: int
     size: int
-    efficiency: float
-    efficiency_error: float
+
+    @classmethod
+    def of(cls, groups: IntArray) -> PartialMixture | None:
+        """Describe the groups (K,) of the behaviours; None if there is but one group.
+
+        >>> print(PartialMixture.of(np.array([0, 1, 0])))
+        partial mixtures of 2 of 3 behaviours
+        """
+        sizes = np.bincount(groups)
+        return cls(groups.size, sizes.size, int(sizes.max())) if sizes.size > 1 else None
 
     def __str__(self) -> str:
-        parts = []
-        if self.kept < self.behaviours:
-            parts.append(f"episodes of the {self.kept:,} nearest of {self.behaviours:,} behaviours")
-        if self.groups > 1:
-            parts.append(f"mixtures of {self.size:,} of {self.kept:,} behaviours")
-        text = ", ".join(parts)
-        if math.isnan(self.efficiency):
-            return f"{text}; loss not measured"
-        roughly = "roughly " if math.isnan(self.efficiency_error) else ""
-        error = f" ± {self.efficiency_error:.2f}" if self.efficiency_error >= 0.005 else ""
-        text += f": ESS {roughly}{self.efficiency:.2f}{error} of that of the full mixture"
-        poor = self.efficiency + 2 * self.efficiency_error < _POOR
-        remedy = "keeping more" if self.kept < self.behaviours else "a larger mixture"
-        return f"{text}; {remedy} would lose less" if poor else text
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers; undefined ones are None."""
-        return {k: _number(v) if isinstance(v, float) else v for k, v in vars(self).items()}
-
-
-_POOR = 0.8  # efficiency below which the note says what would help
+        return f"partial mixtures of {self.size:,} of {self.behaviours:,} behaviours"
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +249,7 @@ class Evaluation(Mapping[str, Estimate]):
             "behaviours": dict(zip(sample.behaviours, sample.counts.tolist(), strict=True)),
             "gamma": sample.gamma,
             "regime": label(sample.regime),
-            "mixture": None if sample.mixture is None else sample.mixture.to_dict(),
+            "mixture": None if sample.mixture is None else asdict(sample.mixture),
             "estimates": {name: estimate.to_dict() for name, estimate in self.items()},
         }
 
@@ -327,7 +310,7 @@ class Evaluation(Mapping[str, Estimate]):
         if sample.q_model is not None:
             head += f"; q model: {sample.q_model}"
         if sample.mixture is not None:
-            head += "\n" + textwrap.fill(str(sample.mixture), 100, subsequent_indent="    ")
+            head += f"\n{sample.mixture}"
         interval = f"{first.interval.level:.0%} interval ({first.interval.method})"
         rows = [["estimator", "value", "std.err", interval, "ESS", "verdict"]]
         for name, e in self.items():

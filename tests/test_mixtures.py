@@ -1,4 +1,4 @@
-"""Many behaviours: partial mixtures, the nearest behaviours, and what they lose."""
+"""Test evaluation with many behaviours: partial mixtures and strata of neighbours."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main
-from ope_gym.analysis import nearest
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.table import column_sums, join_single, standard_error
 from ope_gym.results import PartialMixture
-from ope_gym.weights import mixture_loss, mixtures
+from ope_gym.weights import mixtures
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
 from ope_gym.weights.formula import log_weights
-from ope_gym.weights.mixture_loss import SAMPLED
 from tests import reference, small_mdps
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, buffer_of, recorded
 from tests.reference import Data
@@ -131,7 +129,7 @@ def test_options_that_take_all_behaviours_change_no_bit() -> None:
     made = recorded(5, (5, 3, 8))
     want = evaluate(made.trajectories, made.target)
     for mixture in ("all", 3, 100):
-        found = evaluate(made.trajectories, made.target, mixture=mixture, keep=3)
+        found = evaluate(made.trajectories, made.target, mixture=mixture)
         assert_same(found, want)
         assert found.sample.mixture is None
     assert want.to_dict()["mixture"] is None
@@ -313,292 +311,7 @@ def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
     np.testing.assert_allclose(found.influence, terms, rtol=1e-12)
 
 
-# --- the nearest behaviours -------------------------------------------------------------------
-
-
-def test_the_nearest_behaviours_are_kept() -> None:
-    data, target = drifting(60, 3.0)
-    kept = nearest.nearest(data, target, 20, 0)
-    assert kept.tolist() == list(range(40, 60))
-    found = evaluate(data, target, keep=20, estimators=["NFIS", "auto"])
-    want = evaluate(data.select(episodes=kept), target, estimators=["NFIS", "auto"])
-    assert found["NFIS"].value == want["NFIS"].value
-    assert found["auto"].value == want["auto"].value
-    note = found.sample.mixture
-    assert note is not None
-    assert (note.behaviours, note.kept, note.groups) == (60, 20, 1)
-    assert "episodes of the 20 nearest of 60 behaviours: ESS" in str(found)
-
-
-def test_of_equally_near_behaviours_the_latest_are_kept() -> None:
-    data, target = drifting(12, 0.0)
-    assert np.unique(nearest.divergences(data, behaviours_of(data), target, 0)).size == 1
-    assert nearest.nearest(data, target, 5, 0).tolist() == list(range(7, 12))
-
-
-def test_distances_look_at_no_reward_and_no_recorded_action() -> None:
-    data, target = drifting(40)
-    want = nearest.divergences(data, behaviours_of(data), target, 1)
-    other = dataclasses.replace(data, rewards=-data.rewards, actions=1 - data.actions)
-    np.testing.assert_array_equal(nearest.divergences(other, behaviours_of(other), target, 1), want)
-    assert np.all(np.diff(want[::8]) < 0)
-    assert nearest.divergences(data, behaviours_of(data), data.policies[7], 1)[7] == pytest.approx(
-        0.0, abs=1e-15
-    )
-
-
-def test_a_behaviour_without_support_is_infinitely_far() -> None:
-    policies = [np.array([[1.0, 0.0]]), np.array([[0.1, 0.9]])]
-    made = buffer_of([small_mdps.Path((0,), (0,), (1.0,), 1.0)] * 2, [0, 1], policies).view()
-    far = nearest.divergences(made, behaviours_of(made), Table(np.array([[0.5, 0.5]])), 0)
-    assert far[0] == np.inf
-    assert np.isfinite(far[1])
-
-
-def kept_half(seed: int, episodes: int = 2, *, always: bool = False) -> float:
-    """FIS of the nearer half of 20 policies; it is told by states that tell what was paid.
-
-    The first action leads to its own state and is paid, so that the value is 0.5; or it is always
-    paid, and the value is 1. Policies of both halves are as near to the target, in the state where
-    they often go, or, if always paid, seldom go.
-    """
-    one = np.array([[0.7, 0.3], [0.5, 0.5], [0.9, 0.1]])
-    tables = np.repeat([one, one[[0, 2, 1]]], 10, axis=0)
-    tables[10:, 0] = one[0, ::-1]
-    tables[:, 0] += np.tile(np.linspace(0.0, 0.01, 10), 2)[:, None] * [1.0, -1.0]  # none are equal
-    if always:
-        tables = tables[:, [0, 2, 1]]
-    rng, ids = np.random.default_rng(seed), np.repeat(np.arange(20), episodes)
-    first = (rng.random(ids.size) < tables[ids, 0, 1]).astype(np.int64)
-    second = (rng.random(ids.size) < tables[ids, 1 + first, 1]).astype(np.int64)
-    states = np.stack([np.zeros_like(first), 1 + first], axis=1).ravel()
-    actions = np.stack([first, second], axis=1).ravel()
-    data = Trajectories.from_arrays(
-        states,
-        actions,
-        np.stack([np.maximum(first, always), 0.0 * first], axis=1).ravel(),
-        np.log(tables[ids.repeat(2), states, actions]),
-        offsets=np.arange(ids.size + 1) * 2,
-        policies=[Table(t) for t in tables],
-        policy_ids=ids.repeat(2),
-        terminated=True,
-        held_out=True,
-    )
-    target = Table(np.full((3, 2), 0.5))
-    return evaluate(data, target, estimators="FIS", q_model=None, keep=10, rng=seed)["FIS"].value
-
-
-def by_rewards(data: Trajectories, behaviours: Behaviours, target: Table, seed: int) -> Floats:
-    """What must not decide who is kept."""
-    paid = np.add.reduceat(data.rewards, data.offsets[:-1])
-    return -np.bincount(behaviours.ids, paid) / behaviours.counts
-
-
-def by_weights(data: Trajectories, behaviours: Behaviours, target: Table, seed: int) -> Floats:
-    """Nor this."""
-    log_x = np.asarray(target.log_prob(data.observations, data.actions)) - data.log_probs
-    weights = np.exp(np.add.reduceat(log_x, data.offsets[:-1]))
-    return np.asarray(np.bincount(behaviours.ids, weights) / behaviours.counts)
-
-
-def test_what_keeping_the_nearest_biases_is_small_beside_the_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs = 400
-
-    def bias(always: bool = False) -> float:
-        """In standard errors of an estimate; known to 1 / sqrt(runs) = 0.05 of them."""
-        values = np.array([kept_half(seed, always=always) for seed in range(runs)])
-        return float((values.mean() - (1.0 if always else 0.5)) / values.std())
-
-    most = 0.15 + 4 / math.sqrt(runs)
-    assert abs(bias()) < most
-    assert 0.15 < bias(always=True) < 0.6  # an example in which it is larger
-    for wrong in (by_rewards, by_weights):
-        monkeypatch.setattr(nearest, "divergences", wrong)
-        assert abs(bias()) > most
-
-
-@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "few"])
-def test_a_keep_that_makes_no_sense_is_refused(keep: Any) -> None:
-    made = recorded(9)
-    with pytest.raises(ValueError, match=f"keep is {keep!r}; give the number of behaviours"):
-        evaluate(made.trajectories, made.target, keep=keep)
-
-
-def test_columns_of_all_steps_do_not_go_with_keep() -> None:
-    made = recorded(9)
-    column = np.zeros(made.trajectories.n_steps)
-    with pytest.raises(ValueError, match="keep is 2, but reward_model has a number for every"):
-        evaluate(made.trajectories, made.target, keep=2, reward_model=(column, column))
-
-
-# --- what is lost -----------------------------------------------------------------------------
-
-
-def whole_and_parted(
-    data: Trajectories, target: LinearSigmoid, size: int
-) -> tuple[float, tuple[float, float]]:
-    """The true ratio of least effective sample sizes, and the estimate with its error."""
-    return true_and_told(data, target, {"mixture": size})
-
-
-def true_and_told(
-    data: Trajectories, target: LinearSigmoid, options: dict[str, Any], seed: int = 0
-) -> tuple[float, tuple[float, float]]:
-    """The same for any options; the truth is a ratio of minima, each over its own steps."""
-    found = evaluate(data, target, estimators="NFIS", rng=seed, **options)
-    note, ours = found.sample.mixture, found["NFIS"].diagnostics
-    assert note is not None
-    theirs = evaluate(data, target, estimators="NFIS", mixture="all")["NFIS"].diagnostics
-    assert ours.ess == ours.ess_curve.min()
-    truth = float(ours.ess_curve.min() / theirs.ess_curve.min())
-    return truth, (note.efficiency, note.efficiency_error)
-
-
-def far_apart(
-    far: float, length: int, good: int, seed: int, number: int = 400
-) -> tuple[Trajectories, LinearSigmoid]:
-    """Policies far from each other, an episode each; `good` of them are the target itself."""
-    rng, wanted = np.random.default_rng(seed), np.array([1.0, -0.5])
-    theta = far * rng.standard_normal((number, 2))
-    theta[rng.choice(number, good, replace=False)] = wanted
-    x = rng.standard_normal((number, length, 2))
-    score = np.einsum("ntd,nd->nt", x, theta).ravel()
-    actions = (rng.random(score.size) < 1 / (1 + np.exp(-score))).astype(np.int64)
-    data = Trajectories.from_arrays(
-        x.reshape(-1, 2),
-        actions,
-        actions.astype(np.float64),
-        -np.log1p(np.exp(np.where(actions, -score, score))),
-        offsets=np.arange(number + 1) * length,
-        policies=[LinearSigmoid(t) for t in theta],
-        terminated=True,
-        policy_ids=np.repeat(np.arange(number), length),
-        held_out=True,
-    )
-    return data, LinearSigmoid(wanted)
-
-
-def test_the_whole_mixture_in_slices_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixtures, "_SLICE", 32)
-    data, _ = drifting(150, 4.0)
-    behaviours = behaviours_of(data)
-    want = log_weights(
-        np.zeros(data.n_steps), behaviours.rows(data), behaviours.ids, data.offsets, ["fused"]
-    )["fused"]
-    some = np.array([3, 77, 149])
-    rows = np.concatenate([np.arange(data.offsets[i], data.offsets[i + 1]) for i in some])
-    got = mixtures.whole_mixture(data.select(episodes=some), behaviours)
-    np.testing.assert_allclose(got, -want[rows], rtol=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 4, 16])
-def test_the_loss_of_few_episodes_is_exact(size: int) -> None:
-    data, target = drifting(SAMPLED, 3.0)
-    truth, (found, error) = whole_and_parted(data, target, size)
-    assert found == pytest.approx(truth, rel=1e-9)
-    assert error == 0.0
-
-
-@pytest.mark.parametrize(("size", "drift"), [(2, 2.0), (8, 6.0)])
-def test_the_estimated_loss_is_the_true_loss_within_its_error(size: int, drift: float) -> None:
-    off = []
-    for seed in range(12):
-        data, target = drifting(400, drift, length=15, seed=seed)
-        truth, (found, error) = whole_and_parted(data, target, size)
-        assert 0 < error < 0.15
-        off.append((found - truth) / error)
-    assert abs(np.mean(off)) < 4 / math.sqrt(12)
-    assert 0.35 < np.sqrt(np.mean(np.square(off))) < 2.0
-
-
-def test_the_loss_of_keeping_few_is_the_true_loss() -> None:
-    data, target = drifting(900, 2.0)
-    truth, (found, error) = true_and_told(data, target, {"keep": 200})
-    assert abs(found - truth) < 4 * error
-    assert 0 < error < 0.05
-
-
-@pytest.mark.parametrize("options", [{"mixture": 16}, {"keep": 60}])
-@pytest.mark.parametrize(("far", "length", "good"), [(1.0, 20, 0), (2.0, 30, 1), (3.0, 60, 1)])
-def test_the_loss_is_known_where_few_of_many_far_policies_matter(
-    far: float, length: int, good: int, options: dict[str, int]
-) -> None:
-    off = []
-    for seed in range(6):
-        data, target = far_apart(far, length, good, seed)
-        truth, (found, error) = true_and_told(data, target, options, seed)
-        assert 0 < error < 0.2 * truth
-        off.append((found - truth) / error)
-    assert np.max(np.abs(off)) < 3
-    assert abs(np.mean(off)) < 4 / math.sqrt(6)
-
-
-def test_the_step_of_the_whole_mixture_is_its_own() -> None:
-    data, target = far_apart(2.0, 30, 1, seed=4)
-    found = evaluate(data, target, estimators="NFIS", mixture=16)["NFIS"].diagnostics
-    whole = evaluate(data, target, estimators="NFIS", mixture="all")["NFIS"].diagnostics
-    same_step = found.ess / whole.ess_curve[found.ess_step]
-    truth, (told, error) = whole_and_parted(data, target, 16)
-    assert truth - same_step > 0.3  # so that this tells one from the other
-    assert abs(told - truth) < 3 * error
-
-
-def test_the_bound_that_guides_the_draws_is_one() -> None:
-    data, target = far_apart(3.0, 20, 1, seed=0, number=150)
-    behaviours = behaviours_of(data)
-    groups = mixtures.interleaved(behaviours.counts, 16)
-    own = target.log_prob(data.observations, data.actions)
-    prefix = np.concatenate([np.cumsum(r) for r in np.split(own, data.offsets[1:-1])])
-    parted = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"] + prefix
-    near = mixture_loss._nearest(data, behaviours, own)
-    divergence = nearest.divergences(data, behaviours, target, 0)
-    assert divergence.min() == pytest.approx(0.0, abs=1e-12)
-    assert divergence.argmin() in near  # the target itself
-    bound = mixture_loss._bound(data, behaviours, groups, near, prefix, parted)
-    whole = prefix - mixtures.whole_mixture(data, behaviours)
-    assert np.all(whole <= bound + 1e-9)
-    by_group = parted + np.log(150 / np.bincount(groups))[groups[behaviours.ids]].repeat(20)
-    assert np.all(bound <= by_group)
-    assert np.any(bound < by_group - 1.0)
-    assert np.all(bound <= np.log(150) + 1e-9)  # the target itself is one of those near
-
-
-def test_the_bound_of_a_group_is_by_its_episodes() -> None:
-    """Nine episodes by one policy, one by another that does what the first never does."""
-    ids = np.repeat([0, 1], [1, 9])
-    data = Trajectories.from_arrays(
-        np.zeros(10, dtype=np.int64),
-        ids,
-        np.ones(10),
-        np.zeros(10),
-        offsets=np.arange(11),
-        policies=[Table(np.eye(2)[[0]]), Table(np.eye(2)[[1]])],
-        policy_ids=ids,
-        terminated=True,
-    )
-    behaviours, groups = behaviours_of(data), np.arange(2)
-    prefix = np.full(10, np.log(0.5))
-    bound = mixture_loss._bound(data, behaviours, groups, np.array([1]), prefix, prefix)
-    whole = prefix - mixtures.whole_mixture(data, behaviours)
-    np.testing.assert_allclose(bound, whole, rtol=1e-12)
-    np.testing.assert_allclose(np.exp(whole), np.where(ids == 0, 5.0, 5 / 9))
-
-
-@pytest.mark.parametrize(("draws", "few"), [(15, True), (17, False)])
-def test_fewer_than_16_draws_are_few(draws: int, few: bool) -> None:
-    level, times = np.zeros(draws), np.ones(draws, dtype=np.int64)
-    assert np.isnan(mixture_loss._error(level, level, times, np.full(draws, 0.01))) == few
-
-
-def test_few_draws_have_no_error() -> None:
-    q, times = np.full(40, 1 / 400), np.ones(40, dtype=np.int64)
-    level, peaked = np.zeros(40), np.zeros(40)
-    peaked[0] = 3.0
-    assert mixture_loss._error(level, level, times, q) == 0.0
-    assert mixture_loss._error(level, 0.1 * peaked, times, q) > 0.0
-    assert np.isnan(mixture_loss._error(peaked, level, times, q))
+# --- what is said of it ------------------------------------------------------------------------
 
 
 def test_interleaved_groups_lose_little_and_blocks_of_history_much() -> None:
@@ -618,88 +331,28 @@ def test_interleaved_groups_lose_little_and_blocks_of_history_much() -> None:
     assert ess(np.arange(600) // 32) < 0.3 * whole
 
 
-def test_no_weight_at_all_has_no_efficiency() -> None:
-    for number in (20, SAMPLED + 20):
-        data, _ = drifting(number)
-        target = LogProbOnly(lambda observations, actions: np.full(len(actions), -np.inf))
-        note = evaluate(data, target, estimators="NFIS", mixture=8).sample.mixture
-        assert note is not None
-        assert np.isnan([note.efficiency, note.efficiency_error]).all()
-
-
-def test_the_loss_is_shown_and_written(tmp_path: Path) -> None:
+def test_a_partial_mixture_is_shown_and_written() -> None:
     data, target = drifting(300)
     found = evaluate(data, target)
-    note = found.sample.mixture
-    assert note is not None
-    assert (note.behaviours, note.kept, note.groups, note.size) == (300, 300, 5, 60)
-    assert str(found).splitlines()[1].startswith("mixtures of 60 of 300 behaviours: ESS ")
-    assert json.loads(found.to_json())["mixture"]["efficiency"] == note.efficiency
+    assert found.sample.mixture == PartialMixture(300, 5, 60)
+    assert str(found).splitlines()[1] == "partial mixtures of 60 of 300 behaviours"
+    written = json.loads(found.to_json())["mixture"]
+    assert written == {"behaviours": 300, "groups": 5, "size": 60}
     ranking = rank(data, {"a": target, "b": data.policies[0]}, estimator="NFIS")
-    assert "mixtures of 60 of 300 behaviours" in str(ranking)
-    assert ranking.to_dict()["policies"]["a"]["mixture"]["size"] == 60
+    assert "partial mixtures of 60 of 300 behaviours" in str(ranking)
+    assert ranking.to_dict()["policies"]["a"]["mixture"] == written
     assert evaluate(data, target, estimators="BIS").sample.mixture is None
+    assert evaluate(data, target, estimators="OUIS").sample.mixture is not None
 
 
-@pytest.mark.parametrize(
-    ("share", "error", "kept", "groups", "text"),
-    [
-        (
-            0.999,
-            0.001,
-            900,
-            15,
-            "mixtures of 60 of 900 behaviours: ESS 1.00 of that of the full mixture",
-        ),
-        (
-            0.5,
-            0.05,
-            900,
-            15,
-            "mixtures of 60 of 900 behaviours: ESS 0.50 ± 0.05 of that of the "
-            "full mixture; a larger mixture would lose less",
-        ),
-        (
-            0.5,
-            0.2,
-            60,
-            1,
-            "episodes of the 60 nearest of 900 behaviours: ESS 0.50 ± 0.20 of that "
-            "of the full mixture",
-        ),
-        (
-            0.1,
-            0.0,
-            120,
-            2,
-            "episodes of the 120 nearest of 900 behaviours, mixtures of 60 of 120 "
-            "behaviours: ESS 0.10 of that of the full mixture; keeping more would lose less",
-        ),
-        (
-            0.5,
-            np.nan,
-            900,
-            15,
-            "mixtures of 60 of 900 behaviours: ESS roughly 0.50 of that of the full mixture",
-        ),
-        (np.nan, np.nan, 60, 1, "episodes of the 60 nearest of 900 behaviours; loss not measured"),
-        (np.nan, np.nan, 900, 15, "mixtures of 60 of 900 behaviours; loss not measured"),
-    ],
-)
-def test_the_note_in_words(share: float, error: float, kept: int, groups: int, text: str) -> None:
-    note = PartialMixture(900, kept, groups, 60, share, error)
-    assert str(note) == text
-    assert note.to_dict()["efficiency"] == (None if np.isnan(share) else share)
-
-
-def test_the_command_line_takes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_a_mixture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, _ = drifting(40)
     data.save(tmp_path / "data.ope")
     line = ["evaluate", str(tmp_path / "data.ope"), "--estimators", "NFIS"]
     assert main([*line, "--mixture", "8"]) == 0
-    assert "mixtures of 8 of 40 behaviours" in capsys.readouterr().out
-    assert main([*line, "--keep", "10", "--mixture", "all"]) == 0
-    assert "the 10 nearest of 40" in capsys.readouterr().out
+    assert "partial mixtures of 8 of 40 behaviours" in capsys.readouterr().out
     assert main([*line, "--mixture", "few"]) == 2
     assert "mixture is 'few'" in capsys.readouterr().err
     assert main([*line, "--mixture", "-2"]) == 2

@@ -541,7 +541,6 @@ def test_one_file_in_shards_from_the_command_line(
     ("more", "message"),
     [
         (["--estimators", "MAGIC"], "'MAGIC', which cannot be evaluated in shards"),
-        (["--keep", "3"], "--keep 3: shards use all episodes"),
         (
             ["--interval", "betting", "--reward-range", "0", "1", "--horizon", "9"],
             "interval='betting' cannot be made from shards",

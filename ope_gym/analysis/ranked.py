@@ -279,7 +279,9 @@ def _as_dict(ranked: Ranked) -> dict[str, Any]:
     d = ranked.difference
     return {
         **ranked.estimate.to_dict(),
-        "mixture": None if (part := ranked.estimate.sample.mixture) is None else part.to_dict(),
+        "mixture": None
+        if (part := ranked.estimate.sample.mixture) is None
+        else dataclasses.asdict(part),
         "probability_best": text.finite(ranked.probability_best),
         "to_best": None
         if d is None

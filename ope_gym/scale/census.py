@@ -184,12 +184,8 @@ class Mixture:
 
     @property
     def partial(self) -> PartialMixture | None:
-        """What is said of a parted one; what it loses is not measured."""
-        if self.groups is None:
-            return None
-        sizes = np.bincount(self.groups)
-        behaviours = self.counts.size
-        return PartialMixture(behaviours, behaviours, sizes.size, int(sizes.max()), np.nan, np.nan)
+        """Describe the groups of the behaviours; None if every weight is against all of them."""
+        return None if self.groups is None else PartialMixture.of(self.groups)
 
     @property
     def summary(self) -> Trajectories:

@@ -25,13 +25,12 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, positive
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.weights.behaviours import BehaviourRows, Behaviours
+from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
 
 LIMIT = 256  # behaviours up to which "auto" takes the mixture of all
 SIZE = 64  # of the groups beyond
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
-_SLICE = 512  # behaviours evaluated at once for the whole mixture
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,49 +158,6 @@ def partial_log_weights(
             result[scheme][part.rows] = log_w
         mismatch = mismatch or rows.mismatch
     return result, mismatch
-
-
-@dataclass(eq=False)
-class _Slice:
-    """The logged row, with a share of 0, above those of some behaviours: a source of blocks."""
-
-    rows: BehaviourRows
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return 1 + self.rows.shape[0], self.rows.shape[1]
-
-    def block(self, start: int, stop: int) -> FloatArray:
-        return np.vstack([self.rows.data.log_probs[start:stop], self.rows.block(start, stop)])
-
-
-def whole_mixture(data: Trajectories, behaviours: Behaviours) -> FloatArray:
-    """(S,) log sum_k rho_k P_k over all behaviours, for some trajectories of a larger set.
-
-    It sums over slices of the behaviours, so that memory does not grow with their number.
-
-    Args:
-        data: the trajectories.
-        behaviours: of the larger set; its ids are not used.
-    """
-    result = np.full(data.n_steps, -np.inf)
-    size = max(32, min(_SLICE, (1 << 21) // int(data.lengths.max())))
-    nobody = np.zeros(len(data), dtype=np.int64)
-    for begin in range(0, len(behaviours.plans), size):
-        members = np.arange(begin, min(begin + size, len(behaviours.plans)))
-        some = behaviours.part(members, nobody)
-        log_w = log_weights(
-            np.zeros(data.n_steps),
-            _Slice(some.rows(data)),
-            nobody,
-            data.offsets,
-            ["fused"],
-            counts=np.append(0, some.counts),
-            density=True,
-        )["fused"]
-        share = np.log(some.counts.sum() / behaviours.counts.sum())
-        result = np.logaddexp(result, share - log_w)
-    return result
 
 
 def joined(strata: IntArray) -> IntArray:
