@@ -252,13 +252,13 @@ def test_clear_keeps_policies() -> None:
 def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """Arguments of `append_many` for arguments of several `append`."""
     lengths = [len(one["rewards"]) for one in episodes]
-    batches = {
+    joined = {
         name: batches.concatenate([one[name] for one in episodes])
         for name in ("observations", "actions", "rewards", "log_probs")
     }
     ids = [np.full(n, one["policy_ids"]) for n, one in zip(lengths, episodes, strict=True)]
     return {
-        **batches,
+        **joined,
         "policy_ids": np.concatenate(ids),
         "lengths": lengths,
         "terminated": [one["terminated"] for one in episodes],

@@ -527,7 +527,7 @@ def test_register_policy_refuses_names_that_clash() -> None:
 
     with pytest.raises(ValueError, match=r"Nameless\.kind is None"):
         register_policy(Nameless)
-    with pytest.raises(ValueError, match=r"belongs to ope_gym\.policies\.Uniform"):
+    with pytest.raises(ValueError, match=r"belongs to ope_gym\.policies\.closed_form\.Uniform"):
         register_policy(Thief)
     with pytest.raises(ValueError, match="does not begin with 'unregistered:'"):
         register_policy(Odd)

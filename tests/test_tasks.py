@@ -570,7 +570,7 @@ def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
     path = tmp_path / "run.ope"
     made(0, 3, 20).save(path)
     code = (
-        "from ope_gym import __main__, leaving, shards\n"
+        "from ope_gym import __main__\nfrom ope_gym.scale import leaving, sources as shards\n"
         "from tests.test_tasks import _waits\n"
         "shards.survey = _waits\n"
         f"leaving.leave(__main__.main(['evaluate', {str(path)!r}, '--workers', '2']))\n"
