@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.policies import numerics
+from ope_gym.policies.base import resolve_policy
 from ope_gym.policies.closed_form import (
     POLICY_KINDS,
     DiagonalGaussian,
@@ -603,3 +604,19 @@ def test_errors_name_the_argument_and_the_value(call: Callable[[], Any], message
 def test_importing_policies_does_not_import_torch() -> None:
     code = "import sys, ope_gym.policies.closed_form; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_target_is_a_policy_a_number_or_the_last() -> None:
+    policies = [Uniform(2), UnavailablePolicy("gone", {}), Uniform(3)]
+    assert resolve_policy(policies, "last") is policies[2]
+    assert resolve_policy(policies, np.int64(0)) is policies[0]  # type: ignore[arg-type]
+    assert resolve_policy(policies, policies[0]) is policies[0]
+    for target in (3, -1, "first"):
+        with pytest.raises(ValueError, match=rf"whom is {target!r}; .* \(0 to 2\), or 'last'"):
+            resolve_policy(policies, target, "whom")
+    with pytest.raises(ValueError, match="policy 1 cannot be asked .* import the module"):
+        resolve_policy(policies, 1)
+    with pytest.raises(TypeError, match="target is True, which has no log_prob"):
+        resolve_policy(policies, True)
+    with pytest.raises(ValueError, match="none is recorded"):
+        resolve_policy([], "last")

@@ -824,9 +824,13 @@ def test_the_training_is_kept_only_where_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_many_steps_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wrappers.sb3.callback._LARGE", 64 * 2 * 64)  # 16 bytes of them are observations
+    monkeypatch.setattr(
+        "wrappers.sb3.callback._LARGE", 64 * 2 * 64
+    )  # 16 bytes of them are observations
     model = ppo(envs("CartPole-v1"))
-    monkeypatch.setattr("wrappers.sb3.callback.policy_to_arrays", lambda _: ("", {}))  # costs nothing
+    monkeypatch.setattr(
+        "wrappers.sb3.callback.policy_to_arrays", lambda _: ("", {})
+    )  # costs nothing
     with pytest.warns(UserWarning, match="snapshots, one for each rollout, and 256 steps"):
         model.learn(384, callback=recording(envs("CartPole-v1")))
 

@@ -7,7 +7,7 @@ and a kind nobody registered comes back as an `UnavailablePolicy` that keeps the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import (
@@ -59,6 +59,9 @@ class FinitePolicy(Policy, Protocol):
     def probs(self, observations: Tree) -> Floats:
         """The probability of every action, shape (n, A)."""
         ...
+
+
+Target: TypeAlias = Policy | int | str  # a policy, or the number of a recorded one, or "last"
 
 
 class StoredPolicy(Policy, Protocol):
@@ -197,6 +200,61 @@ def register_policy(cls: StoredClass) -> StoredClass:
         )
     POLICY_KINDS[kind] = cls
     return cls
+
+
+def check_target(target: object, name: str = "target") -> Policy:
+    """Return the target, or raise if it is not a policy."""
+    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+        raise TypeError(
+            f"{name} is {target!r}, which has no log_prob and sample: give a policy of "
+            "ope_gym.policies, wrap a network in ope_gym.policies.torch.TorchPolicy, write one, "
+            "or give the number of a recorded policy"
+        )
+    return target
+
+
+def policy_number(policies: Sequence[Policy], target: object, name: str = "target") -> int | None:
+    """Return the number of the recorded policy that a target names, None if it names none.
+
+    Args:
+        policies: the recorded ones.
+        target: a policy, the number of a recorded one, or "last".
+        name: of the argument, for messages.
+    """
+    known = (
+        f"a policy, the number of a recorded one (0 to {len(policies) - 1}), or 'last'"
+        if policies
+        else "a policy: none is recorded"
+    )
+    if isinstance(target, str):
+        if target != "last":
+            raise ValueError(f"{name} is {target!r}; give {known}")
+        target = len(policies) - 1
+    if isinstance(target, bool) or not isinstance(target, int | np.integer):
+        return None
+    if not 0 <= target < len(policies):
+        raise ValueError(f"{name} is {target}; give {known}")
+    return int(target)
+
+
+def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "target") -> Policy:
+    """Return the policy that a target stands for.
+
+    Args:
+        policies: the recorded ones, `trajectories.policies`.
+        target: a policy, the number of a recorded one, or "last" for the last of them.
+        name: of the argument, for messages.
+    """
+    number = policy_number(policies, target, name)
+    if number is None:
+        return check_target(target, name)
+    if isinstance(policies[number], UnavailablePolicy):
+        raise ValueError(
+            f"{name} is {target!r}, but policy {number} cannot be asked for probabilities "
+            f"({policies[number]!r}): import the module that registers its class before loading "
+            "the file, or give the policy itself"
+        )
+    return policies[number]
 
 
 def policy_to_arrays(policy: Policy) -> tuple[str, dict[str, NDArray[Any]]]:

@@ -42,23 +42,11 @@ __all__ = [
     "SoftmaxLinear",
     "UnavailablePolicy",
     "Uniform",
-    "check_target",
     "log_prob_moments",
     "policy_from_arrays",
     "policy_to_arrays",
     "register_policy",
 ]
-
-
-def check_target(target: Policy) -> Policy:
-    """Refuse what is no policy."""
-    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
-        raise TypeError(
-            f"target is {target!r}, which has no log_prob and sample: give a policy of "
-            "ope_gym.policies, wrap a network in ope_gym.policies.torch.TorchPolicy, or write "
-            "one; a recorded policy is trajectories.policies[k]"
-        )
-    return target
 
 
 def log_prob_moments(policy: Policy, observations: Tree) -> tuple[Floats, Floats] | None:

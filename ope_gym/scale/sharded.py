@@ -49,7 +49,7 @@ from ope_gym.models.linear_sums import (
     scaled_features,
 )
 from ope_gym.options import Options, check_options
-from ope_gym.policies.closed_form import FinitePolicy, Policy, check_target
+from ope_gym.policies.base import FinitePolicy, Policy, check_target
 from ope_gym.results import Evaluation
 from ope_gym.scale.crews import crew
 from ope_gym.scale.cut import Cut, CutSums
