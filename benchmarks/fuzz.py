@@ -34,7 +34,7 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -55,7 +55,7 @@ from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Trajectories, join, nothing
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
 from ope_gym.scale.sources import survey
-from ope_gym.scale.tasks import Crew
+from ope_gym.scale.workers import Workers
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -571,14 +571,12 @@ def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch)
     return ("data" if fits_together(found) else f"DOES NOT FIT {found!r}"), found
 
 
-class Plain(Crew):
+class Plain(Workers):
     """Leaves threads as they are: to limit them, libraries are opened, and the watch sees it."""
 
-    def run(
-        self, function: Callable[[Any], Any], items: Sequence[Any]
-    ) -> Generator[tuple[int, Any], None, None]:
-        """One after the other."""
-        yield from enumerate(map(function, items))
+    def in_order(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """Yield the results, one after the other."""
+        return map(function, items)
 
 
 def read_shard(path: Path, steps: int) -> Trajectories | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.inference.intervals import METHODS
 from ope_gym.inference.regimes import ORIGINS
-from ope_gym.scale.leaving import STOPPED, leave
 from ope_gym.scale.ray import RAY_HELP, ray_address
 
 _Command: TypeAlias = Callable[[Trajectories, argparse.Namespace], commands.Said]
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         _write(found, args)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return STOPPED
+        return 130  # as shells have it for Ctrl-C
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -305,4 +305,6 @@ def _plain(message: Warning | str, *_: object, **__: object) -> str:
 
 if __name__ == "__main__":
     warnings.formatwarning = _plain
-    leave(main())
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
+    sys.exit(code)

@@ -117,10 +117,11 @@ def evaluate_command(data: Trajectories, args: argparse.Namespace) -> Said:
 
 def evaluate_files_command(args: argparse.Namespace) -> Said:
     """The value of one policy, from files that need not fit into memory together."""
-    from ope_gym.scale.crews import crew  # these take a while, and other commands need none of them
+    # These take a while to import, and other commands need none of them.
     from ope_gym.scale.sharded import BLOCK_STEPS, evaluate_survey, model_of, passes, refuse
     from ope_gym.scale.sources import survey
     from ope_gym.scale.spool import scratch_folder
+    from ope_gym.scale.workers import start_workers
 
     options = check_options(
         args.estimators or SHARD_ESTIMATORS,
@@ -136,8 +137,8 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
     asked = None if args.no_q_model else "default"
     refuse(options, asked)
     workers = 1 if args.ray else cores() if args.workers is None else args.workers
-    with scratch_folder(args.scratch) as folder, crew(workers, args.ray) as hands:
-        found = survey(args.files, args.data, BLOCK_STEPS, hands)
+    with scratch_folder(args.scratch) as folder, start_workers(workers, args.ray) as crew:
+        found = survey(args.files, args.data, BLOCK_STEPS, crew)
         if (args.workers or 1) > 1 and len(args.files) == len(found.tasks) == 1:
             print(
                 f"note: --workers {workers}: no worker is needed, {args.files[0]} is a single task "
@@ -146,13 +147,13 @@ def evaluate_files_command(args: argparse.Namespace) -> Said:
             )
         number, whose = _target_of_files(found, args)
         target = found.mixture.policies[number]
-        q_model = model_of(asked, found, target, options, hands)
+        q_model = model_of(asked, found, target, options, crew)
         with _bar(passes(options, q_model) * found.mixture.steps, "steps") as bar:
             evaluation = evaluate_survey(
                 found,
                 target,
                 options,
-                hands,
+                crew,
                 origin=args.origin,
                 q_model=q_model,
                 folder=folder,

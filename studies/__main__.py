@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ope_gym.arrays import cores
-from ope_gym.scale.leaving import STOPPED, leave
 from ope_gym.scale.ray import RAY_HELP, connected, ray_address
-from ope_gym.scale.tasks import WorkerError, deaf
+from ope_gym.scale.workers import WorkerError, ignoring_interrupts
 from studies import STUDIES, study_class
 from studies.chunks import read_chunks
 from studies.frame import Study, conduct, folder_of, label
@@ -53,9 +53,9 @@ def _run_all(studies: Sequence[Study], args: argparse.Namespace, path: Path) -> 
         try:
             _run(study, args, path)
         except KeyboardInterrupt:
-            with deaf():
+            with ignoring_interrupts():
                 print(f"\n{_stopped(study, args)}", file=sys.stderr)
-            return STOPPED
+            return 130  # as shells have it for Ctrl-C
         except (OSError, WorkerError) as error:
             print(f"{label(study)}: {error}", file=sys.stderr)
             return 1
@@ -160,4 +160,6 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
+    sys.exit(code)

@@ -90,7 +90,7 @@ def conduct(
         runs: how many; the study's own number by default.
         seed: of all random numbers.
         workers: processes; 1 runs everything in this one.
-        ray: run on a Ray cluster instead, see `ope_gym.scale.crews.crew`.
+        ray: run on a Ray cluster instead, see `ope_gym.scale.workers.start_workers`.
         progress: show a bar.
 
     Returns:

@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ope_gym.scale.crews import crew
-from ope_gym.scale.tasks import WorkerError
+from ope_gym.scale.workers import WorkerError, start_workers
 from studies.chunks import Runs
 from studies.fingerprint import fingerprint
 from studies.seeds import Span, seeds_of
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
 def results_of(
     study: Study, seed: int, todo: Sequence[Span], workers: int, ray: bool | str = False
 ) -> Generator[tuple[Span, Runs], None, None]:
-    """Chunks as they finish. Ctrl-C ends the workers at once."""
+    """Yield the chunks in their order. Ctrl-C ends the workers at once."""
     if not todo:
         return
-    with crew(min(workers, len(todo)), ray) as hands:
+    with start_workers(min(workers, len(todo)), ray) as crew:
         code = fingerprint(study, seed) if ray else ""
-        for index, runs in hands.run(partial(_chunk, study, seed, code), todo):
-            yield todo[index], runs
+        yield from zip(todo, crew.in_order(partial(_chunk, study, seed, code), todo), strict=True)
 
 
 def _chunk(study: Study, seed: int, code: str, span: Span) -> Runs:

@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from ope_gym.scale.crews import crew
+from ope_gym.scale.tasks import WorkerError
 
 from ope_gym import LinearSigmoid, Trajectories
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.scale import ray as ray_crew
-from ope_gym.scale.crews import crew
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sharded import evaluate_shards
-from ope_gym.scale.tasks import WorkerError
 from studies import workers
 from studies.bandit import Bandit
 from studies.chunks import Runs

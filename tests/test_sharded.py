@@ -35,7 +35,7 @@ from ope_gym.scale.census import _mark
 from ope_gym.scale.passes import WeightPass
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes
 from ope_gym.scale.sources import survey
-from ope_gym.scale.tasks import Crew
+from ope_gym.scale.workers import Workers
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensitySums
 from tests import small_mdps
@@ -577,7 +577,7 @@ def test_files_whole_or_in_stretches(
     assert_equal(found, whole(parts, r.target, estimators=ALL))
     longest = max(int(part.lengths.max()) for part in parts)
     if limit == 0:
-        first = survey(paths, "all", block_steps, Crew())
+        first = survey(paths, "all", block_steps, Workers())
         for piece in (piece for task in first.tasks for piece in task.pieces):
             for chunk in piece.chunks(block_steps, first.mixture):
                 assert chunk.n_steps < block_steps + max(block_steps, longest)
@@ -667,7 +667,7 @@ def test_damage_is_found_and_a_cut_file_read_to_its_last_whole_block(
 
 
 def _mixture(parts: list[Trajectories]) -> Any:
-    return survey(parts, "all", 1 << 17, Crew()).mixture
+    return survey(parts, "all", 1 << 17, Workers()).mixture
 
 
 def test_propensity_sums_are_merged_in_every_part() -> None:
@@ -692,7 +692,7 @@ def test_tasks_know_their_own_behaviours_alone() -> None:
     """What all tasks hold grows with the episodes, not with tasks times policies."""
     r = recorded(6, [1] * 30 + [3, 2])
     parts = split(r.trajectories, 0, 12)
-    found = survey(parts, "all", 10, Crew())
+    found = survey(parts, "all", 10, Workers())
     ids = np.concatenate([_behaviours(found.mixture, i, part) for i, part in enumerate(parts)])
     assert len(found.tasks) > 5
     for task in found.tasks:
@@ -975,12 +975,12 @@ def test_workers_read_the_files_that_were_meant(
     recorded(2, (30, 30)).trajectories.save(others / "run.ope")
     expected = evaluate_shards("run.ope", r.target, block_steps=50)
 
-    class Moved(Crew):
+    class Moved(Workers):
         """Works in another folder."""
 
-        def run(self, function: Any, items: Any) -> Any:
+        def in_order(self, function: Any, items: Any) -> Any:
             monkeypatch.chdir(others)
-            yield from super().run(function, items)
+            yield from super().in_order(function, items)
 
     found = survey(["run.ope"], "all", 50, Moved())
     assert Path.cwd() == others
@@ -989,10 +989,10 @@ def test_workers_read_the_files_that_were_meant(
     assert again["NFIS"].value == expected["NFIS"].value
     (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
     with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
-        evaluate_survey(found, r.target, options, Crew())
+        evaluate_survey(found, r.target, options, Workers())
     (tmp_path / "run.ope").unlink()
     with pytest.raises(FileNotFoundError, match=r"No such .* all nodes need .*: 'run\.ope'"):
-        evaluate_survey(found, r.target, options, Crew())
+        evaluate_survey(found, r.target, options, Workers())
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'none\.ope'"):
         evaluate_shards("none.ope", r.target)
 

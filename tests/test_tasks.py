@@ -22,6 +22,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from ope_gym.scale.crews import _Processes, crew
+from ope_gym.scale.tasks import _AHEAD, Crew, WorkerError, answer
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate
@@ -29,13 +31,11 @@ from ope_gym.__main__ import main as command
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import check_options
-from ope_gym.scale.crews import _Processes, crew
 from ope_gym.scale.ray import connected
 from ope_gym.scale.shard_tasks import Setting, weight_pass
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from ope_gym.scale.sources import survey
 from ope_gym.scale.spool import Spool, scratch_folder
-from ope_gym.scale.tasks import _AHEAD, Crew, WorkerError, answer
 from tests.builders import assert_same, recorded
 from tests.test_sharded import made, record, split
 

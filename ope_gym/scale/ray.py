@@ -1,6 +1,6 @@
-"""The workers of a Ray cluster.
+"""Compute items as tasks of a Ray cluster.
 
-An item whose worker or node is lost is computed again, elsewhere. Every node needs the same
+Ray itself computes an item again elsewhere if its worker or node is lost. Every node needs the same
 ope_gym: a worker with other code refuses.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.scale.tasks import Elsewhere, WorkerError, answer, deaf, failed
+from ope_gym.scale.workers import RemoteWorkers, WorkerError, compute, ignoring_interrupts
 
 _RETRIES = 5  # of an item whose worker or node is lost
 RAY_HELP = (
@@ -29,54 +29,72 @@ RAY_HELP = (
 )
 
 
-class RayCrew(Elsewhere):
-    """The workers of the Ray cluster that this process is connected to."""
+class RayTasks(RemoteWorkers):
+    """Compute on the Ray cluster that this process is connected to."""
 
     def __init__(self) -> None:
         import ray
 
         self._ray, self._sent = ray, set[Any]()
-        self._answer = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer_on_node)
+        self._compute = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute_on_node)
 
     def share(self, function: bytes) -> Any:
-        """Once for all items: nodes fetch it from the cluster."""
+        """Store the function in the cluster, once for all items."""
         return self._ray.put(function)
 
     def size(self) -> int:
-        """As many as the cluster has cores, at present."""
+        """Return the number of cores that the cluster has at present."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def send(self, function: Any, item: bytes) -> Any:
-        """A task of Ray."""
-        handle = self._answer.remote(function, item, code_mark())
+        """Begin a task of Ray."""
+        handle = self._compute.remote(function, item, code_mark())
         self._sent.add(handle)
         return handle
 
-    def finished(self, handles: list[Any]) -> list[Any]:
-        """At least one."""
-        done, _ = self._ray.wait(handles, num_returns=1)
-        return list(done)
-
-    def result(self, handle: Any) -> bytes:
-        """Of a task that is done."""
-        self._sent.discard(handle)
+    def receive(self, handle: Any, name: str) -> bytes:
+        """Wait for a task."""
         try:
-            return bytes(self._ray.get(handle))
+            found = bytes(self._ray.get(handle))
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
-                f"Ray could not compute an item, after {_RETRIES} retries where its worker or node "
+                f"Ray could not compute {name}, after {_RETRIES} retries where its worker or node "
                 f"was lost; the same ope_gym must be installed on every node: {error}"
             ) from error
+        self._sent.discard(handle)
+        return found
 
-    def stop(self) -> None:
-        """Nobody wants the results; the cluster stays."""
+    def stop(self, at_once: bool) -> None:
+        """Cancel what is still under way; the cluster stays."""
         for handle in self._sent:
             self._ray.cancel(handle, force=True)
 
 
+def _compute_on_node(function: bytes, item: bytes, mark: str) -> bytes:
+    """Return the outcome of an item if this node runs the same code."""
+    if mark != code_mark():
+        raise WorkerError(
+            f"a Ray worker on {platform.node()} runs another ope_gym or numpy ({code_mark()} "
+            f"instead of {mark}): install the same on all nodes, and restart their Ray if they "
+            "changed"
+        )
+    return compute(function, item, f"a Ray worker on {platform.node()}")
+
+
+@cache
+def code_mark() -> str:
+    """Return a mark of this library and of numpy: others need not give the same bits."""
+    known = hashlib.sha256(np.__version__.encode())
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        known.update(path.read_bytes())
+    return known.hexdigest()[:16]
+
+
 @contextmanager
 def connected(address: bool | str) -> Iterator[None]:
-    """Connected to Ray; a connection that is there already is used, and kept.
+    """Connect to Ray for the block; a connection that is there already is used, and kept.
 
     Args:
         address: "auto", "local", "host:port" or "ray://host:port". True leaves it to Ray: the
@@ -93,11 +111,20 @@ def connected(address: bool | str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    try:
+        _connect(ray, address)
+        yield
+    finally:
+        with ignoring_interrupts():
+            ray.shutdown()  # leaves a cluster that was there before
+
+
+def _connect(ray: Any, address: bool | str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library reports nothing by itself
     named = os.environ.get("RAY_ADDRESS") if address in (True, "auto") else None
     address = named or address  # as Ray has it
     try:
-        _reach(address)
+        _check_reachable(address)
         ray.init(
             address=address if isinstance(address, str) else None,
             include_dashboard=False,
@@ -105,55 +132,28 @@ def connected(address: bool | str) -> Iterator[None]:
             log_to_driver=False,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        where = "on this machine" if address is True else f"at {address}"
-        where += " (of the environment variable RAY_ADDRESS)" if named else ""
         if address == "auto" and isinstance(error, ConnectionError):
             raise ConnectionError(
                 "no Ray cluster at auto: none runs on this machine; give HOST:PORT, or local for a "
                 "new one, or begin one with `ray start --head`"
             ) from error
+        where = "on this machine" if address is True else f"at {address}"
+        where += " (of the environment variable RAY_ADDRESS)" if named else ""
         raise ConnectionError(f"no Ray cluster {where}: {error}") from error
-    try:
-        yield
-    finally:
-        with deaf():
-            ray.shutdown()  # leaves a cluster that was there before
 
 
-def _reach(address: bool | str) -> None:
-    """OSError if nobody answers at HOST:PORT, for which Ray would wait for minutes."""
+def _check_reachable(address: bool | str) -> None:
+    """Raise OSError if nobody answers at HOST:PORT, for which Ray would wait for minutes."""
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def ray_address(text: str) -> str:
-    """The address of a cluster, as --ray takes it."""
+    """Return the address of a cluster as --ray takes it."""
     if text not in ("auto", "local") and ":" not in text:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no address of a Ray cluster: give auto, local, HOST:PORT or "
             "ray://HOST:PORT, or --ray alone, after all files"
         )
     return text
-
-
-@cache
-def code_mark() -> str:
-    """Of this library and of numpy: different ones need not give the same bits."""
-    known = hashlib.sha256(np.__version__.encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        known.update(path.read_bytes())
-    return known.hexdigest()[:16]
-
-
-def _answer_on_node(function: bytes, item: bytes, mark: str) -> bytes:
-    """As `answer`, if the node runs the same code."""
-    if mark != code_mark():
-        return failed(
-            WorkerError(
-                f"a Ray worker on {platform.node()} runs another ope_gym or numpy "
-                f"({code_mark()} instead of {mark}): install the same on all nodes, and restart "
-                "their Ray if they changed"
-            )
-        )
-    return answer(function, item, f"a Ray worker on {platform.node()}")

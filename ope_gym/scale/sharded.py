@@ -51,7 +51,6 @@ from ope_gym.models.linear_sums import (
 from ope_gym.options import Options, check_options
 from ope_gym.policies.base import FinitePolicy, Policy, check_target
 from ope_gym.results import Evaluation
-from ope_gym.scale.crews import crew
 from ope_gym.scale.cut import Cut, CutSums
 from ope_gym.scale.passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.scale.results import estimates_of
@@ -65,7 +64,7 @@ from ope_gym.scale.shard_tasks import (
 )
 from ope_gym.scale.sources import Shard, Survey, Task, survey
 from ope_gym.scale.spool import scratch_folder
-from ope_gym.scale.tasks import Crew
+from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.mixtures import joined
 
 T = TypeVar("T")
@@ -143,14 +142,14 @@ def evaluate_shards(
             f"workers is {workers!r} and ray is {ray!r}: Ray's resources say how many tasks run at "
             "once; give one of them"
         )
-    with scratch_folder(scratch) as folder, crew(workers, ray) as hands:
-        found = survey(shards, data, block_steps, hands)
-        model = model_of(q_model, found, target, options, hands)
+    with scratch_folder(scratch) as folder, start_workers(workers, ray) as crew:
+        found = survey(shards, data, block_steps, crew)
+        model = model_of(q_model, found, target, options, crew)
         return evaluate_survey(
             found,
             target,
             options,
-            hands,
+            crew,
             origin=origin,
             q_model=model,
             folder=folder,
@@ -172,7 +171,7 @@ def _uses_q(options: Options) -> bool:
 
 
 def model_of(
-    q_model: LinearQ | str | None, found: Survey, target: Policy, options: Options, hands: Crew
+    q_model: LinearQ | str | None, found: Survey, target: Policy, options: Options, crew: Workers
 ) -> LinearQ | None:
     """The q model; "default" is a `LinearQ` if it can be fitted to episodes like the first ones.
 
@@ -188,7 +187,7 @@ def model_of(
         why = "a single episode"
     else:
         setting = Setting(found.mixture, target, options, found.held_out, found.steps)
-        (fits,) = hands.in_order(partial(has_model, setting), found.tasks[:1])
+        (fits,) = crew.in_order(partial(has_model, setting), found.tasks[:1])
         if fits:
             return LinearQ()
         why = "such observations: give q_model=LinearQ(features=...), or load all episodes"
@@ -204,7 +203,7 @@ def evaluate_survey(
     found: Survey,
     target: Policy,
     options: Options,
-    hands: Crew,
+    crew: Workers,
     *,
     origin: str | None = None,
     q_model: LinearQ | None = None,
@@ -216,21 +215,21 @@ def evaluate_survey(
     found = replace(found, mixture=found.mixture.grouped(mixture))
     tasks, keys = found.tasks, keys_of(options.estimators, normalised=True)
     setting = Setting(found.mixture, target, options, found.held_out, found.steps)
-    if not hands.remote:  # else whole tasks are counted, when they are done
+    if not crew.remote:  # else whole tasks are counted, when they are done
         setting = replace(setting, done=progress)
 
     def done(task: Task) -> None:
-        if hands.remote and progress is not None:
+        if crew.remote and progress is not None:
             progress(task.steps)
 
     named = None
     if _uses_q(options):
         named = "none" if q_model is None else type(q_model).__name__
     if q_model is not None and named is not None:
-        setting = replace(setting, q=_fit(setting, q_model, tasks, hands, done))
+        setting = replace(setting, q=_fit(setting, q_model, tasks, crew, done))
     setting = replace(setting, folder=folder if keys else None)
     second = WeightPass(found.mixture, target, options)
-    for task, part in _each(hands, partial(weight_pass, setting), tasks, tasks):
+    for task, part in _each(crew, partial(weight_pass, setting), tasks, tasks):
         second.merge(part)
         done(task)
     if setting.q is not None and "auto" in options.estimators:
@@ -249,7 +248,7 @@ def evaluate_survey(
         empty = NormalisedPass(passed.sums, passed.trajectories, None)
         drawn = _Drawn(tasks, draws)
         make = partial(normalised_pass, setting, empty, number)
-        for task, (some, cut_sums) in _each(hands, make, drawn, tasks):
+        for task, (some, cut_sums) in _each(crew, make, drawn, tasks):
             passed.merge(some)
             if cut is not None and cut_sums is not None:
                 cut.merge(cut_sums)
@@ -263,9 +262,9 @@ def evaluate_survey(
 
 
 def _each(
-    hands: Crew, function: Callable[[T], R], items: Sequence[T], tasks: Sequence[Task]
+    crew: Workers, function: Callable[[T], R], items: Sequence[T], tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, R]]:
-    return zip(tasks, hands.in_order(function, items), strict=True)
+    return zip(tasks, crew.in_order(function, items), strict=True)
 
 
 class _Drawn(Sequence[tuple[Task, bootstrap.PoissonDraws | None]]):
@@ -297,7 +296,7 @@ def _fit(
     setting: Setting,
     model: LinearQ,
     tasks: Sequence[Task],
-    hands: Crew,
+    crew: Workers,
     done: Callable[[Task], None],
 ) -> LinearBaseline:
     """The q model, cross-fitted."""
@@ -308,7 +307,7 @@ def _fit(
     features = model.features
     if needs_scale(model):
         scale = ScaleSums()
-        for task, part in _each(hands, partial(scale_sums, setting), tasks, tasks):
+        for task, part in _each(crew, partial(scale_sums, setting), tasks, tasks):
             scale.merge(part)
             done(task)
         features = scaled_features(model, scale.finalise())
@@ -316,14 +315,14 @@ def _fit(
     horizon = max(mixture.longest, mixture.described.horizon or 0)
     sums = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
     make = partial(normal_equations, setting, model, features, horizon, folds)
-    for task, some in _each(hands, make, tasks, tasks):
+    for task, some in _each(crew, make, tasks, tasks):
         sums.merge(some)
         done(task)
     if (alike := sums.alike) is not None:  # rare, and known only now: once more, not counted
         sums = replace(sums, model=alike)
         quiet = replace(setting, done=None)
         make = partial(normal_equations, quiet, alike, features, horizon, folds)
-        for _, some in _each(hands, make, tasks, tasks):
+        for _, some in _each(crew, make, tasks, tasks):
             sums.merge(some)
     return sums.finalise()
 

@@ -23,7 +23,7 @@ from ope_gym.data.blocks import PathLike
 from ope_gym.data.reader import FileSection, SeenFile, read_layout
 from ope_gym.data.trajectories import Trajectories, Viewable
 from ope_gym.scale.census import Census, Described, Mixture, Part
-from ope_gym.scale.tasks import Crew
+from ope_gym.scale.workers import Workers
 
 Shard: TypeAlias = PathLike | Viewable | Callable[[], Viewable]
 _DATA = ("held-out", "all", "auto")
@@ -122,14 +122,14 @@ class Survey:
         return [k for part, numbers in parts if part == name for k in numbers]
 
 
-def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) -> Survey:
+def survey(shards: Shard | Iterable[Shard], data: str, steps: int, crew: Workers) -> Survey:
     """The first pass: who recorded the episodes, and how to read them again.
 
     Args:
         shards: files, trajectories or buffers, or functions that make them; or one of these.
         data: "all" episodes, the "held-out" ones, or "auto": the held-out ones if there are any.
         steps: about how many to hold in memory at once.
-        hands: who reads.
+        crew: who reads.
     """
     if data not in _DATA:
         raise ValueError(f"data is {data!r}; choose 'held-out', 'all' or 'auto'")
@@ -138,11 +138,11 @@ def survey(shards: Shard | Iterable[Shard], data: str, steps: int, hands: Crew) 
     listed = list(enumerate(map(_seen, _listed(shards))))
     _check_different([shard for _, shard in listed])
     drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
-    sent = hands.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
+    sent = crew.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
     known: dict[object, str] = {}
     for i, shard in listed:  # what is in memory need not be sent, and keeps its very policies
         for found in _parts((i, shard)) if _is_here(shard) else next(sent):
-            if hands.remote and callable(shard) and len(listed) > 1:
+            if crew.remote and callable(shard) and len(listed) > 1:
                 _check_comparable(found.part)
             _check_new(found, known)
             for draft in drafts:
