@@ -187,3 +187,10 @@ def test_no_source_uses_the_global_random_state_or_pickle() -> None:
                     assert node.attr in allowed, f"{path}: np.random.{node.attr}"
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in {"eval", "exec"}, path
+
+
+def test_scripts_of_benchmarks_start() -> None:
+    """Their own folder comes first on the path: nothing in it may have the name of a package."""
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert "studies" in packages
+    assert not packages & {path.stem for path in (ROOT / "benchmarks").iterdir()}

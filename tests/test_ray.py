@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ope_gym.scale.crews import crew
-from ope_gym.scale.tasks import WorkerError
 
 from ope_gym import LinearSigmoid, Trajectories
 from ope_gym.data.blocks import DamagedFileError
@@ -27,6 +25,7 @@ from ope_gym.models.linear import LinearQ
 from ope_gym.scale import ray as ray_crew
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sharded import evaluate_shards
+from ope_gym.scale.workers import WorkerError, start_workers
 from studies import workers
 from studies.bandit import Bandit
 from studies.chunks import Runs
@@ -277,10 +276,10 @@ def test_a_task_that_always_kills_its_worker_is_given_up(
 ) -> None:
     monkeypatch.setattr(ray_crew, "_RETRIES", 1)
     with (
-        pytest.raises(WorkerError, match="Ray could not compute an item"),
-        crew(ray=True) as hands,
+        pytest.raises(WorkerError, match="Ray could not compute item 0, after 1 retries"),
+        start_workers(ray=True) as crew,
     ):
-        list(hands.run(_always, [1]))
+        list(crew.in_order(_always, [1]))
 
 
 # Connections ----------------------------------------------------------------------------------

@@ -846,6 +846,16 @@ def made(shard: int, episodes: int = 40, length: int = 250) -> Trajectories:
     )
 
 
+def mixed_files(folder: Path) -> list[Path]:
+    """Files that were saved in one block or recorded episode by episode, large and small."""
+    sizes = [1, 30, 2, 3, 25]
+    paths = [folder / f"{i}.ope" for i in range(len(sizes))]
+    for i, path in enumerate(paths):
+        data = made(i, episodes=sizes[i], length=20)
+        record(data, path) if i % 2 else data.save(path)
+    return paths
+
+
 def test_memory_does_not_grow_with_the_number_of_shards() -> None:
     target = LinearSigmoid(np.full(3, 0.2))
 

@@ -1,0 +1,416 @@
+"""Who computes changes nothing: one process or several, the same bits, errors and warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from ope_gym import LinearSigmoid, Trajectories, evaluate
+from ope_gym.data.blocks import DamagedFileError
+from ope_gym.models.linear import LinearQ
+from ope_gym.options import check_options
+from ope_gym.scale.ray import connected
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
+from ope_gym.scale.sources import survey
+from ope_gym.scale.spool import scratch_folder
+from ope_gym.scale.workers import _AHEAD, WorkerError, Workers, compute, start_workers
+from tests.builders import assert_same
+from tests.test_sharded import made, mixed_files
+
+ROOT = Path(__file__).parents[1]
+ESTIMATORS = ["BIS", "NBCIS", "NFIS", "DM", "DR", "FWDR"]
+TARGET = LinearSigmoid(np.full(3, 0.3))
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Workers]:
+    with start_workers(2) as made:
+        yield made
+
+
+# Order and memory -----------------------------------------------------------------------------
+
+
+def _noted(folder: Path, i: int) -> tuple[int, int]:
+    """Leave a file; the first item then waits until it is told to go on."""
+    (folder / str(i)).touch()
+    deadline = time.monotonic() + 60
+    while i == 0 and not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return i, os.getpid()
+
+
+def test_results_come_in_order_and_few_are_ahead_of_the_oldest(
+    crew: Workers, tmp_path: Path
+) -> None:
+    """Otherwise those that wait for their turn would fill the memory."""
+    ahead = 2 * _AHEAD
+    results = crew.in_order(partial(_noted, tmp_path), range(3 * ahead))
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: found.extend(results))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < ahead and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)  # in which others would begin
+    assert {path.name for path in tmp_path.iterdir()} == {*map(str, range(ahead))}
+    (tmp_path / "go").touch()
+    thread.join()
+    assert [i for i, _ in found] == list(range(3 * ahead))
+    assert os.getpid() not in {pid for _, pid in found}
+    assert list(crew.in_order(abs, [])) == []
+
+
+# Errors and warnings --------------------------------------------------------------------------
+
+
+class Keyed(Exception):
+    """Neither pickle nor its parts can make it again."""
+
+    def __new__(cls, *, path: str) -> Keyed:
+        return super().__new__(cls)
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(f"of {path}")
+
+
+def _raises(kind: str, i: int) -> int:
+    if i == 0:
+        return i
+    warnings.warn("before it failed", UserWarning, stacklevel=1)
+    if kind == "damage":
+        raise DamagedFileError("some.ope", 17, "of item 1", "do this")
+    if kind == "file":
+        Path(f"/missing/{i}.ope").read_bytes()
+    elif kind == "bytes":
+        b"\xff".decode()
+    elif kind == "lock":
+        error = ValueError("with a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+    raise Keyed(path="here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("damage", DamagedFileError, r"some\.ope: of item 1 \(byte 17\); do this"),
+        ("file", FileNotFoundError, r"No such file or directory: '/missing/1\.ope'"),
+        ("bytes", UnicodeDecodeError, "can't decode byte 0xff"),
+        ("lock", WorkerError, "ValueError: with a lock"),
+        ("keyed", WorkerError, "Keyed: of here"),
+    ],
+)
+def test_an_error_says_the_same_as_without_workers(
+    crew: Workers, kind: str, error: type[Exception], words: str
+) -> None:
+    with (
+        pytest.warns(UserWarning, match="before it failed"),
+        pytest.raises(error, match=words) as caught,
+    ):
+        list(crew.in_order(partial(_raises, kind), [0, 1]))
+    cause = str(caught.value.__cause__)
+    assert cause.startswith("item 1 failed in a worker process:\nTraceback")
+    assert "_raises" in cause  # where it was raised
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename == "/missing/1.ope"
+    if isinstance(caught.value, DamagedFileError):
+        assert caught.value.offset == 17
+
+
+def test_a_missing_file_is_named_by_workers(crew: Workers, files: list[Path]) -> None:
+    missing = files[0].with_name("missing.ope")
+    with pytest.raises(FileNotFoundError, match=r"missing\.ope"):
+        survey([*files, missing], "all", 150, crew)
+
+
+def test_what_cannot_be_sent_is_named(crew: Workers) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"item 1 cannot be sent .* use workers=1 without Ray"):
+        list(crew.in_order(id, [0, lock]))
+    with pytest.raises(TypeError, match="the function, with what it refers to, cannot be sent"):
+        list(crew.in_order(lambda i: (lock, i), [0, 1]))
+    with pytest.raises(TypeError, match="the result cannot be sent"):
+        list(crew.in_order(lambda i: threading.Lock(), [0, 1]))
+    offset = 3
+    assert list(crew.in_order(lambda i: i + offset, [1, 2])) == [4, 5]
+
+
+def test_impossible_workers_are_refused(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers in (0, "2", None, 1.5):
+        with pytest.raises(ValueError, match=f"workers is {workers!r}"), start_workers(workers):  # type: ignore[arg-type]
+            pass
+    for address in ("", 3):
+        with pytest.raises(ValueError, match=f"ray is {address!r}"), start_workers(ray=address):  # type: ignore[arg-type]
+            pass
+    with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
+        evaluate_shards(files, TARGET, workers=2, ray=True)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with start_workers(ray=None) as here:
+        assert not here.remote
+    for ray in (True, "auto"):
+        with pytest.raises(ImportError, match=r"pip install -e .*\[ray\]"), connected(ray):
+            pass
+
+
+# Ends -----------------------------------------------------------------------------------------
+
+
+def _killed(i: int) -> int:
+    if i == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return i
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
+def test_a_killed_process_is_told_and_other_workers_are_left_alone(crew: Workers) -> None:
+    mine = crew.in_order(abs, range(40))
+    next(mine)
+    with start_workers(2) as those:
+        results = those.in_order(_killed, range(4))
+        with pytest.raises(WorkerError, match=r"a worker process was killed, .* fewer workers"):
+            list(results)
+        with pytest.raises(WorkerError, match="a worker process was killed"):
+            list(those.in_order(abs, range(4)))  # when an item is sent
+    assert len(list(mine)) == 39
+
+
+def _is_there(pid: int | None) -> bool:
+    try:
+        os.kill(pid or 0, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_have_ended_when_their_folder_is_removed(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would write on, and the folder could not be removed."""
+    others = set(multiprocessing.active_children())
+    left: list[Any] = []
+
+    class Watched(tempfile.TemporaryDirectory[str]):
+        def cleanup(self) -> None:
+            if Path(self.name).parent == tmp_path:
+                children = set(multiprocessing.active_children()) - others
+                # one that another thread has just waited for still counts as active
+                left.append({child for child in children if _is_there(child.pid)})
+            super().cleanup()
+
+        def __exit__(self, *_: object) -> None:
+            self.cleanup()
+
+    def stop(steps: int) -> None:
+        raise RuntimeError("of the user")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Watched)
+    with pytest.raises(RuntimeError, match="of the user"):
+        evaluate_shards(files, TARGET, workers=2, block_steps=150, scratch=tmp_path, progress=stop)
+    assert left == [set()]
+    assert not list(tmp_path.iterdir())
+
+
+def _waits(shards: Any, data: str, steps: int, crew: Workers) -> Any:
+    """Keep a worker busy for a long time, and have more items wait."""
+    return list(crew.in_order(partial(_noted, Path(shards[0]).parent), range(9)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
+    from tests.test_studies import _alive
+
+    path = tmp_path / "run.ope"
+    made(0, 3, 20).save(path)
+    code = (
+        "import runpy, sys\n"
+        "from ope_gym.scale import sources\n"
+        "from tests.test_workers import _waits\n"
+        "sources.survey = _waits\n"
+        f"sys.argv = ['ope_gym', 'evaluate', {str(path)!r}, '--workers', '2']\n"
+        "runpy.run_module('ope_gym', run_name='__main__')\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / name).exists() for name in "01") and time.monotonic() < deadline:
+        assert started.poll() is None
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    _, said = started.communicate(timeout=60)
+    assert (started.returncode, said) == (130, "\nstopped\n")  # nor is a semaphore left behind
+    while _alive(started.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(started.pid)
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ope_gym.scale.workers import start_workers\n"
+        "def double(i):\n"
+        "    return 2 * i\n"
+        "with start_workers(2) as crew:\n"
+        "    print(list(crew.in_order(double, [1, 2])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4]\n", "")
+
+
+# One thread, and what is sent -----------------------------------------------------------------
+
+
+def _threads(_: int) -> tuple[set[int], str | None]:
+    threads = {library["num_threads"] for library in threadpool_info()}
+    return threads, os.environ.get("OMP_NUM_THREADS")
+
+
+def test_an_item_is_computed_in_one_thread(crew: Workers) -> None:
+    """Sums in several threads have other bits; the user's own process stays as it is."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    assert list(crew.in_order(_threads, [0, 1])) == [({1}, "1"), ({1}, "1")]
+    with threadpool_limits(2):
+        assert list(Workers().in_order(_threads, [0])) == [({1}, before)]
+        assert _threads(0)[0] == {2}
+
+
+class Unpacked:
+    """Counts how often it is made from bytes."""
+
+    made = 0
+
+    def __call__(self, item: int) -> int:
+        return Unpacked.made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Unpacked.made += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"not": "empty"}
+
+
+def test_the_function_is_unpacked_once_and_policies_are_not_sent_with_every_task(
+    files: list[Path],
+) -> None:
+    function = cloudpickle.dumps(Unpacked())
+    found = [compute(function, cloudpickle.dumps(i), "here") for i in range(3)]
+    assert [cloudpickle.loads(one).result for one in found] == [1, 1, 1]
+    for task in survey(files, "all", 150, Workers()).tasks:
+        assert b"LinearSigmoid" not in cloudpickle.dumps(task)
+
+
+# Shards ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return mixed_files(tmp_path_factory.mktemp("files"))
+
+
+def test_processes_give_the_same_bits(crew: Workers, files: list[Path], tmp_path: Path) -> None:
+    shards: list[Any] = [*files, made(7, 10, 20), lambda: made(8, 10, 20)]
+    options = check_options(ESTIMATORS, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
+    kinds: list[Any] = []
+    for who, scratch in ((Workers(), None), (Workers(), tmp_path), (crew, None), (crew, tmp_path)):
+        seen: list[int] = []
+        found = survey(shards, "all", 150, who)
+        with scratch_folder(scratch) as folder:
+            kinds.append(
+                evaluate_survey(
+                    found,
+                    TARGET,
+                    options,
+                    who,
+                    q_model=LinearQ(),
+                    folder=folder,
+                    progress=seen.append,
+                )
+            )
+        assert sum(seen) == 4 * found.mixture.steps  # two of them for the q model
+        assert not list(tmp_path.iterdir())
+        assert sum(task.name == str(files[1]) for task in found.tasks) > 2  # it is cut
+    data = [Trajectories.load(path) for path in files]
+    together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
+    for other in kinds[1:]:
+        assert_same(kinds[0], other)
+    single = survey(shards, "all", 10**6, Workers())
+    assert len(single.tasks) == 1
+    assert_same(
+        kinds[0], evaluate_survey(single, TARGET, options, Workers(), q_model=LinearQ()), rtol=1e-8
+    )
+    plain = evaluate(together, TARGET, estimators=ESTIMATORS, gamma=0.95, q_model=LinearQ())
+    for name, estimate in kinds[0].items():
+        assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("estimators", "options"), [(["auto", "NFIS"], {}), (["FIS", "NFIS", "OUIS"], {"mixture": 3})]
+)
+def test_auto_and_partial_mixtures_by_processes(
+    crew: Workers, files: list[Path], estimators: list[str], options: dict[str, Any]
+) -> None:
+    asked = check_options(estimators, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
+    one, two = (
+        evaluate_survey(
+            survey(files, "all", 150, who), TARGET, asked, who, q_model=LinearQ(), **options
+        )
+        for who in (Workers(), crew)
+    )
+    assert_same(one, two)
+    assert [e.report for e in one.values()] == [e.report for e in two.values()]
+
+
+class Same:
+    """A policy that equals only itself."""
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return np.full(len(actions), np.log(0.5))
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        return rng.integers(2, size=len(observations))
+
+
+def test_policies_without_equality(crew: Workers) -> None:
+    """Trajectories in memory keep theirs; copies that functions make elsewhere are refused."""
+    policy = Same()
+    parts: list[Any] = [
+        dataclasses.replace(data, policies=(policy,), policy_ids=0 * data.policy_ids)
+        for data in (made(0, 5, 9), made(1, 5, 9))
+    ]
+    for who in (Workers(), crew):
+        mixture = survey(parts, "all", 30, who).mixture
+        assert mixture.policies == (policy,)
+        assert mixture.counts.tolist() == [10]
+    with pytest.raises(TypeError, match=r"shard 0 has the policy .* without __eq__"):
+        survey([lambda: parts[0], lambda: parts[1]], "all", 30, crew)
