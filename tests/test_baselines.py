@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import tracemalloc
 from typing import Any
 
@@ -678,12 +676,3 @@ def test_models_say_what_they_cannot_do() -> None:
         short.q(finite.observations, finite.actions, finite.steps)
     with pytest.raises(ValueError, match="more than 3 columns"):
         OneHot(3).learn(np.arange(10))
-
-
-def test_torch_is_loaded_by_networks_only() -> None:
-    code = (
-        "import sys, ope_gym.models as b; b.NetworkQ(); "
-        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(run.stdout.split()) & {"torch", "scipy", "numba", "tensorboard"}

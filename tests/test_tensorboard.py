@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -277,13 +276,3 @@ def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: 
     assert len(list(tmp_path.iterdir())) == 1
     tags = read(tmp_path).Tags()["scalars"]
     assert {"loss", "ope/NFIS/value"} <= set(tags)
-
-
-def test_importing_ope_gym_loads_no_torch_or_tensorboard() -> None:
-    script = (
-        "import sys, ope_gym\n"
-        "heavy = {'torch', 'tensorboard', 'matplotlib', 'ope_gym.report.figures'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
