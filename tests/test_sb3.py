@@ -6,7 +6,6 @@ import copy
 import csv
 import importlib.util
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -841,15 +840,3 @@ def test_many_snapshots_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.warns(UserWarning, match="make rollouts longer") as caught:
         model.learn(128, callback=recording(envs("CartPole-v1")))
     assert len(caught) == 1
-
-
-def test_the_example_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = str(ROOT / "examples" / "sb3_ppo.py")
-    monkeypatch.setattr(sys, "argv", [example, "--timesteps", "256", "--n-steps", "64"])
-    runpy.run_path(example, run_name="__main__")
-    out = capsys.readouterr().out
-    assert "NFIS" in out
-    assert "data: held-out" in out
-    assert re.search(r"^ +128: ", out, re.MULTILINE)
