@@ -32,7 +32,7 @@ from ope_gym.estimators.table import column_sums
 from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
 from ope_gym.weights.mixtures import SIZE, interleaved, partial_log_weights
-from studies.cartpole_simulation import rollouts
+from studies.cartpole.simulation import rollouts
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 SIZES = (8, 16, 32, 64, 128)

@@ -29,8 +29,13 @@ import numpy as np
 from agents import Power
 from agents.blackjack import SHAPE
 from ope_gym import EpsilonGreedyTable, LinearSigmoid, Trajectories, evaluate
-from studies import blackjack, blackjack_simulation, cartpole, cartpole_simulation, load_study
-from studies.frame import Study, seeds_of
+from studies.blackjack import simulation as blackjack_simulation
+from studies.blackjack import study as blackjack
+from studies.cartpole import simulation as cartpole_simulation
+from studies.cartpole import study as cartpole
+from studies.harness.registry import load_study
+from studies.harness.seeds import seeds_of
+from studies.harness.study import Study
 
 Run = Callable[[int], object]  # of a seed
 

@@ -29,7 +29,7 @@ from agents import Power
 from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
 from ope_gym.analysis.overlap import overlap
 from ope_gym.report import figures
-from studies.cartpole_simulation import HORIZON, mean_return, rollouts
+from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 
 LONGEST = HORIZON["CartPole-v1"]
 POLICIES, EPISODES = 10, 20

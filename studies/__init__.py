@@ -1,38 +1,12 @@
-"""The paper's experiments as commands: `python -m studies bandit`.
+"""Reproduce the paper's experiments: `python -m studies bandit`.
 
-To add a study: write `studies/NAME.py` with a `studies.frame.Study`, and name its class here.
+Each study is a folder. Its `study.py` has one subclass of `studies.harness.study.Study`, which
+makes the runs, the summary and the tables; `claims.py` and `picture.py` turn the summary into
+verdicts and a figure; `simulation.py` or the like does the work of a run.
+
+To add a study, write such a folder, give its class the `name` of the folder, and add that name to
+`STUDIES`. The commands, the help and the report then find it.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-from studies.frame import Study
-
-STUDIES: dict[str, str] = {  # name: module and class, in the order of the report
-    "bandit": "studies.bandit:Bandit",
-    "lemmas": "studies.lemmas:Lemmas",
-    "adaptive": "studies.adaptive:Adaptive",
-    "cartpole": "studies.cartpole:CartPole",
-    "blackjack": "studies.blackjack:Blackjack",
-    "coverage": "studies.coverage:Coverage",
-    "beyond": "studies.beyond:Beyond",
-}
-
-BESIDE: dict[str, tuple[dict[str, Any], ...]] = {  # other settings that `all` runs, too
-    "cartpole": ({"env": "CartPole-v0"}, {"weighting": "reward-to-go"}),
-    "blackjack": ({"reward_model": "cross-fit"},),
-}
-
-
-def study_class(name: str) -> type[Study]:
-    """The class of the study of that name."""
-    module, _, kind = STUDIES[name].partition(":")
-    found: type[Study] = getattr(importlib.import_module(module), kind)
-    return found
-
-
-def load_study(name: str, **settings: Any) -> Study:
-    """The study of that name; `settings` replace the defaults of its fields."""
-    return study_class(name)(**settings)
+# in the order of the report
+STUDIES = ("bandit", "lemmas", "adaptive", "cartpole", "blackjack", "coverage", "beyond")

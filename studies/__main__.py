@@ -1,9 +1,8 @@
-"""`python -m studies NAME`: run an experiment of the paper and say which claims hold."""
+"""Run an experiment of the paper and say which claims hold: `python -m studies NAME`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -12,25 +11,34 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ope_gym.arrays import cores
-from ope_gym.scale.ray import RAY_HELP, connected, ray_address
-from ope_gym.scale.workers import WorkerError, ignoring_interrupts
-from studies import STUDIES, study_class
-from studies.chunks import read_chunks
-from studies.frame import Study, conduct, folder_of, label
-from studies.report import write_report
-from studies.settings import chosen_studies, described, fields
+from studies import STUDIES
+from studies.harness.chunks import read_chunks
+from studies.harness.registry import chosen_studies, listed_studies
+from studies.harness.report import write_report
+from studies.harness.runner import conduct, folder_of, label
+from studies.harness.study import Study
+from studies.harness.workers import (
+    RAY_HELP,
+    WorkerError,
+    connected,
+    ignoring_interrupts,
+    ray_address,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 if all went well, 2 for wrong arguments, 130 if it was stopped."""
+    """Run the command; return 0 on success, 1 on failure, 2 for wrong arguments, 130 if stopped."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    path = args.report or args.out / "reproduction.md"
+    page = args.report or args.out / "reproduction.md"
     try:
-        if args.study == "report":
+        if args.study in ("report", "list"):
             if args.set:
-                raise ValueError("--set: the report shows what was run; it has no settings")
-            print(f"{path}: {', '.join(write_report(args.out, path))}")
+                raise ValueError(f"--set: {args.study} runs no study, so it has no settings")
+            if args.study == "report":
+                print(f"{page}: {', '.join(write_report(args.out, page))}")
+            else:
+                print("\n".join(listed_studies()))
             return 0
         studies = chosen_studies(args.study, args.set)
     except (OSError, ValueError) as error:
@@ -42,16 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         try:
             if args.ray:
-                stack.enter_context(connected(args.ray))  # once for all studies
+                stack.enter_context(connected(args.ray))  # one connection for all studies
         except (OSError, ImportError) as error:
             parser.error(str(error))
-        return _run_all(studies, args, path)
+        return _run_all(studies, args, page)
 
 
-def _run_all(studies: Sequence[Study], args: argparse.Namespace, path: Path) -> int:
+def _run_all(studies: Sequence[Study], args: argparse.Namespace, page: Path) -> int:
+    """Run the studies one after the other until one fails; return the exit code."""
     for study in studies:
         try:
-            _run(study, args, path)
+            _run(study, args, page)
         except KeyboardInterrupt:
             with ignoring_interrupts():
                 print(f"\n{_stopped(study, args)}", file=sys.stderr)
@@ -63,58 +72,61 @@ def _run_all(studies: Sequence[Study], args: argparse.Namespace, path: Path) -> 
 
 
 def _stopped(study: Study, args: argparse.Namespace) -> str:
+    """Say how many runs a stopped study has kept."""
     count = study.runs if args.runs is None else args.runs
     kept, _ = read_chunks(folder_of(study, args.out, args.seed), count)
     runs = sum(stop - start for start, stop in kept)
     return (
-        f"stopped; {runs} of {count} runs of {label(study)} are kept in {args.out}, the same "
-        "command goes on"
+        f"stopped; {runs} of {count} runs of {label(study)} are kept in {args.out}; give the same "
+        "command to go on"
     )
 
 
-def _run(study: Study, args: argparse.Namespace, path: Path) -> None:
+def _run(study: Study, args: argparse.Namespace, page: Path) -> None:
+    """Run one study, update the page of all results, and print the table and the verdicts."""
     began = time.monotonic()
     workers = args.workers or cores()
     result = conduct(study, args.out, runs=args.runs, seed=args.seed, workers=workers, ray=args.ray)
-    write_report(args.out, path)
+    write_report(args.out, page)
     print(f"{result['table']}\n")
     for claim in result["claims"]:
         reason = f" ({claim['reason']})" if claim["reason"] else ""
         print(f"{claim['verdict']}{reason}: {claim['words']} ({claim['source']})")
     took = time.monotonic() - began
     files = [f"{result['label']}.json", f"{result['label']}.md", result["picture"]]
-    print(f"\n{took:.1f} s; {', '.join(filter(None, files))} in {args.out}; all results: {path}")
+    print(f"\n{took:.1f} s; {', '.join(filter(None, files))} in {args.out}; all results: {page}")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Help that lists the studies, which are imported only for it."""
+    """A parser whose help lists the studies; they are imported only then."""
 
     def format_help(self) -> str:
-        lines = ["studies, their runs and rough durations with two workers, and their fields:"]
-        for name in STUDIES:
-            kind = study_class(name)
-            lines.append(f"  {name}: {kind.runs} runs{kind.takes and f', {kind.takes}'}")
-            for field, (hint, default) in fields(kind).items():
-                usual = json.dumps(default, ensure_ascii=False).strip('"')
-                lines.append(f"    {field}={usual}  ({described(hint)})")
-        self.epilog = "\n".join(lines)
+        head = "studies, their runs and rough durations with two workers, and their fields:"
+        self.epilog = "\n".join([head, *listed_studies()])
         return super().format_help()
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="python -m studies",
-        description="The paper's experiments. A command that was stopped goes on where it was.",
+        description="Run the paper's experiments. A command that was stopped goes on where it was.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("study", choices=[*STUDIES, "all", "report"])
     parser.add_argument(
-        "--runs", type=_at_least(1), help="replications (default: the study's own number)"
+        "study",
+        choices=[*STUDIES, "all", "report", "list"],
+        help="a study, all of them, the page of all results, or a list of the studies",
+    )
+    parser.add_argument(
+        "--runs", type=_at_least(1), help="number of runs (default: the study's own)"
     )
     parser.add_argument("--seed", type=_at_least(0), default=0)
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--workers", type=_at_least(1), help="processes (default: cores)")
-    who.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workers", type=_at_least(1), help="number of processes (default: one per core)"
+    )
+    where.add_argument(
         "--ray",
         nargs="?",
         const=True,
@@ -128,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("results/studies"),
         metavar="DIR",
-        help="where results go, with finished runs in DIR/chunks (default: %(default)s)",
+        help="folder of the results, with finished runs in DIR/chunks (default: %(default)s)",
     )
     parser.add_argument(
         "--report",
@@ -141,12 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="another value for a field, e.g. --set sizes=[50]; results get a name of their own",
+        help="change a field, e.g. --set sizes=[50]; the results get their own file names",
     )
     return parser
 
 
 def _at_least(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` on."""
+
     def whole(text: str) -> int:
         try:
             value = int(text)

@@ -12,9 +12,10 @@ from math import comb, prod
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from ope_gym.arrays import FloatArray, IntArray
+
 Row: TypeAlias = ArrayLike  # (A,), one number per action
 Table: TypeAlias = ArrayLike  # (K, A), one row per behaviour
 Counts: TypeAlias = ArrayLike | None  # (K,), draws per behaviour; None: one each
@@ -42,7 +43,7 @@ class Moments:
 # --- several behaviours: the α family -------------------------------------------------------
 
 
-def alpha_fis(policies: Table, counts: Counts = None) -> Array:
+def alpha_fis(policies: Table, counts: Counts = None) -> FloatArray:
     """α_k = π_k / Σ_j ρ_j π_j, (K, A); 0 where no behaviour takes the action."""
     pi = _table(policies)
     return _shares(pi, _rho(pi, counts))
@@ -50,7 +51,7 @@ def alpha_fis(policies: Table, counts: Counts = None) -> Array:
 
 def alpha_ouis(
     policies: Table, counts: Counts = None, *, mean: Row = 1.0, variance: Row = 0.0
-) -> Array:
+) -> FloatArray:
     """α_k = f(π_k) / Σ_j ρ_j f(π_j) with f(p) = p / (r̄² (1 − p) + V), (K, A).
 
     At a pole (V = 0, π_k = 1) the certain behaviours share all the weight; where r̄ = V = 0 any α
@@ -128,7 +129,7 @@ def variance_optimal(
 
 def optimal_alpha(
     policies: Table, target: Row, mean: Row, variance: Row, counts: Counts = None
-) -> Array:
+) -> FloatArray:
     """The unbiased α of least variance, (K, A): a convex quadratic programme.
 
     Minimises Var over all α with Σ_k ρ_k α_k(a) = 1 and α_k(a) = 0 where π_k(a) = 0, covariances
@@ -165,20 +166,20 @@ def optimal_alpha(
 # --- one behaviour: the ω family ------------------------------------------------------------
 
 
-def weights_bis(counts: Row, policy: Row) -> Array:
+def weights_bis(counts: Row, policy: Row) -> FloatArray:
     """ω_BIS = k / (N π)."""
     k, pi = np.asarray(counts, dtype=np.float64), np.asarray(policy, dtype=np.float64)
     return np.asarray(np.divide(k, k.sum() * pi, out=np.zeros_like(pi), where=pi > 0))
 
 
-def weights_nis(counts: Row, policy: Row, target: Row) -> Array:
+def weights_nis(counts: Row, policy: Row, target: Row) -> FloatArray:
     """ω_NIS = ω_BIS / Σ_a π_e ω_BIS; nan where the target takes none of the drawn actions."""
     basic = weights_bis(counts, policy)
     total = float((np.asarray(target) * basic).sum())
     return np.asarray(basic / (total if total > 0 else np.nan))
 
 
-def optimal_weights(counts: Row, mean: Row, variance: Row, target: Row) -> Array:
+def optimal_weights(counts: Row, mean: Row, variance: Row, target: Row) -> FloatArray:
     """ω* = k r̄ / (π_e V) · J / (1 + Σ_a k r̄² / V), the weights of least MSE given the counts, (A,).
 
     J = Σ π_e r̄ (the paper's proof prints π for π_e), and the sum runs over the actions that can
@@ -229,7 +230,7 @@ def moments_ea(policy: Row, n: int, target: Row, mean: Row, variance: Row) -> Mo
     return Moments(float(-m @ missing), float(internal), max(float(path), 0.0))
 
 
-def mean_inverse_count(policy: Row, n: int) -> Array:
+def mean_inverse_count(policy: Row, n: int) -> FloatArray:
     """E[1/k; k > 0], k ~ Binomial(n, π): Σ_{i=1}^n q^{n−i} (1 − q^i) / i with q = 1 − π, (A,)."""
     pi, i = np.asarray(policy, dtype=np.float64)[..., None], np.arange(1, n + 1)
     with np.errstate(divide="ignore"):
@@ -238,7 +239,7 @@ def mean_inverse_count(policy: Row, n: int) -> Array:
 
 
 def moments_by_enumeration(
-    weights: Callable[[NDArray[np.int64]], ArrayLike],
+    weights: Callable[[IntArray], ArrayLike],
     policy: Row,
     n: int,
     target: Row,
@@ -257,7 +258,7 @@ def moments_by_enumeration(
     return Moments(centre, float(chance @ internal), float(chance @ (bias - centre) ** 2))
 
 
-def count_vectors(n: int, actions: int) -> Iterator[NDArray[np.int64]]:
+def count_vectors(n: int, actions: int) -> Iterator[IntArray]:
     """All vectors of `actions` non-negative integers with sum n."""
     if actions == 1:
         yield np.array([n], dtype=np.int64)
@@ -278,25 +279,25 @@ def mean_ea_stopped_at_zero(p: float = 0.5) -> float:
 # --- helpers --------------------------------------------------------------------------------
 
 
-def _table(policies: Table) -> Array:
+def _table(policies: Table) -> FloatArray:
     return np.atleast_2d(np.asarray(policies, dtype=np.float64))
 
 
-def _counts(pi: Array, counts: Counts) -> Array:
+def _counts(pi: FloatArray, counts: Counts) -> FloatArray:
     return np.ones(len(pi)) if counts is None else np.asarray(counts, dtype=np.float64)
 
 
-def _rho(pi: Array, counts: Counts) -> Array:
+def _rho(pi: FloatArray, counts: Counts) -> FloatArray:
     n = _counts(pi, counts)
     return np.asarray(n / n.sum())
 
 
-def _shares(f: Array, rho: Array) -> Array:
+def _shares(f: FloatArray, rho: FloatArray) -> FloatArray:
     total = rho @ f
     return np.divide(f, total, out=np.zeros(f.shape), where=total > 0)
 
 
-def _multinomial(counts: NDArray[np.int64], pi: Array) -> float:
+def _multinomial(counts: IntArray, pi: FloatArray) -> float:
     left = np.cumsum(counts[::-1])[::-1]
     ways = prod(comb(int(n), int(k)) for n, k in zip(left, counts, strict=True))
     return float(ways * np.prod(pi**counts))

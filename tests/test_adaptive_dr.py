@@ -16,7 +16,7 @@ from ope_gym.models.base import Baseline
 from ope_gym.policies.closed_form import Policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
-from studies.adaptive import EXACT, two_round_bias
+from studies.adaptive.study import EXACT, two_round_bias
 from tests import builders, reference, small_mdps
 from tests.reference import Data
 

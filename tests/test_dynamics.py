@@ -15,8 +15,8 @@ from ope_gym.models.dynamics import DynamicsQ, DynamicsValues, _recorded
 from ope_gym.models.model_values import ValueFeatures, fit_value, mean_return, play
 from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions, monomials
 from ope_gym.policies.closed_form import DiagonalGaussian, Uniform
-from studies.cartpole_simulation import mean_return as true_return
-from studies.cartpole_simulation import rollouts
+from studies.cartpole.simulation import mean_return as true_return
+from studies.cartpole.simulation import rollouts
 
 Floats = NDArray[np.float64]
 HORIZON = 8

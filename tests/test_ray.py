@@ -26,10 +26,10 @@ from ope_gym.scale import ray as ray_crew
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sharded import evaluate_shards
 from ope_gym.scale.workers import WorkerError, start_workers
-from studies import workers
-from studies.bandit import Bandit
-from studies.chunks import Runs
-from studies.frame import Seeds, collect, folder_of
+from studies.bandit.study import Bandit
+from studies.harness import workers
+from studies.harness.runner import collect, folder_of
+from studies.harness.study import Runs, Seeds
 from tests.builders import assert_same
 from tests.test_sharded import made, record
 from tests.test_studies import Coin

@@ -19,24 +19,28 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from studies import STUDIES, adaptive, bandit, integrals, lemmas, load_study, oracle
+from studies import STUDIES, oracle
 from studies.__main__ import main
-from studies.claims import (
+from studies.adaptive import study as adaptive
+from studies.bandit import integrals
+from studies.bandit import study as bandit
+from studies.harness.claims import (
     FAILS,
     HOLDS,
     UNDECIDED,
     Claim,
     Evidence,
     agreement,
-    claim_section,
-    number,
-    tidy,
 )
-from studies.fingerprint import _module, code_of, fingerprint
-from studies.frame import Runs, Seeds, Study, Summary, collect, conduct, label
-from studies.report import read_results, write_report
-from studies.seeds import seeds_of
-from studies.settings import chosen_studies
+from studies.harness.fingerprint import _module, code_of, fingerprint
+from studies.harness.markdown import claim_section, number, tidy
+from studies.harness.registry import chosen_studies, load_study, study_class
+from studies.harness.report import read_results, write_report
+from studies.harness.runner import collect, conduct, label
+from studies.harness.seeds import seeds_of
+from studies.harness.study import Runs, Seeds, Study, Summary
+from studies.lemmas import study as lemmas
+from tests.test_architecture import imported, module_of, sources, tops
 
 ROOT = Path(__file__).parent.parent
 
@@ -180,7 +184,7 @@ def test_the_fingerprint_is_of_what_makes_the_runs(tmp_path: Path) -> None:
     assert code('side="right")', 'side="left")') != usual
     assert code("checks[row] = rng.random(3)", "checks[row] = rng.random()") != usual
     assert "def streams" not in usual
-    assert "'streams'" in usual  # of studies/seeds.py
+    assert "'streams'" in usual  # of studies/harness/seeds.py
 
 
 def test_a_study_writes_plain_json_markdown_and_a_picture(tmp_path: Path) -> None:
@@ -717,8 +721,34 @@ def test_stopping_twice_ends_the_workers_and_says_what_is_kept(tmp_path: Path) -
     assert not _alive(started.pid)
 
 
-def test_table_of_studies_names_classes_that_exist() -> None:
-    for name in ("bandit", "lemmas", "adaptive"):
-        study: Any = load_study(name)
-        assert study.name == name
-        assert STUDIES[name].endswith(type(study).__name__)
+def test_each_study_has_the_name_of_its_folder() -> None:
+    assert {path.parent.name for path in (ROOT / "studies").glob("*/study.py")} == {
+        *STUDIES,
+        "harness",
+    }
+    assert [study_class(name).name for name in STUDIES] == list(STUDIES)
+
+
+def test_the_list_names_all_studies_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert re.findall(r"^  (\w+):", said, re.MULTILINE) == list(STUDIES)
+    assert "weighting=return  (return or reward-to-go)" in said
+
+
+def test_no_module_of_the_studies_imports_itself_by_way_of_others() -> None:
+    files = {module_of(path): path for path in sources("studies")}
+    graph = {
+        module: set(imported(path)) & files.keys() - {module, "studies"}
+        for module, path in files.items()
+    }
+    while free := {module for module, needs in graph.items() if not needs}:
+        graph = {module: needs - free for module, needs in graph.items() if module not in free}
+    assert not graph
+
+
+def test_folders_of_the_studies_stay_small_and_nobody_imports_them() -> None:
+    for folder in (ROOT / "studies").iterdir():
+        assert len(list(folder.glob("*.py"))) <= 15, folder
+    for path in (ROOT / "train.py", *sources("examples")):
+        assert "studies" not in tops(path), path

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from ope_gym import Policy, Trajectories, Uniform, evaluate, models
-from studies import beyond, load_study, small_grid
-from studies.beyond import NAMES, Beyond, Mistaken
-from studies.frame import plain
-from studies.seeds import seeds_of
+from studies.beyond import study as beyond
+from studies.beyond.study import NAMES, Beyond, Mistaken
+from studies.harness import small_grid
+from studies.harness.registry import load_study
+from studies.harness.runner import plain
+from studies.harness.seeds import seeds_of
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ import pytest
 from agents import MonteCarloControl
 from agents import blackjack as rules
 from ope_gym import EpsilonGreedyTable, Trajectories, evaluate_log_probs
-from studies import blackjack, load_study
-from studies import blackjack_simulation as simulation
-from studies.claims import FAILS, HOLDS, UNDECIDED
-from studies.frame import Summary, collect, conduct
-from studies.seeds import seeds_of, streams
+from studies.blackjack import simulation
+from studies.blackjack import study as blackjack
+from studies.harness.claims import FAILS, HOLDS, UNDECIDED
+from studies.harness.registry import load_study
+from studies.harness.runner import collect, conduct
+from studies.harness.seeds import seeds_of, streams
+from studies.harness.study import Summary
 from wrappers import RecordTrajectories
 from wrappers import collect as play
 

@@ -13,11 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import LinearSigmoid, evaluate_log_probs
-from studies import cartpole, errors, load_study
-from studies import cartpole_simulation as simulation
-from studies.claims import FAILS, HOLDS, UNDECIDED
-from studies.frame import Summary, collect, conduct
-from studies.seeds import seeds_of, streams
+from studies.cartpole import simulation
+from studies.cartpole import study as cartpole
+from studies.harness import errors
+from studies.harness.claims import FAILS, HOLDS, UNDECIDED
+from studies.harness.registry import load_study
+from studies.harness.runner import collect, conduct
+from studies.harness.seeds import seeds_of, streams
+from studies.harness.study import Summary
 from wrappers import RecordTrajectories
 from wrappers import collect as play
 

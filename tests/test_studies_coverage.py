@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ope_gym import ESTIMATORS, evaluate
-from studies import coverage_intervals, load_study, small_grid
-from studies.claims import FAILS, HOLDS, UNDECIDED
-from studies.claims_coverage import coverage_claims
-from studies.coverage import Coverage
-from studies.coverage_intervals import KINDS, Found, all_intervals, hcope, hcope_lower, known
-from studies.frame import conduct, plain
-from studies.small_grid import LOGGERS, NOISES, SOURCES, Regime, grid, states_of, table
+from studies.coverage import intervals as coverage_intervals
+from studies.coverage.claims import coverage_claims
+from studies.coverage.intervals import KINDS, Found, all_intervals, hcope, hcope_lower, known
+from studies.coverage.study import Coverage
+from studies.harness import small_grid
+from studies.harness.claims import FAILS, HOLDS, UNDECIDED
+from studies.harness.registry import load_study
+from studies.harness.runner import conduct, plain
+from studies.harness.small_grid import LOGGERS, NOISES, SOURCES, Regime, grid, states_of, table
 
 TINY = Coverage(every=24, resamples=40, cartpole=1, truth_rollouts=300)
 

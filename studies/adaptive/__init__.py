@@ -1,0 +1,1 @@
+"""Measure the bias from policies and targets that depend on the data."""

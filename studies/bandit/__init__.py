@@ -1,0 +1,1 @@
+"""Compare BIS, NIS, EA and the optimal weights on the paper's bandit."""

@@ -1,0 +1,1 @@
+"""Compare estimators with a q model to NFIS."""

@@ -1,0 +1,1 @@
+"""Evaluate the last policy of Monte-Carlo control on Blackjack."""

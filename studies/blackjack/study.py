@@ -1,0 +1,195 @@
+"""Table 3: the value of the last of ten policies of Monte-Carlo control on Blackjack.
+
+The data are 100 fresh rollouts of each policy, the target's own among them. The truth is exact, by
+dynamic programming, and checked with rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from agents import epsilon_1, epsilon_2
+from agents.blackjack import SHAPE, value
+from ope_gym import EpsilonGreedyTable, evaluate
+from ope_gym.arrays import FloatArray
+from studies.blackjack.claims import PAPER, blackjack_claims
+from studies.blackjack.simulation import control, returns, rollouts
+from studies.harness.errors import describe, mean_and_error
+from studies.harness.markdown import number
+from studies.harness.seeds import streams
+from studies.harness.study import Runs, Seeds, Study, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from studies.harness.claims import Claim
+
+NAMES = ("BIS", "FIS", "OUIS", "NBIS", "NFIS", "NOUIS")
+SCHEDULES = ("ε¹", "ε²")
+
+
+@dataclass(frozen=True)
+class Blackjack(Study):
+    """MSE of the value of the last policy."""
+
+    name: ClassVar[str] = "blackjack"
+    title: ClassVar[str] = "blackjack: the last policy of Monte-Carlo control (table 3)"
+    runs: ClassVar[int] = 2000
+    chunk: ClassVar[int] = 50
+    takes: ClassVar[str] = "half a minute"
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"reward_model": "cross-fit"},)
+
+    episodes: int = 5000  # that control plays
+    every: int = 500  # episodes between snapshots
+    rollouts: int = 100  # of each snapshot
+    truth_rollouts: int = 10_000  # that check the exact truth
+    greedy_target: bool = False  # the last policy without its ε
+    reward_model: Literal["deterministic", "cross-fit"] = "deterministic"  # of OUIS
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.episodes % self.every:
+            raise ValueError(
+                f"episodes={self.episodes} must be a multiple of every={self.every}: the last "
+                "snapshot is the target"
+            )
+        if self.rollouts < 1 or self.truth_rollouts < 2:
+            raise ValueError(
+                f"rollouts={self.rollouts}, truth_rollouts={self.truth_rollouts}: give at least 1 "
+                "and 2"
+            )
+
+    def run(self, seeds: Seeds) -> Runs:
+        """By schedule: values (R, 2, E), covered, ESS; truth, mean and variance of rollouts."""
+        shape = (len(seeds), len(SCHEDULES))
+        values, ess = np.empty((*shape, len(NAMES))), np.empty((*shape, len(NAMES)))
+        covered = np.empty(values.shape, dtype=np.bool_)
+        truth, rolled, variance = np.empty(shape), np.empty(shape), np.empty(shape)
+        for r, seed in enumerate(seeds):
+            generators = streams(seed, 3 * len(SCHEDULES))
+            for s in range(len(SCHEDULES)):
+                learning, fresh, true = generators[3 * s : 3 * s + 3]
+                policies = self.train(s, learning)
+                target = policies[-1]
+                if self.greedy_target:
+                    target = EpsilonGreedyTable(target.greedy, 0.0, 2)
+                data = rollouts(policies, self.rollouts, fresh)
+                found = list(
+                    evaluate(
+                        data, target, estimators=NAMES, reward_model=self.reward_model
+                    ).values()
+                )
+                truth[r, s] = exact = value(target)
+                games = returns(target, self.truth_rollouts, true)
+                rolled[r, s], variance[r, s] = games.mean(), games.var(ddof=1)
+                values[r, s] = [e.value for e in found]
+                ess[r, s] = [e.diagnostics.ess for e in found]
+                covered[r, s] = [e.interval.low <= exact <= e.interval.high for e in found]
+        return {
+            "values": values,
+            "covered": covered,
+            "ess": ess,
+            "truth": truth,
+            "rolled": rolled,
+            "variance": variance,
+        }
+
+    def train(self, schedule: int, rng: np.random.Generator) -> list[EpsilonGreedyTable]:
+        """The snapshots of Monte-Carlo control."""
+        epsilon = schedule_of(schedule, self.episodes)
+        tables = control(played(schedule, self.episodes), self.every, rng).greedy
+        return [
+            EpsilonGreedyTable(table.reshape(SHAPE), epsilon((k + 1) * self.every + 1), 2)
+            for k, table in enumerate(tables)
+        ]
+
+    def summarise(self, runs: Runs) -> Summary:
+        """MSE, bias, spread and comparisons of the estimators, by schedule."""
+        errors = runs["values"] - runs["truth"][..., None]  # (R, 2, E)
+        check = runs["rolled"] - runs["truth"]
+        gap = errors[..., NAMES.index("FIS")] ** 2 - errors[..., NAMES.index("OUIS")] ** 2  # (R, 2)
+        games = self.rollouts * (self.episodes // self.every)
+        return {
+            "runs": len(errors),
+            "names": NAMES,
+            "games": games,
+            "schedules": {
+                name: describe(errors[:, s], np.zeros(len(errors)), runs["covered"][:, s])
+                for s, name in enumerate(SCHEDULES)
+            },
+            "ess": runs["ess"].mean(axis=0),  # (2, E)
+            "truth": [runs["truth"].mean(axis=0), runs["truth"].std(axis=0)],
+            "variance": runs["variance"].mean(axis=0),  # of the target's return
+            "plain": runs["variance"].mean(axis=0) / games,  # MSE of so many games of the target
+            "check": mean_and_error(check),
+            "truth_rollouts": self.truth_rollouts,
+            "wider": mean_and_error(gap[:, 1] - gap[:, 0]),
+        }
+
+    def claims(self, summary: Summary) -> list[Claim]:
+        """Table 3 and section 3.4."""
+        return blackjack_claims(summary)
+
+    def table(self, summary: Summary) -> str:
+        """Table 3 beside ours."""
+        lines = [
+            f"{summary['runs']} runs. MSE × 1000: 5th, 50th and 95th percentile of a bootstrap "
+            "over runs. Covered: how often the 95 % interval (ess-t) holds the truth."
+        ]
+        for s, name in enumerate(summary["schedules"]):
+            mean, spread = (part[s] for part in summary["truth"])
+            gap, error = (part[s] for part in summary["check"])
+            lines += [
+                "",
+                f"{name}: the target is worth {mean:.4f} on average (± {spread:.4f} between runs) "
+                f"by dynamic programming; {summary['truth_rollouts']:,} rollouts of each differ "
+                f"from it by {number(gap)} ± {number(error, 2)}. The variance of its return is "
+                f"{summary['variance'][s]:.3f}: the mean of {summary['games']:,} games that it "
+                f"played itself would have the MSE {1000 * summary['plain'][s]:.3f} / 1000.",
+                "",
+                *_schedule_table(
+                    name, summary["names"], summary["schedules"][name], summary["ess"][s]
+                ),
+            ]
+        return "\n".join(lines)
+
+    def picture(self, summary: Summary) -> Figure:
+        """MSE beside the paper's, and the paired differences."""
+        from studies.blackjack.picture import blackjack_figure
+
+        return blackjack_figure(summary)
+
+
+def schedule_of(schedule: int, episodes: int) -> Callable[[int], float]:
+    """ε¹ (0) or ε² (1) of the t-th of so many episodes."""
+    return epsilon_1 if schedule == 0 else partial(epsilon_2, n_iter=episodes)
+
+
+@cache
+def played(schedule: int, episodes: int) -> FloatArray:
+    """(episodes,) ε of each episode that control plays."""
+    epsilon = schedule_of(schedule, episodes)
+    return np.array([epsilon(t) for t in range(1, episodes + 1)])
+
+
+def _schedule_table(
+    title: str, names: Sequence[str], found: Summary, ess: Sequence[float]
+) -> list[str]:
+    lines = [
+        f"| {title} | paper: 5th | 50th | 95th | ours: 5th | 50th | 95th "
+        "| bias × 1000 ± std. error | deviation × 1000 | covered | mean ESS |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for i, name in enumerate(names):
+        paper = [f"{1000 * part:.1f}" for part in PAPER[title][name]]
+        ours = [f"{1000 * part:.3f}" for part in found["mse_percentiles"][i]]
+        lines.append(
+            f"| {name} | {' | '.join([*paper, *ours])} | {number(1000 * found['bias'][i], 2)} ± "
+            f"{number(1000 * found['bias_error'][i], 2)} | {1000 * found['deviation'][i]:.1f} | "
+            f"{found['coverage'][i]:.1%} | {ess[i]:.0f} |"
+        )
+    return lines

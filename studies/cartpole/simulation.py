@@ -1,0 +1,158 @@
+"""CartPole compiled: the steps of Gymnasium's env with the actions of a linear-sigmoid policy.
+
+The state is float64, the policy sees it as float32. An episode takes four numbers of the generator
+for its start and one an action, in the order in which a loop over the env would.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ope_gym import LinearSigmoid, Trajectories
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.kernels import compiled
+
+HORIZON = {"CartPole-v0": 200, "CartPole-v1": 500}
+
+_GRAVITY, _MASS_POLE, _LENGTH, _FORCE, _TAU = 9.8, 0.1, 0.5, 10.0, 0.02
+_MASS = _MASS_POLE + 1.0
+_MOMENT = _MASS_POLE * _LENGTH
+_FALLEN = 12 * 2 * math.pi / 360
+_EDGE = 2.4
+
+
+def rollouts(
+    policy: LinearSigmoid,
+    episodes: int,
+    horizon: int,
+    rng: np.random.Generator,
+    *,
+    held_out: bool = False,
+) -> Trajectories:
+    """Episodes of a policy, with what the recorder would have kept of them."""
+    states = np.empty((episodes * horizon, 4))
+    actions = np.empty(episodes * horizon, dtype=np.int64)
+    offsets = np.zeros(episodes + 1, dtype=np.int64)
+    terminated = np.empty(episodes, dtype=np.bool_)
+    _play(policy.theta, policy.bias, rng, horizon, states, actions, offsets, terminated)
+    steps = int(offsets[-1])
+    seen, chosen = states[:steps].astype(np.float32), actions[:steps]
+    # both can be true: the pole may fall with the last step
+    truncated = np.diff(offsets) == horizon
+    return Trajectories.from_arrays(
+        seen,
+        chosen,
+        np.ones(steps),
+        policy.log_prob(seen, chosen),
+        offsets=offsets,
+        policies=[policy],
+        terminated=terminated,
+        truncated=truncated,
+        held_out=held_out,
+        horizon=horizon,
+    )
+
+
+def mean_return(
+    policy: LinearSigmoid, episodes: int, horizon: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Mean return of a policy and its standard error."""
+    returns = _returns(policy.theta, policy.bias, rng, horizon, episodes)
+    return float(returns.mean()), float(returns.std(ddof=1) / math.sqrt(episodes))
+
+
+def follow(start: FloatArray, actions: IntArray) -> FloatArray:
+    """(T + 1, 4) states from `start` on, whether the pole has fallen or not."""
+    states = np.empty((len(actions) + 1, 4))
+    states[0] = start
+    _follow(states, actions)
+    return states
+
+
+@compiled()
+def _step(x: Any, v: Any, angle: Any, spin: Any, action: Any) -> Any:
+    force = _FORCE if action == 1 else -_FORCE
+    cos, sin = math.cos(angle), math.sin(angle)
+    push = (force + _MOMENT * (spin * spin) * sin) / _MASS
+    turn = (_GRAVITY * sin - cos * push) / (
+        _LENGTH * (4.0 / 3.0 - _MASS_POLE * (cos * cos) / _MASS)
+    )
+    pull = push - _MOMENT * turn * cos / _MASS
+    return x + _TAU * v, v + _TAU * pull, angle + _TAU * spin, spin + _TAU * turn
+
+
+@compiled()
+def _over(x: Any, angle: Any) -> Any:
+    return x < -_EDGE or x > _EDGE or angle < -_FALLEN or angle > _FALLEN
+
+
+@compiled()
+def _draw_start(rng: Any) -> Any:
+    # one after the other: the order of the arguments of a tuple is the order of the draws
+    x = -0.05 + 0.1 * rng.random()
+    v = -0.05 + 0.1 * rng.random()
+    angle = -0.05 + 0.1 * rng.random()
+    spin = -0.05 + 0.1 * rng.random()
+    return x, v, angle, spin
+
+
+@compiled()
+def _choose(theta: Any, bias: Any, rng: Any, x: Any, v: Any, angle: Any, spin: Any) -> Any:
+    score = bias + np.float64(np.float32(x)) * theta[0] + np.float64(np.float32(v)) * theta[1]
+    score += np.float64(np.float32(angle)) * theta[2] + np.float64(np.float32(spin)) * theta[3]
+    return 1 if rng.random() < 1.0 / (1.0 + math.exp(-score)) else 0
+
+
+@compiled()
+def _play(
+    theta: Any,
+    bias: float,
+    rng: Any,
+    horizon: int,
+    states: Any,
+    actions: Any,
+    offsets: Any,
+    terminated: Any,
+) -> None:
+    row = 0
+    for i in range(terminated.size):
+        x, v, angle, spin = _draw_start(rng)
+        over = False
+        start = row
+        while not over and row - start < horizon:
+            action = _choose(theta, bias, rng, x, v, angle, spin)
+            states[row, 0], states[row, 1], states[row, 2], states[row, 3] = x, v, angle, spin
+            actions[row] = action
+            x, v, angle, spin = _step(x, v, angle, spin, action)
+            over = _over(x, angle)
+            row += 1
+        offsets[i + 1] = row
+        terminated[i] = over
+
+
+@compiled()
+def _returns(theta: Any, bias: float, rng: Any, horizon: int, episodes: int) -> Any:
+    returns = np.empty(episodes)
+    for i in range(episodes):
+        x, v, angle, spin = _draw_start(rng)
+        over = False
+        steps = 0
+        while not over and steps < horizon:
+            action = _choose(theta, bias, rng, x, v, angle, spin)
+            x, v, angle, spin = _step(x, v, angle, spin, action)
+            over = _over(x, angle)
+            steps += 1
+        returns[i] = steps
+    return returns
+
+
+@compiled()
+def _follow(states: Any, actions: Any) -> None:
+    for t in range(actions.size):
+        x, v, angle, spin = _step(
+            states[t, 0], states[t, 1], states[t, 2], states[t, 3], actions[t]
+        )
+        states[t + 1, 0], states[t + 1, 1], states[t + 1, 2], states[t + 1, 3] = x, v, angle, spin

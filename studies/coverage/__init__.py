@@ -1,0 +1,1 @@
+"""Count how often intervals contain the value."""

@@ -1,0 +1,139 @@
+"""What the library says of its intervals, and what the runs say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from studies.harness.claims import FAILS, HOLDS, UNDECIDED, Claim, Evidence
+from studies.harness.study import Summary
+
+SLACK = 0.02  # an approximate interval may fall so far short of its level
+_MAIN = ("NFIS", "auto")
+_SOURCE = "our extension"
+_UNSEEN = (
+    "To be expected, since the target was drawn towards what happened to go well; these small MDPs "
+    "do not show it."
+)
+
+
+def coverage_claims(summary: Summary) -> list[Claim]:
+    """Of ess-t, of betting, and of data that the target has seen."""
+    return [
+        _ess_t(summary),
+        _better(summary),
+        _betting(summary),
+        _narrower(summary),
+        _seen(summary),
+    ]
+
+
+def _ess_t(summary: Summary) -> Claim:
+    level = summary["level"]
+    return Claim(
+        _SOURCE,
+        f"on held-out data the {level:.0%} ess-t interval of the first choices holds the value "
+        f"at least {level - SLACK:.0%} of the time",
+        f"coverage − {level - SLACK:g}",
+        tuple(
+            _level(summary, part, name, "ess-t", level - SLACK)
+            for part in ("held-out", "CartPole-v1")
+            for name in _MAIN
+            if name in summary["names"]
+        ),
+        "Returns are skewed and the rarest trajectories weigh most: a sample without them is too "
+        "low (or too high) and shows too little spread. The most extreme trajectory on each side "
+        "therefore counts twice in the error of ess-t.",
+    )
+
+
+def _better(summary: Summary) -> Claim:
+    names = summary["names"]
+    return Claim(
+        _SOURCE,
+        "ess-t covers better than value ± z SE",
+        "coverage of ess-t − coverage of the normal interval, same data",
+        tuple(
+            _difference(f"{part}: {name}", summary["paired"][part]["gain"], names.index(name))
+            for part in ("held-out", "CartPole-v1")
+            for name in names
+        ),
+        "Degrees of freedom are the effective sample size less one, and the error is cautious.",
+    )
+
+
+def _betting(summary: Summary) -> Claim:
+    level = summary["level"]
+    parts = [("held-out", "BIS"), ("held-out", "FIS"), ("adaptive", "BIS")]
+    parts += [("CartPole-v1", "BIS"), ("CartPole-v1", "FIS")]
+    return Claim(
+        _SOURCE,
+        "betting intervals hold the value as often as they say, for every n",
+        f"coverage − {level:g}",
+        tuple(_level(summary, part, name, "betting", level) for part, name in parts),
+        "A theorem, for independent episodes of policies fixed in advance, and with basic weights "
+        "for policies that learn as well; the tests add up the probabilities of all data sets of "
+        "small cases.",
+    )
+
+
+def _narrower(summary: Summary) -> Claim:
+    names = summary["names"]
+    return Claim(
+        _SOURCE,
+        "betting intervals are narrower than those of HCOPE, which need as little",
+        "ln(width of HCOPE / width of betting), same data",
+        tuple(
+            _difference(f"{part}: {name}", summary["paired"][part]["ratio"], names.index(name))
+            for part in ("held-out", "CartPole-v1")
+            for name in ("BIS", "FIS")
+        ),
+        "HCOPE cuts the terms at a threshold and pays for it in the range term of an empirical "
+        "Bernstein bound; a bet adapts to the spread, and large terms can only add to it.",
+    )
+
+
+def _seen(summary: Summary) -> Claim:
+    names, k = summary["names"], summary["kinds"].index("ess-t")
+    value, error = summary["paired"]["in-sample"]["loss"]
+    return Claim(
+        _SOURCE,
+        "intervals from the episodes that the target learned from hold its value less often",
+        "coverage on held-out − coverage on in-sample data, ess-t",
+        tuple(
+            Evidence(name, value[e][k], error[e][k])
+            for e, name in enumerate(names)
+            if name in ("FIS", "NFIS", "auto")
+        ),
+        {
+            HOLDS: "The target was drawn towards what happened to go well: its estimate is too "
+            "high by more than its error shows. No interval of this table repairs that; hold "
+            "episodes out.",
+            UNDECIDED: _UNSEEN,
+            FAILS: _UNSEEN,
+        },
+    )
+
+
+def _level(summary: Summary, part: str, name: str, kind: str, level: float) -> Evidence:
+    """Coverage above a level; without any miss, the error is what one data set would make of it."""
+    found, e, k = summary["parts"][part], *_at(summary, name, kind)
+    coverage, error = found["coverage"][e][k], found["error"][e][k]
+    if error == 0.0:
+        sets = summary["data_sets"]  # a third of those of the small MDPs are from each source
+        error = 1.0 / (2.0 + (sets[part] if part in sets else sets["small"] / 3))
+    lowest, width = found["lowest"][e][k], found["width"][e][k]
+    worst = "" if math.isnan(lowest) else f", with the worst kind of loggers {lowest:.0%}"
+    note = f"coverage {coverage:.1%}{worst}, width {width:.2f}"
+    return Evidence(f"{part}: {name}", coverage - level, error, note=note)
+
+
+def _difference(where: str, pair: Any, e: int) -> Evidence:
+    value, error = pair[0][e], pair[1][e]
+    if not math.isnan(value) and error == 0.0:
+        error = math.inf  # all runs alike: nothing is known of the spread
+    return Evidence(where, value, error)
+
+
+def _at(summary: Summary, name: str, kind: str) -> tuple[int, int]:
+    return summary["names"].index(name), summary["kinds"].index(kind)

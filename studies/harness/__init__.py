@@ -1,0 +1,1 @@
+"""Run any study: seeds, workers, kept runs, rules for claims, pictures and the report."""

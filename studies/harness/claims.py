@@ -1,0 +1,179 @@
+"""Judge claims: what the paper says, what was measured, and the rules for a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray
+
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+OURS = ("beyond the paper", "our extension", "check")  # sources that are not the paper
+
+LIMIT = 3.0  # standard errors within which a difference says nothing
+FEWEST = 30  # runs below which a standard error says nothing
+SAME = 0.05  # share of the compared number within which a simulated one counts as equal
+TAIL = 0.2  # share of one run in a sum of squares above which their mean says nothing
+CLOSE = 2.0  # ratio of MSEs up to which one is "close to optimal"
+ENTRY = 0.1  # share by which an entry of the paper's tables may be off
+ROUNDING = 1e-9  # what is exact may be off by rounding
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured difference, signed so that the claim says it is positive (or zero).
+
+    Args:
+        where: the setting, "N = 50, p = 0.97".
+        difference: as measured.
+        standard_error: paired, of the difference; 0 if it is exact.
+        exact: the difference without simulation, where it can be had; it then decides.
+        equal: the claim is that the difference is 0.
+        tolerance: of rounding, for what is exact.
+        limit: standard errors within which a difference says nothing.
+        note: what else to know of this setting.
+        margin: of a simulated difference that is claimed to be 0: it holds if the difference and
+            `limit` standard errors are within it. 0: the claim can fail, but not hold.
+        open: why the numbers decide nothing, "tail"; empty if they do.
+        shown: what to print for the difference, "376 (at most 2)".
+    """
+
+    where: str
+    difference: float
+    standard_error: float = 0.0
+    exact: float | None = None
+    equal: bool = False
+    tolerance: float = 0.0
+    limit: float = LIMIT
+    note: str = ""
+    margin: float = 0.0
+    open: str = ""
+    shown: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the verdict rests on runs."""
+        return self.exact is None and self.standard_error != 0.0
+
+    @property
+    def verdict(self) -> str:
+        """Holds, does not hold, or undecided: see `RULES`."""
+        value = self.difference if self.exact is None else self.exact
+        around = self.limit * self.standard_error if self.simulated else 0.0
+        if self.open or math.isnan(value) or math.isnan(around):
+            return UNDECIDED
+        if not self.simulated:
+            wrong = abs(value) > self.tolerance if self.equal else value < -self.tolerance
+            return FAILS if wrong else HOLDS
+        if self.equal:
+            if abs(value) > around:
+                return FAILS
+            return HOLDS if abs(value) + around <= self.margin else UNDECIDED
+        return HOLDS if value > around else FAILS if value < -around else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, and what was found.
+
+    Args:
+        source: where it says so; one of `OURS` if the paper does not.
+        words: what it says.
+        measure: what the differences are, "MSE(BIS) − MSE(NIS)".
+        evidence: all of it must hold for the claim to hold.
+        why: the explanation, or one for each verdict that has one.
+    """
+
+    source: str
+    words: str
+    measure: str
+    evidence: tuple[Evidence, ...]
+    why: str | Mapping[str, str]
+
+    @property
+    def verdict(self) -> str:
+        """Holds if all evidence does; does not hold if any does not."""
+        found = {evidence.verdict for evidence in self.evidence}
+        return FAILS if FAILS in found else HOLDS if found == {HOLDS} else UNDECIDED
+
+    def with_runs(self, runs: int) -> Claim:
+        """The claim as so many runs let it be judged: few of them decide nothing."""
+        if runs >= FEWEST:
+            return self
+        few = f"fewer than {FEWEST} runs"
+        rows = [dataclasses.replace(e, open=few) if e.simulated else e for e in self.evidence]
+        return dataclasses.replace(self, evidence=tuple(rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the verdicts and what fits them."""
+        verdict = self.verdict
+        rows = [dataclasses.asdict(e) | {"verdict": e.verdict} for e in self.evidence]
+        reasons = [e.open for e in self.evidence if e.open] if verdict == UNDECIDED else []
+        why = self.why if isinstance(self.why, str) else self.why.get(verdict, "")
+        return {
+            "source": self.source,
+            "words": self.words,
+            "measure": self.measure,
+            "evidence": rows,
+            "why": why,
+            "verdict": verdict,
+            "reason": ", ".join(dict.fromkeys(reasons)),
+        }
+
+
+RULES = f"""\
+- A difference that is exact decides; so does the exact value where a simulated one stands beside
+  it. It may be off by rounding ({ROUNDING:g}).
+- A simulated difference decides if it is more than {LIMIT:g} standard errors from 0. Standard
+  errors are paired: all estimators saw the same data in each run. Fewer than {FEWEST} runs decide
+  nothing.
+- “Equal” and “unbiased” hold if the difference and {LIMIT:g} standard errors together stay within
+  {SAME:.0%} of the number compared with (of the value J, for a bias); they do not hold if the
+  difference is more than {LIMIT:g} standard errors from 0. The largest of m comparisons with exact
+  numbers may be as far off as the largest of m normal values; it is *coarse*, and undecided, if
+  half of the simulated numbers are not known to {ENTRY:.0%}.
+- *Tail*: where one run makes more than {TAIL:.0%} of a sum of squares, means and their standard
+  errors depend on runs too rare to be seen. A bias is then undecided. A ranking counts only if the
+  error that has the larger mean square is also the larger one in most runs, by {LIMIT:g} standard
+  errors; and it is not refuted by an error that is said to be the larger one and has a tail itself.
+- “Close to optimal” is an MSE of at most {CLOSE:g} times the least; an entry of the paper's tables
+  is right if it is within {ENTRY:.0%}.
+- A claim holds if it holds in every setting looked at; one in which it does not is enough for “does
+  not hold”. Otherwise it is undecided."""
+
+
+def agreement(where: str, simulated: FloatArray, exact: FloatArray, errors: FloatArray) -> Evidence:
+    """The worst of many comparisons of simulated with exact numbers.
+
+    The largest of m normal values is often beyond 3: the comparison counts as equal up to the limit
+    that m independent ones would stay within as often as a single one stays within `LIMIT`. Nothing
+    is decided where the simulation is so coarse that half of the numbers are not known to `ENTRY`.
+    """
+    from scipy.special import ndtr, ndtri
+
+    gap = np.ravel(simulated - exact)
+    error = np.maximum(np.ravel(errors), 1e-12 * max(1e-300, float(np.abs(exact).max())))
+    z = gap / error
+    worst = int(np.argmax(np.abs(z)))
+    single = 2 * ndtr(-LIMIT)
+    limit = -float(ndtri(-np.expm1(np.log1p(-single) / z.size) / 2))
+    beyond = int(np.count_nonzero(np.abs(z) > LIMIT))
+    size = np.ravel(np.abs(exact))
+    coarse = float(np.median(LIMIT * error / np.where(size > 0, size, error)))
+    return Evidence(
+        where,
+        float(gap[worst]),
+        float(error[worst]),
+        equal=True,
+        limit=limit,
+        margin=math.inf,
+        open="" if coarse <= ENTRY else "coarse",
+        note=f"the worst of {z.size} comparisons is {abs(z[worst]):.1f} standard errors off, "
+        f"{beyond} are beyond {LIMIT:g}; the largest of so many may reach {limit:.1f}; half of "
+        f"them are known to {coarse:.1%} or better",
+    )

@@ -1,0 +1,62 @@
+"""Give all pictures one style: plain `Figure` objects, so that no window opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# colour-blind safe (Okabe and Ito)
+BLUE, RED, GREEN, PINK, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#333333"
+_GRID = "#d9d9d9"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure in the house style."""
+    return Figure(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
+
+
+def legend_below(axes: Axes, columns: int) -> None:
+    """A legend that covers nothing."""
+    axes.legend(
+        fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
+    )
+
+
+def dress(axes: Axes, x: str, y: str) -> None:
+    """Labels, a pale grid, no frame."""
+    axes.set_xlabel(x, color=BLACK, fontsize=9)
+    axes.set_ylabel(y, color=BLACK, fontsize=9)
+    axes.grid(color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=BLACK, labelsize=8)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def dots(
+    ax: Axes,
+    names: Sequence[str],
+    percentiles: Sequence[Sequence[float]],
+    shift: float,
+    colour: str,
+    label: str,
+) -> None:
+    """The 50th percentile as a dot, the 5th and 95th as the ends of a line."""
+    low, middle, high = np.array(percentiles, dtype=np.float64).T
+    y = np.arange(len(names)) + shift
+    ax.errorbar(
+        middle,
+        y,
+        xerr=[middle - low, high - middle],
+        fmt="o",
+        ms=4,
+        lw=1.3,
+        color=colour,
+        label=label,
+    )

@@ -1,0 +1,58 @@
+"""Define what a study is: runs from seeds, a summary, and claims, a table and a picture from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from studies.harness.claims import Claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Seeds: TypeAlias = Sequence[np.random.SeedSequence]  # one for each run
+Runs: TypeAlias = dict[str, NDArray[Any]]  # the first axis of each array is the run
+Summary: TypeAlias = dict[str, Any]  # the findings of a study as plain data, ready for JSON
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(ABC):
+    """An experiment: many independent runs and the conclusions drawn from them.
+
+    A subclass is a frozen dataclass whose fields are its settings. Workers receive a copy, so they
+    must be able to import its module. Only `run` may be slow: everything else is computed again
+    from the arrays of `run` each time. `claims`, `table` and `picture` get the summary as plain
+    data.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    runs: ClassVar[int]  # default of --runs
+    chunk: ClassVar[int]  # a worker does this many runs at once, and they share one file
+    takes: ClassVar[str] = ""  # rough duration with two workers
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # other settings that `all` runs as well
+
+    @abstractmethod
+    def run(self, seeds: Seeds) -> Runs:
+        """Return the results of one run for each seed; a run uses no other randomness."""
+
+    @abstractmethod
+    def summarise(self, runs: Runs) -> Summary:
+        """Return the findings over all runs; arrays become lists."""
+
+    @abstractmethod
+    def claims(self, summary: Summary) -> list[Claim]:
+        """Return the statements that the study checks, with their evidence."""
+
+    @abstractmethod
+    def table(self, summary: Summary) -> str:
+        """Return the findings as Markdown."""
+
+    @abstractmethod
+    def picture(self, summary: Summary) -> Figure:
+        """Draw the findings; import matplotlib here, so that studies run without it."""

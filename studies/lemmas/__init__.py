@@ -1,0 +1,1 @@
+"""Check the paper's two lemmas on random problems."""
