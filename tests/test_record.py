@@ -20,7 +20,7 @@ from gymnasium.error import ResetNeeded
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-import wrappers.record
+import wrappers.recording.single
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data.buffer import TrajectoryBuffer
@@ -181,7 +181,7 @@ def test_many_episodes() -> None:
 
 
 def test_large_observations_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrappers.record, "_WAITING_BYTES", 40)  # an observation has 12
+    monkeypatch.setattr(wrappers.recording.single, "_WAITING_BYTES", 40)  # an observation has 12
     env = recorder()
     play(env, 3)
     assert TrajectoryBuffer.__len__(env.buffer) > 0

@@ -200,7 +200,7 @@ def test_one_long_episode_does_not_hold_the_rows_of_others(
     env.reset()
     drive(env, 800)
     assert len(env.buffer) == 7 * 800
-    assert len(env._recorder.rows._rewards) < 3 * 800
+    assert len(env._session.rows._rewards) < 3 * 800
     drive(env, 200)
     data = env.buffer.view()
     assert data.lengths.max() == 1_000

@@ -324,7 +324,7 @@ def count_covering(name: str, limit: int) -> tuple[int, float]:
         for policy in snapshots:
             episodes.play(policy, 8)
         interval = ope_gym.evaluate(
-            episodes.recorder.buffer, target, estimators="NFIS", q_model=None
+            episodes.session.buffer, target, estimators="NFIS", q_model=None
         )["NFIS"].interval
         covered += interval.low <= truth <= interval.high
         widths.append((interval.high - interval.low) / abs(truth))

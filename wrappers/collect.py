@@ -1,4 +1,4 @@
-"""Playing episodes of a policy on a recorder."""
+"""Playing episodes of a policy in an environment that is recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
-from gymnasium.vector import AutoresetMode
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
@@ -15,6 +14,8 @@ from ope_gym.data.spaces import Space
 from ope_gym.policies.closed_form import Policy
 from wrappers import vector
 from wrappers.record import RecordTrajectories
+from wrappers.recording.autoreset import autoreset_of
+from wrappers.recording.batched import equal_shares
 from wrappers.recording.rows import flatten, unflatten
 
 OnEpisode = Callable[[int], object]
@@ -29,12 +30,12 @@ def collect(
     seed: int | None = None,
     on_episode: OnEpisode | None = None,
 ) -> int:
-    """Play and record complete episodes with a policy; returns the number of the policy.
+    """Play and record complete episodes with a policy, and return the number of the policy.
 
     Each sub-env of a vector env plays a share of the episodes that is fixed in advance, the first
     `episodes % num_envs` one more than the others. (The first episodes to end, whichever they are,
-    would be the short ones.) What a sub-env plays beyond its share is not recorded. An episode that
-    is open when the call begins is dropped.
+    would be the short ones.) Episodes beyond the share of a sub-env are not recorded. An episode
+    that is open when the call begins is dropped.
 
     >>> import gymnasium as gym
     >>> from ope_gym.policies.closed_form import Uniform
@@ -48,9 +49,9 @@ def collect(
         env: A recorder.
         policy: The policy, which the recorder is told to follow.
         episodes: How many, at least 1.
-        rng: Draws the actions; a generator, or a seed.
-        seed: Of the first reset; None goes on with the environment's own random numbers.
-        on_episode: Called after each episode with the number of those finished so far.
+        rng: Generator that draws the actions, or a seed for one.
+        seed: Seed of the first reset; None continues the environment's own random numbers.
+        on_episode: Called after each episode with the number of episodes finished so far.
     """
     if episodes < 1:
         raise ValueError(f"episodes={episodes} must be at least 1")
@@ -76,16 +77,17 @@ def _play_single(
     seed: int | None,
     on_episode: OnEpisode | None,
 ) -> int:
-    seen, chosen = env.observation_space, env.action_space
+    observation_space, action_space = env.observation_space, env.action_space
     k = -1
     for i in range(episodes):
         observation, _ = env.reset(seed=seed if i == 0 else None)
-        if i == 0:  # after the reset: no episode is under way
+        if i == 0:  # after the reset, so that no episode is under way
             k = env.follow(policy)
         over = False
         while not over:
-            actions = policy.sample(spaces.stack(seen, [observation]), rng)
-            observation, _, terminated, truncated, _ = env.step(_first(chosen, actions))
+            actions = policy.sample(spaces.stack(observation_space, [observation]), rng)
+            action = _only_action(action_space, actions)
+            observation, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
         if on_episode is not None:
             on_episode(i + 1)
@@ -100,18 +102,20 @@ def _play_vector(
     seed: int | None,
     on_episode: OnEpisode | None,
 ) -> int:
-    n = env.num_envs
-    seen, chosen = env.single_observation_space, env.single_action_space
-    simple = spaces.is_column(seen)
-    by_hand = env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    observation_space, action_space = env.single_observation_space, env.single_action_space
+    is_column = spaces.is_column(observation_space)
+    by_hand = autoreset_of(env).by_hand
     before, done = env.finished_episodes, 0
-    env.limit(episodes // n + (np.arange(n) < episodes % n))
+    env.limit(equal_shares(episodes, env.num_envs))
     try:
         observations, _ = env.reset(seed=seed)
         k = env.follow(policy)
         while done < episodes:
-            batch = observations if simple else unflatten(seen, iter(flatten(seen, observations)))
-            actions = _executable(chosen, policy.sample(batch, rng))
+            batch = observations
+            if not is_column:
+                leaves = flatten(observation_space, observations)
+                batch = unflatten(observation_space, iter(leaves))
+            actions = _env_actions(action_space, policy.sample(batch, rng))
             observations, _, terminations, truncations, _ = env.step(actions)
             finished = env.finished_episodes - before
             if on_episode is not None:
@@ -127,21 +131,21 @@ def _play_vector(
     return k
 
 
-def _executable(space: Space, actions: Tree) -> Any:
-    """A batch of actions as the environment takes it, floats in the precision it computes with."""
+def _env_actions(space: Space, actions: Tree) -> Any:
+    """Return a batch of actions as the vector env takes it, floats with the space's precision."""
     if isinstance(space, gym_spaces.Tuple):
-        return tuple(_executable(part, x) for part, x in zip(space.spaces, actions, strict=True))
+        return tuple(_env_actions(part, x) for part, x in zip(space.spaces, actions, strict=True))
     if isinstance(space, gym_spaces.Dict):
-        return {key: _executable(part, actions[key]) for key, part in space.spaces.items()}
+        return {key: _env_actions(part, actions[key]) for key, part in space.spaces.items()}
     if isinstance(space, gym_spaces.Box):
         return np.asarray(actions).astype(space.dtype, copy=False)
     return actions if spaces.is_column(space) else tuple(actions)
 
 
-def _first(space: Space, actions: Tree) -> Any:
-    """The only action of a batch of one."""
+def _only_action(space: Space, actions: Tree) -> Any:
+    """Return the action of a batch of one, as a single env takes it."""
     if isinstance(space, gym_spaces.Tuple):
-        return tuple(_first(part, x) for part, x in zip(space.spaces, actions, strict=True))
+        return tuple(_only_action(part, x) for part, x in zip(space.spaces, actions, strict=True))
     if isinstance(space, gym_spaces.Dict):
-        return {key: _first(part, actions[key]) for key, part in space.spaces.items()}
-    return _executable(space, actions)[0]
+        return {key: _only_action(part, actions[key]) for key, part in space.spaces.items()}
+    return _env_actions(space, actions)[0]

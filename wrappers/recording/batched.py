@@ -1,4 +1,4 @@
-"""The episodes of all sub-envs of a vector env, cut out of their rows in bulk."""
+"""The open episodes of a vector environment, and the finished ones that wait in its rows."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym.data import blocks
-from ope_gym.data.spaces import Space
+from wrappers.recording.autoreset import Autoreset
 from wrappers.recording.finished import Finished
 from wrappers.recording.rows import Rows
-from wrappers.recording.session import Recorder
+from wrappers.recording.session import Session, Settings
 
 # Finished episodes go to the buffer together after so many rows, or vector steps.
 _WAITING_ROWS, _WAITING_STEPS = 24_576, 256
 _NONE = np.empty(0, dtype=np.int64)
 
 
-class VectorRecorder(Recorder):
-    """Which episode each sub-env is in, and the rows of all."""
+class BatchedSession(Session):
+    """Keeps the rows of N sub-envs, and which episode each of them is in.
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        horizon: int | None,
-        num_envs: int,
-        *,
-        held_out: float,
-        path: blocks.PathLike | None,
-        audit: bool,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, horizon, held_out=held_out, path=path, audit=audit
-        )
-        self.rows = Rows(observation_space, action_space, num_envs)
+    Whoever steps a vector of environments calls `restart` after a reset, and for each step `act`,
+    `advance` and `hand_over_if_due`; `follow` says which policy acts.
+
+    Args:
+        settings: The environment and the options.
+        num_envs: N.
+        autoreset: When sub-envs are reset.
+    """
+
+    def __init__(self, settings: Settings, num_envs: int, autoreset: Autoreset) -> None:
+        super().__init__(settings)
+        self.rows = Rows(settings.observation_space, settings.action_space, num_envs)
+        self.autoreset = autoreset
         self.quota: NDArray[np.int64] | None = None  # (N,) episodes that may still begin
         self.finished_episodes = 0
-        self.held_out = np.zeros(num_envs, dtype=bool)
+        self.held_out = np.zeros(num_envs, dtype=bool)  # whether the current episode is
+        self.ended = np.ones(num_envs, dtype=bool)  # the next thing to happen is a reset
+        self._lost = np.zeros(num_envs, dtype=bool)  # an error left them in an unknown state
+        self._any_lost = False
         self._open = np.zeros(num_envs, dtype=bool)  # a recorded episode is under way, or about to
         self._start = np.zeros(num_envs, dtype=np.int64)
         self._number = np.zeros(num_envs, dtype=np.int64)
@@ -47,40 +47,43 @@ class VectorRecorder(Recorder):
         self._due = self._patience
         self._fresh = _NONE  # sub-envs about to take the first step of a recorded episode
 
-    def under_way(self) -> NDArray[np.bool_]:
-        """(N,) whether a recorded episode has begun and not ended."""
-        return self._open & (self._start < self.rows.clock)
+    @property
+    def clock(self) -> int:
+        """Number of vector steps so far."""
+        return self.rows.clock
 
-    def longest_open(self) -> int:
-        """Steps so far of the longest episode that is under way."""
-        return int((self.rows.clock - self._start)[self._open].max(initial=0))
-
-    def begin(self, envs: NDArray[np.int64]) -> None:
-        """Episodes of these sub-envs begin with the next step, as far as the quota goes.
-
-        They have numbers now, but these are not taken before the step: a reset that is followed by
-        another one begins no episode.
-        """
-        if self.quota is not None:
-            self.held_out[envs] = False
-            envs = envs[self.quota[envs] > 0]
-        self._open[envs] = True
-        self._start[envs] = self.rows.clock
-        fresh = self._fresh = np.union1d(self._fresh, envs) if len(self._fresh) else envs
-        self._number[fresh] = np.arange(self._numbered, self._numbered + len(fresh))
-        if self.share:
-            self.held_out[fresh] = self.is_held_out(self._number[fresh])
+    @property
+    def mid_episode(self) -> bool:
+        """Whether a recorded episode has begun and not ended."""
+        return bool(self._under_way().any())
 
     @property
     def steps(self) -> int:
-        """Of all sub-envs so far, recorded or not."""
-        return self.rows.clock * len(self._open)
+        """Number of steps of all sub-envs so far, recorded or not."""
+        return self.clock * len(self._open)
+
+    def longest_open(self) -> int:
+        """Return the number of steps so far of the longest episode that is under way."""
+        return int((self.clock - self._start)[self._open].max(initial=0))
+
+    def untrainable(self) -> NDArray[np.bool_]:
+        """Return (N,) in which sub-envs the learner must not train on the coming step."""
+        return self.held_out | self.ended if self.autoreset.skips_step else self.held_out
+
+    def restart(self, observations: Any, mask: NDArray[np.bool_] | None = None) -> None:
+        """Begin episodes after a reset of all sub-envs, or of those in the mask."""
+        mask = np.ones(len(self._open), dtype=bool) if mask is None else mask
+        self.rows.see(observations)
+        self._begin(np.flatnonzero(mask))
+        self.ended = self.ended & ~mask
+        self._lost &= ~mask
+        self._any_lost = bool(self._lost.any())
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
-        """What is about to be done."""
+        """Store the actions of the coming step, and their log-probabilities if known."""
         if self.rows.full:
-            self.drain()
-            (under_way,) = self.under_way().nonzero()
+            self.hand_over()
+            (under_way,) = self._under_way().nonzero()
             self.rows.make_room(under_way, self._start[under_way])
         self.rows.act(actions, log_prob)
 
@@ -90,9 +93,8 @@ class VectorRecorder(Recorder):
         rewards: NDArray[Any],
         terminations: NDArray[Any],
         truncations: NDArray[Any],
-        done: NDArray[np.bool_],
     ) -> None:
-        """What came of it."""
+        """Store the outcome of a step, close the episodes that ended and begin the next ones."""
         if len(self._fresh):
             self._numbered += len(self._fresh)
             if self.quota is not None:
@@ -100,31 +102,64 @@ class VectorRecorder(Recorder):
             self._fresh = _NONE
         self.rows.advance(rewards)
         self.rows.see(observations)
+        done = np.logical_or(terminations, truncations)
         (envs,) = (done & self._open).nonzero()
-        if not len(envs):
-            return
-        labels = (self._start[envs], terminations[envs], truncations[envs], self._number[envs])
-        self._waiting.append((envs, self.rows.clock, self.held_out[envs], *labels))
-        self._open[envs] = False
-        self.finished_episodes += len(envs)
+        if len(envs):
+            labels = (self._start[envs], terminations[envs], truncations[envs], self._number[envs])
+            self._waiting.append((envs, self.clock, self.held_out[envs], *labels))
+            self._open[envs] = False
+            self.finished_episodes += len(envs)
+        restarted = self.autoreset.restarted(self.ended, done)
+        self.ended = done
+        if restarted is not None:
+            if self._any_lost:
+                restarted = restarted & ~self._lost
+            (envs,) = restarted.nonzero()
+            if len(envs):
+                self._begin(envs)
 
-    def drain_if_due(self) -> None:
-        """With a file at once: a crash cannot wait."""
-        if self._waiting and (self.path is not None or self.rows.clock >= self._due):
-            self._due = self.rows.clock + self._patience
-            self.drain()
+    def hand_over_if_due(self) -> None:
+        """Hand over the episodes that wait if there may be many; with a file at once."""
+        if self._waiting and (self.settings.path is not None or self.clock >= self._due):
+            self._due = self.clock + self._patience
+            self.hand_over()
 
     def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
-        """Forget the open episodes, of all sub-envs or of some."""
+        """Forget the open episodes of all sub-envs, or of those in the mask."""
         gone = self._open.copy() if mask is None else self._open & mask
-        lengths = (self.rows.clock - self._start)[gone]
+        lengths = (self.clock - self._start)[gone]
         self._open[gone] = False
         self._fresh = self._fresh[~gone[self._fresh]]
         if lengths.any():
             self.count_dropped(int((lengths > 0).sum()), int(lengths.sum()), warn=warn)
 
-    # Of waiting episodes: sub-env, clock at the start, length, terminated, truncated, held out,
-    # number. An episode is a column.
+    def lose_track(self) -> None:
+        """Record no sub-env before its next reset: an error hides which of them have moved."""
+        self.drop(warn=False)
+        self._lost[:] = self._any_lost = True
+
+    def _under_way(self) -> NDArray[np.bool_]:
+        """Return (N,) whether a recorded episode has begun and not ended."""
+        return self._open & (self._start < self.clock)
+
+    def _begin(self, envs: NDArray[np.int64]) -> None:
+        """Begin episodes of these sub-envs with the next step, as far as the quota allows.
+
+        They get their numbers now, but a number counts as used only with the step: a reset that
+        is followed by another one begins no episode.
+        """
+        if self.quota is not None:
+            self.held_out[envs] = False
+            envs = envs[self.quota[envs] > 0]
+        self._open[envs] = True
+        self._start[envs] = self.clock
+        fresh = self._fresh = np.union1d(self._fresh, envs) if len(self._fresh) else envs
+        self._number[fresh] = np.arange(self._numbered, self._numbered + len(fresh))
+        if self.settings.held_out:
+            self.held_out[fresh] = self.is_held_out(self._number[fresh])
+
+    # Episodes that wait: one column each of sub-env, clock at the start, length, terminated,
+    # truncated, held out, number.
 
     def _batch(self) -> NDArray[np.int64]:
         envs, ends, held_out, start, *ended, number = zip(*self._waiting, strict=True)
@@ -144,11 +179,25 @@ class VectorRecorder(Recorder):
         envs, start, length, terminated, truncated, held_out, number = batch
         return Finished(
             *self.rows.read(envs, start, length),
-            length,
-            terminated.astype(bool),
-            truncated.astype(bool),
-            held_out.astype(bool),
-            start,
-            number,
-            envs,
+            lengths=length,
+            terminated=terminated.astype(bool),
+            truncated=truncated.astype(bool),
+            held_out=held_out.astype(bool),
+            start_clock=start,
+            numbers=number,
+            envs=envs,
         )
+
+    def _forget_waiting(self) -> None:
+        self._waiting = []
+
+
+def equal_shares(episodes: int, num_envs: int) -> NDArray[np.int64]:
+    """Return (num_envs,) how many episodes each sub-env plays, fixed in advance.
+
+    The first episodes to end, whichever they are, would be the short ones.
+
+    >>> equal_shares(7, 3)
+    array([3, 2, 2])
+    """
+    return episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)

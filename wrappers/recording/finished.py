@@ -1,33 +1,27 @@
-"""Finished episodes on their way into the buffer, many at a time."""
+"""Columns of finished episodes on their way into the buffer, many episodes at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.batches import Tree
-from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Trajectories
 
-if TYPE_CHECKING:
-    from wrappers.recording.session import Recorder
-
-
-Given: TypeAlias = tuple[NDArray[np.float64], NDArray[np.bool_]] | None
-"""(S,) log-probabilities from the loop and (S,) where it gave them; None if nowhere."""
+GivenLogProbs: TypeAlias = tuple[NDArray[np.float64], NDArray[np.bool_]] | None
+"""(S,) log-probabilities from the loop and (S,) whether it gave one; None if it never did."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Columns of finished episodes; `numbers` count episodes in the order of their start."""
+    """Columns of n finished episodes with S steps; `numbers` count episodes by their start."""
 
     observations: Tree
     actions: Tree
     rewards: NDArray[np.float64]  # (S,)
-    given: Given
+    given: GivenLogProbs
     lengths: NDArray[np.int64]  # (n,)
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
@@ -36,49 +30,20 @@ class Finished:
     numbers: NDArray[np.int64]
     envs: NDArray[np.int64] | None = None  # (n,) sub-envs
 
-    @property
     def clocks(self) -> NDArray[np.int64]:
-        """(S,) clock of each step."""
+        """Return (S,) the clock of each step."""
         ends = np.cumsum(self.lengths)
         return np.arange(len(self.rewards)) + np.repeat(
             self.start_clock - ends + self.lengths, self.lengths
         )
 
+    def locate(self, row: int) -> tuple[int, int]:
+        """Return which of the n episodes a row belongs to, and its step in that episode."""
+        ends = np.cumsum(self.lengths)
+        i = int(np.searchsorted(ends, row, side="right"))
+        return i, int(row - ends[i] + self.lengths[i])
+
     def name(self, i: int) -> str:
-        """The i-th episode in a message."""
+        """Return how messages name the i-th of these episodes."""
         sub_env = "" if self.envs is None else f" (sub-env {self.envs[i]})"
         return f"episode {self.numbers[i]}{sub_env}"
-
-
-class LiveBuffer(TrajectoryBuffer):
-    """A buffer that, before it is read, takes what its recorder has finished meanwhile.
-
-    Many short episodes cost much less together than one by one. So they wait, unseen.
-    """
-
-    recorder: Recorder | None = None
-
-    def _pull(self) -> None:
-        if self.recorder is not None:
-            self.recorder.drain()
-
-    def view(self) -> Trajectories:
-        """Everything recorded so far, as read-only columns."""
-        self._pull()
-        return super().view()
-
-    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
-        """See `TrajectoryBuffer.extend`."""
-        self._pull()
-        super().extend(trajectories)
-
-    def clear(self) -> None:
-        """See `TrajectoryBuffer.clear`."""
-        try:
-            self._pull()
-        finally:
-            super().clear()
-
-    def __len__(self) -> int:
-        self._pull()
-        return super().__len__()

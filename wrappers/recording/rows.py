@@ -13,14 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.spaces import Space
-from wrappers.recording.finished import Given
+from wrappers.recording.finished import GivenLogProbs
 
-_ROWS = 65_536  # room to begin with, unless
-_BYTES = 2**24  # observations are large
+_ROWS, _BYTES = 65_536, 2**24  # room at first: so many rows, but not more bytes of observations
 
 
 def flatten(space: Space, batch: Any) -> list[NDArray[Any]]:
-    """The arrays of a batch as a vector env has it; elements that do not stack are copied.
+    """Return the arrays of a vector env's batch, in the order of its space.
+
+    Elements that do not stack become copies in an object array.
 
     >>> flatten(gym_spaces.Dict(a=gym_spaces.Discrete(2), b=gym_spaces.Text(3)),
     ...         {"a": np.array([0, 1]), "b": ("x", "yz")})
@@ -37,7 +38,7 @@ def flatten(space: Space, batch: Any) -> list[NDArray[Any]]:
 
 
 def unflatten(space: Space, leaves: Iterator[NDArray[Any]]) -> Tree:
-    """The batch whose arrays these are."""
+    """Return the batch that has these arrays, the inverse of `flatten`."""
     if isinstance(space, gym_spaces.Tuple):
         return tuple(unflatten(part, leaves) for part in space.spaces)
     if isinstance(space, gym_spaces.Dict):
@@ -46,15 +47,15 @@ def unflatten(space: Space, leaves: Iterator[NDArray[Any]]) -> Tree:
 
 
 class Rows:
-    """Rows of N sub-envs from the oldest open episode on.
+    """Keeps the rows of N sub-envs from the oldest open episode on.
 
-    First the carried rows: those of episodes that were open when room was last made, sub-env by
-    sub-env. Then N rows for each vector step since clock `_base`. Rows that belong to no episode
-    (the call that only resets a sub-env) are written too, and never read.
+    The carried rows come first: they belong to episodes that were open when room was last made,
+    sub-env by sub-env. Then come N rows for each vector step since clock `_base`. Rows that belong
+    to no episode (a step that only resets the sub-env) are written too, and never read.
 
     Args:
-        observation_space: Of one sub-env.
-        action_space: Of one sub-env.
+        observation_space: Space of one sub-env.
+        action_space: Space of one sub-env.
         num_envs: N.
     """
 
@@ -75,17 +76,17 @@ class Rows:
         self._seen: list[NDArray[Any]] = []
         self._chosen: list[NDArray[Any]] = []
         self._rewards = np.empty(0)
-        self._ever_given = False  # before, the two columns after it are not needed
+        self._ever_given = False  # until then, the two columns below are not needed
         self._log_probs = np.empty(0)
         self._given = np.empty(0, dtype=bool)
 
     @property
     def full(self) -> bool:
-        """Whether the next step, with the observation after it, finds no room."""
+        """Whether there is no room for the next step and the observation after it."""
         return self._at + 2 * self._num_envs > self._capacity
 
     def see(self, observations: Any) -> None:
-        """What the policy sees at `clock`."""
+        """Store the observations that the policy acts on at `clock`."""
         if not self._seen:
             leaves = flatten(self._spaces[0], observations)
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
@@ -94,7 +95,7 @@ class Rows:
         self._put(self._seen, observations, 0)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
-        """What it chooses, and how likely that was."""
+        """Store the actions at `clock`, and their log-probabilities if the loop gives them."""
         self._put(self._chosen, actions, 1)
         if not self._ever_given and log_prob is None:
             return
@@ -114,14 +115,14 @@ class Rows:
             self._log_probs[here] = given
 
     def advance(self, rewards: ArrayLike) -> None:
-        """What it earned; the clock goes on."""
+        """Store the rewards and advance the clock."""
         self._rewards[self._at : self._at + self._num_envs] = rewards
         self._at += self._num_envs
         self.clock += 1
 
     def _put(self, columns: list[NDArray[Any]], batch: Any, what: int) -> None:
         first, last = self._at, self._at + self._num_envs
-        if self._simple[what] and columns:  # the usual case, in as few words as possible
+        if self._simple[what] and columns:  # the usual case, as fast as possible
             array, column = np.asarray(batch), columns[0]
             if array.dtype == column.dtype and array.shape == self._shapes[what][0]:
                 column[first:last] = array
@@ -137,7 +138,7 @@ class Rows:
         if not columns:
             columns += [np.empty((self._capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
         for i, leaf in enumerate(leaves):
-            if leaf.dtype != columns[i].dtype:  # never lose digits of what the policy saw
+            if leaf.dtype != columns[i].dtype:  # widen the column: no digit may be lost
                 both = np.promote_types(columns[i].dtype, leaf.dtype)
                 wider = np.empty(columns[i].shape, dtype=both)
                 wider[:first] = columns[i][:first]  # further rows are not written yet
@@ -146,8 +147,8 @@ class Rows:
 
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[Tree, Tree, NDArray[np.float64], Given]:
-        """Observations, actions, rewards and given log_probs of episodes, one after another."""
+    ) -> tuple[Tree, Tree, NDArray[np.float64], GivenLogProbs]:
+        """Return observations, actions, rewards and given log-probabilities of whole episodes."""
         rows = self._index(envs, starts, lengths)
         seen, chosen = (
             unflatten(space, iter([column.take(rows, axis=0) for column in columns]))
@@ -159,7 +160,7 @@ class Rows:
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Where the steps of episodes are: in two stretches each, carried and later rows."""
+        """Return the rows of episodes; each has a stretch of carried and one of later rows."""
         late = np.maximum(starts, self._base) - self._base
         firsts = late * self._num_envs + (envs + self._carried)
         carried = self._base - starts
@@ -173,7 +174,7 @@ class Rows:
         return _stretches(firsts[used], strides[used], counts[used])
 
     def make_room(self, envs: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        """Forget all rows but those of these open episodes."""
+        """Forget all rows except those of these open episodes."""
         n, lengths = self._num_envs, self.clock - starts
         rows = self._index(envs, starts, lengths)
         kept = len(rows)
@@ -189,7 +190,7 @@ class Rows:
             column[kept : kept + len(current)] = current
             return column
 
-        at = self._at  # rows from here on: the observation that waits for its action
+        at = self._at  # from this row on: the observation that waits for its action
         self._seen = [moved(column, at + n) for column in self._seen]
         self._chosen = [moved(column, at) for column in self._chosen]
         self._rewards = moved(self._rewards, at)
@@ -202,7 +203,7 @@ class Rows:
 def _stretches(
     firsts: NDArray[np.int64], strides: NDArray[np.int64] | int, counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """One arithmetic progression after the other, of at least one number each.
+    """Return arithmetic progressions, one after the other, of at least one number each.
 
     >>> _stretches(np.array([3, 10]), np.array([1, 5]), np.array([2, 3]))
     array([ 3,  4, 10, 15, 20])

@@ -4,84 +4,183 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.data import blocks, files, space_json
-from ope_gym.data.schema import Steps
+from ope_gym.data import blocks
+from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies.closed_form import Policy
-from wrappers.recording.finished import Finished, LiveBuffer
+from wrappers.recording.file import EpisodeFile, PolicyChange
+from wrappers.recording.finished import Finished
 
-_ASK_ROWS = (
-    4096  # a policy's arrays for more are fresh pages of memory, which cost more than itself
-)
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
-
-Taken: TypeAlias = tuple[Finished, Steps, NDArray[np.int32]]
-"""Episodes that are in the buffer, their steps as it has them, (S,) which policy acted."""
+_ASK_ROWS = 4096  # for more rows at once a policy's arrays are fresh memory, slower than its work
 
 
-class Recorder:
-    """Policies and their changes, the finished episodes that wait, the buffer, the file.
+class LiveBuffer(TrajectoryBuffer):
+    """A buffer that fetches the latest finished episodes before it is read.
+
+    Many short episodes cost much less together than one by one, so a session lets them wait. No
+    reader notices.
 
     Args:
-        observation_space: Of one env.
-        action_space: Of one env.
-        horizon: The time limit, None if there is none.
-        held_out: Share of the episodes that the learner leaves alone.
-        path: File to which finished episodes go at once, or None.
-        audit: Whether to compare given log-probabilities with those of the policy.
+        observation_space: See `TrajectoryBuffer`.
+        action_space: See `TrajectoryBuffer`.
+        horizon: See `TrajectoryBuffer`.
+        fetch: Appends the episodes that wait; called before each read.
     """
 
     def __init__(
         self,
-        observation_space: Space,
-        action_space: Space,
-        horizon: int | None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
         *,
-        held_out: float,
-        path: blocks.PathLike | None,
-        audit: bool,
+        horizon: int | None = None,
+        fetch: Callable[[], None] | None = None,
     ) -> None:
-        if not 0 <= held_out <= 1:
-            raise ValueError(f"held_out={held_out} must be a share of the episodes, 0 to 1")
+        super().__init__(observation_space, action_space, horizon=horizon)
+        self._source = fetch
+
+    def _fetch(self) -> None:
+        if self._source is not None:
+            self._source()
+
+    def view(self) -> Trajectories:
+        """Return everything recorded so far, as read-only columns."""
+        self._fetch()
+        return super().view()
+
+    def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
+        """See `TrajectoryBuffer.extend`."""
+        self._fetch()
+        super().extend(trajectories)
+
+    def clear(self) -> None:
+        """See `TrajectoryBuffer.clear`."""
+        try:
+            self._fetch()
+        finally:
+            super().clear()
+
+    def __len__(self) -> int:
+        self._fetch()
+        return super().__len__()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a session needs to know of the environment, and how to record it.
+
+    Args:
+        observation_space: Of one (sub-)env.
+        action_space: Of one (sub-)env.
+        horizon: The time limit, None if there is none.
+        held_out: Share of the episodes that the learner must not train on.
+        path: File to which finished episodes are appended, or None.
+        audit: Whether to compare given log-probabilities with those of the policy.
+    """
+
+    observation_space: Space
+    action_space: Space
+    horizon: int | None
+    held_out: float = 0.0
+    path: blocks.PathLike | None = None
+    audit: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out <= 1:
+            raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
+        path = self.path
         if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             raise FileNotFoundError(f"path={os.fspath(path)!r}: its folder does not exist")
-        self.buffer = LiveBuffer(observation_space, action_space, horizon=horizon)
-        self.buffer.recorder = self
-        self.share = held_out
-        self.path = path
-        self.audit = audit
+
+
+class Session:
+    """Keeps the policies and their changes, the finished episodes that wait, buffer and file.
+
+    `SingleSession` and `BatchedSession` keep the open episodes; they say what the clock is and how
+    the finished episodes that wait become columns.
+
+    Args:
+        settings: The environment and the options.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.buffer = LiveBuffer(
+            settings.observation_space,
+            settings.action_space,
+            horizon=settings.horizon,
+            fetch=self.hand_over,
+        )
         self.policy_id: int | None = None
         self.dropped_episodes = 0
         self.dropped_steps = 0
-        self._changes: list[tuple[int, int, bool]] = []  # clock, policy, inside an episode?
-        self._writer: blocks.BlockWriter | None = None
+        self._changes: list[PolicyChange] = []
+        self._file = (
+            None
+            if settings.path is None
+            else EpisodeFile(settings.path, self.buffer, self._changes)
+        )
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
-        self._unwritten: list[Taken] = []  # in the buffer, and not in the file yet
-        self._draining = False
+        self._handing_over = False
         self._warned = False
+
+    # What the two kinds of session know --------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """Number of (vector) steps so far."""
+        raise NotImplementedError
+
+    @property
+    def mid_episode(self) -> bool:
+        """Whether a recorded episode has begun and not ended."""
+        raise NotImplementedError
+
+    def _batch(self) -> Any:
+        """Return all episodes that wait."""
+        raise NotImplementedError
+
+    def _part(self, batch: Any, first: int, last: int) -> Any:
+        """Return the episodes first … last - 1 of a batch."""
+        raise NotImplementedError
+
+    def _size(self, batch: Any) -> tuple[int, int]:
+        """Return how many episodes and how many steps a batch has."""
+        raise NotImplementedError
+
+    def _columns(self, batch: Any) -> Finished:
+        """Return the columns of a batch."""
+        raise NotImplementedError
+
+    def _forget_waiting(self) -> None:
+        """Forget the episodes that wait: they are in the buffer, or dropped."""
+        raise NotImplementedError
 
     # Policies ----------------------------------------------------------------------------
 
-    def follow(self, policy: Policy, clock: int, *, mid_episode: bool) -> int:
-        """From `clock` on `policy` acts; its number."""
+    def follow(self, policy: Policy) -> int:
+        """Record that this policy acts from now on, and return its number."""
         k = self.buffer.add_policy(policy)
         if k != self.policy_id:
+            clock, mid_episode = self.clock, self.mid_episode
             self.buffer.change_policy(k, clock, mid_episode=mid_episode)
             self._changes.append((clock, k, mid_episode))
             self.policy_id = k
-        self._sync_file()
+        if self._file is not None:
+            self._file.update()
         return k
 
     def require_policy(self) -> None:
-        """Raise if nobody said who acts."""
+        """Raise if `follow` was never called."""
         if self.policy_id is None:
             raise RuntimeError(
                 "step without a policy: call follow(policy) before the first step, and again "
@@ -89,10 +188,11 @@ class Recorder:
             )
 
     def is_held_out(self, numbers: Any) -> Any:
-        """Whether the episodes with these numbers are: decided by the number alone."""
-        return np.floor((numbers + 1) * self.share) > np.floor(numbers * self.share)
+        """Return which of the episodes with these numbers are held out; outcomes play no role."""
+        share = self.settings.held_out
+        return np.floor((numbers + 1) * share) > np.floor(numbers * share)
 
-    # Episodes that are not recorded ------------------------------------------------------
+    # Unfinished episodes -----------------------------------------------------------------
 
     def count_dropped(self, episodes: int, steps: int, *, warn: bool) -> None:
         """Count open episodes that will never be complete."""
@@ -102,35 +202,22 @@ class Recorder:
             self._warned = True
             warnings.warn(
                 f"reset before the end: {episodes} unfinished episode(s) of {steps} steps were "
-                "dropped, since an episode without its end has no return; dropped_episodes and "
+                "dropped, because an episode without its end has no return; dropped_episodes and "
                 "dropped_steps count further ones without a warning",
                 UserWarning,
                 stacklevel=4,
             )
 
-    def warn_of_cut(self, episodes: int) -> None:
-        """Warn if many of all episodes are dropped at the end: what is left are the short ones."""
-        if episodes >= 10 and episodes > 0.1 * len(self.buffer):
-            warnings.warn(
-                f"closed with {episodes} unfinished episodes beside {len(self.buffer)} finished "
-                "ones: long episodes are missing, so the recorded returns are biased. Play a fixed "
-                "number of episodes to their end (wrappers.collect does)",
-                UserWarning,
-                stacklevel=3,
-            )
+    def settled(self, horizon: int | None = None) -> Trajectories:
+        """Return the finished episodes of `settled_mask`."""
+        return self.buffer.select(episodes=self.settled_mask(horizon))
 
-    def settled(self, clock: int, horizon: int | None) -> Trajectories:
-        """The episodes of `settled_mask`."""
-        return self.buffer.select(episodes=self.settled_mask(clock, horizon))
+    def settled_mask(self, horizon: int | None = None) -> NDArray[np.bool_]:
+        """Return (n,) which finished episodes were begun at least `horizon` steps ago.
 
-    def settled_mask(self, clock: int, horizon: int | None) -> NDArray[np.bool_]:
-        """(n,) which episodes were begun so early that the longest possible has ended by `clock`.
-
-        Which episodes these are is decided before they are played, so that none is missing for
-        being long.
+        All episodes begun by then have ended, so that none is missing for being long.
 
         Args:
-            clock: Now.
             horizon: The longest possible episode; None for the time limit of the environment.
         """
         longest = self.buffer.horizon if horizon is None else horizon
@@ -141,92 +228,73 @@ class Recorder:
             )
         if longest < 1:
             raise ValueError(f"horizon={longest} must be at least 1 step")
-        return np.asarray(self.buffer.view().start_clock <= clock - longest)
+        return np.asarray(self.buffer.view().start_clock <= self.clock - longest)
 
-    # Episodes that are -------------------------------------------------------------------
+    # Finished episodes -------------------------------------------------------------------
 
-    def _batch(self) -> Any:
-        """All that wait."""
-        return self._waiting
-
-    def _part(self, batch: Any, first: int, last: int) -> Any:
-        """The episodes first … last - 1 of a batch."""
-        return batch[first:last]
-
-    def _size(self, batch: Any) -> tuple[int, int]:
-        """How many episodes a batch has, and how many steps."""
-        raise NotImplementedError
-
-    def _columns(self, batch: Any) -> Finished:
-        """A batch as columns."""
-        raise NotImplementedError
-
-    def _forget(self) -> None:
-        self._waiting = []
-
-    def drain(self) -> None:
+    def hand_over(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.
 
-        Those with an error are dropped and counted; the error of the first is raised after the
-        others are safe.
+        Episodes with an error are dropped and counted; the first error is raised once the other
+        episodes are safe.
         """
-        if self._draining:  # the buffer asks for its own length
+        if self._handing_over:  # the buffer, asked for its length below, fetches
             return
-        self._draining = True
+        self._handing_over = True
         before = len(self.buffer)
         try:
             if not self._waiting:
                 return
-            error = self._take_in(self._batch())
-            self._forget()
-            self._write()
+            error = self._store(self._batch())
+            self._forget_waiting()
+            if self._file is not None:
+                self._file.write()
             if error is not None:
                 raise error
         except BaseException:
-            if len(self.buffer) != before:  # interrupted: nothing may be taken twice
-                self._forget()
+            if len(self.buffer) != before:  # interrupted: no episode may be stored twice
+                self._forget_waiting()
             raise
         finally:
-            self._draining = False
+            self._handing_over = False
 
-    def _take_in(self, batch: Any) -> Exception | None:
-        """All episodes at once; if that fails, half of them and the other half. The first error."""
+    def close(self) -> None:
+        """Hand over the episodes that wait and release the file; may be called again."""
         try:
-            done = self._take(self._columns(batch))
-            if self.path is not None:  # else let go of what the buffer does not need
-                self._unwritten.append(done)
+            self.hand_over()
+            if self._file is not None:
+                self._file.write()  # what an earlier error has left
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+    def _store(self, batch: Any) -> Exception | None:
+        """Store all episodes of a batch; where that fails, its halves. Return the first error."""
+        try:
+            self._append(self._columns(batch))
             return None
         except Exception as error:
             episodes, steps = self._size(batch)
             if episodes == 1:
                 self.count_dropped(1, steps, warn=False)
-                if isinstance(error, PropensityMismatch):  # it says so itself
+                if isinstance(error, PropensityMismatch):  # its message says so
                     return error
                 kind = ValueError if isinstance(error, ValueError) else RuntimeError
                 explained = kind(f"{error}; the episode was dropped, not recorded")
                 explained.__cause__ = error
                 return explained
         half = episodes // 2
-        first = self._take_in(self._part(batch, 0, half))
-        second = self._take_in(self._part(batch, half, episodes))
+        first = self._store(self._part(batch, 0, half))
+        second = self._store(self._part(batch, half, episodes))
         return second if first is None else first
 
-    def _take(self, finished: Finished) -> Taken:
+    def _append(self, finished: Finished) -> None:
         ids = self._policy_ids(finished)
-        if finished.given is None:
-            log_probs = self._ask(finished, ids)
-        else:
-            log_probs, given = finished.given
-            if self.audit or not given.all():
-                found = self._ask(finished, ids)
-                if self.audit:
-                    self._compare(finished, found, ids)
-                log_probs = np.where(given, log_probs, found)
         steps = self.buffer.append_many(
             finished.observations,
             finished.actions,
             finished.rewards,
-            log_probs,
+            self._log_probs(finished, ids),
             ids,
             lengths=finished.lengths,
             terminated=finished.terminated,
@@ -235,25 +303,37 @@ class Recorder:
             start_clock=finished.start_clock,
             copy=False,
         )
-        return finished, steps, ids
+        if self._file is not None:
+            self._file.add(finished, steps, ids)
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
-        """(S,) which policy acted."""
+        """Return (S,) which policy acted."""
         last_change, k, _ = self._changes[-1]
         if finished.start_clock.min() >= last_change:
             return np.full(len(finished.rewards), k, dtype=np.int32)
         table = np.array(self._changes, dtype=np.int64)
-        found = np.searchsorted(table[:, 0], finished.clocks, side="right") - 1
+        found = np.searchsorted(table[:, 0], finished.clocks(), side="right") - 1
         return np.asarray(table[found, 1], dtype=np.int32)
 
-    def _ask(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(S,) what the acting policies say."""
+    def _log_probs(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return (S,) the log-probabilities that the loop gave, and the policy's own elsewhere."""
+        if finished.given is None:
+            return self._ask_policies(finished, ids)
+        log_probs, given = finished.given
+        if not self.settings.audit and given.all():
+            return log_probs
+        found = self._ask_policies(finished, ids)
+        if self.settings.audit:
+            self._audit(finished, found, ids)
+        return np.where(given, log_probs, found)
+
+    def _ask_policies(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return (S,) the log-probabilities by the policies that acted."""
         found, policies = np.empty(len(ids)), self.buffer.policies
-        for k, rows in _blocks(ids):
-            seen, chosen = (
-                batches.take(x, rows) for x in (finished.observations, finished.actions)
-            )
-            answer, expected = policies[k].log_prob(seen, chosen), found[rows].shape
+        for k, rows in _rows_by_policy(ids):
+            observations = batches.take(finished.observations, rows)
+            actions = batches.take(finished.actions, rows)
+            answer, expected = policies[k].log_prob(observations, actions), found[rows].shape
             if np.shape(answer) != expected:
                 raise ValueError(
                     f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {expected}, "
@@ -262,146 +342,34 @@ class Recorder:
             found[rows] = answer
         return found
 
-    def _compare(
+    def _audit(
         self, finished: Finished, found: NDArray[np.float64], ids: NDArray[np.int32]
     ) -> None:
+        """Raise if a given log-probability is not that of the policy."""
         assert finished.given is not None
         log_probs, given = finished.given
         wrong = given & ~(np.abs(found - log_probs) <= AUDIT_TOLERANCE)
         if not wrong.any():
             return
         row = int(np.argmax(wrong))
-        ends = np.cumsum(finished.lengths)
-        i = int(np.searchsorted(ends, row, side="right"))
-        step = int(row - ends[i] + finished.lengths[i])
-        n = int(wrong[ends[i] - finished.lengths[i] : ends[i]].sum())
+        i, step = finished.locate(row)
+        n, length = int(wrong[row - step :][: finished.lengths[i]].sum()), finished.lengths[i]
         raise PropensityMismatch(
-            f"{finished.name(i)}, step {step}: log_prob was given as "
-            f"{log_probs[row]:.6g}, but policy {ids[row]}, "
-            f"{self.buffer.policies[ids[row]]!r}, gives {found[row]:.6g} ({n} of "
-            f"{finished.lengths[i]} steps differ by more than {AUDIT_TOLERANCE:g}); the episode "
-            "was dropped, not recorded. Call follow with the policy that acts before it acts, and "
+            f"{finished.name(i)}, step {step}: log_prob was given as {log_probs[row]:.6g}, but "
+            f"policy {ids[row]}, {self.buffer.policies[ids[row]]!r}, gives {found[row]:.6g} "
+            f"({n} of {length} steps differ by more than {AUDIT_TOLERANCE:g}); the episode was "
+            "dropped, not recorded. Call follow with the policy that acts before it acts, and "
             "give the log-probability of the action that is executed",
             episode=int(finished.numbers[i]),
             step=step,
         )
 
-    # The file ----------------------------------------------------------------------------
 
-    def _sync_file(self) -> blocks.BlockWriter | None:
-        """The open file, with all policies and changes; None if there is no path."""
-        if self.path is None:
-            return None
-        env = self.buffer.observation_space, self.buffer.action_space, self.buffer.horizon
-        if self._writer is None:
-            _require_same_env(self.path, *env)
-            self._writer = blocks.BlockWriter(self.path)
-        # By what the writer says it has: a call that failed, or was interrupted after its work was
-        # done, may not shift the numbers of the policies.
-        writer, done = self._writer, self._writer.appended
-        if "spaces" not in done:
-            files.write_spaces(writer, *env)
-        for policy in self.buffer.policies[done.get("policy", 0) :]:
-            files.write_policy(writer, policy)
-        for clock, k, mid_episode in self._changes[done.get("changes", 0) :]:
-            files.write_change(writer, k, clock, mid_episode=mid_episode)
-        return writer
-
-    def _write(self) -> None:
-        """Bring the file up to the buffer; what cannot be written now stays for the next time."""
-        try:
-            while self._unwritten:
-                writer = self._sync_file()
-                if writer is None:
-                    return
-                before, again = writer.appended.get("episodes", 0), False
-                try:
-                    self._write_one(writer, *self._unwritten[0])
-                except Exception as error:
-                    again = isinstance(error, OSError)  # others would come again and again
-                    raise
-                except BaseException:
-                    again = writer.appended.get("episodes", 0) == before
-                    raise
-                finally:
-                    if not again:
-                        del self._unwritten[0]
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{error.strerror}: the last episodes are in the buffer, but not in the file; the "
-                "next write or close tries again, and buffer.save can put them elsewhere",
-                os.fspath(self.path or ""),
-            ) from error
-
-    def _write_one(
-        self,
-        writer: blocks.BlockWriter,
-        finished: Finished,
-        steps: Steps,
-        ids: NDArray[np.int32],
-    ) -> None:
-        by_episode = [
-            finished.lengths,
-            finished.terminated,
-            finished.truncated,
-            finished.held_out,
-            finished.start_clock,
-            np.zeros_like(finished.lengths),  # the one schedule there is
-        ]
-        files.write_episodes(
-            writer,
-            **steps._asdict(),
-            policy_ids=ids,
-            episodes=np.array(by_episode, dtype=np.int64).T,
-            observation_space=self.buffer.observation_space,
-            action_space=self.buffer.action_space,
-        )
-
-    def close(self) -> None:
-        """Hand over what waits and release the file; may be called again."""
-        try:
-            self.drain()
-            self._write()  # what an earlier error has left
-        finally:
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                writer.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the open file: a copy that records on begins a section of its own."""
-        return self.__dict__ | {"_writer": None, "_unwritten": []}
-
-
-def _blocks(ids: NDArray[np.int32]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """Policies and some of the rows in which they act, until all are covered."""
+def _rows_by_policy(ids: NDArray[np.int32]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """Yield each policy with rows in which it acts, at most `_ASK_ROWS` at a time."""
     alone = ids.min() == ids.max()
     for k in ids[:1] if alone else np.unique(ids):
         own = None if alone else np.flatnonzero(ids == k)
         for first in range(0, len(ids) if own is None else len(own), _ASK_ROWS):
             block = slice(first, first + _ASK_ROWS)
             yield int(k), block if own is None else own[block]
-
-
-def _require_same_env(
-    path: blocks.PathLike,
-    observation_space: Space | None,
-    action_space: Space | None,
-    horizon: Any,
-) -> None:
-    """Episodes of two envs in one file could not be read back together."""
-    if not os.path.exists(path) or os.path.getsize(path) < len(blocks.MAGIC):
-        return  # nothing is in it; the writer sees whether it is ours
-    ours = {
-        "observation_space": space_json.space_to_json(observation_space),
-        "action_space": space_json.space_to_json(action_space),
-        "horizon": horizon,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a cut tail: the writer warns, too
-        for block in blocks.read_blocks(path):
-            if block.kind == "spaces" and block.meta != ours:
-                raise ValueError(
-                    f"path={os.fspath(path)!r} holds episodes of another environment "
-                    f"({block.meta}), this one has {ours}; choose another file"
-                )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import atexit
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -17,50 +17,55 @@ from ope_gym.data.blocks import PathLike
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.options import check_options
-from ope_gym.policies.closed_form import Policy, policy_to_arrays
-from wrappers.sb3.environments import horizon_of, refuse_normalised
-from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes, check, observed
-from wrappers.sb3.file import RecordFile
+from ope_gym.policies.closed_form import Policy
+from wrappers.sb3.environments import check_not_normalised, horizon_of
+from wrappers.sb3.episodes import (
+    HeldOutEpisodes,
+    TrainingEpisodes,
+    check_snapshot,
+    raw_observations,
+)
 from wrappers.sb3.logger import EvaluationLog
-from wrappers.sb3.snapshots import normaliser, refuse, snapshot
+from wrappers.sb3.snapshots import check_model, snapshot, why_not_fixed
 
 __all__ = ["OPECallback"]
 
-_TIMESTEPS = 10_000  # between evaluations, unless told otherwise
-_LARGE = 2**30  # bytes of records, of which the user should know
+_TIMESTEPS = 10_000  # between evaluations by default
+_LARGE = 2**30  # bytes of a record that the user should be warned of
+_GROWTH = 1.25  # by which the record grows before it is saved again: linear work in total
 
 
 class OPECallback(BaseCallback):
     """Evaluates the policy of a model while it trains: PPO, A2C and DQN.
 
-    With `eval_env`, each evaluation plays a few episodes of the current policy there. The learner
-    never sees them, and those of earlier evaluations are used again with importance weights: the
-    estimate rests on all of them. Without it, the episodes that the model trains on are evaluated;
-    such values are optimistic, and are labelled so. They leave out the episodes begun less than a
-    time limit ago: of those only the short ones have ended.
+    With `eval_env`, each evaluation plays a few episodes of the current policy there, which the
+    learner never sees. Episodes of earlier evaluations are used again, with importance weights.
+    Without it, the episodes that the model trains on are evaluated; such values are optimistic, and
+    are labelled so. They leave out the episodes begun less than a time limit ago, of which only
+    the short ones have ended.
 
-    What PPO and A2C do in training is recorded in full: a snapshot for each rollout, also for
-    episodes that go on over several. DQN changes its policy every few steps and its ε at every
-    one, and a VecNormalize that is still learning changes what the policy sees at every step. Of
-    these only the held-out episodes are recorded, which are played by one frozen policy each.
+    The training of PPO and A2C is recorded in full, with a snapshot for each rollout, also where
+    episodes last several rollouts. DQN changes its policy every few steps and its ε at every step,
+    and a VecNormalize that is still learning changes what the policy sees at every step. With
+    these only the held-out episodes are recorded, each played by one frozen policy.
 
     Args:
-        eval_env: A Gymnasium environment or a VecEnv, apart from that of the training.
+        eval_env: A Gymnasium environment or a VecEnv, not the one of the training.
         n_eval_episodes: Episodes played there at each evaluation.
         eval_every: Rollouts between evaluations. A rollout is n_steps of every sub-env with PPO
             and A2C (by default 2,048 and 5), and train_freq steps with DQN (by default 4). None
             for about 10,000 timesteps.
-        window: Evaluate with the episodes of so many latest policies; the cost of an evaluation
-            grows with the square of it.
+        window: Number of latest policies whose episodes are evaluated; the cost of an evaluation
+            grows with its square.
         estimators: Names from `ope_gym.ESTIMATORS`.
-        gamma: Discount of the value; 1 for the return that SB3 reports.
+        gamma: Discount of the value; 1 gives the return that SB3 reports.
         record_training: Whether to keep the episodes of PPO and A2C in training, with a snapshot
-            for each rollout; by default only if they are evaluated or go to a file.
-        epsilon: Of the policies of DQN that are evaluated; by default its exploration rate then.
-        path: A new file for everything: written now and then, at the end of `learn`, and when the
+            for each rollout; by default only if they are evaluated or saved to a file.
+        epsilon: Exploration rate of the evaluated DQN policies; by default that of the training.
+        path: A new file for all episodes: saved now and then, at the end of `learn`, and when the
             process ends after an error or Ctrl-C.
-        seed: Of the held-out episodes; None for that of the model, if it has one.
-        max_steps: Of a held-out episode where no time limit is known; a longer one is an error.
+        seed: Seed of the held-out episodes; None for that of the model, if it has one.
+        max_steps: Length above which a held-out episode is an error, if no time limit is known.
         verbose: 0 prints no table at the end.
     """
 
@@ -105,30 +110,29 @@ class OPECallback(BaseCallback):
         self._options: dict[str, Any] = {"estimators": checked.estimators, "gamma": checked.gamma}
         self._record_training = record_training
         self._epsilon = epsilon
-        self._file = None if path is None else RecordFile(path, self.trajectories)
+        self._file = None if path is None else _RecordFile(path, self.trajectories)
         self._seed = seed
         self._max_steps = max_steps
         self._held_out: HeldOutEpisodes | None = None
         self._training: TrainingEpisodes | None = None
         self._policy: Policy | None = None  # the current one
-        self._untried: Any = None  # what the model sees when a new snapshot first acts
-        self._evaluated_at: int | None = None  # rollouts so far, or timesteps
+        self._untried: Any = None  # the observations on which a new snapshot first acts
+        self._evaluated_at: int | None = None  # number of rollouts, or of timesteps
         self._rollouts = 0
-        self._bytes = 0  # of a snapshot
         self._warned = False
         self._log = EvaluationLog()
 
-    # What was recorded -------------------------------------------------------------------
+    # The record --------------------------------------------------------------------------
 
     @property
     def held_out(self) -> TrajectoryBuffer:
         """The episodes played on `eval_env`."""
-        return self._held_out.recorder.buffer if self._held_out else TrajectoryBuffer()
+        return self._held_out.session.buffer if self._held_out else TrajectoryBuffer()
 
     @property
     def training(self) -> TrajectoryBuffer:
-        """The episodes that the model trained on, as far as they are recorded."""
-        return self._training.recorder.buffer if self._training else TrajectoryBuffer()
+        """The episodes that the model trained on, if they are recorded."""
+        return self._training.session.buffer if self._training else TrajectoryBuffer()
 
     @property
     def policy(self) -> Policy:
@@ -138,33 +142,33 @@ class OPECallback(BaseCallback):
         return self._policy
 
     def trajectories(self) -> Trajectories:
-        """Everything recorded; `select(held_out=True)` gives what the learner never saw.
+        """Return all recorded episodes; `select(held_out=True)` gives those the learner never saw.
 
-        After `learn` the last of its policies is the current one.
+        After `learn` the last of their policies is the current one.
         """
         return self.training.view().merge(self.held_out)
 
-    # What SB3 calls ----------------------------------------------------------------------
+    # Called by SB3 -----------------------------------------------------------------------
 
     def _init_callback(self) -> None:
-        """Refuse what cannot be done right, before training begins."""
+        """Check model and environments before training begins."""
         model = self.model
-        refuse(model)
+        check_model(model)
         known = self._held_out or self._training
         if known is not None:
             if known.model is not model:
                 raise ValueError("this OPECallback belongs to another model: make a new one")
             return
-        obstacle = _obstacle(model)
-        if obstacle and self._eval_env is None:
+        changing = why_not_fixed(model)
+        if changing and self._eval_env is None:
             raise ValueError(
-                f"OPECallback without eval_env: {obstacle}, so that the episodes of the training "
+                f"OPECallback without eval_env: {changing}, so that the episodes of the training "
                 "cannot be recorded with one snapshot a rollout. Give an eval_env, on which "
                 "episodes of frozen policies are played"
             )
-        recorded = self._record_training and not obstacle
+        recorded = self._record_training and not changing
         if recorded:
-            refuse_normalised(self.training_env, "the training env", rewards=True)
+            check_not_normalised(self.training_env, "the training env", rewards=True)
         if self._eval_env is not None:
             self._held_out = HeldOutEpisodes(self._eval_env, model, self._seed, self._max_steps)
         if recorded:
@@ -186,16 +190,16 @@ class OPECallback(BaseCallback):
         due = self._is_due()
         self._rollouts += 1
         if self._training is not None:
-            obstacle = _obstacle(self.model)
-            if obstacle:
-                raise ValueError(f"{obstacle}: use OPECallback(eval_env, record_training=False)")
+            changing = why_not_fixed(self.model)
+            if changing:
+                raise ValueError(f"{changing}: use OPECallback(eval_env, record_training=False)")
             self._take_snapshot()
             self._training.follow(self.policy)
             self._warn_if_large()
         elif due:
             self._take_snapshot()
             if not isinstance(self.model, DQN):
-                self._untried = observed(self.model, self.model._last_obs)
+                self._untried = raw_observations(self.model, self.model._last_obs)
         if due:
             self._evaluate()
 
@@ -203,22 +207,22 @@ class OPECallback(BaseCallback):
         if self._training is not None:
             self._training.step(self.locals)
         elif self._untried is not None:
-            check(self.policy, self._untried, self.locals)
+            check_snapshot(self.policy, self._untried, self.locals)
             self._untried = None
         return True
 
     def _on_training_end(self) -> None:
         try:
             self._take_snapshot()
-            if self._held_out is None:  # nobody plays it, but it is part of the record
+            if self._held_out is None:  # it plays no episode, but belongs to the record
                 self.training.add_policy(self.policy)
-            self._close()
+            self._report()
         finally:
             if self._file is not None:
                 self._file.close(self._steps())
 
-    def _close(self) -> None:
-        """The last evaluation, with a report; learning that goes on begins where this one ends."""
+    def _report(self) -> None:
+        """Evaluate once more and report; a further `learn` counts from here."""
         self._evaluated_at = self._now()
         evaluation = self._evaluate()
         if evaluation is None:
@@ -235,7 +239,7 @@ class OPECallback(BaseCallback):
         if self.verbose:
             print(f"The policy after {self.num_timesteps:,} timesteps:\n{evaluation}")
 
-    # Evaluating --------------------------------------------------------------------------
+    # Evaluation --------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
         every, now = self._eval_every or _TIMESTEPS, self._now()
@@ -251,7 +255,7 @@ class OPECallback(BaseCallback):
         self._policy = snapshot(self.model, epsilon=self._epsilon)
 
     def _evaluate(self) -> Evaluation | None:
-        """The value of the current policy; None while there is no episode."""
+        """Evaluate and log the current policy; return None while there is no episode."""
         step = self.num_timesteps
         if self._held_out is not None:
             self._held_out.play(self.policy, self._n_eval_episodes)
@@ -262,32 +266,28 @@ class OPECallback(BaseCallback):
         self.evaluations.append((step, evaluation))
         self._log.add(self.logger, evaluation, step, held_out=self._held_out is not None)
         if self._file is not None:
-            self._file.grow(self._steps())
+            self._file.save_if_grown(self._steps())
         return evaluation
 
     def _data(self) -> Trajectories:
-        """What an evaluation rests on."""
+        """Return the episodes to evaluate with."""
         if self._held_out is not None:
             return self.held_out.select(last=self._window)
-        assert self._training is not None  # else refused
+        assert self._training is not None  # _init_callback has raised otherwise
         return self._training.settled(last=self._window)
 
     def _steps(self) -> int:
         parts = (self._held_out, self._training)
-        return sum(part.recorder.steps for part in parts if part is not None)
+        return sum(part.session.steps for part in parts if part is not None)
 
     def _warn_if_large(self) -> None:
-        """Once: short rollouts leave many snapshots, and images are large."""
+        """Warn once: short rollouts leave many snapshots, and images are large."""
         assert self._training is not None
-        policies, steps = self.training.policies, self._training.recorder.steps
-        if self._bytes == 0:
-            arrays = policy_to_arrays(policies[0])[1].values()
-            self._bytes = sum(array.nbytes for array in arrays)
-        size = len(policies) * self._bytes + steps * _row_bytes(self.training_env)
-        if not self._warned and size > _LARGE:
+        if not self._warned and (size := self._training.n_bytes()) > _LARGE:
             self._warned = True
+            policies, steps = len(self.training.policies), self._training.session.steps
             warnings.warn(
-                f"{len(policies):,} snapshots, one for each rollout, and {steps:,} steps now take "
+                f"{policies:,} snapshots, one for each rollout, and {steps:,} steps now take "
                 f"{size / 2**30:.1f} GiB: make rollouts longer (n_steps), or give an eval_env and "
                 "record_training=False",
                 UserWarning,
@@ -295,17 +295,54 @@ class OPECallback(BaseCallback):
             )
 
 
-def _row_bytes(env: Any) -> int:
-    """Of a step: observation, action, and five numbers."""
-    boxes = (env.observation_space, env.action_space)
-    sizes = (math.prod(box.shape or ()) * np.dtype(box.dtype).itemsize for box in boxes)
-    return int(40 + sum(sizes))
+class _RecordFile:
+    """Saves all episodes now and then, at the end, and when the process ends before that.
+
+    Args:
+        path: A new file; an error now, and not after hours of training, if it cannot be written.
+        record: Returns all episodes so far.
+    """
+
+    def __init__(self, path: PathLike, record: Callable[[], Trajectories]) -> None:
+        name = os.fspath(path)
+        folder = os.path.dirname(os.path.abspath(name))
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
+        if os.path.exists(name):
+            raise FileExistsError(
+                f"path={name!r} exists already: remove it, or choose another name"
+            )
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"path={name!r}: its folder is not writable, choose another one")
+        self._path = path
+        self._record = record
+        self._saved = 0  # steps
+
+    def open(self) -> None:
+        """Save also if an error or Ctrl-C ends the process from now on."""
+        atexit.unregister(self._save)  # left by a run that broke off
+        atexit.register(self._save)
+
+    def save_if_grown(self, steps: int) -> None:
+        """Save if the record, now of so many steps, has grown enough."""
+        if steps >= _GROWTH * self._saved:
+            self._save()
+            self._saved = steps
+
+    def close(self, steps: int) -> None:
+        """Save the record, complete for now with so many steps."""
+        atexit.unregister(self._save)
+        self._save()
+        self._saved = steps
+
+    def _save(self) -> None:
+        self._record().save(self._path)
 
 
 def _warn_of_in_sample(horizon: int | None) -> None:
     unknown = (
-        " The training env names no time limit: long episodes, which are under way at an "
-        "evaluation, are missing from it, and values are too low where they are the better ones."
+        " The training env names no time limit: long episodes, which are still under way at an "
+        "evaluation, are missing from it, and values are too low if long episodes are good ones."
     )
     warnings.warn(
         "OPECallback without eval_env evaluates the policy with the episodes it is trained on "
@@ -314,16 +351,3 @@ def _warn_of_in_sample(horizon: int | None) -> None:
         UserWarning,
         stacklevel=4,
     )
-
-
-def _obstacle(model: Any) -> str:
-    """Why episodes of the training have no policy that is fixed during a rollout; "" if one is."""
-    if isinstance(model, DQN):
-        return "DQN changes its policy every few steps and its exploration rate at every one"
-    env = normaliser(model)
-    if env is not None and env.training:
-        return (
-            "VecNormalize updates its statistics at every step, and with them what the policy "
-            "makes of an observation"
-        )
-    return ""

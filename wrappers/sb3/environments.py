@@ -1,4 +1,4 @@
-"""Which environments held-out episodes of a Stable-Baselines3 model may be played on."""
+"""Checks of the environments that episodes of a Stable-Baselines3 model are recorded on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import gymnasium as gym
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-__all__ = ["common_limit", "held_out_env", "horizon_of", "refuse_normalised"]
+__all__ = ["check_eval_env", "check_not_normalised", "horizon_of", "shared_time_limit"]
 
 
-def held_out_env(env: Any, training: VecEnv) -> VecEnv:
-    """As a VecEnv without VecNormalize; refused if it is not like that of the training."""
+def check_eval_env(env: Any, training: VecEnv) -> VecEnv:
+    """Return it as a VecEnv without VecNormalize; raise if it is not like the training env."""
     wrapped = BaseAlgorithm._wrap_env(env.venv if isinstance(env, VecNormalize) else env)
     inner = unwrap_vec_normalize(wrapped)
     if inner is not None and (inner.norm_obs or inner.norm_reward):
@@ -22,9 +22,9 @@ def held_out_env(env: Any, training: VecEnv) -> VecEnv:
             "observations or rewards that are to be recorded: leave it out, or put VecNormalize "
             "outermost"
         )
-    _refuse_shared(wrapped, training)
-    refuse_normalised(wrapped, "eval_env", rewards=True)
-    refuse_normalised(training, "the training env", rewards=False)
+    _check_separate(wrapped, training)
+    check_not_normalised(wrapped, "eval_env", rewards=True)
+    check_not_normalised(training, "the training env", rewards=False)
     for name in ("observation_space", "action_space"):
         here, there = getattr(wrapped, name), getattr(training, name)
         if here != there:
@@ -32,37 +32,37 @@ def held_out_env(env: Any, training: VecEnv) -> VecEnv:
     return wrapped
 
 
-def refuse_normalised(env: VecEnv, name: str, *, rewards: bool) -> None:
+def check_not_normalised(env: VecEnv, name: str, *, rewards: bool) -> None:
     """Raise if sub-envs normalise observations, or rewards, with Gymnasium's own wrappers.
 
     Args:
         env: The environment, whose sub-envs may be in other processes.
-        name: For the message.
-        rewards: Whether its rewards are recorded.
+        name: How the message names the environment.
+        rewards: Whether its rewards are recorded, and must not be normalised either.
     """
-    if _wrapped(env, gym.wrappers.NormalizeObservation):
+    if _has_wrapper(env, gym.wrappers.NormalizeObservation):
         raise ValueError(
             f"{name} has gymnasium.wrappers.NormalizeObservation, whose statistics change at every "
-            "step and differ between environments, so that they are no part of the policy. Use "
-            "VecNormalize, outermost: policies carry its statistics"
+            "step and differ between environments, so a snapshot of the policy cannot contain "
+            "them. Use VecNormalize, outermost: snapshots contain its statistics"
         )
-    if rewards and _wrapped(env, gym.wrappers.NormalizeReward):
+    if rewards and _has_wrapper(env, gym.wrappers.NormalizeReward):
         raise ValueError(
             f"{name} has gymnasium.wrappers.NormalizeReward: values would be those of rescaled "
             "rewards. Leave it out of eval_env; in training use VecNormalize(env, norm_obs=False), "
-            "of which the rewards before are recorded, or record_training=False"
+            "before which rewards are recorded, or record_training=False"
         )
 
 
-def _wrapped(env: VecEnv, wrapper: Any) -> bool:
+def _has_wrapper(env: VecEnv, wrapper: Any) -> bool:
     try:
         return any(env.env_is_wrapped(wrapper))
-    except AttributeError:  # of a VecEnv that steps many games itself, without sub-envs
+    except AttributeError:  # a VecEnv that steps many games itself, without sub-envs
         return False
 
 
-def time_limit(env: VecEnv) -> float | None:
-    """Of all sub-envs, ∞ if their specs name none; None if it is not known or they differ."""
+def _time_limit(env: VecEnv) -> float | None:
+    """Return the time limit of all sub-envs, ∞ for none; None if it is unknown or they differ."""
     try:
         specs = env.get_attr("spec")
         limits = {math.inf if s.max_episode_steps is None else s.max_episode_steps for s in specs}
@@ -72,30 +72,30 @@ def time_limit(env: VecEnv) -> float | None:
 
 
 def horizon_of(env: VecEnv) -> int | None:
-    """The longest possible episode, None if there is no limit or it is not known."""
-    limit = time_limit(env)
+    """Return the length of the longest possible episode; None if it is unlimited or unknown."""
+    limit = _time_limit(env)
     return None if limit is None or math.isinf(limit) else int(limit)
 
 
-def common_limit(env: VecEnv, training: VecEnv) -> int | None:
-    """The time limit of both, None if there is none or one is not known; refused if they differ."""
-    here, there = time_limit(env), time_limit(training)
+def shared_time_limit(env: VecEnv, training: VecEnv) -> int | None:
+    """Return the time limit of both, None if unlimited or unknown; raise if they differ."""
+    here, there = _time_limit(env), _time_limit(training)
     if here is None or there is None:
         return None
     if here != there:
         raise ValueError(
-            f"eval_env has {_words(here)}, but the training env has {_words(there)}: the values of "
-            "the two are not comparable. Make both with the same max_episode_steps"
+            f"eval_env has {_in_words(here)}, but the training env has {_in_words(there)}: values "
+            "of the two are not comparable. Make both with the same max_episode_steps"
         )
     return horizon_of(env)
 
 
-def _words(limit: float) -> str:
+def _in_words(limit: float) -> str:
     return "no time limit" if math.isinf(limit) else f"a time limit of {limit:.0f} steps"
 
 
-def _refuse_shared(env: VecEnv, training: VecEnv) -> None:
-    """Episodes on the environment of the training would break off those that it is in."""
+def _check_separate(env: VecEnv, training: VecEnv) -> None:
+    """Raise if both share a sub-env: playing there would cut off the training's episodes."""
     here, there = (getattr(x.unwrapped, "envs", None) or [x.unwrapped] for x in (env, training))
     mine = {id(getattr(x, "unwrapped", x)) for x in here}
     if any(id(getattr(x, "unwrapped", x)) in mine for x in there):

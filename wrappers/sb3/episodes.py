@@ -1,7 +1,8 @@
-"""Episodes of a Stable-Baselines3 VecEnv: those it trains on, and fresh ones that are held out."""
+"""Episodes of a Stable-Baselines3 model: those it trains on, and fresh ones that are held out."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,23 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Policy
-from wrappers.recording.batched import VectorRecorder
-from wrappers.sb3.environments import common_limit, held_out_env
-from wrappers.sb3.snapshots import normaliser
+from ope_gym.policies.closed_form import Policy, policy_to_arrays
+from wrappers.recording.autoreset import SAME_STEP
+from wrappers.recording.batched import BatchedSession, equal_shares
+from wrappers.recording.session import Settings
+from wrappers.sb3.environments import check_eval_env, shared_time_limit
+from wrappers.sb3.snapshots import observation_normaliser
 
 _TOLERANCE = 1e-2  # TF32 on a GPU differs by less, another policy by more
 
-__all__ = ["HeldOutEpisodes", "TrainingEpisodes", "check", "observed"]
+__all__ = ["HeldOutEpisodes", "TrainingEpisodes", "check_snapshot", "raw_observations"]
 
 
 class TrainingEpisodes:
-    """Records what a model does in `learn`, as its callback sees it.
+    """Records the steps of a model in `learn`, as its callback sees them.
 
-    Observations are those before VecNormalize, rewards those of the environment, actions those of
-    the policy, before they are clipped to the bounds of their space.
+    Observations are kept as before VecNormalize, rewards as the environment gave them, and actions
+    as the policy chose them, before they are clipped to the bounds of their space.
 
     Args:
         model: PPO or A2C.
@@ -33,74 +36,74 @@ class TrainingEpisodes:
     def __init__(self, model: Any, horizon: int | None) -> None:
         env = model.get_env()
         self.model = model
-        self.recorder = VectorRecorder(
-            env.observation_space,
-            env.action_space,
-            horizon,
-            env.num_envs,
-            held_out=0.0,
-            path=None,
-            audit=False,
-        )
+        settings = Settings(env.observation_space, env.action_space, horizon, audit=False)
+        self.session = BatchedSession(settings, env.num_envs, SAME_STEP)
         self._timesteps = -1  # of the model after the last recorded step
         self._after: Any = None  # what it observed then
-        self._now: Any = None  # the same before VecNormalize
-        self._unchecked: Policy | None = None  # that has not acted yet
+        self._raw: Any = None  # the same before VecNormalize
+        self._unchecked: Policy | None = None  # a snapshot that has not acted yet
+        self._policy_bytes = 0  # of one snapshot
 
     def begin(self) -> None:
-        """`learn` begins; open episodes go on only if it goes on where the last record ended.
+        """Prepare for `learn`; open episodes go on only if it continues where the record ended.
 
-        Otherwise those sub-envs are recorded that SB3 says are at the start of an episode. A model
-        may also go on in the middle of episodes whose first steps nobody recorded, or, after a
+        Otherwise only those sub-envs are recorded which, SB3 says, are at the start of an episode.
+        A model may also continue episodes whose first steps were not recorded, or, after a
         callback stopped it, from an observation that is one step old: these are left out.
         """
-        recorder, model = self.recorder, self.model
-        going_on = model.num_timesteps == self._timesteps
-        if going_on and model._last_obs is self._after:
+        session, model = self.session, self.model
+        continues = model.num_timesteps == self._timesteps
+        if continues and model._last_obs is self._after:
             return
-        recorder.drop(warn=False)
-        self._now = observed(model, model._last_obs)
-        recorder.rows.see(self._now)
-        if not going_on:
-            recorder.begin(np.flatnonzero(model._last_episode_starts))
+        session.drop(warn=False)
+        self._raw = raw_observations(model, model._last_obs)
+        starts = np.array(model._last_episode_starts, dtype=bool)
+        session.restart(self._raw, starts & (not continues))
 
     def follow(self, policy: Policy) -> int:
-        """From the next step on this policy acts."""
-        recorder, self._unchecked = self.recorder, policy
-        return recorder.follow(
-            policy, recorder.rows.clock, mid_episode=bool(recorder.under_way().any())
-        )
+        """Record that this policy acts from the next step on."""
+        self._unchecked = policy
+        return self.session.follow(policy)
 
-    def step(self, seen: dict[str, Any]) -> None:
-        """The local variables of `collect_rollouts`, after a step of the environment."""
-        recorder = self.recorder
-        # now, since SB3 later adds the value of the last state to the rewards of cut episodes
+    def step(self, local: dict[str, Any]) -> None:
+        """Record a step.
+
+        Args:
+            local: The local variables of `collect_rollouts`, after a step of the environment.
+        """
+        # Rewards now, because SB3 later adds the value of the last state to those of cut episodes.
         normalised = self.model.get_vec_normalize_env()
-        rewards = seen["rewards"] if normalised is None else normalised.get_original_reward()
-        log_probs = seen["log_probs"].detach().cpu().numpy()
+        rewards = local["rewards"] if normalised is None else normalised.get_original_reward()
+        log_probs = local["log_probs"].detach().cpu().numpy()
         if self._unchecked is not None:
-            check(self._unchecked, self._now, seen)
+            check_snapshot(self._unchecked, self._raw, local)
             self._unchecked = None
-        recorder.act(seen["actions"], log_probs)
-        self._now = observed(self.model, seen["new_obs"])
-        recorder.advance(self._now, rewards, *ends(seen["dones"], seen["infos"]), seen["dones"])
-        (over,) = np.nonzero(seen["dones"])
-        if len(over):  # a VecEnv resets in the same step
-            recorder.begin(over)
-        recorder.drain_if_due()
-        self._timesteps, self._after = self.model.num_timesteps, seen["new_obs"]
+        self.session.act(local["actions"], log_probs)
+        self._raw = raw_observations(self.model, local["new_obs"])
+        self.session.advance(self._raw, rewards, *_split_dones(local["dones"], local["infos"]))
+        self.session.hand_over_if_due()
+        self._timesteps, self._after = self.model.num_timesteps, local["new_obs"]
 
     def settled(self, last: int) -> Trajectories:
-        """Of the `last` policies, without the bias against long episodes if their limit is known.
-
-        (Selected at once: the record of a long training is not copied at each evaluation.)
-        """
-        recorder, data = self.recorder, self.recorder.buffer.view()
+        """Return the settled episodes of the `last` policies; all, if no time limit is known."""
+        data = self.session.buffer.view()
         if data.horizon is None:
             return data.select(last=last)
-        settled = recorder.settled_mask(recorder.rows.clock, None)
+        # One selection: the record of a long training is not copied twice at each evaluation.
+        settled = self.session.settled_mask()
         first = data.policy_ids[data.offsets[:-1]]
         return data.select(episodes=settled & np.isin(first, np.unique(first[settled])[-last:]))
+
+    def n_bytes(self) -> int:
+        """Return about how much memory the snapshots and steps take."""
+        settings, policies = self.session.settings, self.session.buffer.policies
+        boxes: Any = (settings.observation_space, settings.action_space)
+        sizes = (math.prod(box.shape or ()) * np.dtype(box.dtype).itemsize for box in boxes)
+        a_step = 40 + sum(sizes)  # five numbers beside observation and action
+        if self._policy_bytes == 0:
+            arrays = policy_to_arrays(policies[0])[1].values()
+            self._policy_bytes = sum(array.nbytes for array in arrays)
+        return int(len(policies) * self._policy_bytes + self.session.steps * a_step)
 
 
 class HeldOutEpisodes:
@@ -111,60 +114,46 @@ class HeldOutEpisodes:
     Args:
         env: A Gymnasium environment or a VecEnv, like that of the training. A VecNormalize around
             it is left out, because policies carry the statistics of their time.
-        model: That will be evaluated.
-        seed: Of the environment and of the actions; None for that of the model, if it has one.
-        max_steps: Of an episode; a longer one is an error, since it may never end.
+        model: The model that will be evaluated.
+        seed: Seed of the environment and of the actions; None for that of the model, if any.
+        max_steps: Length above which an episode is an error, because it may never end.
     """
 
     def __init__(self, env: Any, model: Any, seed: int | None, max_steps: int) -> None:
         training = model.get_env()
         self.model = model
-        self._env = held_out_env(env, training)
-        self.horizon = common_limit(self._env, training)
+        self._env = check_eval_env(env, training)
+        self.horizon = shared_time_limit(self._env, training)
         self._max_steps = max_steps
         self._rng = np.random.default_rng(model.seed if seed is None else seed)
         self._env.seed(int(self._rng.integers(2**31 - self._env.num_envs)))
         self._actions = self._env.action_space
-        self.recorder = VectorRecorder(
-            self._env.observation_space,
-            self._actions,
-            self.horizon,
-            self._env.num_envs,
-            held_out=1.0,
-            path=None,
-            audit=True,
-        )
+        settings = Settings(self._env.observation_space, self._actions, self.horizon, held_out=1.0)
+        self.session = BatchedSession(settings, self._env.num_envs, SAME_STEP)
 
     def play(self, policy: Policy, episodes: int) -> int:
-        """Record so many episodes, a share fixed in advance in each sub-env; the policy's number.
-
-        (The first episodes to end, whichever they are, would be the short ones.)
-        """
-        env, recorder = self._env, self.recorder
-        n, before = env.num_envs, recorder.finished_episodes
-        recorder.quota = episodes // n + (np.arange(n) < episodes % n)
+        """Play and record episodes, a fixed share in each sub-env; return the policy's number."""
+        env, session = self._env, self.session
+        before = session.finished_episodes
+        session.quota = equal_shares(episodes, env.num_envs)
         observations = env.reset()
-        recorder.rows.see(observations)
-        recorder.begin(np.arange(n))
-        k = recorder.follow(policy, recorder.rows.clock, mid_episode=False)
+        session.restart(observations)
+        k = session.follow(policy)
         try:
-            while recorder.finished_episodes - before < episodes:
+            while session.finished_episodes - before < episodes:
                 actions = self._choose(policy, observations)
-                recorder.act(actions, None)
-                observations, rewards, dones, infos = env.step(self._executable(actions))
-                recorder.advance(observations, rewards, *ends(dones, infos), dones)
-                (over,) = np.nonzero(dones)
-                if len(over):
-                    recorder.begin(over)
+                session.act(actions, None)
+                observations, rewards, dones, infos = env.step(self._clip(actions))
+                session.advance(observations, rewards, *_split_dones(dones, infos))
                 if self.horizon is None:
-                    self._refuse_endless()
+                    self._require_an_end()
         finally:
-            recorder.drop(warn=False)
-            recorder.quota = None
+            session.drop(warn=False)
+            session.quota = None
         return k
 
-    def _refuse_endless(self) -> None:
-        if self.recorder.longest_open() > self._max_steps:
+    def _require_an_end(self) -> None:
+        if self.session.longest_open() > self._max_steps:
             raise RuntimeError(
                 f"a held-out episode is not over after max_steps={self._max_steps:,} steps, and "
                 "eval_env names no time limit: make it and the training env with the same "
@@ -177,23 +166,25 @@ class HeldOutEpisodes:
             return actions.reshape(-1, *self._actions.shape).astype(self._actions.dtype)
         return actions
 
-    def _executable(self, actions: NDArray[Any]) -> NDArray[Any]:
-        if isinstance(self._actions, spaces.Box):  # as SB3 does with the actions of its policies
+    def _clip(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return the actions to execute, as SB3 executes those of its policies."""
+        if isinstance(self._actions, spaces.Box):
             return np.asarray(np.clip(actions, self._actions.low, self._actions.high))
         return actions
 
 
-def check(policy: Policy, observations: Any, seen: dict[str, Any]) -> None:
-    """A snapshot must act like the policy: tried at its first step, up to float32 on any device.
+def check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> None:
+    """Raise if a snapshot does not act like the model's policy, up to float32 on any device.
 
-    Not at every step, as recorders do: rounding alone should not end somebody's training run.
+    Called at the first step of a snapshot only. Recorders compare every step, but rounding alone
+    should not end a training run.
 
     Args:
         policy: The snapshot.
-        observations: That the policy acted on, before VecNormalize.
-        seen: The local variables of `collect_rollouts`, after a step of the environment.
+        observations: What the policy acted on, before VecNormalize.
+        local: The local variables of `collect_rollouts`, after a step of the environment.
     """
-    actions, log_probs = seen["actions"], seen["log_probs"].detach().cpu().numpy()
+    actions, log_probs = local["actions"], local["log_probs"].detach().cpu().numpy()
     found = policy.log_prob(observations, actions)
     wrong = ~(np.abs(found - log_probs) <= _TOLERANCE * (1.0 + np.abs(log_probs)))
     if wrong.any():
@@ -205,13 +196,13 @@ def check(policy: Policy, observations: Any, seen: dict[str, Any]) -> None:
         )
 
 
-def observed(model: Any, observations: Any) -> Any:
-    """The latest observations of a model, as they are before VecNormalize."""
-    env = normaliser(model)
+def raw_observations(model: Any, observations: Any) -> Any:
+    """Return the latest observations of a model as they are before VecNormalize."""
+    env = observation_normaliser(model)
     return observations if env is None else env.get_original_obs()
 
 
-def ends(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which sub-envs terminated, and which were cut; SB3 calls both at once terminated."""
+def _split_dones(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which sub-envs terminated and which were truncated; SB3 never says both."""
     cut = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool) & dones
     return dones & ~cut, cut

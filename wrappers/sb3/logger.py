@@ -1,7 +1,7 @@
-"""Evaluations in the outputs of a Stable-Baselines3 logger, beside what SB3 logs itself.
+"""Evaluations in the outputs of a Stable-Baselines3 logger, beside SB3's own entries.
 
-The logger is not asked to dump: that would also write what SB3 has collected so far, at other steps
-than without the callback. Each output gets rows of its own instead.
+`Logger.dump` is not used: it would also write what SB3 has collected so far, at other steps than
+without the callback. Each output gets rows of its own instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["EvaluationLog"]
 
 
 class EvaluationLog:
-    """TensorBoard gets values, bands and a report; CSV, JSON and the screen get the values."""
+    """Writes values, bands and a report to TensorBoard, and the values to all other outputs."""
 
     def __init__(self) -> None:
-        self._writers: dict[Any, EvaluationWriter] = {}  # by summary writer, which has one layout
+        self._writers: dict[Any, EvaluationWriter] = {}  # one for each summary writer
 
     def add(self, logger: Logger, evaluation: Evaluation, step: int, *, held_out: bool) -> None:
-        """The values of an evaluation."""
+        """Write the values of an evaluation."""
         values = {"ope/timesteps": float(step), "ope/held_out": float(held_out)}
         for name, estimate in evaluation.items():
             values[f"ope/{name}/value"] = float(estimate.value)
@@ -53,7 +53,7 @@ class EvaluationLog:
         step: int,
         hparams: Mapping[str, Any],
     ) -> None:
-        """The closing report, where there is a TensorBoard."""
+        """Write the closing report to TensorBoard, if that is one of the outputs."""
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
                 writer = self._writer(output.writer)

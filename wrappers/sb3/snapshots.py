@@ -1,4 +1,4 @@
-"""Snapshots of Stable-Baselines3 policies, and the reasons why some cannot be had."""
+"""Frozen snapshots of Stable-Baselines3 policies, and the reasons why some cannot be taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.policies.network import ACTIVATIONS, Network, Standardiser
 from ope_gym.policies.torch import TorchPolicy
 
-__all__ = ["actor_module", "normaliser", "refuse", "snapshot"]
+__all__ = ["actor_module", "check_model", "observation_normaliser", "snapshot", "why_not_fixed"]
 
 _NOISE = "its policy is deterministic and explores by added noise, whose density is not known"
 _REASONS = {
@@ -31,11 +31,11 @@ _REASONS = {
 }
 
 
-def refuse(model: Any) -> None:
-    """Raise for a model of which the probabilities of actions cannot be had, with the reason."""
+def check_model(model: Any) -> None:
+    """Raise, with the reason, if the probabilities of a model's actions cannot be computed."""
     name = type(model).__name__
     if not isinstance(model, OnPolicyAlgorithm | DQN):
-        why = _REASONS.get(name, "how it chooses its actions is not known here")
+        why = _REASONS.get(name, "ope_gym does not know how it chooses its actions")
         raise TypeError(f"OPECallback with {name}: {why}. PPO, A2C and DQN can be evaluated")
     if getattr(model, "use_sde", False):
         raise ValueError(
@@ -55,46 +55,62 @@ def refuse(model: Any) -> None:
             "supported. Flatten it with gymnasium.wrappers.FlattenObservation"
         )
     if isinstance(model, OnPolicyAlgorithm) and not isinstance(policy, ActorCriticPolicy):
-        raise TypeError(f"OPECallback with the policy {type(policy).__name__}: not known here")
+        raise TypeError(
+            f"OPECallback with the policy {type(policy).__name__}: only policies derived from "
+            "ActorCriticPolicy are supported"
+        )
     if not isinstance(chosen, spaces.Discrete | spaces.Box):
         raise ValueError(
             f"OPECallback with the action space {chosen}: only Discrete and Box are supported"
         )
     if isinstance(model, DQN) and _dqn_layers(model) is None:
         raise ValueError(
-            f"OPECallback with DQN and {type(policy).__name__}: of DQN only MlpPolicy is supported"
+            f"OPECallback with DQN and {type(policy).__name__}: for DQN only MlpPolicy is supported"
         )
 
 
-def normaliser(model: Any) -> VecNormalize | None:
-    """The VecNormalize that stands between the environment and the policy, if any does."""
+def observation_normaliser(model: Any) -> VecNormalize | None:
+    """Return the VecNormalize between the environment and the policy, if there is one."""
     env: VecNormalize | None = model.get_vec_normalize_env()
     if env is None or not env.norm_obs:
         return None
     outermost: object = model.get_env()
     if outermost is not env:
         raise ValueError(
-            f"the training env is {type(outermost).__name__} around VecNormalize: what it "
-            "does to normalised observations would have to be part of the policy. Put "
-            "VecNormalize outermost"
+            f"the training env is {type(outermost).__name__} around VecNormalize: a snapshot of "
+            "the policy cannot contain what it does to normalised observations. Put VecNormalize "
+            "outermost"
         )
     return env
 
 
-def snapshot(model: Any, *, epsilon: float | None = None) -> Policy:
-    """The policy of a model as it is now, a function of the observations before VecNormalize.
+def why_not_fixed(model: Any) -> str:
+    """Return why a model's policy changes during a rollout; "" if it does not."""
+    if isinstance(model, DQN):
+        return "DQN changes its policy every few steps and its exploration rate at every step"
+    env = observation_normaliser(model)
+    if env is not None and env.training:
+        return (
+            "VecNormalize updates its statistics at every step, and with them the policy as a "
+            "function of the observation"
+        )
+    return ""
 
-    Networks of linear layers are kept as numbers that a file holds completely. Others (images, own
+
+def snapshot(model: Any, *, epsilon: float | None = None) -> Policy:
+    """Return a model's policy as it is now, a function of the observations before VecNormalize.
+
+    Networks of linear layers are kept as arrays, which a file holds completely. Others (images, own
     feature extractors) are copied as a torch module; see `actor_module` for reading their files.
 
     Args:
         model: PPO, A2C or DQN.
-        epsilon: Of DQN; by default its exploration rate, 1 before it learns.
+        epsilon: Exploration rate for DQN; by default its current one, 1 before it learns.
     """
-    refuse(model)
+    check_model(model)
     if isinstance(model, DQN):
         layers = _dqn_layers(model)
-        assert layers is not None  # else refused
+        assert layers is not None  # check_model has raised otherwise
         if epsilon is None:
             warm_up = model.num_timesteps < model.learning_starts
             epsilon = 1.0 if warm_up else float(model.exploration_rate)
@@ -106,24 +122,24 @@ def snapshot(model: Any, *, epsilon: float | None = None) -> Policy:
     network = _network(model, *found)
     if isinstance(model.action_space, spaces.Discrete):
         return SoftmaxMlp(network)
-    return GaussianMlp(network, _numbers(policy.log_std))
+    return GaussianMlp(network, _array(policy.log_std))
 
 
 def actor_module(model: Any) -> nn.Module:
-    """The module of which `snapshot` copies the numbers where it cannot take single layers.
+    """Return the module that `snapshot` copies where it cannot take single layers.
 
-    `TorchPolicy.restore(stored, actor_module(model))` brings a policy back from a file, with any
-    model of that architecture.
+    `TorchPolicy.restore(stored, actor_module(model))` restores a policy from a file, with any model
+    of that architecture.
     """
     return _Actor(model.policy, _standardiser(model))
 
 
 class _Actor(nn.Module):
-    """Observations before VecNormalize to the distribution of actions."""
+    """Maps observations before VecNormalize to the distribution of actions."""
 
     def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
         super().__init__()
-        actor = _without_critic(policy)  # modules are shared until TorchPolicy copies them
+        actor = _without_critic(policy)  # shares its modules until TorchPolicy copies them
         actor.__dict__.pop("optimizer", None)
         actor.action_dist = copy.copy(policy.action_dist)
         actor.action_dist.distribution = None  # tensors of the last training step, not copyable
@@ -142,17 +158,17 @@ class _Actor(nn.Module):
 
 
 def _without_critic(policy: Any) -> Any:
-    """A shallow copy with the modules that `get_distribution` needs, each under one name.
+    """Return a shallow copy with only the modules that `get_distribution` needs, once each.
 
-    A policy with methods of its own may need any of them, and keeps all.
+    A policy class that overrides these methods may need any module, and keeps all.
     """
     actor, kind = copy.copy(policy), type(policy)
-    actor._modules = dict(policy._modules)  # the copy shares the one of the policy
-    own = any(
+    actor._modules = dict(policy._modules)  # copy.copy shares the dict
+    overridden = any(
         getattr(kind, name) is not getattr(ActorCriticPolicy, name)
         for name in ("get_distribution", "_get_action_dist_from_latent")
     )
-    if own:
+    if overridden:
         return actor
     for name in ("features_extractor", "vf_features_extractor", "value_net"):
         actor._modules.pop(name, None)
@@ -166,7 +182,7 @@ def _without_critic(policy: Any) -> Any:
 def _network(model: Any, linear: list[nn.Linear], activation: str) -> Network:
     space = model.observation_space
     return Network(
-        tuple((_numbers(layer.weight), _numbers(layer.bias)) for layer in linear),
+        tuple((_array(layer.weight), _array(layer.bias)) for layer in linear),
         activation,
         _standardiser(model),
         int(space.n) if isinstance(space, spaces.Discrete) else 0,
@@ -174,7 +190,7 @@ def _network(model: Any, linear: list[nn.Linear], activation: str) -> Network:
 
 
 def _standardiser(model: Any) -> Standardiser | None:
-    env = normaliser(model)
+    env = observation_normaliser(model)
     if env is None:
         return None
     statistics: Any = env.obs_rms
@@ -183,7 +199,7 @@ def _standardiser(model: Any) -> Standardiser | None:
 
 
 def _actor_layers(model: Any) -> tuple[list[nn.Linear], str] | None:
-    """Linear layers and activation of an actor that has nothing else; None if it has."""
+    """Return the linear layers and the activation of an actor; None if it has other parts."""
     policy = model.policy
     plain = (
         type(policy) is ActorCriticPolicy
@@ -200,27 +216,27 @@ def _dqn_layers(model: Any) -> tuple[list[nn.Linear], str] | None:
 
 
 def _is_flat(extractor: nn.Module, space: Any) -> bool:
-    """Whether the features are the numbers of the observation, or the one-hot code of a state."""
+    """Return whether the features are the observation itself, or the one-hot code of a state."""
     known = isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
     return type(extractor) is FlattenExtractor and known and not is_image_space(space)
 
 
 def _layers(modules: list[nn.Module]) -> tuple[list[nn.Linear], str] | None:
-    """The modules as linear layers with one activation between them; None if they are not."""
+    """Return modules as linear layers and the activation between them; None if they differ."""
     between = modules[1::2]
     linear = [x for x in modules[::2] if isinstance(x, nn.Linear) and x.bias is not None]
     names = {type(module).__name__ for module in between} or {"Tanh"}
-    plain = len(linear) == len(modules[::2]) and all(map(_is_default, between))
+    plain = len(linear) == len(modules[::2]) and all(map(_has_default_slope, between))
     name = names.pop()
     return (linear, name) if plain and not names and name in ACTIVATIONS else None
 
 
-def _is_default(activation: nn.Module) -> bool:
-    """Activations with a slope of their own are not those of the table."""
+def _has_default_slope(activation: nn.Module) -> bool:
+    """Return whether an activation has the slope that `ACTIVATIONS` assumes."""
     return getattr(activation, "alpha", 1.0) == 1.0 and (
         getattr(activation, "negative_slope", 0.01) == 0.01
     )
 
 
-def _numbers(tensor: torch.Tensor) -> Any:
+def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().numpy()

@@ -1,0 +1,139 @@
+"""The file that a recorder appends its finished episodes to."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.data import blocks, files, space_json
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.schema import Steps
+from wrappers.recording.finished import Finished
+
+PolicyChange: TypeAlias = tuple[int, int, bool]
+"""Clock, number of the policy that acts from then on, whether an episode was under way."""
+
+
+class EpisodeFile:
+    """Appends policies, changes of the policy and finished episodes to a file.
+
+    Episodes that cannot be written now (the disk is full) stay queued for the next attempt.
+
+    Args:
+        path: The file; opened at the first write, and continued if it exists.
+        buffer: Knows the spaces and the policies.
+        changes: The changes of the policy so far; whoever owns the list appends to it.
+    """
+
+    def __init__(
+        self, path: blocks.PathLike, buffer: TrajectoryBuffer, changes: list[PolicyChange]
+    ) -> None:
+        self._path = path
+        self._buffer = buffer
+        self._changes = changes
+        self._writer: blocks.BlockWriter | None = None
+        self._queue: list[tuple[Finished, Steps, NDArray[np.int32]]] = []
+
+    def add(self, finished: Finished, steps: Steps, policy_ids: NDArray[np.int32]) -> None:
+        """Queue episodes for the next `write`, with their steps as the buffer keeps them."""
+        self._queue.append((finished, steps, policy_ids))
+
+    def update(self) -> blocks.BlockWriter:
+        """Open the file if necessary, and append the policies and changes that it lacks."""
+        buffer = self._buffer
+        env = (buffer.observation_space, buffer.action_space, buffer.horizon)
+        if self._writer is None:
+            self._require_same_env()
+            self._writer = blocks.BlockWriter(self._path)
+        # Count by what the writer says it has: a call that failed, or that was interrupted after
+        # its work was done, must not shift the numbers of the policies.
+        writer, done = self._writer, self._writer.appended
+        if "spaces" not in done:
+            files.write_spaces(writer, *env)
+        for policy in buffer.policies[done.get("policy", 0) :]:
+            files.write_policy(writer, policy)
+        for clock, k, mid_episode in self._changes[done.get("changes", 0) :]:
+            files.write_change(writer, k, clock, mid_episode=mid_episode)
+        return writer
+
+    def write(self) -> None:
+        """Append the queued episodes."""
+        try:
+            while self._queue:
+                writer = self.update()
+                before, again = writer.appended.get("episodes", 0), False
+                try:
+                    self._write_episodes(writer, *self._queue[0])
+                except Exception as error:
+                    again = isinstance(error, OSError)  # any other error would come every time
+                    raise
+                except BaseException:
+                    again = writer.appended.get("episodes", 0) == before
+                    raise
+                finally:
+                    if not again:
+                        del self._queue[0]
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: the last episodes are in the buffer, but not in the file; the "
+                "next write or close tries again, and buffer.save can put them elsewhere",
+                os.fspath(self._path),
+            ) from error
+
+    def _write_episodes(
+        self,
+        writer: blocks.BlockWriter,
+        finished: Finished,
+        steps: Steps,
+        policy_ids: NDArray[np.int32],
+    ) -> None:
+        by_episode = [
+            finished.lengths,
+            finished.terminated,
+            finished.truncated,
+            finished.held_out,
+            finished.start_clock,
+            np.zeros_like(finished.lengths),  # all follow schedule 0, the one of this recorder
+        ]
+        files.write_episodes(
+            writer,
+            **steps._asdict(),
+            policy_ids=policy_ids,
+            episodes=np.array(by_episode, dtype=np.int64).T,
+            observation_space=self._buffer.observation_space,
+            action_space=self._buffer.action_space,
+        )
+
+    def close(self) -> None:
+        """Release the file; may be called again."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the open file: a copy that goes on recording opens it for itself."""
+        return self.__dict__ | {"_writer": None, "_queue": []}
+
+    def _require_same_env(self) -> None:
+        """Raise if the file holds episodes of another env: one reader could not read both."""
+        path, buffer = self._path, self._buffer
+        if not os.path.exists(path) or os.path.getsize(path) < len(blocks.MAGIC):
+            return  # it holds no block; the writer checks whether it is one of our files
+        ours = {
+            "observation_space": space_json.space_to_json(buffer.observation_space),
+            "action_space": space_json.space_to_json(buffer.action_space),
+            "horizon": buffer.horizon,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a damaged end: the writer warns, too
+            for block in blocks.read_blocks(path):
+                if block.kind == "spaces" and block.meta != ours:
+                    raise ValueError(
+                        f"path={os.fspath(path)!r} holds episodes of another environment "
+                        f"({block.meta}), this one has {ours}; choose another file"
+                    )
