@@ -696,7 +696,7 @@ def test_an_interrupted_run_leaves_its_file(
     module = SimpleNamespace(
         register=at_exit.setdefault, unregister=lambda function: at_exit.pop(function, None)
     )
-    monkeypatch.setattr("wrappers.sb3.file.atexit", module)
+    monkeypatch.setattr("wrappers.sb3.callback.atexit", module)
     path = tmp_path / "run.ope"
     ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
     model = ppo(envs("CartPole-v1"))
@@ -823,7 +823,7 @@ def test_many_steps_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # 16 bytes of them are observations
     model = ppo(envs("CartPole-v1"))
     monkeypatch.setattr(
-        "wrappers.sb3.callback.policy_to_arrays", lambda _: ("", {})
+        "wrappers.sb3.episodes.policy_to_arrays", lambda _: ("", {})
     )  # costs nothing
     with pytest.warns(UserWarning, match="snapshots, one for each rollout, and 256 steps"):
         model.learn(384, callback=recording(envs("CartPole-v1")))
