@@ -132,6 +132,29 @@ def place(row: int, offsets: IntArray) -> tuple[int, int]:
     return episode, row - int(offsets[episode])
 
 
+def annuity(gamma: float, horizon: int) -> FloatArray:
+    """Return 1 + gamma + ... + gamma^(j - 1) for j = 0, ..., horizon: j steps that pay 1 each."""
+    return np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
+
+
+def folds_within(groups: IntArray, folds: int, first: IntArray | None = None) -> IntArray:
+    """Return the fold (n,) of each episode: 0, 1, ..., 0, 1, ... inside a group, then the next.
+
+    Args:
+        groups: (n,) group of each episode, 0, 1, ...
+        folds: how many.
+        first: (K,) place of the next episode of each group among all episodes sorted by group;
+            by default these episodes are all.
+    """
+    sizes = np.bincount(groups, minlength=0 if first is None else first.size)
+    before = np.cumsum(sizes) - sizes
+    shift = np.zeros_like(before) if first is None else first - before
+    order = np.argsort(groups, kind="stable")
+    result = np.empty(groups.size, dtype=np.int64)
+    result[order] = (np.arange(groups.size) + shift[groups[order]]) % folds
+    return result
+
+
 def bad_log_prob(name: str, value: float, episode: int, step: int, whose: str = "") -> ValueError:
     """The error for a log-probability that cannot be one."""
     if value > 0:

@@ -267,7 +267,7 @@ class Evaluator:
         """The q model, if one may be needed: as given, or the default for these observations."""
         if self._named is not None and not any(ESTIMATORS[name].uses_q for name in self._named):
             return None
-        from ope_gym.models.choice import default_model, named_model
+        from ope_gym.models.base import default_model, named_model
 
         model = self._q_model
         if isinstance(model, type):

@@ -18,6 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs
+from ope_gym.arrays import folds_within
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Schedule, Trajectories
 from ope_gym.estimators.table import WEIGHTED
@@ -29,7 +30,7 @@ from ope_gym.policies.closed_form import (
     Uniform,
 )
 from ope_gym.weights.behaviours import behaviours_of
-from ope_gym.weights.reward_model import cross_fitted_log_weights, fit_rewards, folds_within
+from ope_gym.weights.reward_model import cross_fitted_log_weights, fit_rewards
 from tests import reference, small_mdps
 from tests.builders import (
     LogProbOnly,

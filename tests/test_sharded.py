@@ -26,9 +26,8 @@ from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import WEIGHTED, standard_error
 from ope_gym.inference import bootstrap
 from ope_gym.inference.intervals import Resamples
-from ope_gym.models.features import Columns, Fourier, Polynomial
-from ope_gym.models.linear import LinearQ
-from ope_gym.models.linear_sums import LinearFit, ScaleSums, scaled_features
+from ope_gym.models.features import Columns, ColumnSums, OneHot, Polynomial
+from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.options import check_options
 from ope_gym.policies.unknown import UnknownPolicy
 from ope_gym.scale.census import _mark
@@ -269,22 +268,23 @@ def test_normal_equations_and_scales_can_be_merged() -> None:
     fold = np.arange(30) % 3
     cuts = [slice(0, 1), slice(1, 11), slice(11, 30)]
     parts = [data.select(episodes=cut) for cut in cuts]
-    scales = [ScaleSums() for _ in parts]
+    scales = [ColumnSums() for _ in parts]
     for scale, part in zip(scales, parts, strict=True):
         scale.update((part.observations, part.actions))
     for scale in scales[1:]:
         scales[0].merge(scale)
-    one, other = scales[0].finalise(), Columns.of((data.observations, data.actions))
+    one, other = scales[0].columns(), Columns.of((data.observations, data.actions))
     for field in ("mean", "scale", "is_number", "category", "value"):
         np.testing.assert_allclose(getattr(one, field), getattr(other, field), rtol=1e-12)
-    features = scaled_features(LinearQ(), Columns.of(data.observations))
-    fits = [LinearFit(LinearQ(), features, target, 0.9, 12, 3) for _ in range(4)]
+    survey = FeatureSurvey(LinearQ(), target)
+    survey.update(data)
+    fits = [survey.equations(gamma=0.9, horizon=12, folds=3) for _ in range(5)]
     fits[0].update(data, fold)
-    for fit, part, cut in zip(fits[1:], parts, cuts, strict=True):
+    for fit, part, cut in zip(fits[1:4], parts, cuts, strict=True):
         fit.update(part, fold[cut])
-    for fit in (*fits[2:], LinearFit(LinearQ(), features, target, 0.9, 12, 3)):
+    for fit in fits[2:]:
         fits[1].merge(fit)  # the last has seen nothing
-    a, b = (fit.finalise().of(data, fold) for fit in fits[:2])
+    a, b = (fit.cross_fitted().of(data, fold) for fit in fits[:2])
     np.testing.assert_allclose(a.q, b.q, rtol=1e-9)
     np.testing.assert_allclose(a.v, b.v, rtol=1e-9)
 
@@ -762,7 +762,7 @@ def test_progress_counts_steps() -> None:
         (["BIS"], LinearQ(), 1),
         (["BIS", "NFIS"], None, 2),
         (["DR"], LinearQ(), 3),  # two for the q model: scale, normal equations
-        (["DR"], LinearQ(lambda x: np.asarray(x, dtype=np.float64).reshape(-1, 1)), 2),
+        (["DR"], LinearQ(lambda x: np.asarray(x, dtype=np.float64).reshape(-1, 1)), 3),
         (["auto"], LinearQ(), 5),
     ):
         seen: list[int] = []
@@ -909,8 +909,9 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data], r.target, estimators=["NFIS", "FWDR"], q_model=None)
     with pytest.raises(TypeError, match="q_model is 'tabular'; shards need a LinearQ, 'default'"):
         evaluate_shards([data], r.target, q_model="tabular")
+    learned = LinearQ(OneHot())
     with pytest.raises(ValueError, match="learns from all episodes at once"):
-        evaluate_shards([data], r.target, estimators="DM", q_model=LinearQ(Fourier()))
+        evaluate_shards([data], r.target, estimators="DM", q_model=learned, block_steps=4)
     with pytest.raises(ValueError, match="at least 2 episodes"):
         evaluate_shards([data.select(episodes=[0])], r.target, estimators="DM", q_model=LinearQ())
     log_prob_only = LogProbOnly(r.target.log_prob)

@@ -7,8 +7,7 @@ NetworkQ   the rest: a small network (loads torch when it fits)
 Critic     the values that the learner already has
 """
 
-from ope_gym.models.base import ActionValues, Baseline, QModel, cross_fit
-from ope_gym.models.choice import default_model
+from ope_gym.models.base import ActionValues, Baseline, QModel, cross_fit, default_model
 from ope_gym.models.critic import Critic
 from ope_gym.models.dynamics import DynamicsQ
 from ope_gym.models.features import Fourier, OneHot, Polynomial

@@ -1,41 +1,56 @@
-"""What a Q model is, and its values on recorded steps: cross-fitted, clipped, v from the same q.
+"""Define Q models, and evaluate them on recorded steps: cross-fitted, clipped, v from the same q.
 
 A Q model learns q(s, a, t), the expected return of the target from step t on, from recorded
 episodes. Doubly robust estimators subtract it from the rewards; the direct method (DM) is its mean
 at the start. An episode that ends, by itself or at the time limit, pays nothing afterwards.
+
+The values at an episode must come from other episodes, or the estimate would be biased. `cross_fit`
+cuts the episodes into folds, learns for each fold from all others, and returns a `Baseline`, q and
+v of every step. `CrossFitted` does the second half of this for some episodes at a time.
+
+A new model is a class with `fit` in a file of this room, and a row in `NAMED`.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, annuity, folds_within
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies.closed_form import FinitePolicy, Policy
-from ope_gym.weights.reward_model import folds_within
 
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target for v where actions are continuous
 _ROWS = 1 << 16  # steps evaluated at once
+_WIDEST = 64  # numbers in an observation from which a quadratic model has too many features
+
+NAMED = {
+    "tabular": "TabularQ",
+    "linear": "LinearQ",
+    "dynamics": "DynamicsQ",
+    "network": "NetworkQ",
+}
 
 
 @runtime_checkable
 class ActionValues(Protocol):
-    """A fitted q."""
+    """A fitted q. It may also offer `q_all(observations, steps)`, (n, A) of every action."""
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,) expected return of the target from step `steps` on, after `actions`."""
+        """Return the expected return (n,) of the target from step `steps` on, after `actions`."""
         ...
 
 
 @runtime_checkable
 class QModel(Protocol):
-    """A way to learn q. It may also offer `fit_folds`, and its values `q_all(observations, steps)`.
+    """A way to learn q. It may also offer `fit_folds`, if it can learn for all folds in one pass.
 
     `fit_folds(data, fold, target, *, gamma, horizon, rng)` returns for each fold 0, 1, ... the
     values learned from all episodes outside of it; `fold` is (n,).
@@ -67,11 +82,11 @@ class Baseline:
     v: FloatArray
 
     def at_start(self, offsets: IntArray) -> FloatArray:
-        """(n,) v at the first step of each episode."""
+        """Return v (n,) at the first step of each episode."""
         return self.v[offsets[:-1]]
 
     def residuals(self, rewards: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
-        """(S,) e_t = r_t - q_t + gamma v_{t+1}, with v = 0 after the end.
+        """Return e_t = r_t - q_t + gamma v_{t+1}, (S,), with v = 0 after the end.
 
         The doubly robust estimate is the mean of v at the start plus the weighted estimate of e
         in the place of r: sum_t gamma^t [w_t (r_t - q_t) + w_{t-1} v_t] sorted by weight.
@@ -79,6 +94,71 @@ class Baseline:
         following = np.append(self.v[1:], 0.0)
         following[offsets[1:] - 1] = 0.0
         return np.asarray(rewards - self.q + gamma * following)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFitted:
+    """The values of all folds, to be evaluated on any of the episodes.
+
+    Args:
+        values: for each fold the values that it may use, learned from other episodes; None where
+            there was nothing to learn from. An iterator will do if `of` is called once.
+        target: the policy to evaluate.
+        gamma: discount.
+        horizon: longest possible episode.
+        bounds: (2, folds) lowest and highest reward that each fold's values learned from.
+    """
+
+    values: Iterable[ActionValues | None]
+    target: Policy
+    gamma: float
+    horizon: int
+    bounds: FloatArray
+
+    def of(
+        self, data: Trajectories, fold: IntArray, rng: np.random.Generator | None = None
+    ) -> Baseline:
+        """Return q and v of episodes with their folds (n,); 0 where there are no values.
+
+        Both are clipped to the returns that are possible if rewards stay within the bounds (and 0).
+
+        Args:
+            data: some of the episodes.
+            fold: (n,).
+            rng: source of the target's actions, if they are continuous.
+        """
+        q, v = np.zeros(data.n_steps), np.zeros(data.n_steps)
+        part, unit = fold[data.episode_ids], annuity(self.gamma, self.horizon)
+        rng = np.random.default_rng(0) if rng is None else rng
+        for k, values in enumerate(self.values):
+            if values is None:
+                continue
+            rows = np.flatnonzero(part == k)
+            bounds = min(self.bounds[0, k], 0.0) * unit, max(self.bounds[1, k], 0.0) * unit
+            for begin in range(0, rows.size, _ROWS):
+                some = rows[begin : begin + _ROWS]
+                q[some], v[some] = values_at(values, data, self.target, some, bounds, rng)
+        return Baseline(q, v)
+
+
+class Folds:
+    """Give episodes that come in chunks the folds that `folds_within` gives to all at once.
+
+    Args:
+        counts: (K,) episodes of each behaviour in all.
+        folds: how many.
+        before: (K,) episodes of each behaviour that came before the first chunk.
+    """
+
+    def __init__(self, counts: IntArray, folds: int, before: IntArray | int = 0) -> None:
+        self._first = np.cumsum(counts) - counts + before
+        self._folds = folds
+
+    def of(self, ids: IntArray) -> IntArray:
+        """Return the folds (n,) of the next episodes, of behaviours `ids` (n,)."""
+        fold = folds_within(ids, self._folds, self._first)
+        self._first = self._first + np.bincount(ids, minlength=self._first.size)
+        return fold
 
 
 def cross_fit(
@@ -92,13 +172,13 @@ def cross_fit(
     rng: np.random.Generator,
     folds: int = FOLDS,
 ) -> Baseline:
-    """The values at each episode, learned from the other folds; folds are cut inside groups.
+    """Return q and v of every step, learned from the episodes of the other folds.
 
     Args:
-        model: what learns.
+        model: the Q model to fit.
         data: recorded episodes.
         target: the policy to evaluate.
-        groups: (n,) behaviour of each episode.
+        groups: (n,) behaviour of each episode; folds are cut inside groups.
         gamma: discount.
         horizon: longest possible episode.
         rng: of the learner, and of the target's continuous actions.
@@ -108,30 +188,34 @@ def cross_fit(
     if folds < 2:
         raise ValueError("a Q model needs at least 2 episodes: it learns from one to judge another")
     fold = folds_within(groups, folds)
+
+    def one_by_one() -> Iterator[ActionValues]:
+        for k in range(folds):
+            others = data.select(episodes=np.flatnonzero(fold != k))
+            yield model.fit(others, target, gamma=gamma, horizon=horizon, rng=rng)
+
     if hasattr(model, "fit_folds"):
-        fitted = model.fit_folds(data, fold, target, gamma=gamma, horizon=horizon, rng=rng)
+        values = model.fit_folds(data, fold, target, gamma=gamma, horizon=horizon, rng=rng)
     else:
-        fitted = (
-            model.fit(
-                data.select(episodes=np.flatnonzero(fold != k)),
-                target,
-                gamma=gamma,
-                horizon=horizon,
-                rng=rng,
-            )
-            for k in range(folds)
-        )
-    q, v = np.empty(data.n_steps), np.empty(data.n_steps)
+        values = one_by_one()
+    bounds = bounds_of_others(reward_bounds(data, fold, folds))
+    return CrossFitted(values, target, gamma, horizon, bounds).of(data, fold, rng)
+
+
+def reward_bounds(data: Trajectories, fold: IntArray, folds: int) -> FloatArray:
+    """Return the lowest and the highest reward (2, folds) in each fold; inf, -inf without steps."""
     part = fold[data.episode_ids]
-    annuity = np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
-    for k, values in enumerate(fitted):
-        rows, others = np.flatnonzero(part == k), data.rewards[part != k]
-        # returns from a step on, if rewards stay within those of the other episodes (and 0)
-        low, high = min(float(others.min()), 0.0) * annuity, max(float(others.max()), 0.0) * annuity
-        for begin in range(0, rows.size, _ROWS):
-            some = rows[begin : begin + _ROWS]
-            q[some], v[some] = values_at(values, data, target, some, (low, high), rng)
-    return Baseline(q, v)
+    found = np.empty((2, folds))
+    for k in range(folds):
+        own = data.rewards[part == k]
+        found[:, k] = own.min(initial=np.inf), own.max(initial=-np.inf)
+    return found
+
+
+def bounds_of_others(bounds: FloatArray) -> FloatArray:
+    """Return for each fold the lowest and the highest reward (2, folds) of all other folds."""
+    others = [np.delete(bounds, k, axis=1) for k in range(bounds.shape[1])]
+    return np.array([[some[0].min() for some in others], [some[1].max() for some in others]])
 
 
 def values_at(
@@ -142,7 +226,7 @@ def values_at(
     bounds: tuple[FloatArray, FloatArray],
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """The q and v of some rows, both from q clipped to the bounds by the number of steps left."""
+    """Return q and v of some rows, both from q clipped to the bounds for the steps left."""
     observations, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
     steps = data.steps[rows]
     left = np.maximum(bounds[0].size - 1 - steps, 1)
@@ -173,7 +257,7 @@ def values_at(
 
 
 def q_all(values: ActionValues, observations: Tree, steps: IntArray, actions: int) -> FloatArray:
-    """(n, A) q of every action."""
+    """Return q (n, A) of every action."""
     own = getattr(values, "q_all", None)
     if own is not None:
         return np.asarray(own(observations, steps), dtype=np.float64)
@@ -183,7 +267,7 @@ def q_all(values: ActionValues, observations: Tree, steps: IntArray, actions: in
 
 
 def checked_fold(fold: IntArray, episodes: int) -> IntArray:
-    """The folds that a `fit_folds` was given: one of 0, 1, ... an episode, at least two of them."""
+    """Return the folds given to `fit_folds`; raise unless they are 0, 1, ..., at least two."""
     found = np.asarray(fold)
     if found.shape != (episodes,) or found.dtype.kind not in "iu":
         raise ValueError(
@@ -195,3 +279,33 @@ def checked_fold(fold: IntArray, episodes: int) -> IntArray:
             f"fold has the numbers {np.unique(found).tolist()}: give 0, 1, ..., each at least once"
         )
     return found.astype(np.int64)
+
+
+def named_model(name: str) -> QModel:
+    """Return the model of that name with its default settings."""
+    if name not in NAMED:
+        raise ValueError(
+            f"q_model is {name!r}; give 'default', {', '.join(map(repr, NAMED))}, None, a model of "
+            "ope_gym.models or a Baseline"
+        )
+    # by name, because the models themselves import this file
+    model: QModel = getattr(importlib.import_module(f"ope_gym.models.{name}"), NAMED[name])()
+    return model
+
+
+def default_model(data: Trajectories, target: Policy) -> QModel | None:
+    """Return TabularQ for whole numbers, LinearQ for small arrays of numbers, else None.
+
+    Images, texts and the like need a model of their own, and so do actions with several parts that
+    are not plain numbers.
+    """
+    kinds = {leaf.dtype.kind for leaf in batches.leaves(data.observations)}
+    width = sum(leaf[0].size for leaf in batches.leaves(data.observations))
+    if kinds <= set("iub") and isinstance(target, FinitePolicy) and width <= _WIDEST:
+        return named_model("tabular")
+    actions = batches.leaves(data.actions)
+    finite = isinstance(target, FinitePolicy) and actions[0].ndim == 1
+    plain = len(actions) == 1 and actions[0].dtype.kind in ("iub" if finite else "f")
+    if kinds <= set("iubf") and width <= _WIDEST and plain:
+        return named_model("linear")
+    return None

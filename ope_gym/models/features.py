@@ -1,14 +1,20 @@
 """Feature maps of LinearQ: observations (or observations and actions) to (n, d) numbers.
 
-A map is any callable from a batch to (n, d). One that must see the data first, for their scale or
-their values, has `learn(batch)`, which returns the callable.
+A map is any callable from a batch to (n, d). Features that must see the data first have
+`learn(batch)`, which returns the map. If all they need is the scale of the columns, they also have
+`fixed(columns)`: then the scale may be gathered chunk by chunk (`ColumnSums`), and `learn` is the
+case of one chunk.
+
+`Columns` turns a batch into standardised numbers and 0/1 columns; `Phi` applies a map to recorded
+steps, with the time that is left.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -17,7 +23,10 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.models.states import StateNumbers
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.models.base import SAMPLES
+from ope_gym.models.tabular import StateNumbers
+from ope_gym.policies.closed_form import FinitePolicy, Policy
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 
@@ -27,10 +36,19 @@ _FAR = 10.0  # standard deviations beyond which a standardised number is cut
 
 @runtime_checkable
 class Learned(Protocol):
-    """Features whose scale comes from the data; from observations only, never from rewards."""
+    """Features that see the data before they can be computed; never the rewards."""
 
     def learn(self, batch: Tree) -> Map:
-        """The map, fixed to the scale of this batch."""
+        """Return the map for data like this batch."""
+        ...
+
+
+@runtime_checkable
+class Scaled(Protocol):
+    """Features that need no more of the data than the scale of their columns."""
+
+    def fixed(self, columns: Columns) -> Map:
+        """Return the map for this scale."""
         ...
 
 
@@ -52,25 +70,28 @@ class Polynomial:
             raise ValueError(f"degree is {self.degree}: it must be at least 1")
 
     def learn(self, batch: Tree) -> Map:
-        """The map, with the means, deviations and categories of the batch."""
-        columns = Columns.of(batch)
+        """Return the map with the means, deviations and categories of the batch."""
+        return self.fixed(Columns.of(batch))
+
+    def fixed(self, columns: Columns) -> Map:
+        """Return the map for this scale."""
+        numbers = range(columns.numbers)
         powers = [
             np.array(chosen)
             for degree in range(2, self.degree + 1)
-            for chosen in itertools.combinations_with_replacement(range(columns.numbers), degree)
+            for chosen in itertools.combinations_with_replacement(numbers, degree)
         ]
-        width = 1 + columns.width + len(powers)
+        return partial(_monomials, columns, powers)
 
-        def polynomial(batch: Tree) -> FloatArray:
-            plain = columns(batch)
-            found = np.empty((plain.shape[0], width))
-            found[:, 0] = 1.0
-            found[:, 1 : 1 + columns.width] = plain
-            for j, chosen in enumerate(powers, start=1 + columns.width):
-                np.prod(plain[:, chosen], axis=1, out=found[:, j])
-            return found
 
-        return polynomial
+def _monomials(columns: Columns, powers: list[IntArray], batch: Tree) -> FloatArray:
+    plain = columns(batch)
+    found = np.empty((len(plain), 1 + columns.width + len(powers)))
+    found[:, 0] = 1.0
+    found[:, 1 : 1 + columns.width] = plain
+    for j, chosen in enumerate(powers, start=1 + columns.width):
+        np.prod(plain[:, chosen], axis=1, out=found[:, j])
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,18 +116,20 @@ class Fourier:
             raise ValueError(f"n={self.n}, scale={self.scale}: both must be above 0")
 
     def learn(self, batch: Tree) -> Map:
-        """The map, with the scale of the batch."""
-        columns = Columns.of(batch)
+        """Return the map with the scale of the batch."""
+        return self.fixed(Columns.of(batch))
+
+    def fixed(self, columns: Columns) -> Map:
+        """Return the map for this scale."""
         rng = np.random.default_rng(self.seed)
         waves = rng.standard_normal((columns.width, self.n)) / self.scale
-        phase = rng.uniform(0.0, 2 * np.pi, self.n)
+        return partial(_cosines, columns, waves, rng.uniform(0.0, 2 * np.pi, self.n))
 
-        def fourier(batch: Tree) -> FloatArray:
-            plain = columns(batch)
-            ones = np.ones((plain.shape[0], 1))
-            return np.hstack([ones, plain, np.sqrt(2.0) * np.cos(plain @ waves + phase)])
 
-        return fourier
+def _cosines(columns: Columns, waves: FloatArray, phase: FloatArray, batch: Tree) -> FloatArray:
+    plain = columns(batch)
+    ones = np.ones((len(plain), 1))
+    return np.hstack([ones, plain, np.sqrt(2.0) * np.cos(plain @ waves + phase)])
 
 
 @dataclass(frozen=True)
@@ -116,19 +139,93 @@ class OneHot:
     limit: int = 2000
 
     def learn(self, batch: Tree) -> Map:
-        """The map, with the observations of the batch."""
+        """Return the map with the distinct observations of the batch."""
         states = StateNumbers.of(batch)
         width = states.codes.size
         if width > self.limit:
             raise ValueError(
                 f"{width} distinct observations are more than {self.limit} columns: use TabularQ"
             )
+        return partial(_indicators, states)
 
-        def one_hot(batch: Tree) -> FloatArray:
-            number = states.numbers(batch)
-            return np.asarray(number[:, None] == np.arange(width), dtype=np.float64)
 
-        return one_hot
+def _indicators(states: StateNumbers, batch: Tree) -> FloatArray:
+    number = states.numbers(batch)
+    return np.asarray(number[:, None] == np.arange(states.codes.size), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Phi:
+    """The features of recorded steps.
+
+    Args:
+        features: from a batch to (n, columns).
+        target: the policy to evaluate.
+        actions: how many; 0 where they are continuous.
+        columns: how many the features have.
+        powers: highest power of the share of the horizon that is left.
+        horizon: longest possible episode.
+    """
+
+    features: Map
+    target: Policy
+    actions: int
+    columns: int
+    powers: int
+    horizon: int
+
+    @property
+    def width(self) -> int:
+        """Return the number d of columns with the powers of time."""
+        return self.columns * (self.powers + 1)
+
+    @property
+    def weights(self) -> int:
+        """Return the number of weights to solve for."""
+        return self.width * max(self.actions, 1)
+
+    def __call__(self, batch: Tree, steps: IntArray) -> FloatArray:
+        """Return (n, d), the features times the powers of the share of the horizon that is left."""
+        found = np.asarray(self.features(batch), dtype=np.float64)
+        if found.shape != (len(steps), self.columns):
+            expected = (len(steps), self.columns)
+            raise ValueError(f"features gave shape {found.shape}; expected {expected}")
+        if not np.all(np.isfinite(found)):
+            row, column = np.argwhere(~np.isfinite(found))[0].tolist()
+            raise ValueError(
+                f"features gave {found[row, column]} in row {row}, column {column}: must be finite"
+            )
+        left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
+        return np.hstack([found * (left**power)[:, None] for power in range(self.powers + 1)])
+
+    def of(self, data: Trajectories, rows: slice) -> FloatArray:
+        """Return the features (n, d) of some recorded steps."""
+        seen = batches.take(data.observations, rows)
+        batch = seen if self.actions else (seen, batches.take(data.actions, rows))
+        return self(batch, data.steps[rows])
+
+    def expected_next(
+        self, data: Trajectories, rows: slice, ends: NDArray[np.bool_], rng: np.random.Generator
+    ) -> FloatArray:
+        """Return E_pi phi of the next step, (n, A d), 0 at an end.
+
+        With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
+        pi(a|s) phi(s) in each block.
+        """
+        n = rows.stop - rows.start
+        ahead = np.zeros((n, max(self.actions, 1), self.width))
+        on = np.flatnonzero(~ends)
+        following = np.arange(rows.start, rows.stop)[on] + 1
+        if not on.size:
+            return ahead.reshape(n, -1)
+        seen, steps = batches.take(data.observations, following), data.steps[following]
+        if isinstance(self.target, FinitePolicy):
+            probs = self.target.probs(seen)
+            ahead[on] = probs[:, :, None] * self(seen, steps)[:, None, :]
+        else:
+            for _ in range(SAMPLES):
+                ahead[on, 0] += self((seen, self.target.sample(seen, rng)), steps) / SAMPLES
+        return ahead.reshape(n, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,48 +248,23 @@ class Columns:
 
     @classmethod
     def of(cls, batch: Tree) -> Columns:
-        """The scale and the categories of a batch."""
-        leaves = flat_leaves(batch)
-        is_number, mean, scale, category, value = [], [], [], [], []
-        others = 0
-        for leaf in leaves:
-            for j in range(leaf.shape[1]):
-                column = leaf[:, j]
-                few = None
-                if leaf.dtype.kind in "iub" and np.ptp(column.astype(np.float64)) < 1e6:
-                    few = np.unique(column)
-                if few is not None and few.size <= CATEGORIES:
-                    is_number.append(False)
-                    category += [others] * few.size
-                    value += few.astype(np.float64).tolist()
-                    others += 1
-                else:
-                    is_number.append(True)
-                    deviation = float(np.std(column, dtype=np.float64))
-                    centre = float(np.mean(column, dtype=np.float64))
-                    mean.append(centre)
-                    constant = deviation <= 1e-12 * abs(centre)
-                    scale.append(0.0 if constant or deviation == 0 else 1.0 / deviation)
-        return cls(
-            np.array(mean),
-            np.array(scale),
-            np.array(is_number, dtype=np.bool_),
-            np.array(category, dtype=np.int64),
-            np.array(value),
-        )
+        """Return the scale and the categories of a batch."""
+        sums = ColumnSums()
+        sums.update(batch)
+        return sums.columns()
 
     @property
     def numbers(self) -> int:
-        """How many columns are numbers."""
+        """Return how many columns are numbers."""
         return self.mean.size
 
     @property
     def width(self) -> int:
-        """Columns in all."""
+        """Return how many columns there are in all."""
         return self.mean.size + self.value.size
 
     def __call__(self, batch: Tree) -> FloatArray:
-        """(n, width)."""
+        """Return the columns (n, width) of a batch."""
         flat = np.hstack([leaf.astype(np.float64) for leaf in flat_leaves(batch)])
         if flat.shape[1] != self.is_number.size:
             raise ValueError(
@@ -205,8 +277,80 @@ class Columns:
         return np.hstack([numbers, ones.astype(np.float64)])
 
 
+@dataclass
+class ColumnSums:
+    """Gather the mean, the deviation and the categories of m columns, chunk by chunk.
+
+    Two chunks are merged by the formula of Chan, Golub and LeVeque: with their sizes n, their sums
+    of squared deviations M, and the difference d of their means,
+    M = M_1 + M_2 + d² n_1 n_2 / (n_1 + n_2).
+
+    Args:
+        count: rows so far.
+        mean: (m,).
+        squares: (m,) sum of squared deviations from the mean.
+        categories: for each column its distinct whole numbers; None for a column of numbers.
+    """
+
+    count: int = 0
+    mean: FloatArray = field(default_factory=lambda: np.zeros(0))
+    squares: FloatArray = field(default_factory=lambda: np.zeros(0))
+    categories: list[FloatArray | None] = field(default_factory=list)
+
+    def update(self, batch: Tree) -> None:
+        """Add the rows of a batch."""
+        count = batches.length(batch)
+        if not count:
+            return
+        columns = [leaf[:, j] for leaf in flat_leaves(batch) for j in range(leaf.shape[1])]
+        mean = np.array([np.mean(column, dtype=np.float64) for column in columns])
+        squares = np.empty(len(columns))
+        for j, column in enumerate(columns):
+            away = np.subtract(column, mean[j], dtype=np.float64)
+            squares[j] = np.sum(away * away)
+        whole = [column.dtype.kind in "iub" for column in columns]
+        few = [_few(x) if integer else None for x, integer in zip(columns, whole, strict=True)]
+        self.merge(ColumnSums(count, mean, squares, few))
+
+    def merge(self, other: ColumnSums) -> None:
+        """Add the rows that another one has seen."""
+        if not other.count:
+            return
+        if not self.count:
+            self.count, self.mean, self.squares = other.count, other.mean, other.squares
+            self.categories = other.categories
+            return
+        total, gap = self.count + other.count, other.mean - self.mean
+        self.squares = self.squares + other.squares + gap**2 * (self.count * other.count / total)
+        self.mean = self.mean + gap * (other.count / total)
+        self.count = total
+        self.categories = [
+            None if a is None or b is None else _few(np.append(a, b))
+            for a, b in zip(self.categories, other.categories, strict=True)
+        ]
+
+    def columns(self) -> Columns:
+        """Return the scale and the categories of all rows."""
+        number = np.array([few is None for few in self.categories], dtype=np.bool_)
+        mean, deviation = self.mean[number], np.sqrt(self.squares[number] / self.count)
+        constant = (deviation <= 1e-12 * np.abs(mean)) | (deviation == 0)
+        scale = np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, deviation))
+        values = [few for few in self.categories if few is not None]
+        category = np.repeat(np.arange(len(values)), [few.size for few in values])
+        return Columns(mean, scale, number, category, np.concatenate([*values, np.empty(0)]))
+
+
+def _few(column: NDArray[np.generic]) -> FloatArray | None:
+    """Return the distinct values of a column of whole numbers, or None if they are too many."""
+    numbers = column.astype(np.float64)
+    if np.ptp(numbers) >= 1e6:  # an identifier or a clock: no need to sort it
+        return None
+    found = np.unique(numbers)
+    return found if found.size <= CATEGORIES else None
+
+
 def flat_leaves(batch: Tree) -> list[FloatArray]:
-    """The leaves as (n, columns) each."""
+    """Return the leaves as (n, columns) each."""
     n = batches.length(batch)
     found = [leaf.reshape(n, -1) for leaf in batches.leaves(batch)]
     for leaf in found:

@@ -1,19 +1,43 @@
-"""LinearQ: fitted Q evaluation with linear features, in closed form, one pass for all folds."""
+"""LinearQ: fitted Q evaluation with linear features, in closed form, for all folds in one pass.
+
+Why a linear solve is enough. The values of the target satisfy q = r + gamma E_pi q(next). With
+q = phi·theta, ask that the error of this equation be uncorrelated with the features:
+
+    sum_t w_t phi_t (phi_t·theta - r_t - gamma E_pi phi_{t+1}·theta) = 0
+
+which is linear in theta (LSTD-Q, the fixed point of fitted Q evaluation). Both sides are sums over
+steps, and what a fold may learn from is the sum over all other folds. So the sums can be gathered
+chunk by chunk, by several processes, and merged; episodes in memory are the case of one chunk:
+
+    survey = FeatureSurvey(model, target)
+    for chunk in chunks:
+        survey.update(chunk)                              # first pass: the scale of the features
+    equations = survey.equations(gamma=gamma, horizon=horizon, folds=folds)
+    for chunk in chunks:
+        equations.update(chunk, fold)                     # second pass: the sums, by fold
+    fitted = equations.cross_fitted()
+    baseline = fitted.of(chunk, fold)                     # q and v of the steps of any chunk
+
+with the folds (n,) of a chunk's episodes from `base.Folds`. Other processes begin with an empty
+`FeatureSurvey(model, target)` or `survey.equations(...)`, and `merge(other)` adds what they have
+gathered. Memory is that of the sums and of one chunk. Two things need all episodes in one chunk:
+continuous actions, for there the mean over the target is one of draws, which would depend on how
+the episodes are cut, and features that learn more than a scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import SAMPLES, checked_fold
-from ope_gym.models.features import Learned, Map, Polynomial
+from ope_gym.models.base import CrossFitted, bounds_of_others, checked_fold, reward_bounds
+from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
 from ope_gym.policies.closed_form import FinitePolicy, Policy
 from ope_gym.policies.inputs import choices
 
@@ -80,10 +104,9 @@ class LinearQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> LinearValues | FiniteLinearValues:
-        """The values learned from all episodes."""
+        """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        phi, sums = self._pass(data, nobody, target, gamma, horizon, rng)
-        return phi.values(sums.solve(None, self.ridge, self.pull))
+        return self._gather(data, nobody, target, gamma, horizon, rng).values(None)
 
     def fit_folds(
         self,
@@ -95,17 +118,15 @@ class LinearQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> Iterator[LinearValues | FiniteLinearValues]:
-        """For each fold the values learned from the others, all from one pass.
+        """Return for each fold the values learned from the others, all from one pass.
 
         The scale of the features is that of all observations; rewards stay in their folds.
         """
         fold = checked_fold(fold, len(data))
-        phi, sums = self._pass(data, fold, target, gamma, horizon, rng)
-        return (
-            phi.values(sums.solve(k, self.ridge, self.pull)) for k in range(int(fold.max()) + 1)
-        )
+        equations = self._gather(data, fold, target, gamma, horizon, rng)
+        return (equations.values(k) for k in range(int(fold.max()) + 1))
 
-    def _pass(
+    def _gather(
         self,
         data: Trajectories,
         fold: IntArray,
@@ -113,158 +134,259 @@ class LinearQ:
         gamma: float,
         horizon: int,
         rng: np.random.Generator,
-    ) -> tuple[Phi, NormalEquations]:
-        features = Polynomial() if self.features is None else self.features
-        finite = isinstance(target, FinitePolicy)
-        if isinstance(features, Learned):
-            batch = data.observations if finite else (data.observations, data.actions)
-            features = features.learn(batch)
-        some = slice(0, 1)
-        actions = (
-            target.probs(batches.take(data.observations, some)).shape[1]
-            if isinstance(target, FinitePolicy)
-            else 0
-        )
-        phi = Phi(features, target, actions, int(self.time), horizon)
-        width = phi.of(data, some).shape[1]
-        sums = NormalEquations.empty(int(fold.max()) + 1, max(actions, 1), width)
-        weights = near_weights(data, target, self.nearness)
-        if not weights.any():  # the target never does what was done
-            weights = np.ones(data.n_steps)
-        ends = np.zeros(data.n_steps, dtype=np.bool_)
-        ends[data.offsets[1:] - 1] = True
-        part = fold[data.episode_ids]
-        chosen = choices(data.actions, data.n_steps, actions) if actions else np.zeros_like(part)
-        block = max(256, NUMBERS // (max(actions, 1) * width))
-        for begin in range(0, data.n_steps, block):
-            rows = slice(begin, min(begin + block, data.n_steps))
-            now = phi.of(data, rows)
-            ahead = phi.expected_next(data, rows, ends[rows], now, rng)
-            sums.add(now, ahead, gamma, data.rewards[rows], weights[rows], part[rows], chosen[rows])
-        return phi, sums
+    ) -> NormalEquations:
+        survey = FeatureSurvey(self, target)
+        survey.update(data)
+        found = survey.equations(gamma=gamma, horizon=horizon, folds=int(fold.max()) + 1)
+        found.update(data, fold, rng)
+        return found
 
 
-@dataclass(frozen=True)
-class Phi:
-    """The features of recorded steps; `actions` is 0 where they are continuous."""
-
-    features: Map
-    target: Policy
-    actions: int
-    powers: int
-    horizon: int
-
-    def values(self, theta: FloatArray) -> LinearValues | FiniteLinearValues:
-        """The q of weights theta (A d,)."""
-        kind = FiniteLinearValues if self.actions else LinearValues
-        return kind(self, theta.reshape(max(self.actions, 1), -1))
-
-    def __call__(self, batch: Tree, steps: IntArray) -> FloatArray:
-        """(n, d) with the powers of the share of the horizon that is left."""
-        found = np.asarray(self.features(batch), dtype=np.float64)
-        if found.ndim != 2 or found.shape[0] != len(steps):
-            raise ValueError(f"features gave shape {found.shape}; expected ({len(steps)}, d)")
-        if found.shape[1] * (self.powers + 1) * max(self.actions, 1) > WIDEST:
-            raise ValueError(
-                f"features gave {found.shape[1]} columns, times {self.powers + 1} powers of time "
-                f"and {max(self.actions, 1)} actions: more than {WIDEST} weights to solve for. "
-                "Give features= with fewer columns"
-            )
-        if not np.all(np.isfinite(found)):
-            row, column = np.argwhere(~np.isfinite(found))[0].tolist()
-            raise ValueError(
-                f"features gave {found[row, column]} in row {row}, column {column}: must be finite"
-            )
-        left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
-        return np.hstack([found * (left**power)[:, None] for power in range(self.powers + 1)])
-
-    def of(self, data: Trajectories, rows: slice) -> FloatArray:
-        """(n, d) of some recorded steps."""
-        seen = batches.take(data.observations, rows)
-        batch = seen if self.actions else (seen, batches.take(data.actions, rows))
-        return self(batch, data.steps[rows])
-
-    def expected_next(
-        self,
-        data: Trajectories,
-        rows: slice,
-        ends: NDArray[np.bool_],
-        now: FloatArray,
-        rng: np.random.Generator,
-    ) -> FloatArray:
-        """(n, actions · d) mean over the target of the features of the next step, 0 at an end."""
-        n, width = now.shape
-        ahead = np.zeros((n, max(self.actions, 1), width))
-        on = np.flatnonzero(~ends)
-        following = np.arange(rows.start, rows.stop)[on] + 1
-        if not on.size:
-            return ahead.reshape(n, -1)
-        seen, steps = batches.take(data.observations, following), data.steps[following]
-        if isinstance(self.target, FinitePolicy):
-            probs = self.target.probs(seen)
-            ahead[on] = probs[:, :, None] * self(seen, steps)[:, None, :]
-        else:
-            for _ in range(SAMPLES):
-                ahead[on, 0] += self((seen, self.target.sample(seen, rng)), steps) / SAMPLES
-        return ahead.reshape(n, -1)
-
-
-@dataclass(frozen=True)
-class NormalEquations:
-    """The normal equations by fold.
+@dataclass
+class FeatureSurvey:
+    """Gather what must be known before the normal equations can be summed.
 
     Args:
-        system: (folds, A d, A d).
-        answer: (folds, A d).
-        squares: (folds, d) of the features.
+        model: the model to fit.
+        target: the policy to evaluate.
+        scale: of the columns, for features that ask for no more.
+        learned: the map, for features that ask for more.
+        known: whether the probabilities of all recorded actions are known.
+        example: the first recorded step, (observations, actions); None before the first chunk.
     """
 
+    model: LinearQ
+    target: Policy
+    scale: ColumnSums = field(default_factory=ColumnSums)
+    learned: Map | None = None
+    known: bool = True
+    example: tuple[Tree, Tree] | None = None
+
+    def update(self, data: Trajectories) -> None:
+        """Add a chunk of whole episodes."""
+        if not len(data):
+            return
+        features, part = self._features, FeatureSurvey(self.model, self.target)
+        batch = self._batch(data.observations, data.actions)
+        if isinstance(features, Scaled):
+            part.scale.update(batch)
+        elif isinstance(features, Learned):
+            part.learned = features.learn(batch)
+        part.known = not np.isnan(data.log_probs).any()
+        first = slice(0, 1)
+        part.example = batches.take(data.observations, first), batches.take(data.actions, first)
+        self.merge(part)
+
+    def merge(self, other: FeatureSurvey) -> None:
+        """Add the chunks that another one has seen."""
+        if self.learned is not None and other.learned is not None:
+            raise ValueError(
+                f"features is {self._features!r}, which learns from all episodes at once, but they "
+                "come in several chunks: give a Polynomial, a Fourier, or a callable from a batch "
+                "to (n, d), or load all episodes"
+            )
+        self.scale.merge(other.scale)
+        self.learned = other.learned if self.learned is None else self.learned
+        self.known = self.known and other.known
+        self.example = other.example if self.example is None else self.example
+
+    def phi(self, horizon: int) -> Phi:
+        """Return the features, fixed to the data seen, for episodes of at most `horizon` steps."""
+        if self.example is None:
+            raise ValueError("there is no episode to learn from: LinearQ needs at least one")
+        features, target = self._features, self.target
+        if isinstance(features, Scaled):
+            features = features.fixed(self.scale.columns())
+        elif self.learned is not None:
+            features = self.learned
+        assert callable(features)
+        actions = target.probs(self.example[0]).shape[1] if isinstance(target, FinitePolicy) else 0
+        shape = np.shape(features(self._batch(*self.example)))
+        if len(shape) != 2:
+            raise ValueError(f"features gave shape {shape} for one step; expected (1, d)")
+        return Phi(features, target, actions, shape[1], int(self.model.time), horizon)
+
+    def equations(self, *, gamma: float, horizon: int, folds: int) -> NormalEquations:
+        """Return the normal equations, of no step so far.
+
+        Args:
+            gamma: discount.
+            horizon: longest possible episode.
+            folds: how many folds the episodes are cut into.
+        """
+        phi = self.phi(horizon)
+        if phi.weights > WIDEST:
+            raise ValueError(
+                f"features gave {phi.columns} columns, times {phi.powers + 1} powers of time and "
+                f"{max(phi.actions, 1)} actions: more than {WIDEST} weights to solve for. "
+                "Give features= with fewer columns"
+            )
+        model = self.model if self.known else replace(self.model, nearness=0.0)
+        return NormalEquations.empty(model, phi, gamma, folds)
+
+    @property
+    def _features(self) -> Map | Learned:
+        return Polynomial() if self.model.features is None else self.model.features
+
+    def _batch(self, observations: Tree, actions: Tree) -> Tree:
+        return observations if isinstance(self.target, FinitePolicy) else (observations, actions)
+
+
+@dataclass
+class NormalEquations:
+    """The sums of the normal equations, by fold, and the range of the rewards.
+
+    Steps are weighted by `near_weights`. If these are 0 for all steps, because the target never
+    does what was done, all steps count alike. Chunks do not know this of each other: as long as no
+    step has had a weight, they are summed alike, and the first weight clears these sums, to which
+    the chunks so far would have added 0.
+
+    Args:
+        model: the model to fit; its nearness is 0 if some propensity is unknown.
+        phi: the features.
+        gamma: discount.
+        system: (folds, A d, A d).
+        answer: (folds, A d).
+        squares: (folds, d) sums of the squares of the features.
+        bounds: (2, folds) lowest and highest reward in each fold.
+        near: whether some step had a weight above 0.
+        chunks: how many there were.
+    """
+
+    model: LinearQ
+    phi: Phi
+    gamma: float
     system: FloatArray
     answer: FloatArray
     squares: FloatArray
+    bounds: FloatArray
+    near: bool = False
+    chunks: int = 0
 
     @classmethod
-    def empty(cls, folds: int, actions: int, width: int) -> NormalEquations:
-        """Of no step."""
-        size = actions * width
-        return cls(np.zeros((folds, size, size)), np.zeros((folds, size)), np.zeros((folds, width)))
+    def empty(cls, model: LinearQ, phi: Phi, gamma: float, folds: int) -> NormalEquations:
+        """Return the equations of no step."""
+        size = phi.weights
+        return cls(
+            model,
+            phi,
+            gamma,
+            system=np.zeros((folds, size, size)),
+            answer=np.zeros((folds, size)),
+            squares=np.zeros((folds, phi.width)),
+            bounds=np.array([[np.inf] * folds, [-np.inf] * folds]),
+        )
 
-    def add(
+    def update(
+        self, data: Trajectories, fold: IntArray, rng: np.random.Generator | None = None
+    ) -> None:
+        """Add a chunk of whole episodes.
+
+        Args:
+            data: the chunk.
+            fold: (n,) of its episodes.
+            rng: source of the target's actions, if they are continuous.
+        """
+        if not len(data):
+            return
+        self._count(1)
+        self._widen(reward_bounds(data, fold, len(self.answer)))
+        weights = near_weights(data, self.phi.target, self.model.nearness)
+        if not self._keeps(bool(weights.any())):
+            return
+        if not self.near:
+            weights = np.ones(data.n_steps)
+        rng = np.random.default_rng(0) if rng is None else rng
+        ends = np.zeros(data.n_steps, dtype=np.bool_)
+        ends[data.offsets[1:] - 1] = True
+        part, actions = fold[data.episode_ids], self.phi.actions
+        chosen = choices(data.actions, data.n_steps, actions) if actions else np.zeros_like(part)
+        block = max(256, NUMBERS // self.phi.weights)
+        for begin in range(0, data.n_steps, block):
+            rows = slice(begin, min(begin + block, data.n_steps))
+            now = self.phi.of(data, rows)
+            ahead = self.phi.expected_next(data, rows, ends[rows], rng)
+            self._add(now, ahead, data.rewards[rows], weights[rows], part[rows], chosen[rows])
+
+    def merge(self, other: NormalEquations) -> None:
+        """Add the chunks that another one has summed."""
+        self._count(other.chunks)
+        self._widen(other.bounds)
+        if self._keeps(other.near):
+            self.system += other.system
+            self.answer += other.answer
+            self.squares += other.squares
+
+    def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
+        """Return the q of all folds but one."""
+        kind = FiniteLinearValues if self.phi.actions else LinearValues
+        return kind(self.phi, self._solve(without).reshape(max(self.phi.actions, 1), -1))
+
+    def cross_fitted(self) -> CrossFitted:
+        """Return for each fold the values learned from the others."""
+        values = [self.values(k) for k in range(len(self.answer))]
+        bounds = bounds_of_others(self.bounds)
+        return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds)
+
+    def _count(self, chunks: int) -> None:
+        self.chunks += chunks
+        if self.chunks > 1 and not self.phi.actions:
+            raise ValueError(
+                f"target is {self.phi.target!r}, which has no probs(observations), and the "
+                "episodes come in several chunks: LinearQ draws continuous actions, and the draws "
+                "would depend on the chunks; load all episodes, or leave q_model=None"
+            )
+
+    def _widen(self, bounds: FloatArray) -> None:
+        self.bounds[0] = np.minimum(self.bounds[0], bounds[0])
+        self.bounds[1] = np.maximum(self.bounds[1], bounds[1])
+
+    def _keeps(self, near: bool) -> bool:
+        """Return whether a part is to be added, given whether some of its weights are above 0."""
+        if near and not self.near:
+            for sums in (self.system, self.answer, self.squares):
+                sums[...] = 0.0
+            self.near = True
+        return near or not self.near
+
+    def _add(
         self,
         now: FloatArray,
         ahead: FloatArray,
-        gamma: float,
         rewards: FloatArray,
         weights: FloatArray,
         part: IntArray,
         chosen: IntArray,
     ) -> None:
         """Add n steps: features (n, d), those of the next step (n, A d), folds and actions (n,)."""
-        width = now.shape[1]
-        actions = self.answer.shape[1] // width
+        width, actions = self.phi.width, max(self.phi.actions, 1)
         group = part * actions + chosen
         order = np.argsort(group, kind="stable")
-        bounds = np.searchsorted(group[order], np.arange(self.answer.shape[0] * actions + 1))
+        bounds = np.searchsorted(group[order], np.arange(len(self.answer) * actions + 1))
         for g in np.flatnonzero(np.diff(bounds)):
             rows = order[bounds[g] : bounds[g + 1]]
             k, own = g // actions, slice(g % actions * width, (g % actions + 1) * width)
             some = now[rows]
             weighted = some * weights[rows, None]
             self.system[k, own, own] += weighted.T @ some
-            self.system[k, own] -= gamma * (weighted.T @ ahead[rows])
+            self.system[k, own] -= self.gamma * (weighted.T @ ahead[rows])
             self.answer[k, own] += weighted.T @ rewards[rows]
             self.squares[k] += np.einsum("nd,nd->d", weighted, some)
 
-    def solve(self, without: int | None, ridge: float, pull: float) -> FloatArray:
-        """(A d,) from all folds but one."""
-        keep = np.arange(self.answer.shape[0]) != (-1 if without is None else without)
-        width = self.squares.shape[1]
-        actions = self.answer.shape[1] // width
+    def _solve(self, without: int | None) -> FloatArray:
+        """Return theta (A d,) from all folds but one.
+
+        The features are first divided by the roots of their squares, so that one penalty serves
+        features of any scale. `pull` is on the differences from the mean over the actions.
+        """
+        keep = np.arange(len(self.answer)) != (-1 if without is None else without)
+        width, actions = self.phi.width, max(self.phi.actions, 1)
         squares = self.squares[keep].sum(axis=0) / actions
         scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
         system = self.system[keep].sum(axis=0) * scale[:, None] * scale
         apart = np.eye(actions) - 1.0 / actions
-        system += np.kron(ridge * np.eye(actions) + pull * apart, np.eye(width))
+        penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
+        system += np.kron(penalty, np.eye(width))
         answer = self.answer[keep].sum(axis=0) * scale
         try:
             theta = np.linalg.solve(system, answer)
@@ -275,13 +397,18 @@ class NormalEquations:
 
 @dataclass(frozen=True)
 class LinearValues:
-    """The fitted q of continuous actions."""
+    """The fitted q of continuous actions.
+
+    Args:
+        phi: the features.
+        theta: (A, d) weights; A is 1 for continuous actions.
+    """
 
     phi: Phi
-    theta: FloatArray  # (A, d); A is 1 for continuous actions
+    theta: FloatArray
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,)."""
+        """Return q (n,) of the chosen actions."""
         return np.asarray(self.phi((observations, actions), steps) @ self.theta[0])
 
 
@@ -289,21 +416,18 @@ class FiniteLinearValues(LinearValues):
     """The fitted q of a finite action set."""
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,) of the chosen actions."""
+        """Return q (n,) of the chosen actions."""
         chosen = choices(actions, len(steps), len(self.theta))
         return np.asarray(self.q_all(observations, steps)[np.arange(chosen.size), chosen])
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """(n, A) of every action."""
+        """Return q (n, A) of every action."""
         return np.asarray(self.phi(observations, steps) @ self.theta.T)
 
 
 def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
-    """(S,) tempered weights of the steps, cut at e^3; 1 where who acted is not known.
-
-    Their scale cancels. All may be 0: `LinearQ` then takes all steps alike.
-    """
-    if nearness == 0 or np.isnan(data.log_probs).any():
+    """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
+    if nearness == 0:
         return np.ones(data.n_steps)
     from ope_gym import kernels
 

@@ -13,15 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories, join
 from ope_gym.inference import bootstrap
-from ope_gym.models.base import Baseline
-from ope_gym.models.choice import default_model
-from ope_gym.models.features import Map, Polynomial
-from ope_gym.models.linear import WIDEST, LinearQ
-from ope_gym.models.linear_sums import Folds, LinearBaseline, LinearFit, ScaleSums
+from ope_gym.models.base import Baseline, CrossFitted, Folds, default_model
+from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
 from ope_gym.options import Options
 from ope_gym.policies.closed_form import FinitePolicy, Policy
 from ope_gym.scale.census import Mixture
@@ -55,7 +51,7 @@ class Setting:
     held_out: bool
     steps: int
     folder: Path | None = None
-    q: LinearBaseline | None = None
+    q: CrossFitted | None = None
     limit: FloatArray | None = None
     done: Done | None = None
 
@@ -87,7 +83,7 @@ class Setting:
         self, task: Task, number: int
     ) -> Iterator[tuple[str, Trajectories, Baseline | None]]:
         """The chunks with the values of the q model, if there is one."""
-        folds = self.folds(task, 1 if self.q is None else len(self.q.values))
+        folds = self.folds(task, 1 if self.q is None else self.q.bounds.shape[1])
         for name, chunk in self.chunks(task, number):
             fold = folds.of(self.mixture.behaviours(chunk).ids)
             yield name, chunk, None if self.q is None else self.q.of(chunk, fold)
@@ -126,28 +122,25 @@ def has_model(setting: Setting, task: Task) -> bool:
     target = setting.target
     if default_model(chunk, target) is None or not isinstance(target, FinitePolicy):
         return False
-    first = slice(0, 1)
-    actions = target.probs(batches.take(chunk.observations, first)).shape[1]
-    columns = (
-        Polynomial().learn(chunk.observations)(batches.take(chunk.observations, first)).shape[1]
-    )
-    return bool(columns * (LinearQ().time + 1) * actions <= WIDEST)
+    survey = FeatureSurvey(LinearQ(), target)
+    survey.update(chunk)
+    return survey.phi(1).weights <= WIDEST
 
 
-def scale_sums(setting: Setting, task: Task) -> ScaleSums:
-    """The scale of the observations."""
-    found = ScaleSums()
+def feature_survey(setting: Setting, model: LinearQ, task: Task) -> FeatureSurvey:
+    """Gather the scale of the q model's features over one task."""
+    found = FeatureSurvey(model, setting.target)
     for _, chunk in setting.chunks(task, 2):
-        found.update(chunk.observations)
+        found.update(chunk)
         setting.progress(chunk.n_steps)
     return found
 
 
 def normal_equations(
-    setting: Setting, model: LinearQ, features: Map, horizon: int, folds: int, task: Task
-) -> LinearFit:
-    """Of the q model."""
-    found = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
+    setting: Setting, survey: FeatureSurvey, horizon: int, folds: int, task: Task
+) -> NormalEquations:
+    """Accumulate the q model's normal equations over one task."""
+    found = survey.equations(gamma=setting.options.gamma, horizon=horizon, folds=folds)
     fold = setting.folds(task, folds)
     for _, chunk in setting.chunks(task, 2):
         found.update(chunk, fold.of(setting.mixture.behaviours(chunk).ids))

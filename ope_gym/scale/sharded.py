@@ -39,15 +39,8 @@ from ope_gym.estimators.reductions import WeightSums
 from ope_gym.estimators.table import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.estimators.weighted import cut_limits
 from ope_gym.inference import bootstrap
-from ope_gym.models.base import FOLDS
-from ope_gym.models.linear import LinearQ
-from ope_gym.models.linear_sums import (
-    LinearBaseline,
-    LinearFit,
-    ScaleSums,
-    needs_scale,
-    scaled_features,
-)
+from ope_gym.models.base import FOLDS, CrossFitted
+from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.options import Options, check_options
 from ope_gym.policies.base import FinitePolicy, Policy, check_target
 from ope_gym.results import Evaluation
@@ -56,10 +49,10 @@ from ope_gym.scale.passes import FUSED, Key, NormalisedPass, WeightPass, keys_of
 from ope_gym.scale.results import estimates_of
 from ope_gym.scale.shard_tasks import (
     Setting,
+    feature_survey,
     has_model,
     normal_equations,
     normalised_pass,
-    scale_sums,
     weight_pass,
 )
 from ope_gym.scale.sources import Shard, Survey, Task, survey
@@ -162,7 +155,7 @@ def passes(options: Options, q_model: LinearQ | None) -> int:
     """How often `evaluate_survey` does all steps, as its progress counts them; see `model_of`."""
     found = 1 + bool(keys_of(options.estimators, normalised=True))
     if q_model is not None and _uses_q(options):
-        found += 1 + needs_scale(q_model) + ("auto" in options.estimators)
+        found += 2 + ("auto" in options.estimators)
     return found
 
 
@@ -298,33 +291,28 @@ def _fit(
     tasks: Sequence[Task],
     crew: Workers,
     done: Callable[[Task], None],
-) -> LinearBaseline:
-    """The q model, cross-fitted."""
-    mixture = setting.mixture
+) -> CrossFitted:
+    """Fit the q model, cross-fitted."""
+    mixture, target = setting.mixture, setting.target
     folds = min(FOLDS, mixture.trajectories)
     if folds < 2:
         raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
-    features = model.features
-    if needs_scale(model):
-        scale = ScaleSums()
-        for task, part in _each(crew, partial(scale_sums, setting), tasks, tasks):
-            scale.merge(part)
-            done(task)
-        features = scaled_features(model, scale.finalise())
-    assert callable(features)  # `needs_scale` refuses all others
-    horizon = max(mixture.longest, mixture.described.horizon or 0)
-    sums = LinearFit(model, features, setting.target, setting.options.gamma, horizon, folds)
-    make = partial(normal_equations, setting, model, features, horizon, folds)
-    for task, some in _each(crew, make, tasks, tasks):
-        sums.merge(some)
+    if not isinstance(target, FinitePolicy):
+        raise ValueError(
+            "target has no probs: a q model of shards needs a finite action set; leave "
+            "q_model=None, or load all episodes and use ope_gym.evaluate"
+        )
+    survey = FeatureSurvey(model, target)
+    for task, seen in _each(crew, partial(feature_survey, setting, model), tasks, tasks):
+        survey.merge(seen)
         done(task)
-    if (alike := sums.alike) is not None:  # rare, and known only now: once more, not counted
-        sums = replace(sums, model=alike)
-        quiet = replace(setting, done=None)
-        make = partial(normal_equations, quiet, alike, features, horizon, folds)
-        for _, some in _each(crew, make, tasks, tasks):
-            sums.merge(some)
-    return sums.finalise()
+    horizon = max(mixture.longest, mixture.described.horizon or 0)
+    sums = survey.equations(gamma=setting.options.gamma, horizon=horizon, folds=folds)
+    make = partial(normal_equations, setting, survey, horizon, folds)
+    for task, part in _each(crew, make, tasks, tasks):
+        sums.merge(part)
+        done(task)
+    return sums.cross_fitted()
 
 
 def refuse(options: Options, q_model: LinearQ | str | None) -> None:

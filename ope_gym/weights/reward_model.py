@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, folds_within
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import context_ids
 from ope_gym.weights.behaviours import BehaviourRows, Behaviours
@@ -46,13 +46,6 @@ def cross_fitted_log_weights(
         )
         log_w[inside] = found["optimal"][inside]
     return log_w
-
-
-def folds_within(groups: IntArray, folds: int) -> IntArray:
-    """(n,) fold of each trajectory: 0, 1, ..., 0, 1, ... inside each group, and on to the next."""
-    result = np.empty(groups.size, dtype=np.int64)
-    result[np.argsort(groups, kind="stable")] = np.arange(groups.size) % folds
-    return result
 
 
 def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tracemalloc
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import DiagonalGaussian, Trajectories, Uniform
+from ope_gym.arrays import folds_within
 from ope_gym.models import (
     ActionValues,
     Baseline,
@@ -24,10 +26,9 @@ from ope_gym.models import (
     TabularQ,
     cross_fit,
 )
-from ope_gym.models.base import SAMPLES
-from ope_gym.models.linear import near_weights
+from ope_gym.models.base import SAMPLES, Folds
+from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.weights.behaviours import behaviours_of
-from ope_gym.weights.reward_model import folds_within
 from tests import small_mdps
 from tests.builders import Recorded, Table, buffer_of, recorded
 
@@ -489,6 +490,74 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ope_gym.models.linear.NUMBERS", 1)  # 256 rows at once
     parts = fitted(LinearQ(), record)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
+
+
+CUTS = [[0, 25], [0, 1, 9, 9, 25], list(range(26))]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("kind", ["known", "unknown", "never", "seldom"])
+def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> None:
+    """One chunk gives the same bits; more differ by rounding, also where weights are 0."""
+    record = recorded(3, (10, 15))
+    data, target, groups = (
+        record.trajectories,
+        record.target,
+        behaviours_of(record.trajectories).ids,
+    )
+    if kind == "unknown":
+        hidden = np.where(data.episode_ids == 20, np.nan, data.log_probs)
+        data = dataclasses.replace(data, log_probs=hidden)
+    if kind in ("never", "seldom"):  # the target's own action is never taken, or in the last alone
+        target = Table(np.eye(3)[[2, 2, 2]])
+        taken = np.where(data.episode_ids < (25 if kind == "never" else 24), 0, 2)
+        data = dataclasses.replace(data, actions=taken)
+    model = LinearQ(Polynomial(2))
+    options: dict[str, Any] = {"gamma": 0.9, "horizon": 6}
+    whole = cross_fit(model, data, target, groups, rng=seeded(), **options)
+    spans = list(itertools.pairwise(cuts))
+    chunks = [data.select(episodes=slice(*span)) for span in spans]
+    survey, other = FeatureSurvey(model, target), FeatureSurvey(model, target)
+    for i, chunk in enumerate(chunks):
+        (survey, other)[i % 2].update(chunk)
+    survey.merge(other)
+    folds = Folds(np.bincount(groups), 5)
+    fold = [folds.of(groups[slice(*span)]) for span in spans]
+    np.testing.assert_array_equal(np.concatenate(fold), folds_within(groups, 5))
+    sums = [survey.equations(folds=5, **options) for _ in range(3)]
+    for i, (chunk, own) in enumerate(zip(chunks, fold, strict=True)):
+        sums[i % 2].update(chunk, own)
+    sums[0].merge(sums[1])
+    sums[2].update(data, np.concatenate(fold))
+    for name in ("system", "answer", "squares", "bounds"):
+        one, all_ = (getattr(sums[i], name) for i in (0, 2))
+        np.testing.assert_allclose(one, all_, rtol=0, atol=1e-12 * np.abs(all_).max())
+    fitted_values = sums[0].cross_fitted()
+    found = [fitted_values.of(chunk, own) for chunk, own in zip(chunks, fold, strict=True)]
+    q, v = (np.concatenate([getattr(part, name) for part in found]) for name in "qv")
+    tolerance = 0.0 if len(chunks) == 1 else 1e-9
+    np.testing.assert_allclose(q, whole.q, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(v, whole.v, rtol=tolerance, atol=tolerance)
+
+
+def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
+    record = recorded(1, (4, 4))
+    data = record.trajectories
+    survey = FeatureSurvey(LinearQ(OneHot()), record.target)
+    with pytest.raises(ValueError, match="there is no episode to learn from"):
+        survey.equations(gamma=1.0, horizon=6, folds=2)
+    survey.update(data)
+    with pytest.raises(ValueError, match=r"OneHot\(limit=2000\), which learns from all episodes"):
+        survey.update(data)
+    shape = (data.n_steps, 1)
+    moved = dataclasses.replace(data, observations=np.ones(shape), actions=np.ones(shape))
+    survey = FeatureSurvey(LinearQ(), DiagonalGaussian([[0.0]], [0.0], [0.0]))
+    survey.update(moved)
+    equations = survey.equations(gamma=1.0, horizon=6, folds=2)
+    fold = np.arange(len(data)) % 2
+    equations.update(moved, fold)
+    with pytest.raises(ValueError, match=r"target is DiagonalGaussian.*in several chunks"):
+        equations.update(moved, fold)
 
 
 @pytest.mark.parametrize("make", [LinearQ, TabularQ])
