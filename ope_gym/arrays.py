@@ -132,11 +132,6 @@ def place(row: int, offsets: IntArray) -> tuple[int, int]:
     return episode, row - int(offsets[episode])
 
 
-def annuity(gamma: float, horizon: int) -> FloatArray:
-    """Return 1 + gamma + ... + gamma^(j - 1) for j = 0, ..., horizon: j steps that pay 1 each."""
-    return np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
-
-
 def folds_within(groups: IntArray, folds: int, first: IntArray | None = None) -> IntArray:
     """Return the fold (n,) of each episode: 0, 1, ..., 0, 1, ... inside a group, then the next.
 

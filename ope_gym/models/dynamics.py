@@ -9,7 +9,7 @@ from math import comb
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.model_values import (
@@ -102,9 +102,9 @@ class DynamicsQ:
             rng=rng,
         )
         features, theta = self._value(model, played, gamma, horizon, rng)
-        annuity = np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
         rewards = data.rewards
-        bounds = np.outer([min(rewards.min(), 0.0), max(rewards.max(), 0.0)], annuity)
+        lowest, highest = min(rewards.min(), 0.0), max(rewards.max(), 0.0)
+        bounds = np.outer([lowest, highest], annuity(gamma, horizon))
         seed = int(rng.integers(1 << 62))
 
         def resampled() -> FloatArray:

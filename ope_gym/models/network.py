@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.features import Columns
@@ -87,9 +87,9 @@ class NetworkQ:
         probs, draws = _ahead(data, target, inputs, rng)
         on = np.ones(data.n_steps)
         on[data.offsets[1:] - 1] = 0.0
-        annuity = np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
-        unit = max(float(np.abs(data.rewards).max()) * float(annuity[-1]), 1e-12)
-        left = annuity[np.maximum(horizon - data.steps, 1)] / unit
+        ones = annuity(gamma, horizon)
+        unit = max(float(np.abs(data.rewards).max()) * float(ones[-1]), 1e-12)
+        left = ones[np.maximum(horizon - data.steps, 1)] / unit
         outputs = probs.shape[1] if probs is not None else 1
         kept = _kept_aside(len(data), rng)[data.episode_ids]
         as_tensor = _single  # float32 tensors
