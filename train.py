@@ -34,6 +34,7 @@ from tqdm import tqdm
 import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
+from ope_gym.analysis.overlap import overlap
 from ope_gym.policies.closed_form import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
@@ -306,10 +307,9 @@ def main(arguments: list[str] | None = None) -> int:
         hparams = dataclasses.asdict(args)
         writer.add_report(
             evaluation,
-            run.data(),
-            agent.policy,
             run.done,
             hparams,
+            overlap=overlap(run.data(), agent.policy),
             truth=truth[0] if truth else None,
         )
     env.close()

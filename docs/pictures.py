@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # agents and studies are not
 from agents import Power
 from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
 from ope_gym.analysis.overlap import overlap
-from ope_gym.report import figures
+from ope_gym.report.canvas import render
+from ope_gym.report.figures import forest_figure
+from ope_gym.report.weight_figures import ess_figure, weights_figure
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 
 LONGEST = HORIZON["CartPole-v1"]
@@ -158,16 +160,14 @@ def draw(out: Path) -> list[Path]:
     sides = [
         Evaluation({k: side[k] for k in SHOWN if k != "BIS"}) for side in (held_out, in_sample)
     ]
-    pair = figures.forest_figure(*sides, truth=truth, truth_error=error)
+    pair = forest_figure(*sides, truth=truth, truth_error=error)
     rest = errors_figure(found, pair.get_figwidth())
     pictures = {
-        "forest": figures.render(held_out.plot(truth, error)),
-        "ess": figures.render(figures.ess_figure(held_out)),
-        "weights": figures.render(figures.weights_figure(held_out)),
-        "overlap": figures.render(
-            figures.overlap_figure(overlap(run.episodes.select(held_out=True), run.policy))
-        ),
-        "in_sample": np.vstack([figures.render(pair), figures.render(rest)]),
+        "forest": render(held_out.plot(truth, error)),
+        "ess": render(ess_figure(held_out)),
+        "weights": render(weights_figure(held_out)),
+        "overlap": render(overlap(run.episodes.select(held_out=True), run.policy).plot()),
+        "in_sample": np.vstack([render(pair), render(rest)]),
     }
     written = []
     for name, pixels in pictures.items():

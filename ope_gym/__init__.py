@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.leave_one_out import Calibration, leave_one_policy_out
 from ope_gym.analysis.planning import episodes_needed
-from ope_gym.analysis.ranking import Ranking, rank
+from ope_gym.analysis.ranking import rank
+from ope_gym.analysis.ranking_table import Ranking
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Schedule, Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
+from ope_gym.inference.estimate import Difference, Estimate
 from ope_gym.policies.closed_form import (
     DiagonalGaussian,
     EpsilonGreedyTable,
@@ -21,7 +23,7 @@ from ope_gym.policies.closed_form import (
     Uniform,
     register_policy,
 )
-from ope_gym.results import Difference, Estimate, Evaluation
+from ope_gym.results import Evaluation
 
 __version__ = "0.1.0"
 

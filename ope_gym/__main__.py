@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ope_gym import commands
-from ope_gym.analysis.best import DRAWS
 from ope_gym.analysis.planning import LIMIT
+from ope_gym.analysis.ranking import DRAWS
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS, SHARD_ESTIMATORS
 from ope_gym.inference.intervals import METHODS

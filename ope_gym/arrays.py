@@ -20,6 +20,11 @@ def positive(value: object) -> int:
     return 0
 
 
+def finite(value: float) -> float | None:
+    """Return a number for JSON: None where it is undefined or infinite."""
+    return float(value) if np.isfinite(value) else None
+
+
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
     """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
     array = np.asarray(offsets)
@@ -115,6 +120,17 @@ def episode_ids(offsets: IntArray) -> IntArray:
     [0, 0, 1]
     """
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def evenly(size: int, limit: int) -> IntArray:
+    """Return the indices of at most `limit` of `size` items, spread from the first to the last.
+
+    >>> evenly(9, 3).tolist()
+    [0, 4, 8]
+    """
+    if size <= limit:
+        return np.arange(size)
+    return np.linspace(0, size - 1, limit).round().astype(np.int64)
 
 
 def annuity(gamma: float, horizon: int) -> FloatArray:

@@ -23,7 +23,7 @@ from ope_gym.estimators.table import SHARD_ESTIMATORS
 from ope_gym.evaluation import evaluate
 from ope_gym.options import check_options
 from ope_gym.policies.closed_form import Policy, UnavailablePolicy
-from ope_gym.report.figures import new_figure
+from ope_gym.report.canvas import new_figure
 
 if TYPE_CHECKING:
     from ope_gym.scale.sources import Survey

@@ -25,9 +25,10 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Problem, compute
 from ope_gym.inference import intervals, regimes
 from ope_gym.inference.conclude import Known, estimated
+from ope_gym.inference.estimate import Estimate, PartialMixture, Sample
 from ope_gym.options import Options, check_options
 from ope_gym.policies.base import Policy, check_target
-from ope_gym.results import Estimate, Evaluation, PartialMixture, Sample
+from ope_gym.results import Evaluation
 from ope_gym.weights.formula import log_weights
 
 if TYPE_CHECKING:

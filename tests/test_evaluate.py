@@ -667,7 +667,7 @@ def test_the_table_of_undefined_numbers() -> None:
 def test_a_known_truth_adds_the_distance_in_standard_errors() -> None:
     got = results()
     rows = got.table(truth=1.0, truth_error=0.3).splitlines()
-    assert rows[1].endswith("off truth")
+    assert rows[1].endswith("from truth")
     distance = (got["BIS"].value - 1.0) / math.hypot(got["BIS"].standard_error, 0.3)
     assert rows[3].endswith(f"{distance:+.1f} se")
     lone = recorded(13, (1,))

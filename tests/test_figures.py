@@ -14,11 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Evaluation, evaluate, evaluate_log_probs
-from ope_gym.analysis.overlap import Overlap, overlap
+from ope_gym.analysis.overlap import overlap
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies.closed_form import UnavailablePolicy, Uniform
-from ope_gym.report import figures
+from ope_gym.report import figures, weight_figures
+from ope_gym.report.canvas import render
 from tests import builders
 
 if TYPE_CHECKING:
@@ -117,14 +118,14 @@ def test_ess_figure_has_a_line_for_each_kind_of_weights() -> None:
     pytest.importorskip("matplotlib")
     made = builders.recorded(1, (30, 30))
     evaluation = evaluate(made.trajectories, made.target, estimators=["BIS", "NBIS", "NFIS"])
-    figure = figures.ess_figure(evaluation)
+    figure = weight_figures.ess_figure(evaluation)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
     drawn = {label: line for label, line in lines.items() if not str(label).startswith("_")}
     assert list(drawn) == ["BIS, NBIS", "NFIS"]
     curve = evaluation["NFIS"].diagnostics.ess_curve
     np.testing.assert_array_equal(drawn["NFIS"].get_ydata(), curve)
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_ess_figure_of_one_step_without_weight() -> None:
@@ -132,11 +133,11 @@ def test_ess_figure_of_one_step_without_weight() -> None:
     evaluation = evaluate_log_probs(
         [-np.inf, -np.inf], [[0.0, 0.0]], [0, 0], [1.0, 1.0], [0, 1, 2], estimators="FIS"
     )
-    figure = figures.ess_figure(evaluation)
+    figure = weight_figures.ess_figure(evaluation)
     line = figure.axes[0].lines[0]
     assert line.get_marker() == "o"
     assert figure.axes[0].get_ylim()[0] == np.asarray(line.get_ydata())[0] > 0
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 @pytest.mark.parametrize("columns", [1, 10, 24])
@@ -146,14 +147,12 @@ def test_overlap_figure_shows_the_matrix(columns: int) -> None:
     gap = np.abs(np.arange(columns + 1)[:, None] - np.arange(columns))
     matrix: Floats = np.exp(-0.2 * gap)
     matrix[0, 0] = np.nan
-    figure = figures.overlap_figure(
-        Overlap(matrix, (*names, "target"), names, np.ones(columns, dtype=np.int64))
-    )
+    figure = weight_figures.overlap_figure(matrix, (*names, "target"), names)
     axes = figure.axes[0]
     shown: np.ma.MaskedArray[Any, Any] = np.ma.asarray(axes.images[0].get_array())
     np.testing.assert_array_equal(shown.filled(np.nan), matrix)
     assert [label.get_text() for label in axes.get_yticklabels()][-1] == "target"
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_figures_leave_pyplot_alone() -> None:
@@ -162,9 +161,9 @@ def test_figures_leave_pyplot_alone() -> None:
     before = sys.modules.pop("matplotlib.pyplot", None)
     try:
         evaluation = evaluate(made.trajectories, made.target)
-        figures.render(figures.overlap_figure(overlap(made.trajectories, made.target)))
-        figures.render(figures.weights_figure(evaluation))
-        figures.render(evaluation.plot(truth=0.5))
+        render(overlap(made.trajectories, made.target).plot())
+        render(weight_figures.weights_figure(evaluation))
+        render(evaluation.plot(truth=0.5))
         assert "matplotlib.pyplot" not in sys.modules
     finally:
         if before is not None:
@@ -176,7 +175,7 @@ def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     remedy = r'pip install -e "\.\[plots\]" -c constraints.txt'
     with pytest.raises(ImportError, match=remedy):
-        figures.overlap_figure(overlap(made.trajectories, made.target))
+        overlap(made.trajectories, made.target).plot()
     with pytest.raises(ImportError, match=remedy):
         evaluate(made.trajectories, made.target, estimators="FIS").plot()
 
@@ -259,7 +258,7 @@ def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) 
     assert set(xs(line)) == {0.75}
     band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (band.x0, band.x1) == pytest.approx((0.71, 0.79))
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_forest_warns_of_data_that_the_target_was_trained_on(held_out: Evaluation) -> None:
@@ -273,7 +272,7 @@ def test_forest_warns_of_data_that_the_target_was_trained_on(held_out: Evaluatio
     assert right.get_title(loc="left") == "Data: in-sample, optimistic"
     assert right._left_title.get_bbox_patch() is not None  # type: ignore[attr-defined]
     assert left._left_title.get_bbox_patch() is None  # type: ignore[attr-defined]
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_forest_cuts_what_would_blow_up_the_axis(held_out: Evaluation) -> None:
@@ -295,7 +294,7 @@ def test_forest_cuts_what_would_blow_up_the_axis(held_out: Evaluation) -> None:
     (note,) = (text for text in texts(axes) if text.startswith("cut at the axis"))
     plain = note.replace("\xa0", " ").replace("\n", " ")
     assert "c 10.2 [-5000, 5000]; d 11 [8, inf]; e 1e+300 [-1e+308, 1e+308]" in plain
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_forest_keeps_an_interval_that_is_merely_wide(held_out: Evaluation) -> None:
@@ -317,7 +316,7 @@ def test_forest_lists_what_is_undefined(held_out: Evaluation, truth: float | Non
     assert set(markers(axes)) == {0, 2}
     nothing = shaped(held_out, {"b": (nan, nan, nan)}).plot(truth)
     assert np.isfinite(nothing.axes[0].get_xlim()).all()
-    assert_picture(figures.render(nothing))
+    assert_picture(render(nothing))
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -328,7 +327,7 @@ def test_forest_of_few_and_of_many(held_out: Evaluation, count: int) -> None:
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == list(spans)
     assert len(markers(axes)) == count
-    pixels = figures.render(figure)
+    pixels = render(figure)
     assert_picture(pixels)
     boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
@@ -374,7 +373,7 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
         estimators=["BIS", "NBIS", "BCIS"],
         cap=2.0,
     )
-    figure = figures.weights_figure(evaluation)
+    figure = weight_figures.weights_figure(evaluation)
     left, right = figure.axes
     ideal, plain, capped = left.lines
     assert ys(ideal) == pytest.approx([0.25, 0.5, 0.75, 1])
@@ -386,7 +385,7 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
     bars = [patch.get_extents().transformed(right.transData.inverted()) for patch in right.patches]
     assert [bar.x1 for bar in bars] == pytest.approx([0.75, 0.25])
     assert xs(right.lines[0]) == pytest.approx([0.6, 0.4])
-    assert_picture(figures.render(figure))
+    assert_picture(render(figure))
 
 
 def test_weights_figure_without_weight_and_with_one_episode() -> None:
@@ -396,22 +395,22 @@ def test_weights_figure_without_weight_and_with_one_episode() -> None:
         evaluation = evaluate_log_probs(
             target, [[0.0] * n], [0] * n, [1.0] * n, np.arange(n + 1), estimators="FIS"
         )
-        figure = figures.weights_figure(evaluation)
+        figure = weight_figures.weights_figure(evaluation)
         told = "no weight is left" if n == 2 else "the heaviest episode holds 100.0%"
         assert f"FIS: {told}" in legend(figure)
-        assert_picture(figures.render(figure))
+        assert_picture(render(figure))
 
 
 def test_figures_of_weights_leave_out_the_direct_method() -> None:
     pytest.importorskip("matplotlib")
     made = builders.recorded(1, (2,) * 60)
     evaluation = evaluate(made.trajectories, made.target, estimators=["DM", "FIS", "NFIS"])
-    figure = figures.weights_figure(evaluation)
+    figure = weight_figures.weights_figure(evaluation)
     assert [text.split(":")[0] for text in legend(figure)][1:-1] == ["FIS, NFIS"]
     assert len(figure.axes[1].get_yticks()) <= 24
-    assert legend(figures.ess_figure(evaluation)) == ["FIS, NFIS"]
+    assert legend(weight_figures.ess_figure(evaluation)) == ["FIS, NFIS"]
     alone = Evaluation({"DM": evaluation["DM"]})
-    assert legend(figures.ess_figure(alone)) == ["DM"]
+    assert legend(weight_figures.ess_figure(alone)) == ["DM"]
 
 
 def test_command_writes_the_pictures(

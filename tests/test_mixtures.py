@@ -19,7 +19,7 @@ from ope_gym import LinearSigmoid, Trajectories, evaluate, evaluate_log_probs, r
 from ope_gym.__main__ import main
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.table import column_sums, join_single, standard_error
-from ope_gym.results import PartialMixture
+from ope_gym.inference.estimate import PartialMixture
 from ope_gym.weights import mixtures
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
 from ope_gym.weights.formula import log_weights

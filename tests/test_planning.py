@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ope_gym import contributions, episodes_needed, evaluate
 from ope_gym.__main__ import main as command
+from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.analysis.planning import Prediction
 from ope_gym.policies.closed_form import UnavailablePolicy
-from ope_gym.weights import fused
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
-from ope_gym.weights.fused import Fused
 from tests import builders, small_mdps
 from tests.builders import Table
 from tests.test_evaluate import TARGET, clocked, may_stop
@@ -33,7 +32,7 @@ def made() -> builders.Recorded:
 
 
 def prediction(data: Any, target: Any, policy: Any, estimator: str = "NFIS") -> Prediction:
-    made = Fused(data, target, estimator=estimator, data="all", gamma=1.0)
+    made = FusedWeights(data, target, estimator=estimator, data="all", gamma=1.0)
     return Prediction(made, made.prefix(policy, "policy"))
 
 
@@ -76,13 +75,13 @@ def test_where_subtraction_would_cancel_the_mixture_is_computed_anew(
     data = builders.buffer_of(paths, ids, tables).view()
     target = Table(np.array([[0.6, 0.4]]))
     calls: list[int] = []
-    whole = Fused._log_base
+    whole = FusedWeights.log_mixture
 
-    def spy(self: Fused, data: Any, *rest: Any) -> Any:
+    def spy(self: FusedWeights, data: Any, *rest: Any) -> Any:
         calls.append(len(data))
         return whole(self, data, *rest)
 
-    monkeypatch.setattr(Fused, "_log_base", spy)
+    monkeypatch.setattr(FusedWeights, "log_mixture", spy)
     ids_without_two = data.select(policies=[0, 1])  # then only a twin of policy 0 is left
     for part in (data, ids_without_two):
         calls.clear()
@@ -96,7 +95,7 @@ def test_where_subtraction_would_cancel_the_mixture_is_computed_anew(
     assert calls[1:]  # episodes computed anew
     assert max(calls[1:]) < len(ids_without_two)
     first = contributions(data, target)
-    monkeypatch.setattr(fused, "_CANCELLED", 2.0)  # all of them
+    monkeypatch.setattr("ope_gym.analysis.contributions._CANCELLED", 2.0)  # all of them
     for row, again in zip(first, contributions(data, target), strict=True):
         assert row.standard_error_without == pytest.approx(again.standard_error_without, rel=1e-8)
 
@@ -342,7 +341,7 @@ def test_a_policy_that_never_does_what_the_target_does_is_of_no_use() -> None:
         ({"standard_error": 0.0}, "standard_error is 0.0"),
         ({"standard_error": math.nan}, "standard_error is nan"),
         ({"limit": 0}, "limit is 0"),
-        ({"policy": 8}, "policies 0 to 2"),
+        ({"policy": 8}, r"policy is 8; .* \(0 to 2\)"),
         ({"policy": "best"}, "policy is 'best'"),
         ({"estimator": "BIS"}, "choose one of NFIS, FIS"),
         ({"gamma": 2.0}, "gamma is 2.0"),
@@ -366,7 +365,7 @@ def test_data_that_cannot_tell_are_refused(made: builders.Recorded) -> None:
     with pytest.raises(ValueError, match="policy 2 cannot be asked"):
         contributions(gone, made.target)
     few = gone.select(policies=[0, 1])
-    with pytest.raises(ValueError, match="which cannot be asked"):
+    with pytest.raises(ValueError, match="policy is 2, but policy 2 cannot be asked"):
         episodes_needed(few, made.target, 0.1, policy=2)
 
 

@@ -16,13 +16,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ope_gym import Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main as command
-from ope_gym.analysis.best import probability_best
+from ope_gym.analysis.ranking import probability_best
 from ope_gym.estimators.table import covariance_within, standard_error
+from ope_gym.inference.estimate import Estimate
 from ope_gym.policies.closed_form import UnavailablePolicy
-from ope_gym.report.figures import render
-from ope_gym.report.ranking_figures import ranking_figure
+from ope_gym.report.canvas import render
 from ope_gym.report.tensorboard import EvaluationWriter
-from ope_gym.results import Estimate
 from tests import builders, small_mdps
 from tests.builders import Table
 
@@ -255,6 +254,9 @@ def test_targets_are_named_by_number_or_place(made: builders.Recorded) -> None:
     chosen: list[Any] = [np.int64(2), made.target, 0]
     found = rank(made.trajectories, chosen, q_model=None)
     assert set(found) == {"policy 2", "target 1", "policy 0"}
+    assert set(rank(made.trajectories, ["last", 0], q_model=None)) == {"policy 2", "policy 0"}
+    named = rank(made.trajectories, {"new": "last"}, q_model=None)
+    assert named["new"].estimate.value == found["policy 2"].estimate.value
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,8 @@ def test_targets_are_named_by_number_or_place(made: builders.Recorded) -> None:
     [
         ([], {}, "targets is empty"),
         ([0, 0], {}, "policy 0 twice"),
-        ([7], {}, "policies 0 to 2"),
+        ([7], {}, r"targets\[0\] is 7; .* \(0 to 2\)"),
+        ({"a": "first"}, {}, r"targets\['a'\] is 'first'; give a policy"),
         ([0], {"origin": {"policy 1": "fixed"}}, "origin names 'policy 1'"),
         ([0], {"origin": "bought"}, "origin is 'bought'"),
         ([0], {"draws": 0}, "draws is 0"),
@@ -345,17 +348,16 @@ def test_figure_draws_every_policy_and_its_interval(ranking: Ranking) -> None:
     left, right = figure.axes
     labels = [text.get_text() for text in left.get_yticklabels()]
     assert labels == list(ranking)
-    points = np.concatenate([np.asarray(c.get_offsets()) for c in left.collections])
-    assert {round(float(x), 9) for x, _ in points} == {
-        round(r.estimate.value, 9) for r in ranking.values()
-    }
+    points = [line for line in left.lines if line.get_marker() in ("o", "D", "X")]
+    values = [float(x) for line in points for x in np.asarray(line.get_xdata())]
+    assert values == [r.estimate.value for r in ranking.values()]
     bars: list[Any] = list(right.patches)
     assert [bar.get_width() for bar in bars] == [r.probability_best for r in ranking.values()]
     assert render(figure).std() > 0
-    few = ranking_figure(ranking, limit=2)
+    few = ranking.plot(limit=2)
     assert len(few.axes[0].get_yticks()) == 2
     with pytest.raises(ValueError, match="limit is 0"):
-        ranking_figure(ranking, limit=0)
+        ranking.plot(limit=0)
 
 
 def test_tensorboard_holds_the_ranking(tmp_path: Path, ranking: Ranking) -> None:

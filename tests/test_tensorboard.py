@@ -16,6 +16,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import Evaluation, evaluate, evaluate_log_probs
+from ope_gym.analysis.overlap import overlap
 from ope_gym.report.tensorboard import EvaluationWriter, markdown
 from tests import builders
 
@@ -139,7 +140,8 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     hparams = {"env": "Toy-v0", "seed": np.int64(7), "estimators": NAMES, "save": None, "cap": 10.0}
     with EvaluationWriter(tmp_path) as writer:
         writer.add_evaluation(evaluation, 5)
-        writer.add_report(evaluation, made.trajectories, made.target, 5, hparams, truth=0.75)
+        shares = overlap(made.trajectories, made.target)
+        writer.add_report(evaluation, 5, hparams, overlap=shares, truth=0.75)
     events = read(tmp_path)
     assert sorted(events.Tags()["images"]) == [
         "ope/ess_over_time",
@@ -185,7 +187,7 @@ def test_report_alone_writes_the_scalars(
     tmp_path: Path, made: builders.Recorded, broken: Evaluation
 ) -> None:
     with EvaluationWriter(tmp_path) as writer:
-        writer.add_report(broken, made.trajectories, made.target, 4, {})
+        writer.add_report(broken, 4, {})
     events = read(tmp_path)
     assert list(series(events, "ope/NFIS/value")) == [4]
     assert series(events, "diagnostics/BIS/undefined") == {4: 1.0}
@@ -202,7 +204,7 @@ def test_report_without_matplotlib_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with EvaluationWriter(tmp_path) as writer:
-        writer.add_report(evaluation, made.trajectories, made.target, 0, {})
+        writer.add_report(evaluation, 0, {})
     events = read(tmp_path)
     assert events.Tags()["images"] == []
     assert text(events).count("No figures: figures need matplotlib") == 1
@@ -218,7 +220,7 @@ def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Rec
     assert 0 < zeros < 90
     never = builders.Table(np.eye(3)[[0, 0, 0]])  # only ever takes action 0, for the next report
     with EvaluationWriter(tmp_path / "some") as writer:
-        writer.add_report(evaluation, made.trajectories, target, 0, {})
+        writer.add_report(evaluation, 0, {})
     assert f"FIS: {zeros} of 90 episodes have weight 0." in text(read(tmp_path / "some"))
 
     data = made.trajectories.select(
@@ -227,7 +229,7 @@ def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Rec
     empty = evaluate(data, never, estimators="NFIS")
     assert math.isnan(empty["NFIS"].value)
     with EvaluationWriter(tmp_path / "all") as writer:
-        writer.add_report(empty, data, never, 0, {})
+        writer.add_report(empty, 0, {})
     events = read(tmp_path / "all")
     assert events.Tags()["histograms"] == []
     assert "ope/NFIS/value" not in events.Tags()["scalars"]

@@ -54,7 +54,7 @@ def test_table_says_regime_truth_and_where_things_are(finished: Path) -> None:
     text = (finished / "printed.txt").read_text(encoding="utf-8")
     assert re.search(r"^NFIS .* (green|amber|red) .*se$", text, re.MULTILINE)
     assert "data: held-out" in text
-    assert "off truth" in text
+    assert "from truth" in text
     assert "fresh rollouts:" in text
     assert "never saw these episodes" in text
     assert f"tensorboard --logdir {finished / 'runs'}" in text
@@ -68,7 +68,7 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
     text = capsys.readouterr().out
     assert "In-sample" in text
     assert "data: in-sample, optimistic" in text
-    assert "off truth" not in text
+    assert "from truth" not in text
 
 
 def test_file_holds_all_episodes_and_the_target(finished: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which past policies carry an estimate, and what it would be without them."""
+"""Tell what the episodes of each policy bring to an estimate, and what it would be without them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import centre, join_single, standard_error
+from ope_gym.analysis.fused_weights import FusedWeights
+from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
+from ope_gym.estimators.table import (
+    Moments,
+    centre,
+    column_sums,
+    join_single,
+    moments,
+    standard_error,
+)
 from ope_gym.inference.diagnostics import AMBER_ESS
+from ope_gym.policies.base import Target
 from ope_gym.report import text
-from ope_gym.weights.fused import Fused
 
 if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.data.trajectories import Trajectories
-    from ope_gym.policies.closed_form import Policy
+
+_CANCELLED = 1e-6  # below this share of the mixture, subtracting a policy loses too many digits
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What the episodes of one policy bring to an estimate.
+    """Hold what the episodes of one policy bring to an estimate.
 
     Args:
         name: of the policy.
-        episodes: n_k.
-        weight_share: of the last weights.
-        ess: effective sample size of its last weights.
-        ess_share: of the sum over all policies.
-        variance_share: of SE^2 = sum_k rho_k^2 s_k^2 / n_k.
+        episodes: their number n_k.
+        weight_share: their share of the last weights.
+        ess: effective sample size of their last weights.
+        ess_share: its share of the sum over all policies.
+        variance_share: their share of SE^2 = sum_k rho_k^2 s_k^2 / n_k.
         value_without: the estimate from the other episodes, against the mixture of the others.
-        standard_error_without: the standard error of that; NaN if undefined.
-        ess_without: the effective sample size of that. Where it is small the error is, too, and
-            only seems so: what nobody shows does not vary.
+        standard_error_without: its standard error; NaN if undefined.
+        ess_without: its effective sample size. Where it is small the standard error is not to be
+            trusted: what no episode shows does not vary.
     """
 
     name: str
@@ -51,13 +60,13 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False)
 class Contributions(Sequence[Contribution]):
-    """The contributions of all policies, by number; prints as a table.
+    """Hold the contributions of all policies, by number; prints as a table.
 
     Args:
-        rows: one a policy.
+        rows: one for each policy.
         estimator: "NFIS" or "FIS".
         value: the estimate from all episodes.
-        standard_error: of it.
+        standard_error: its standard error.
         ess: its effective sample size.
     """
 
@@ -81,16 +90,13 @@ class Contributions(Sequence[Contribution]):
         return iter(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings; undefined numbers are None."""
+        """Return plain numbers and strings; undefined numbers are None."""
         return {
             "estimator": self.estimator,
-            "value": text.finite(self.value),
-            "standard_error": text.finite(self.standard_error),
-            "ess": text.finite(self.ess),
-            "policies": [
-                {k: text.finite(v) if isinstance(v, float) else v for k, v in vars(row).items()}
-                for row in self.rows
-            ],
+            "value": finite(self.value),
+            "standard_error": finite(self.standard_error),
+            "ess": finite(self.ess),
+            "policies": [text.plain(row) for row in self.rows],
         }
 
     def __str__(self) -> str:
@@ -131,13 +137,13 @@ class Contributions(Sequence[Contribution]):
 
 def contributions(
     trajectories: Trajectories | TrajectoryBuffer,
-    target: Policy,
+    target: Target,
     *,
     estimator: str = "NFIS",
     data: str = "all",
     gamma: float = 1.0,
 ) -> Contributions:
-    """What each past policy brings to the estimate of `target`.
+    """Tell what each past policy brings to the estimate of `target`.
 
     Weight and ESS say whose episodes look like the target's; the share of the variance says whose
     spread limits the precision; the error without it says what would be lost.
@@ -145,12 +151,12 @@ def contributions(
     Args:
         trajectories: recorded episodes; where the policy changed during episodes, they count for
             the policy at their start.
-        target: the policy to evaluate.
+        target: the policy to evaluate, the number of a recorded one, or "last".
         estimator: "NFIS" or "FIS".
         data: "all" episodes, or only the "held-out" ones.
         gamma: discount within [0, 1].
     """
-    fused = Fused(trajectories, target, estimator=estimator, data=data, gamma=gamma)
+    fused = FusedWeights(trajectories, target, estimator=estimator, data=data, gamma=gamma)
     found, strata = fused.current, fused.behaviours.strata
     groups, group = np.unique(strata, return_inverse=True)
     top = float(found.log_last.max())
@@ -178,22 +184,66 @@ def contributions(
     return Contributions(tuple(rows), estimator, found.value, error, float(found.ess.min()))
 
 
-def _number(fused: Fused, mine: NDArray[np.bool_]) -> int:
+def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
+    """Return the number of the policy that recorded these episodes."""
     first = fused.data.offsets[:-1][mine][0]
     return int(fused.data.policy_ids[first])
 
 
-def _without(fused: Fused, mine: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Value, standard error and effective sample size of the other episodes."""
+def _without(fused: FusedWeights, mine: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Return value, standard error and effective sample size of the other episodes."""
     if mine.all():
         return np.nan, np.nan, 0.0
-    found = fused.without(mine)
+    found = without(fused, mine)
     error = standard_error(found.influence, fused.behaviours.strata[~mine])
     return found.value, error, float(found.ess.min())
 
 
+def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Moments:
+    """Estimate from the other episodes, against the mixture of the policies that recorded them.
+
+    Args:
+        fused: all episodes and their mixture.
+        left_out: (n,) mask of episodes; all those of some behaviours.
+    """
+    data, ids = fused.data, fused.behaviours.ids
+    kept, rows = np.flatnonzero(~left_out), np.flatnonzero(~np.repeat(left_out, data.lengths))
+    lengths = data.lengths[kept]
+    offsets = offsets_of(lengths)
+    log_m = _subtracted(fused, ids[left_out], rows)
+    poor = np.maximum.reduceat(np.isnan(log_m), offsets[:-1])
+    if poor.any():
+        log_m[np.repeat(poor, lengths)] = fused.log_mixture(
+            data.select(episodes=kept[poor]),
+            ids[kept[poor]],
+            np.bincount(ids[kept], minlength=fused.behaviours.counts.size),
+        )
+    log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
+    columns = column_sums(log_w, rewards, offsets, fused.gamma, None)
+    return moments(log_w, rewards, offsets, fused.gamma, columns, normalised=fused.normalised)
+
+
+def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:
+    """Return the log of the mixture without one policy at some rows; NaN where little is left.
+
+    n / (n - n_k) (M - n_k / n P_k) needs one policy's probabilities instead of all others'.
+    """
+    plans = {fused.behaviours.plans[k] for k in np.unique(left_out)}
+    if len(plans) > 1 or len(next(iter(plans))) > 1:  # more than one policy: compute it anew
+        return np.full(rows.size, np.nan)
+    ((_, number),) = plans.pop()
+    log_p = fused.prefix(fused.data.policies[number], f"policy {number}")[rows]
+    log_m, n = fused.log_m[rows], fused.n
+    with np.errstate(over="ignore"):
+        left = 1.0 - np.exp(np.log(left_out.size / n) + log_p - log_m)
+    good = left > _CANCELLED
+    result = np.full(rows.size, np.nan)
+    result[good] = log_m[good] + np.log(left[good]) + np.log(n / (n - left_out.size))
+    return result
+
+
 def _variance(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """(n,) what each trajectory adds to SE^2; zero where no spread can be seen."""
+    """Return (n,) what each trajectory adds to SE^2; zero where no spread can be seen."""
     joined = join_single(strata)
     counts = np.bincount(joined)
     scale = np.where(counts > 1, counts / np.maximum(counts - 1.0, 1.0), 0.0)
@@ -201,10 +251,11 @@ def _variance(influence: FloatArray, strata: IntArray) -> FloatArray:
 
 
 def _sums(group: IntArray, values: FloatArray) -> FloatArray:
-    """Sums of the values by group."""
+    """Return the sums of the values by group."""
     return np.asarray(np.bincount(group, values), dtype=np.float64)
 
 
 def _share(parts: FloatArray, index: int) -> float:
+    """Return one part's share of the sum; NaN if all are 0."""
     whole = float(parts.sum())
     return float(parts[index]) / whole if whole > 0 else np.nan

@@ -1,31 +1,35 @@
-"""Can these estimates be trusted? Estimate each recorded policy without its own episodes and look.
+"""Check estimates: estimate each recorded policy without its own episodes and compare.
 
 The mean return of a policy's own episodes is a fair measure of its value, and the estimate from the
-others' episodes knows nothing of them: where the two disagree by more than both errors allow, the
-weights do not carry that far. It costs no environment.
+others' episodes does not use them: where the two disagree by more than both errors allow, the
+weights cannot be trusted that far. No environment is needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.analysis.calibration import Calibration, Check
-from ope_gym.arrays import IntArray
+from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference import regimes
-from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.inference.estimate import Estimate
+from ope_gym.policies.base import UnavailablePolicy, policy_number
+from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.models.base import QModel
 
-__all__ = ["Calibration", "Check", "leave_one_policy_out"]
+_COLOURS = ("green", "amber", "red")
 
 
 def leave_one_policy_out(
@@ -33,7 +37,7 @@ def leave_one_policy_out(
     *,
     estimator: str = "auto",
     data: str | None = None,
-    policies: Sequence[int] | None = None,
+    policies: Sequence[int | str] | None = None,
     limit: int = 24,
     q_model: QModel | str | None = "default",
     gamma: float = 1.0,
@@ -47,13 +51,13 @@ def leave_one_policy_out(
     """Estimate each recorded policy from the others' episodes and compare with its own returns.
 
     Held-out episodes make a clean check. With the others, a policy is estimated from the episodes
-    that it learned from: estimates of later policies are too high then, as they are in use.
+    that it learned from, so that estimates of later policies are too high, as they are in use.
 
     Args:
         trajectories: recorded episodes.
         estimator: a name of `ope_gym.ESTIMATORS`.
         data: "held-out" or "all"; by default held-out where there are any.
-        policies: numbers of those to check; by default all that recorded.
+        policies: numbers of those to check, or "last"; by default all that recorded.
         limit: of more policies than this, as many are checked, evenly spread; each takes about as
             long as an evaluation.
         q_model: as in `ope_gym.evaluate`, and so are the options up to `resamples`.
@@ -79,18 +83,12 @@ def leave_one_policy_out(
     if not len(used):
         raise ValueError("trajectories is empty: record at least one episode first")
     own = own_episodes(used)
-    wanted = list(own) if policies is None else list(policies)
-    for k in wanted:
-        if not 0 <= k < len(used.policies):
-            raise ValueError(f"policies has {k}: the data have 0 to {len(used.policies) - 1}")
+    wanted = list(own) if policies is None else [_number(used, k) for k in policies]
     skipped = {k: why for k in wanted if (why := _unfit(used, own, k))}
     chosen = [k for k in wanted if k not in skipped]
     left_out = max(0, len(chosen) - limit)
-    if left_out:
-        spread = np.linspace(0, len(chosen) - 1, limit).round().astype(np.int64)
-        chosen = [chosen[i] for i in np.unique(spread)]
     checks = []
-    for k in chosen:
+    for k in (chosen[i] for i in evenly(len(chosen), limit)):
         others = np.setdiff1d(np.arange(len(used)), own[k])
         evaluator = Evaluator(
             used.select(episodes=others),
@@ -113,10 +111,10 @@ def leave_one_policy_out(
 
 
 def own_episodes(data: Trajectories) -> dict[int, IntArray]:
-    """By policy that acted, the episodes it would have followed to any end.
+    """Return for each policy that acted the episodes that it would have played to any end.
 
     Where the policy may change during episodes none counts, not even one that ended before the
-    change: the long ones are missing from those.
+    change: episodes that end early are not a fair sample of all.
     """
     behaviours = behaviours_of(data)
     own: dict[int, IntArray] = {int(k): np.empty(0, np.int64) for k in behaviours.policies}
@@ -127,7 +125,7 @@ def own_episodes(data: Trajectories) -> dict[int, IntArray]:
 
 
 def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:
-    """Why a policy cannot be checked; empty if it can."""
+    """Say why a policy cannot be checked; empty if it can."""
     if isinstance(data.policies[k], UnavailablePolicy):
         return "the policy cannot be asked for probabilities"
     count = own[k].size if k in own else 0
@@ -136,3 +134,253 @@ def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:
     if count == len(data):
         return "there are no episodes of others"
     return ""
+
+
+def _number(data: Trajectories, policy: int | str) -> int:
+    """Return the number of a policy to check."""
+    number = policy_number(data.policies, policy, "policies")
+    if number is None:
+        raise TypeError(
+            f"policies has {policy!r}; give the numbers of recorded policies, or 'last'"
+        )
+    return number
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """Compare the estimate of one policy from the others' episodes with its own returns.
+
+    Args:
+        policy: its number.
+        episodes: number of its own episodes.
+        own: mean return of these.
+        own_error: standard error of that mean.
+        estimate: from the others' episodes.
+        level: confidence level of the comparison.
+    """
+
+    policy: int
+    episodes: int
+    own: float
+    own_error: float
+    estimate: Estimate
+    level: float
+
+    @property
+    def difference(self) -> float:
+        """Return the estimate minus the own mean."""
+        return self.estimate.value - self.own
+
+    @property
+    def error(self) -> float:
+        """Return the standard error of the difference: the two rest on different episodes."""
+        return math.hypot(self._widened, self.own_error)
+
+    @property
+    def z(self) -> float:
+        """Return the difference in standard errors; NaN if they are not known."""
+        if self.error == 0:
+            return math.copysign(math.inf, self.difference) if self.difference else 0.0
+        return self.difference / self.error
+
+    @property
+    def agrees(self) -> bool | None:
+        """Tell whether the interval of the difference holds 0; None if that is not known."""
+        if not math.isfinite(self.error):
+            return None
+        from scipy.special import stdtrit
+
+        return abs(self.z) <= float(stdtrit(self._freedom, 0.5 + self.level / 2))
+
+    @property
+    def covers(self) -> bool | None:
+        """Tell whether the interval of the estimate holds the own mean; None if undefined."""
+        ends = self.estimate.interval
+        return None if math.isnan(ends.low + ends.high) else self.own in ends
+
+    @property
+    def expected_cover(self) -> float:
+        """Return the probability that it does if all is well.
+
+        It is below the level, because the own mean has an error, too.
+        """
+        if not math.isfinite(self.error) or self.covers is None:
+            return math.nan
+        from scipy.special import stdtr
+
+        ends, value = self.estimate.interval, self.estimate.value
+        if self.error == 0:
+            return 1.0
+        above = stdtr(self._freedom, (ends.high - value) / self.error)
+        return float(above - stdtr(self._freedom, (ends.low - value) / self.error))
+
+    @property
+    def _widened(self) -> float:
+        """Return the standard error of the estimate, widened for its ESS; NaN for an ESS of 1."""
+        ess = self.estimate.diagnostics.ess
+        if not ess > 1.0 + 1e-9:
+            return math.nan
+        return self.estimate.standard_error * math.sqrt(ess / (ess - 1.0))
+
+    @property
+    def _freedom(self) -> float:
+        """Return the degrees of freedom of the difference, by Welch and Satterthwaite."""
+        parts = self._widened**2, self.own_error**2
+        whole = sum(parts)
+        if whole == 0:
+            return float(self.episodes - 1)
+        shares = [part / whole for part in parts]
+        ess = self.estimate.diagnostics.ess
+        return 1.0 / (shares[0] ** 2 / (ess - 1.0) + shares[1] ** 2 / (self.episodes - 1.0))
+
+
+class Calibration(Mapping[int, Check]):
+    """Map the numbers of policies to their checks; prints as a table.
+
+    Args:
+        checks: one for each policy.
+        skipped: why other policies could not be checked.
+        data: "held-out" or "all".
+        left_out: number of policies beyond the limit.
+    """
+
+    def __init__(
+        self, checks: Sequence[Check], skipped: Mapping[int, str], data: str, left_out: int = 0
+    ) -> None:
+        self._checks = {check.policy: check for check in checks}
+        self.skipped = dict(skipped)
+        self.data = data
+        self._left_out = left_out
+
+    def __getitem__(self, policy: int) -> Check:
+        if policy not in self._checks:
+            why = self.skipped.get(policy, f"there are {', '.join(map(str, self._checks))}")
+            raise KeyError(f"policy {policy} was not checked: {why}")
+        return self._checks[policy]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._checks)
+
+    def __len__(self) -> int:
+        return len(self._checks)
+
+    @property
+    def agreement(self) -> tuple[int, int]:
+        """Return how many policies agree, and how many could be compared."""
+        told = [check.agrees for check in self.values() if check.agrees is not None]
+        return sum(told), len(told)
+
+    @property
+    def coverage(self) -> float:
+        """Return the share of the intervals that hold the own mean; NaN without any."""
+        covers = [check.covers for check in self.values() if check.covers is not None]
+        return float(np.mean(covers)) if covers else math.nan
+
+    @property
+    def expected_coverage(self) -> float:
+        """Return what that share would be if all is well, given the errors of the own means."""
+        shares = [check.expected_cover for check in self.values() if check.covers is not None]
+        return float(np.mean(shares)) if shares else math.nan
+
+    @property
+    def rmse(self) -> float:
+        """Return the root mean square of the differences."""
+        return _root_mean_square([check.difference for check in self.values()])
+
+    @property
+    def expected_rmse(self) -> float:
+        """Return what that would be if all is well: the errors of estimates and own means."""
+        return _root_mean_square([check.error for check in self.values()])
+
+    @property
+    def colours(self) -> dict[str, tuple[int, int]]:
+        """Return by colour of the verdict the number of policies, and of those that agree."""
+        counts = Counter(check.estimate.verdict.colour for check in self.values())
+        agree = Counter(c.estimate.verdict.colour for c in self.values() if c.agrees)
+        return {colour: (counts[colour], agree[colour]) for colour in _COLOURS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings; undefined numbers are None."""
+        agree, told = self.agreement
+        return {
+            "data": self.data,
+            "agree": agree,
+            "compared": told,
+            "coverage": finite(self.coverage),
+            "expected_coverage": finite(self.expected_coverage),
+            "rmse": finite(self.rmse),
+            "expected_rmse": finite(self.expected_rmse),
+            "verdicts": {k: {"policies": n, "agree": a} for k, (n, a) in self.colours.items()},
+            "policies": {
+                str(k): {
+                    "episodes": c.episodes,
+                    "own": c.own,
+                    "own_error": c.own_error,
+                    "difference": finite(c.difference),
+                    "z": finite(c.z),
+                    "agrees": c.agrees,
+                    "estimate": c.estimate.to_dict(),
+                }
+                for k, c in self.items()
+            },
+            "skipped": {str(k): why for k, why in self.skipped.items()},
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON text, and write it to `path` if one is given."""
+        return text.to_json(self.to_dict(), path)
+
+    def __str__(self) -> str:
+        lines = [f"each policy estimated from the episodes of the others; data: {self.data}"]
+        if self._checks:
+            lines += [*self._table(), *self._summary()]
+        else:
+            lines.append("no policy could be checked")
+        if self._left_out:
+            lines.append(
+                f"{self._left_out:,} more policies were left out: raise limit to check all"
+            )
+        for why, names in text.grouped({f"{k}": w for k, w in self.skipped.items()}).items():
+            lines.append(text.wrap(f"skipped {', '.join(names)}: {why}"))
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        name = next(iter(self.values())).estimate.name
+        rows = [
+            ["policy", "episodes", "own mean", name, "difference", "z", "ESS", "agrees", "verdict"]
+        ]
+        for k, c in self.items():
+            e = c.estimate
+            rows.append(
+                [
+                    str(k),
+                    f"{c.episodes:,}",
+                    f"{text.number(c.own, 4)} ± {text.number(c.own_error, 2)}",
+                    f"{text.number(e.value, 4)} ± {text.number(e.standard_error, 2)}",
+                    text.number(c.difference, 3),
+                    "undefined" if math.isnan(c.z) else f"{c.z:+.1f}",
+                    f"{e.diagnostics.ess:.1f}",
+                    {True: "yes", False: "NO", None: "?"}[c.agrees],
+                    e.verdict.colour,
+                ]
+            )
+        return text.align(rows, left=(7, 8))
+
+    def _summary(self) -> list[str]:
+        (agree, told), level = self.agreement, next(iter(self.values())).level
+        lines = [f"agree: {agree} of {told}; about {level * told:.1f} would if all is well"]
+        if told:
+            lines.append(
+                f"own mean inside the interval: {self.coverage:.0%}; "
+                f"{self.expected_coverage:.0%} expected, for own means err as well"
+            )
+            lines.append(
+                f"root mean square difference: {self.rmse:.3g}; {self.expected_rmse:.3g} expected"
+            )
+        shown = [f"{colour} {n} ({a} agree)" for colour, (n, a) in self.colours.items() if n]
+        return [*lines, f"verdicts: {', '.join(shown)}"]
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    finite = np.array([value for value in values if math.isfinite(value)])
+    return float(np.sqrt(np.mean(finite**2))) if finite.size else math.nan

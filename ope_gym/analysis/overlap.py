@@ -1,4 +1,4 @@
-"""How far the episodes of one policy speak about another: an overlap between 0 and 1."""
+"""Measure how far two policies produce the same episodes: an overlap between 0 and 1."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.policies.closed_form import Policy, UnavailablePolicy
+from ope_gym.arrays import FloatArray, IntArray, evenly
+from ope_gym.policies.base import Target, UnavailablePolicy, resolve_policy
 from ope_gym.weights.behaviours import policy_log_probs
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.data.trajectories import Trajectories
 
@@ -20,7 +22,7 @@ _LARGEST = 300.0  # exp of it can still be squared
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """Overlaps between policies; E policies to evaluate, J policies that recorded.
+    """Hold overlaps between policies; E policies to evaluate, J policies that recorded.
 
     Args:
         matrix: (E, J) overlap of the evaluated policy (row) with the recording one (column), NaN
@@ -35,11 +37,19 @@ class Overlap:
     recorded: tuple[str, ...]
     counts: IntArray
 
+    def plot(self) -> Figure:
+        """Draw a heat map: policies to evaluate against policies that recorded."""
+        from ope_gym.report.weight_figures import overlap_figure
+
+        return overlap_figure(self.matrix, self.evaluated, self.recorded)
+
 
 def overlap(
-    trajectories: Trajectories | TrajectoryBuffer, target: Policy, *, limit: int = 24
+    trajectories: Trajectories | TrajectoryBuffer, target: Target, *, limit: int = 24
 ) -> Overlap:
-    """Squared affinity of whole episodes between every two recorded policies, and with the target.
+    """Compute the squared affinity of whole episodes between policies.
+
+    It is computed for every two recorded policies, and for the target with each of them:
 
         A_ij = (sum over episodes of sqrt(P_i P_j))^2,  P the probability of an episode's actions
 
@@ -53,7 +63,7 @@ def overlap(
 
     Args:
         trajectories: recorded episodes; the recording policy is the one at an episode's first step.
-        target: the policy of the last row.
+        target: the policy of the last row: a policy, the number of a recorded one, or "last".
         limit: with more recording policies than this, as many are taken, evenly spread from the
             first to the last.
     """
@@ -61,11 +71,11 @@ def overlap(
         raise ValueError(f"limit is {limit}; give at least 2 policies, the first and the last")
     data = trajectories.view()
     if len(data) == 0:
-        raise ValueError("trajectories has no episode: there is nothing to compare policies on")
+        raise ValueError("trajectories has no episode: record some to compare policies on")
+    aim = resolve_policy(data.policies, target)
     starters = np.unique(data.policy_ids[data.offsets[:-1]])
     if starters.size > limit:
-        spread = np.linspace(0, starters.size - 1, limit).round().astype(np.int64)
-        starters = starters[spread]
+        starters = starters[evenly(starters.size, limit)]
         data = data.select(policies=starters.tolist())
     column = np.searchsorted(starters, data.policy_ids[data.offsets[:-1]])  # (n,)
     counts = np.bincount(column, minlength=starters.size)
@@ -74,7 +84,7 @@ def overlap(
 
     log_p = np.full((len(evaluated), len(data)), np.nan)  # of whole episodes
     for row, policy, name in zip(
-        log_p, [*(data.policies[k] for k in starters), target], evaluated, strict=True
+        log_p, [*(data.policies[k] for k in starters), aim], evaluated, strict=True
     ):
         if not isinstance(policy, UnavailablePolicy):
             row[:] = np.add.reduceat(policy_log_probs(policy, name, data), data.offsets[:-1])
@@ -87,13 +97,13 @@ def overlap(
 
 
 def _from_own(log_w: FloatArray, column: IntArray, counts: IntArray) -> FloatArray:
-    """(E, J) means of sqrt(w) over the episodes of each policy."""
+    """Return (E, J) means of sqrt(w) over the episodes of each policy."""
     root = np.exp(np.minimum(0.5 * log_w, _LARGEST))
     return np.stack([np.bincount(column, row, minlength=counts.size) / counts for row in root])
 
 
 def _from_all(log_p: FloatArray, counts: IntArray) -> FloatArray:
-    """(E, J) means of sqrt(P_i P_j) / M over all episodes, M = sum_k rho_k P_k their mixture.
+    """Return (E, J) means of sqrt(P_i P_j) / M over all episodes, M = sum_k rho_k P_k.
 
     Scaled so that every recorded policy has affinity 1 with itself; the target only where its mass
     came out above 1, because less than 1 says that the data do not reach all it does.

@@ -1,4 +1,4 @@
-"""How many more episodes of which policy buy a wanted standard error.
+"""Predict how many more episodes of which policy give a wanted standard error.
 
 After m more episodes of policy j the mixture is M' = (n M + m P_j) / N, N = n + m, the weights are
 w' = P_e / M', and the estimate is the mean of psi'_i = sum_t gamma^t w'_t r_t over the larger
@@ -11,8 +11,8 @@ taken over all recorded episodes, reweighted to j by u = P_j / M, which is at mo
 psi' = sum_t gamma^t w'_t / W_t (r_t - R_t) with the W and R of today, for reweighting the data to
 M' leaves both as they are. With m = 0 it is the standard error of today.
 
-For a target far from the data (an ESS below 40) it promises too much: the spread it starts from is
-then itself too small.
+For a target far from the data (an ESS below 40) the prediction is too good: the spread it starts
+from is then itself too small.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray
+from ope_gym.analysis.fused_weights import FusedWeights
+from ope_gym.arrays import FloatArray, finite
 from ope_gym.estimators.table import standard_error as error_of
 from ope_gym.inference.diagnostics import GREEN_ESS
-from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
 from ope_gym.report import text
-from ope_gym.weights.fused import Fused
 
 if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.data.trajectories import Trajectories
-    from ope_gym.policies.closed_form import Policy
 
 LIMIT = 1_000_000
 ITSELF = "the target itself"
@@ -43,14 +42,14 @@ _PRECISION = 200  # the search stops at a bracket of 1/200 of the number of epis
 
 @dataclass(frozen=True)
 class Need:
-    """How many more episodes of one policy are needed.
+    """Hold how many more episodes of one policy are needed.
 
     Args:
         name: of the policy.
         policy: its number; None if it is not recorded.
         episodes: how many more; None if not reached with as many as were allowed.
         standard_error: predicted with so many, or with as many as were allowed; NaN if no recorded
-            episode tells anything of this policy.
+            episode is possible under this policy.
         ess: effective number of recorded episodes behind the prediction: those that look like this
             policy's or like the target's, whichever are fewer. With few the prediction is rough,
             and more often too small: what is rare was not seen.
@@ -65,10 +64,10 @@ class Need:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to collect to reach a standard error; prints as a table.
+    """Hold what to collect to reach a standard error; prints as a table.
 
     Args:
-        needs: one a policy, the fewest episodes first.
+        needs: one for each policy, the fewest episodes first.
         wanted: the standard error to reach.
         standard_error: the present one.
         trajectories: how many there are.
@@ -85,21 +84,18 @@ class Plan:
 
     @property
     def best(self) -> Need | None:
-        """The policy of which the fewest episodes are needed; None if none will do."""
+        """The policy of which the fewest episodes are needed; None if none suffices."""
         return self.needs[0] if self.needs[0].episodes is not None else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings; undefined numbers are None."""
+        """Return plain numbers and strings; undefined numbers are None."""
         return {
             "estimator": self.estimator,
             "trajectories": self.trajectories,
-            "standard_error": text.finite(self.standard_error),
+            "standard_error": finite(self.standard_error),
             "wanted": self.wanted,
             "limit": self.limit,
-            "needs": [
-                {k: text.finite(v) if isinstance(v, float) else v for k, v in vars(need).items()}
-                for need in self.needs
-            ],
+            "needs": [text.plain(need) for need in self.needs],
         }
 
     def __str__(self) -> str:
@@ -133,23 +129,23 @@ class Plan:
 
 def episodes_needed(
     trajectories: Trajectories | TrajectoryBuffer,
-    target: Policy,
+    target: Target,
     standard_error: float,
     *,
-    policy: int | str | Policy | None = None,
+    policy: Target | None = None,
     estimator: str = "NFIS",
     data: str = "all",
     gamma: float = 1.0,
     limit: int = LIMIT,
 ) -> Plan:
-    """How many more episodes of a past policy, or of the target, give a wanted standard error.
+    """Predict how many more episodes of a policy give a wanted standard error.
 
     Args:
         trajectories: recorded episodes.
-        target: the policy to evaluate.
+        target: the policy to evaluate, the number of a recorded one, or "last".
         standard_error: to be reached.
-        policy: number of the recorded policy to collect with; "target" for the target itself; a
-            policy; or None for all that recorded and the target.
+        policy: to collect with: the number of a recorded one, "last", a policy, or "target" for the
+            target itself; None for all that recorded and the target.
         estimator: "NFIS" or "FIS"; "auto" is about as precise as NFIS, or more.
         data: "all" episodes, or only the "held-out" ones.
         gamma: discount within [0, 1].
@@ -159,7 +155,7 @@ def episodes_needed(
         raise ValueError(f"standard_error is {standard_error!r}; give a number above 0")
     if limit < 1:
         raise ValueError(f"limit is {limit!r}; consider at least 1 episode")
-    fused = Fused(trajectories, target, estimator=estimator, data=data, gamma=gamma)
+    fused = FusedWeights(trajectories, target, estimator=estimator, data=data, gamma=gamma)
     now = error_of(fused.current.influence, fused.behaviours.strata)
     if not math.isfinite(now):
         raise ValueError(
@@ -168,7 +164,7 @@ def episodes_needed(
             "target first"
         )
     needs = []
-    for name, number, candidate in _candidates(fused, target, policy):
+    for name, number, candidate in _candidates(fused, policy):
         predict = Prediction(fused, fused.prefix(candidate, name))
         episodes, then = _search(predict, now, standard_error, limit)
         effective = min(predict.ess, float(fused.current.ess.min()))
@@ -183,14 +179,14 @@ def episodes_needed(
 
 
 class Prediction:
-    """The standard error after m more episodes of one policy.
+    """Predict the standard error after m more episodes of one policy.
 
     Args:
         fused: the data, the target and their mixture.
         log_p: (S,) log-probability of the actions up to each step under the policy.
     """
 
-    def __init__(self, fused: Fused, log_p: FloatArray) -> None:
+    def __init__(self, fused: FusedWeights, log_p: FloatArray) -> None:
         self._fused = fused
         self._log_ratio = log_p - fused.log_m
         last = self._log_ratio[fused.ends]
@@ -200,7 +196,7 @@ class Prediction:
         self.ess = total**2 / float(self._u @ self._u) if total > 0 else 0.0
 
     def __call__(self, m: int) -> float:
-        """SE after m more episodes; NaN if they would show what no recorded episode does."""
+        """Return the standard error; NaN if no recorded episode looks like the policy's."""
         fused, n = self._fused, self._fused.n
         log_w = fused.log_e - fused.log_m
         if m > 0:
@@ -211,6 +207,7 @@ class Prediction:
         return math.sqrt(there**2 + new) / (n + m)
 
     def _variance(self, psi: FloatArray) -> float:
+        """Return the variance of psi under the policy, from all episodes reweighted to it."""
         if self.ess <= 1.0 + 1e-9:
             return math.nan
         share = self._u / self._u.sum()
@@ -221,7 +218,7 @@ class Prediction:
 def _search(
     predict: Callable[[int], float], now: float, wanted: float, limit: int
 ) -> tuple[int | None, float]:
-    """The fewest episodes, to half a per cent, and the standard error then."""
+    """Return the fewest episodes, to half a per cent, and the standard error with them."""
     if now <= wanted:
         return 0, now
     then = predict(limit)
@@ -245,23 +242,15 @@ def _search(
     return high, then
 
 
-def _candidates(
-    fused: Fused, target: Policy, policy: int | str | Policy | None
-) -> list[tuple[str, int | None, Policy]]:
-    """Name, number and policy of each whose episodes might be collected."""
-    policies = fused.data.policies
+def _candidates(fused: FusedWeights, policy: Target | None) -> list[tuple[str, int | None, Policy]]:
+    """Return name, number and policy of each whose episodes might be collected."""
+    policies, target = fused.data.policies, fused.target
     if policy == "target":
         return [(ITSELF, None, target)]
-    if isinstance(policy, str):
-        raise ValueError(f"policy is {policy!r}; give a number, 'target', a policy or None")
-    if isinstance(policy, int | np.integer):
-        if not 0 <= policy < len(policies):
-            raise ValueError(f"policy is {policy}: the data have policies 0 to {len(policies) - 1}")
-        if isinstance(policies[policy], UnavailablePolicy):
-            raise ValueError(f"policy is {policy}, which cannot be asked: {policies[policy]!r}")
-        return [(f"policy {policy}", int(policy), policies[policy])]
     if policy is not None:
-        return [("the given policy", None, policy)]
+        number = policy_number(policies, policy, "policy")
+        name = "the given policy" if number is None else f"policy {number}"
+        return [(name, number, resolve_policy(policies, policy, "policy"))]
     found: list[tuple[str, int | None, Policy]] = []
     for k in np.unique(fused.data.policy_ids[fused.data.offsets[:-1]]).tolist():
         itself = type(policies[k]) is type(target) and policies[k] == target

@@ -1,30 +1,35 @@
-"""Which of several policies is best: all of them evaluated on the same trajectories."""
+"""Rank policies: evaluate all of them on the same trajectories and find which may be best."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym.analysis.best import DRAWS
-from ope_gym.analysis.ranked import Pairwise, Ranked, Ranking
+from ope_gym.analysis.ranking_table import Ranked, Ranking
+from ope_gym.arrays import FloatArray
+from ope_gym.estimators.table import covariance_within
 from ope_gym.evaluation import Evaluator
-from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.inference.estimate import Estimate
+from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
 
 if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.data.trajectories import Trajectories
     from ope_gym.models.base import Baseline, QModel
-    from ope_gym.policies.closed_form import Policy
 
-__all__ = ["Pairwise", "Ranked", "Ranking", "rank"]
+DRAWS = 20_000
+_TIE = 1e-9  # draws closer to the winner than this share of its spread tie with it
+_ROUNDING = 1e-13  # smaller shares of the largest eigenvalue are rounding, not variance
+_WIDEST = 1e9  # largest factor by which few effective episodes widen a draw
 
 
 def rank(
     trajectories: Trajectories | TrajectoryBuffer,
-    targets: Mapping[str, Policy | int] | Sequence[Policy | int],
+    targets: Mapping[str, Target] | Sequence[Target],
     *,
     estimator: str = "auto",
     data: str = "all",
@@ -43,16 +48,17 @@ def rank(
     draws: int = DRAWS,
     progress: Callable[[int], object] | None = None,
 ) -> Ranking:
-    """Several policies from best to worst, each evaluated once on the same trajectories.
+    """Rank several policies from best to worst, each evaluated once on the same trajectories.
 
     Differences are paired: the luck of the same episodes cancels as far as two policies share it.
     The largest of several estimates tends to exceed the value behind it, the more so the noisier
-    they are: the probability of being best and the cautious choice know of that, its rank does not.
+    they are. The probability of being best and the cautious choice allow for that, the rank does
+    not.
 
     Args:
         trajectories: recorded episodes with the policies that acted.
-        targets: policies by name; or a list, whose policies are named "target 0", "target 1", ...
-            A number stands for a policy recorded in the trajectories, "policy 7".
+        targets: policies by name, or a list, which names them "target 0", "target 1", ... Each is
+            a policy, the number of a recorded one (named "policy 7" in a list), or "last".
         estimator: a name of `ope_gym.ESTIMATORS`.
         data: "all" episodes, or only the "held-out" ones.
         origin: "learned" or "fixed", for all targets or by name; as in `ope_gym.evaluate`.
@@ -104,38 +110,127 @@ def rank(
         estimates[name] = evaluator.evaluate(policy, origin=origins.get(name))[estimator]
         if progress is not None:
             progress(1)
-    return Ranking.of(estimates, draws=draws, seed=int(seed or 0))
+    return ranked(estimates, draws=draws, seed=int(seed or 0))
 
 
 def named_targets(
-    targets: Mapping[str, Policy | int] | Sequence[Policy | int], policies: Sequence[Policy]
+    targets: Mapping[str, Target] | Sequence[Target], policies: Sequence[Policy]
 ) -> dict[str, Policy]:
-    """The targets by name, numbers replaced by the recorded policies they stand for."""
+    """Return the targets by name, with numbers replaced by the recorded policies."""
     if not isinstance(targets, Mapping | list | tuple | range | np.ndarray):
         raise TypeError(f"targets is {targets!r}; give policies by name, or a list of them")
-    pairs: list[tuple[str, Policy | int]] = (
-        list(targets.items())
-        if isinstance(targets, Mapping)
-        else [(f"policy {t}" if _is_number(t) else f"target {i}", t) for i, t in enumerate(targets)]
-    )
+    pairs: list[tuple[str, Target]] = []
+    if isinstance(targets, Mapping):
+        pairs += targets.items()
+    else:
+        for place, target in enumerate(targets):
+            number = policy_number(policies, target, f"targets[{place}]")
+            pairs.append((f"target {place}" if number is None else f"policy {number}", target))
     if not pairs:
         raise ValueError("targets is empty: give at least one policy, better two")
     named: dict[str, Policy] = {}
     for name, target in pairs:
         if name in named:
-            raise ValueError(f"targets has {name} twice")
-        named[name] = _recorded(int(target), policies) if _is_number(target) else target  # type: ignore[arg-type,assignment]
+            raise ValueError(f"targets has {name} twice: give each policy once")
+        named[name] = resolve_policy(policies, target, f"targets[{name!r}]")
     return named
 
 
-def _is_number(target: object) -> bool:
-    return isinstance(target, int | np.integer) and not isinstance(target, bool)
+def ranked(estimates: Mapping[str, Estimate], *, draws: int = DRAWS, seed: int = 0) -> Ranking:
+    """Rank estimates of one estimator on the same trajectories; undefined ones come last."""
+    values = {name: e.value for name, e in estimates.items()}
+    order = sorted(values, key=lambda name: -values[name] if np.isfinite(values[name]) else np.inf)
+    chances = probability_best([estimates[name] for name in order], draws=draws, seed=seed)
+    best = estimates[order[0]]
+    rows = []
+    for name, chance in zip(order, chances, strict=True):
+        difference = None
+        if name != order[0]:
+            found = estimates[name].difference(best)
+            difference = dataclasses.replace(found, minuend=name, subtrahend=order[0])
+        rows.append(Ranked(name, estimates[name], difference, float(chance)))
+    return Ranking(rows)
 
 
-def _recorded(number: int, policies: Sequence[Policy]) -> Policy:
-    if not 0 <= number < len(policies):
-        raise ValueError(f"targets has {number}: the data have policies 0 to {len(policies) - 1}")
-    policy = policies[number]
-    if isinstance(policy, UnavailablePolicy):
-        raise ValueError(f"targets has {number}, but that policy cannot be asked: {policy!r}")
-    return policy
+def probability_best(
+    estimates: Sequence[Estimate], *, draws: int = DRAWS, seed: int = 0
+) -> FloatArray:
+    """Return (P,) the share of joint draws of the values in which each is the largest.
+
+        J_p + D_p f_p,    D ~ normal with the covariance of the influence values within strata,
+                          or the deviations of shared bootstrap replicates,
+        f_p = sqrt(ESS / (ESS - 1)) sqrt((ESS - 1) / chi2)
+
+    With f_p every J_p has a t distribution with ESS - 1 degrees of freedom (and the plain standard
+    error, not the cautious one of the ess-t interval): few effective episodes leave much open. One
+    uniform number drives the chi2 of all policies, so that two policies that always agree also
+    agree in their draws. Ties are shared.
+
+    At an ESS of 4 or less the draws are overconfident: a red verdict holds for this number as well.
+
+    An estimate whose error is unknown has probability NaN and takes no part.
+
+    Args:
+        estimates: of one estimator on the same trajectories.
+        draws: how many, where bootstrap replicates do not set their number.
+        seed: of the draws.
+    """
+    result = np.full(len(estimates), np.nan)
+    known = [
+        p
+        for p, e in enumerate(estimates)
+        if np.isfinite(e.value) and np.isfinite(e.standard_error) and e.diagnostics.ess > 1 + 1e-9
+    ]
+    if not known:
+        return result
+    taking = [estimates[p] for p in known]
+    rng = np.random.default_rng([seed, 1])  # not the stream of the bootstrap
+    deviations = _replicates(taking)
+    if deviations is None:
+        deviations = rng.standard_normal((draws, len(known))) @ _root(taking).T
+    values = np.array([e.value for e in taking])
+    ess = np.array([e.diagnostics.ess for e in taking])
+    drawn = values + deviations * _widening(ess, rng.random(len(deviations)))
+    winner = np.argmax(drawn, axis=1)
+    best = drawn[np.arange(len(drawn)), winner]
+    errors = np.array([e.standard_error for e in taking])
+    scale = np.abs(best - values[winner]) + errors[winner]  # its own: that of others may be huge
+    winners = drawn >= (best - _TIE * scale)[:, None]
+    result[known] = np.mean(winners / winners.sum(axis=1, keepdims=True), axis=0)
+    return result
+
+
+def _root(estimates: Sequence[Estimate]) -> FloatArray:
+    """Return (P, P) a square root of the covariance: root of the correlations times errors."""
+    influence = np.stack([e.influence for e in estimates])
+    unit = np.abs(influence).max(axis=1, keepdims=True)  # so that no square overflows
+    unit[unit == 0.0] = 1.0
+    covariance = covariance_within(influence / unit, estimates[0].sample.strata)
+    errors = np.sqrt(np.diag(covariance))
+    divisor = np.where(errors > 0.0, errors, 1.0)
+    values, vectors = np.linalg.eigh(covariance / np.outer(divisor, divisor))
+    # Policies that are equal have an eigenvalue of 0; its rounding would tell them apart.
+    values[values < _ROUNDING * values[-1]] = 0.0
+    return np.asarray(unit * errors[:, None] * vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def _replicates(estimates: Sequence[Estimate]) -> FloatArray | None:
+    """Return (R, P) deviations of the bootstrap replicates defined for all; None without."""
+    columns = [e.replicates - e.value for e in estimates if e.replicates is not None]
+    if len(columns) < len(estimates) or len({e.seed for e in estimates}) > 1:
+        return None
+    stacked = np.stack(columns, axis=1)
+    stacked = stacked[np.isfinite(stacked).all(axis=1)]
+    return stacked if len(stacked) > 1 else None
+
+
+def _widening(ess: FloatArray, uniform: FloatArray) -> FloatArray:
+    """Return (R, P) the factors f of `probability_best`."""
+    from scipy.special import gammaincinv
+
+    freedom = ess - 1.0
+    with np.errstate(divide="ignore", over="ignore"):
+        # gammaincinv(a, u) is half the u-quantile of a chi2 with 2 a degrees of freedom
+        half = gammaincinv(freedom / 2, uniform[:, None])
+        factor = np.sqrt(ess / freedom) * np.sqrt(freedom / 2 / half)
+    return np.asarray(np.minimum(factor, _WIDEST))

@@ -15,9 +15,9 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import standard_error
 from ope_gym.inference import intervals, regimes
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
+from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.options import Options
 from ope_gym.policies.closed_form import Policy
-from ope_gym.results import Estimate, Sample
 
 
 def empirical_average(

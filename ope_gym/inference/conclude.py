@@ -12,8 +12,8 @@ from ope_gym.estimators.table import ESTIMATORS, standard_error
 from ope_gym.estimators.weighted import Computed
 from ope_gym.inference import intervals, regimes
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
+from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.options import Options
-from ope_gym.results import Estimate, Sample
 
 _BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 

@@ -1,6 +1,6 @@
-"""Evaluations in TensorBoard: values with bands, diagnostics, figures, and the table as text.
+"""Write evaluations to TensorBoard: values with bands, diagnostics, figures, the table as text.
 
-Nothing is computed here; the writer only lays out what an `Evaluation` holds.
+Nothing is computed here; the writer only lays out what it is given.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparams_summaries
 
-from ope_gym.analysis.overlap import overlap
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
-from ope_gym.report import figures
-from ope_gym.report.ranking_figures import ranking_figure
-from ope_gym.results import Estimate, Evaluation
+from ope_gym.report import text
+from ope_gym.report.canvas import render
+from ope_gym.report.scalars import band, scalars, undefined
+from ope_gym.report.weight_figures import ess_figure, weights_figure
+from ope_gym.results import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ope_gym.analysis.ranked import Ranking
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
-    from ope_gym.policies.closed_form import Policy
+    from ope_gym.analysis.overlap import Overlap
+    from ope_gym.analysis.ranking_table import Ranking
 
 REGIMES = {
     "held-out": "The learner never trained on these episodes: training makes none optimistic.",
@@ -50,7 +49,7 @@ _RETURN = "rollout/(return|ep_rew_mean)$"  # of `add_return`, and of Stable-Base
 
 
 class EvaluationWriter:
-    """Writes evaluations to a TensorBoard run.
+    """Write evaluations to a TensorBoard run.
 
     Tags are `ope/<estimator>/value|low|high`, `diagnostics/<estimator>/…`, `rollout/return` and
     `ope/truth`; the Custom Scalars page shows values with their bands.
@@ -78,11 +77,11 @@ class EvaluationWriter:
     def add_evaluation(
         self, evaluation: Evaluation, step: int, *, truth: float | None = None
     ) -> None:
-        """Scalars of every estimate, and on the first call the layout of the charts.
+        """Write the scalars of every estimate, and on the first call the layout of the charts.
 
-        An estimate of which the value or an end of the interval is not finite is left out, all
-        three of them, and marked by `diagnostics/<estimator>/undefined` = 1: a band is drawn only
-        if its three series have the same steps.
+        Where the value or an end of the interval is not finite, all three are left out and
+        `diagnostics/<estimator>/undefined` is 1: a band is drawn only if its three series have the
+        same steps.
 
         Args:
             evaluation: to write; the layout shows the estimators of the first one.
@@ -92,36 +91,45 @@ class EvaluationWriter:
         if not self._laid_out:
             self._writer.add_custom_scalars(_layout(list(evaluation)))
             self._laid_out = True
+        numbers = scalars(evaluation)
         for name, estimate in evaluation.items():
-            self._add_estimate(name, estimate, step)
+            self._last_step[name] = step
+            missing = undefined(estimate)
+            if missing:
+                self._undefined.add(name)
+                for end in band(estimate):
+                    numbers.pop(f"ope/{name}/{end}", None)
+            if name in self._undefined:  # a mark that also comes back to 0
+                numbers[f"diagnostics/{name}/undefined"] = float(bool(missing))
         if truth is not None:
-            self._scalar("ope/truth", truth, step)
+            numbers["ope/truth"] = truth
+        for tag, number in numbers.items():
+            self._scalar(tag, number, step)
 
     def add_return(self, mean_return: float, step: int) -> None:
-        """The mean return of the rollouts of this step, as `rollout/return`."""
+        """Write the mean return of the rollouts of this step, as `rollout/return`."""
         self._scalar("rollout/return", mean_return, step)
 
     def add_report(
         self,
         evaluation: Evaluation,
-        trajectories: Trajectories | TrajectoryBuffer,
-        target: Policy,
         step: int,
         hparams: Mapping[str, Any],
         *,
+        overlap: Overlap | None = None,
         truth: float | None = None,
     ) -> None:
-        """The closing report: table, verdicts, figures, weight histograms, hyper-parameters.
+        """Write the closing report: table, verdicts, figures, histograms, hyper-parameters.
 
         TensorBoard keeps ten texts and images of a tag, so this is for the end of a run, or now and
         then. The scalars of the evaluation are written too where `add_evaluation` has not.
 
         Args:
             evaluation: to report.
-            trajectories: that it rests on.
-            target: the policy that was evaluated.
             step: of the training loop.
             hparams: of the run; numbers, strings and booleans as they are, the rest as text.
+            overlap: of the recorded policies and the target, from
+                `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
         """
         rest = {name: e for name, e in evaluation.items() if self._last_step.get(name) != step}
@@ -131,10 +139,10 @@ class EvaluationWriter:
         try:
             known = truth if truth is not None and math.isfinite(truth) else None
             self._figure("ope/forest", evaluation.plot(known), step)
-            self._figure("ope/ess_over_time", figures.ess_figure(evaluation), step)
-            self._figure("ope/weights", figures.weights_figure(evaluation), step)
-            shares = overlap(trajectories, target)
-            self._figure("ope/policy_overlap", figures.overlap_figure(shares), step)
+            self._figure("ope/ess_over_time", ess_figure(evaluation), step)
+            self._figure("ope/weights", weights_figure(evaluation), step)
+            if overlap is not None:
+                self._figure("ope/policy_overlap", overlap.plot(), step)
         except ImportError as error:
             notes.append(f"No figures: {error}.")
         for name, estimate in evaluation.items():
@@ -148,10 +156,10 @@ class EvaluationWriter:
         self._writer.flush()
 
     def add_ranking(self, ranking: Ranking, step: int) -> None:
-        """A ranking: its table as text, its figure, and the numbers of each policy.
+        """Write a ranking: its table as text, its figure, and the numbers of each policy.
 
         Tags are `ranking/report`, `ranking/figure` and `ranking/<policy>/value|low|high|
-        probability_best`, in names of policies all but letters, digits, ".", "-" become "_".
+        probability_best`; in names of policies all but letters, digits, "." and "-" become "_".
 
         Args:
             ranking: to write.
@@ -159,22 +167,22 @@ class EvaluationWriter:
         """
         for name, ranked in ranking.items():
             folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
-            if not _undefined(ranked.estimate):
-                for end, value in _band(ranked.estimate).items():
+            if not undefined(ranked.estimate):
+                for end, value in band(ranked.estimate).items():
                     self._scalar(f"{folder}/{end}", value, step)
             self._scalar(f"{folder}/probability_best", ranked.probability_best, step)
         told = {ranked.estimate.sample.regime for ranked in ranking.values()}
         lines = [ranking.markdown(), ""]
         lines += [f"**Data: {label(r)}.** {REGIMES[r]}" for r in REGIMES if r in told]
         try:
-            self._figure("ranking/figure", ranking_figure(ranking), step)
+            self._figure("ranking/figure", ranking.plot(), step)
         except ImportError as error:
             lines += ["", f"No figure: {error}."]
         self._writer.add_text("ranking/report", "\n".join(lines), step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left; a `SummaryWriter` that was handed in is flushed, not closed."""
+        """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
         if self._owned:
             self._writer.close()
         else:
@@ -191,38 +199,16 @@ class EvaluationWriter:
     ) -> None:
         self.close()
 
-    def _add_estimate(self, name: str, estimate: Estimate, step: int) -> None:
-        self._last_step[name] = step
-        undefined = _undefined(estimate)
-        if undefined:
-            self._undefined.add(name)
-        else:
-            for end, value in _band(estimate).items():
-                self._scalar(f"ope/{name}/{end}", value, step)
-        if name in self._undefined:  # a mark that also comes back to 0
-            self._scalar(f"diagnostics/{name}/undefined", float(bool(undefined)), step)
-        d = estimate.diagnostics
-        for key, number in (
-            ("ess", d.ess),
-            ("max_share", d.max_share),
-            ("mean_weight", d.mean_weight),
-            ("pareto_k", d.pareto_k),
-            ("capped_share", d.capped_share if _capped(name) else None),
-            ("support_violations", d.support_violations),
-        ):
-            if number is not None:
-                self._scalar(f"diagnostics/{name}/{key}", number, step)
-
     def _scalar(self, tag: str, value: float, step: int) -> None:
         if math.isfinite(value):
             self._writer.add_scalar(tag, float(value), step)
 
     def _figure(self, tag: str, figure: Figure, step: int) -> None:
-        self._writer.add_image(tag, figures.render(figure), step, dataformats="HWC")
+        self._writer.add_image(tag, render(figure), step, dataformats="HWC")
         figure.clear()
 
     def _weights(self, name: str, estimate: Estimate, step: int) -> str:
-        """Histogram of log10 of the last weights; in words what it cannot show."""
+        """Write a histogram of log10 of the last weights; return in words what it cannot show."""
         logs = estimate.diagnostics.log_last / math.log(10)
         finite = logs[np.isfinite(logs)]
         if finite.size:
@@ -236,7 +222,7 @@ class EvaluationWriter:
             tag: 0.0  # the page shows the last value of the scalar of this tag
             for name, estimate in evaluation.items()
             for tag in (f"ope/{name}/value", f"diagnostics/{name}/ess")
-            if not (_undefined(estimate) and tag.startswith("ope/"))
+            if not (undefined(estimate) and tag.startswith("ope/"))
         }
         plain = {key: _plain(value) for key, value in hparams.items()}
         file_writer: Any = self._writer.file_writer
@@ -245,42 +231,43 @@ class EvaluationWriter:
 
 
 def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[str]) -> str:
-    """The evaluation as Markdown: data, regime, table, verdicts with their reasons, notes."""
+    """Return the evaluation as Markdown: data, regime, table, verdicts with reasons, notes."""
     sample, first = evaluation.sample, next(iter(evaluation.values())).interval
-    lines = [
-        f"{sample.trajectories:,} episodes, {sample.steps:,} steps, "
-        f"{np.count_nonzero(sample.counts)} behaviours, gamma {sample.gamma:g}.",
-        "",
-        f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
-        "",
-        *([] if sample.mixture is None else [f"Weights: {sample.mixture}.", ""]),
-        f"| estimator | value | std. error | {first.level:.0%} interval ({first.method}) | ESS "
-        "| largest share | mean weight | verdict |",
-        "|:--|--:|--:|--:|--:|--:|--:|:--|",
-    ]
+    ends = f"{first.level:.0%} interval ({first.method})"
+    head = ["estimator", "value", "std. error", ends, "ESS", "largest share", "mean weight"]
+    rows = [[*head, "verdict"]]
     for name, e in evaluation.items():
         d = e.diagnostics
-        ends = f"[{_text(e.interval.low)}, {_text(e.interval.high)}]"
-        lines.append(
-            f"| {name} | {_text(e.value)} | {_text(e.standard_error)} | {ends} | {d.ess:.1f} "
-            f"| {d.max_share:.1%} | {_text(d.mean_weight)} | **{e.verdict.colour}** |"
+        rows.append(
+            [
+                name,
+                text.number(e.value),
+                text.number(e.standard_error),
+                text.interval(e.interval.low, e.interval.high),
+                f"{d.ess:.1f}",
+                f"{d.max_share:.1%}",
+                text.number(d.mean_weight),
+                f"**{e.verdict.colour}**",
+            ]
         )
-    if truth is not None:
-        lines += ["", f"Truth, from fresh rollouts: {_text(truth)}."]
-    reasons: dict[str, list[str]] = {}
-    for name, e in evaluation.items():
-        reasons.setdefault(str(e.verdict), []).append(name)
-    lines += ["", *(f"- **{', '.join(names)}** {why}" for why, names in reasons.items())]
-    marked = [f"{n} ({', '.join(_undefined(e))})" for n, e in evaluation.items() if _undefined(e)]
-    if marked:
-        lines += ["", f"Undefined, so not drawn: {'; '.join(marked)}."]
-    for note in notes:
-        lines += ["", note]
-    return "\n".join(lines)
+    reasons = text.grouped({name: str(e.verdict) for name, e in evaluation.items()})
+    missing = {name: undefined(e) for name, e in evaluation.items()}
+    marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
+    paragraphs = [
+        f"{text.size(sample)}, gamma {sample.gamma:g}.",
+        f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
+        *([f"Weights: {sample.mixture}."] if sample.mixture else []),
+        "\n".join(text.markdown(rows, left=(0, 7))),
+        *([] if truth is None else [f"Truth, from fresh rollouts: {text.number(truth)}."]),
+        "\n".join(f"- **{', '.join(names)}** {why}" for why, names in reasons.items()),
+        *([f"Undefined, so not drawn: {'; '.join(marked)}."] if marked else []),
+        *notes,
+    ]
+    return "\n\n".join(paragraphs)
 
 
 def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """Charts of the Custom Scalars page; a band's tags stand in the order value, low, high."""
+    """Return the charts of the Custom Scalars page; TensorBoard wants a band's tags in order."""
     values = [f"ope/{re.escape(name)}/value$" for name in names]
     ess = [f"diagnostics/{re.escape(name)}/ess$" for name in names]
     bands = {
@@ -294,30 +281,9 @@ def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def _band(estimate: Estimate) -> dict[str, float]:
-    return {
-        "value": estimate.value,
-        "low": estimate.interval.low,
-        "high": estimate.interval.high,
-    }
-
-
-def _undefined(estimate: Estimate) -> list[str]:
-    """Which of value, low and high are not finite."""
-    return [key for key, value in _band(estimate).items() if not math.isfinite(value)]
-
-
-def _capped(name: str) -> bool:
-    return name in ESTIMATORS and ESTIMATORS[name].capped
-
-
 def _plain(value: Any) -> bool | int | float | str:
-    """A value that the hyper-parameter page can hold."""
+    """Return a value that the hyper-parameter page can hold."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
-
-
-def _text(value: float) -> str:
-    return f"{value:.5g}" if math.isfinite(value) else "undefined"

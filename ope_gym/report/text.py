@@ -1,14 +1,26 @@
-"""Text tables for people."""
+"""Format results as text tables, JSON and data frames."""
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ope_gym.arrays import finite
+from ope_gym.inference.estimate import Sample
 
 
 def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    r"""Lines of a table, a rule under its head; columns not named in `left` are put to the right.
+    r"""Return the lines of a table with a rule under its head.
+
+    Args:
+        rows: cells; the first row is the head.
+        left: columns to align to the left; the others are aligned to the right.
 
     >>> print(*align([["policy", "value"], ["a", "1.5"], ["b", "12"]]), sep="\n")
     policy  value
@@ -29,31 +41,41 @@ def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
 
 
 def markdown(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """The same in Markdown."""
+    """Return the lines of a Markdown table; the arguments are those of `align`."""
     rule = [":--" if column in left else "--:" for column in range(len(rows[0]))]
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
 
 
 def grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """From reasons by name to names by reason, in order."""
+    """Turn reasons by name into names by reason, in order."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
     return names
 
 
+def reasons(given: Mapping[str, str]) -> list[str]:
+    """Return one line for each distinct reason, headed by the names that have it."""
+    return [f"{', '.join(names)}: {reason}" for reason, names in grouped(given).items()]
+
+
 def wrap(text: str) -> str:
-    """At most 100 characters a line, what follows the first indented."""
+    """Break text into lines of at most 100 characters, all but the first indented."""
     return textwrap.fill(text, 100, subsequent_indent="    ")
 
 
 def number(value: float, digits: int = 5) -> str:
-    """Significant digits, or "undefined"."""
+    """Return a number with so many significant digits, or "undefined"."""
     return "undefined" if math.isnan(value) else f"{value:.{digits}g}"
 
 
+def interval(low: float, high: float, digits: int = 5) -> str:
+    """Return the two ends of an interval in brackets."""
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
 def share(value: float) -> str:
-    """A share in per cent; "<0.1%" is not "0%"."""
+    """Return a share in per cent; a small one is "<0.1%" rather than "0%"."""
     if math.isnan(value):
         return "undefined"
     if 0 < value < 0.001:
@@ -62,12 +84,47 @@ def share(value: float) -> str:
 
 
 def chance(value: float) -> str:
-    """A probability from draws, never quite 0 or 1."""
+    """Return a probability that was estimated from draws, never as 0 or 1."""
     if math.isnan(value):
         return "undefined"
     return "<0.1%" if value < 0.001 else ">99.9%" if value > 0.999 else f"{value:.1%}"
 
 
-def finite(value: float) -> float | None:
-    """For JSON: None where a number is undefined."""
-    return float(value) if math.isfinite(value) else None
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "episode"), count(2000, "policy", "policies")
+    ('1 episode', '2,000 policies')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def size(sample: Sample) -> str:
+    """Describe how much data a sample has: "90 episodes, 812 steps, 3 behaviours"."""
+    acted = int(np.count_nonzero(sample.counts))
+    return (
+        f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, "
+        f"{count(acted, 'behaviour')}"
+    )
+
+
+def plain(row: object) -> dict[str, Any]:
+    """Return the fields of a dataclass for JSON; undefined numbers are None."""
+    return {k: finite(v) if isinstance(v, float) else v for k, v in vars(row).items()}
+
+
+def to_json(content: Mapping[str, Any], path: str | Path | None = None) -> str:
+    """Return plain content as JSON text, and write it to `path` if one is given."""
+    text = json.dumps(content, indent=2, allow_nan=False)
+    if path is not None:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a pandas DataFrame; the first column is the index."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_frame needs pandas: pip install pandas, or use to_dict") from error
+    return pandas.DataFrame(rows).set_index(next(iter(rows[0])))

@@ -16,9 +16,9 @@ from ope_gym.arrays import IntArray
 from ope_gym.data.schedules import PolicyTable
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, agree, renumber
+from ope_gym.inference.estimate import PartialMixture
 from ope_gym.policies.base import UNREGISTERED
 from ope_gym.policies.closed_form import Policy, UnavailablePolicy, policy_to_arrays
-from ope_gym.results import PartialMixture
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.mixtures import group_size, interleaved
 

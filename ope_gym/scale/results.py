@@ -14,7 +14,8 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Computed, Problem, blended, compute
 from ope_gym.inference import bootstrap, regimes
 from ope_gym.inference.conclude import Known, estimated
-from ope_gym.results import Evaluation, Sample
+from ope_gym.inference.estimate import Sample
+from ope_gym.results import Evaluation
 from ope_gym.scale.cut import CALM, ROBUST, Cut
 from ope_gym.scale.passes import Key, NormalisedPass, WeightPass
 from ope_gym.weights.mixtures import joined

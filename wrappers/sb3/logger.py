@@ -6,12 +6,13 @@ without the callback. Each output gets rows of its own instead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import DISABLED, KVWriter, Logger, TensorBoardOutputFormat
 
+from ope_gym.analysis.overlap import overlap
+from ope_gym.report.scalars import scalars
 from ope_gym.report.tensorboard import EvaluationWriter
 
 if TYPE_CHECKING:
@@ -29,12 +30,11 @@ class EvaluationLog:
     def add(self, logger: Logger, evaluation: Evaluation, step: int, *, held_out: bool) -> None:
         """Write the values of an evaluation."""
         values = {"ope/timesteps": float(step), "ope/held_out": float(held_out)}
-        for name, estimate in evaluation.items():
-            values[f"ope/{name}/value"] = float(estimate.value)
-            values[f"ope/{name}/low"] = float(estimate.interval.low)
-            values[f"ope/{name}/high"] = float(estimate.interval.high)
-            values[f"diagnostics/{name}/ess"] = float(estimate.diagnostics.ess)
-        finite = {tag: value for tag, value in values.items() if math.isfinite(value)}
+        values |= {
+            tag: number
+            for tag, number in scalars(evaluation).items()
+            if tag.startswith("ope/") or tag.endswith("/ess")
+        }
         if logger.level == DISABLED:
             return
         for output in logger.output_formats:
@@ -42,7 +42,7 @@ class EvaluationLog:
                 self._writer(output.writer).add_evaluation(evaluation, step)
                 output.writer.add_scalar("ope/held_out", float(held_out), step)
             elif isinstance(output, KVWriter):
-                output.write(finite, dict.fromkeys(finite, ()), step)
+                output.write(values, dict.fromkeys(values, ()), step)
 
     def report(
         self,
@@ -57,7 +57,7 @@ class EvaluationLog:
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
                 writer = self._writer(output.writer)
-                writer.add_report(evaluation, data, policy, step, hparams)
+                writer.add_report(evaluation, step, hparams, overlap=overlap(data, policy))
 
     def _writer(self, summary_writer: Any) -> EvaluationWriter:
         if summary_writer not in self._writers:

@@ -1,0 +1,258 @@
+"""Hold and print a ranking: policies from best to worst, their differences and probabilities."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, finite
+from ope_gym.inference.estimate import Difference, Estimate, Sample
+from ope_gym.inference.regimes import label
+from ope_gym.report import text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEFT = (0, 7, 8)  # columns of the table that hold words
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Hold one policy of a ranking.
+
+    Args:
+        name: of the policy.
+        estimate: its value, error, interval, diagnostics and verdict.
+        difference: paired difference to the best, this minus best; None for the best itself.
+        probability_best: that it is the best of those ranked; NaN if its error is unknown.
+    """
+
+    name: str
+    estimate: Estimate
+    difference: Difference | None
+    probability_best: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings and lists; undefined numbers are None."""
+        d, mixture = self.difference, self.estimate.sample.mixture
+        to_best = d and {
+            "value": finite(d.value),
+            "standard_error": finite(d.standard_error),
+            "low": finite(d.interval.low),
+            "high": finite(d.interval.high),
+        }
+        return {
+            **self.estimate.to_dict(),
+            "mixture": dataclasses.asdict(mixture) if mixture else None,
+            "probability_best": finite(self.probability_best),
+            "to_best": to_best,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Pairwise:
+    """Hold the paired differences of all policies, row minus column; (P, P) each.
+
+    Args:
+        names: (P,) best first.
+        values: differences of the estimates.
+        standard_errors: of the differences.
+        low: lower ends of their intervals.
+        high: upper ends.
+        level: of each interval by itself, not of all together.
+    """
+
+    names: tuple[str, ...]
+    values: FloatArray
+    standard_errors: FloatArray
+    low: FloatArray
+    high: FloatArray
+    level: float
+
+    def __str__(self) -> str:
+        rows = [["row - column", *self.names]]
+        for i, name in enumerate(self.names):
+            clear = (self.low[i] > 0) | (self.high[i] < 0)
+            cells = [
+                ""
+                if i == j
+                else f"{text.number(self.values[i, j], 3)} ± "
+                f"{text.number(self.standard_errors[i, j], 2)}{'*' if clear[j] else ' '}"
+                for j in range(len(self.names))
+            ]
+            rows.append([name, *cells])
+        note = f"* the {self.level:.0%} interval of this difference by itself does not hold 0"
+        return "\n".join([*text.align(rows), note])
+
+
+class Ranking(Mapping[str, Ranked]):
+    """Map the names of policies to their places, from best to worst; prints as a table."""
+
+    def __init__(self, ranked: Sequence[Ranked]) -> None:
+        self._ranked = {r.name: r for r in ranked}
+
+    def __getitem__(self, name: str) -> Ranked:
+        if name not in self._ranked:
+            raise KeyError(f"{name!r} was not ranked; there are {', '.join(self._ranked)}")
+        return self._ranked[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ranked)
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    @property
+    def best(self) -> Ranked:
+        """The policy of the largest estimate."""
+        return next(iter(self.values()))
+
+    @property
+    def safest(self) -> Ranked:
+        """The policy whose interval has the highest lower end: the cautious choice."""
+        lows = [r.estimate.interval.low for r in self.values()]
+        return list(self.values())[int(np.argmax(np.nan_to_num(lows, nan=-np.inf)))]
+
+    @property
+    def sample(self) -> Sample:
+        """The trajectories; its regime is that of the best policy."""
+        return self.best.estimate.sample
+
+    def difference(self, minuend: str, subtrahend: str) -> Difference:
+        """Return the paired difference of two of the policies."""
+        found = self[minuend].estimate.difference(self[subtrahend].estimate)
+        return dataclasses.replace(found, minuend=minuend, subtrahend=subtrahend)
+
+    def differences(self) -> Pairwise:
+        """Return the paired differences of every two policies."""
+        names, size = tuple(self), len(self)
+        numbers = np.zeros((4, size, size))
+        for i, row in enumerate(names):
+            for j, column in enumerate(names[:i]):
+                d = self.difference(row, column)
+                numbers[:, i, j] = d.value, d.standard_error, d.interval.low, d.interval.high
+                numbers[:, j, i] = -d.value, d.standard_error, -d.interval.high, -d.interval.low
+        values, errors, low, high = numbers
+        return Pairwise(names, values, errors, low, high, self.best.estimate.interval.level)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings and lists; undefined numbers are None."""
+        return {
+            **self.sample.to_dict(),
+            "best": self.best.name,
+            "safest": self.safest.name,
+            "policies": {name: r.to_dict() for name, r in self.items()},
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON text, and write it to `path` if one is given."""
+        return text.to_json(self.to_dict(), path)
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row for each policy, best first; needs pandas."""
+        return text.to_frame(
+            [
+                {
+                    "policy": name,
+                    "value": r.estimate.value,
+                    "standard_error": r.estimate.standard_error,
+                    "low": r.estimate.interval.low,
+                    "high": r.estimate.interval.high,
+                    "to_best": r.difference.value if r.difference else 0.0,
+                    "to_best_error": r.difference.standard_error if r.difference else 0.0,
+                    "probability_best": r.probability_best,
+                    "ess": r.estimate.diagnostics.ess,
+                    "verdict": r.estimate.verdict.colour,
+                    "regime": label(r.estimate.sample.regime),
+                }
+                for name, r in self.items()
+            ]
+        )
+
+    def plot(self, *, limit: int = 30) -> Figure:
+        """Draw values with their intervals, and the probabilities of being best.
+
+        Args:
+            limit: policies drawn; the number of the others is told in words.
+        """
+        from ope_gym.report.figures import ranking_figure
+
+        estimates = {name: r.estimate for name, r in self.items()}
+        return ranking_figure(estimates, [r.probability_best for r in self.values()], limit=limit)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={r.estimate.value:.6g}" for name, r in self.items())
+        return f"Ranking({values})"
+
+    def __str__(self) -> str:
+        lines = [self._head(), *text.align(self._rows(), _LEFT), *map(text.wrap, self._remarks())]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, with the reasons of the verdicts."""
+        listed = [f"- {remark}" for remark in self._remarks()]
+        return "\n".join([f"{self._head()}.", "", *text.markdown(self._rows(), _LEFT), "", *listed])
+
+    def _regimes(self) -> list[str]:
+        return [label(r.estimate.sample.regime) for r in self.values()]
+
+    def _head(self) -> str:
+        """Return the line above the table."""
+        sample, regimes = self.sample, self._regimes()
+        acted = int(np.count_nonzero(sample.counts))
+        return (
+            f"{text.count(len(self), 'policy', 'policies')} by {self.best.estimate.name}, from "
+            f"{sample.trajectories:,} episodes of {text.count(acted, 'behaviour')}, gamma "
+            f"{sample.gamma:g}" + (f"; data: {regimes[0]}" if len(set(regimes)) == 1 else "")
+        )
+
+    def _rows(self) -> list[list[str]]:
+        """Return the cells of the table; the regimes only where they differ."""
+        first = self.best.estimate.interval
+        ends = f"{first.level:.0%} interval ({first.method})"
+        rows = [["policy", "value", "std.err", ends, "to the best", "P(best)", "ESS", "verdict"]]
+        for r in self.values():
+            e, d = r.estimate, r.difference
+            rows.append(
+                [
+                    r.name,
+                    text.number(e.value),
+                    text.number(e.standard_error, 3),
+                    text.interval(e.interval.low, e.interval.high, 4),
+                    f"{text.number(d.value, 3)} ± {text.number(d.standard_error, 2)}"
+                    if d
+                    else "best",
+                    text.chance(r.probability_best),
+                    f"{e.diagnostics.ess:.1f}",
+                    e.verdict.colour,
+                ]
+            )
+        regimes = self._regimes()
+        if len(set(regimes)) > 1:
+            for row, regime in zip(rows, ["data", *regimes], strict=True):
+                row.append(regime)
+        return rows
+
+    def _remarks(self) -> list[str]:
+        """Return what the table cannot show: reasons, partial mixtures, the cautious choice."""
+        verdicts = {r.name: r.estimate.verdict for r in self.values()}
+        mixtures = {r.name: r.estimate.sample.mixture for r in self.values()}
+        remarks = text.reasons({k: str(v) for k, v in verdicts.items() if v.colour != "green"})
+        remarks += text.reasons({name: str(part) for name, part in mixtures.items() if part})
+        if self.safest is not self.best:
+            low = self.safest.estimate.interval.low
+            remarks.append(
+                f"cautious choice: {self.safest.name}, whose interval has the highest lower end, "
+                f"{text.number(low, 4)}"
+            )
+        if any(v.colour == "red" for v in verdicts.values()):
+            remarks.append("P(best) is rough where verdicts are red")
+        left_out = [r.name for r in self.values() if np.isnan(r.probability_best)]
+        if left_out:
+            remarks.append(f"P(best) leaves out {', '.join(left_out)}: the error is not known")
+        return remarks

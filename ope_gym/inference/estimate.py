@@ -1,0 +1,206 @@
+"""Hold the result of one estimator, the sample it rests on, and differences of two results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray, finite
+from ope_gym.estimators.table import standard_error
+from ope_gym.inference.diagnostics import Diagnostics, Verdict
+from ope_gym.inference.intervals import Interval, cautious_error, ess_t, percentile
+from ope_gym.inference.regimes import label
+
+
+@dataclass(frozen=True)
+class PartialMixture:
+    """Describe mixtures of a part of the behaviours; see `ope_gym.weights.mixtures`.
+
+    Args:
+        behaviours: number of behaviours recorded.
+        groups: number of groups into which they are split.
+        size: behaviours of the largest group.
+    """
+
+    behaviours: int
+    groups: int
+    size: int
+
+    @classmethod
+    def of(cls, groups: IntArray) -> PartialMixture | None:
+        """Describe the groups (K,) of the behaviours; None if there is but one group.
+
+        >>> print(PartialMixture.of(np.array([0, 1, 0])))
+        partial mixtures of 2 of 3 behaviours
+        """
+        sizes = np.bincount(groups)
+        return cls(groups.size, sizes.size, int(sizes.max())) if sizes.size > 1 else None
+
+    def __str__(self) -> str:
+        return f"partial mixtures of {self.size:,} of {self.behaviours:,} behaviours"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Describe the trajectories that estimates rest on.
+
+    Args:
+        trajectories: number of episodes.
+        steps: number of steps in all of them.
+        strata: (n,) the groups within which trajectories are alike.
+        behaviours: (K,) names of the behaviours.
+        counts: (K,) trajectories of each.
+        gamma: discount.
+        regime: what the learner saw of the data, one of `ope_gym.inference.regimes.REGIMES`.
+        fingerprint: equal for equal data, so that differences are only taken between such.
+        mixture: where weights are against parts of the behaviours; None where against all.
+        q_model: name of the q model of shards, or "none", if an estimator uses one.
+    """
+
+    trajectories: int
+    steps: int
+    strata: IntArray = field(repr=False)
+    behaviours: tuple[str, ...] = field(repr=False)
+    counts: IntArray = field(repr=False)
+    gamma: float
+    regime: str
+    fingerprint: tuple[float, ...] = field(repr=False)
+    mixture: PartialMixture | None = None
+    q_model: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how much data there is, as plain numbers and strings."""
+        return {
+            "trajectories": self.trajectories,
+            "steps": self.steps,
+            "behaviours": dict(zip(self.behaviours, self.counts.tolist(), strict=True)),
+            "gamma": self.gamma,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Hold a paired difference of two estimates on the same trajectories: minuend - subtrahend."""
+
+    minuend: str
+    subtrahend: str
+    value: float
+    standard_error: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        low, high, level = self.interval.low, self.interval.high, self.interval.level
+        return (
+            f"{self.minuend} - {self.subtrahend}: {self.value:.6g} ± {self.standard_error:.3g}, "
+            f"{level:.0%} [{low:.6g}, {high:.6g}]"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Hold the value of a policy by one estimator.
+
+    Args:
+        name: of the estimator.
+        value: the estimate; NaN if the data do not support one.
+        standard_error: from the influence values, within strata; NaN if undefined.
+        interval: confidence interval, with `low`, `high` and `level`.
+        diagnostics: of the weights.
+        verdict: whether to trust it, and why.
+        influence: (n,) influence value of each trajectory.
+        replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
+        sample: the data it rests on.
+        seed: of the bootstrap draws.
+        report: numbers of its own: for "auto" the share `c` of the q model's correction.
+    """
+
+    name: str
+    value: float
+    standard_error: float
+    interval: Interval
+    diagnostics: Diagnostics = field(repr=False)
+    verdict: Verdict
+    influence: FloatArray = field(repr=False)
+    sample: Sample = field(repr=False)
+    replicates: FloatArray | None = field(default=None, repr=False)
+    seed: int | None = field(default=None, repr=False)
+    report: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def difference(self, other: Estimate) -> Difference:
+        """Return the paired difference self - other, of two targets or two estimators.
+
+        Its interval is made of percentiles of the shared bootstrap draws where both have them, of
+        ess-t from the influence values otherwise.
+        """
+        self._refuse_unlike(other)
+        value = self.value - other.value
+        error = standard_error(self.influence - other.influence, self.sample.strata)
+        level = self.interval.level
+        mine, theirs = self.replicates, other.replicates
+        if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
+            ess = min(self.diagnostics.ess, other.diagnostics.ess)
+            cautious = cautious_error(self.influence - other.influence, self.sample.strata)
+            interval = ess_t(value, cautious, ess, level)
+        else:
+            interval = percentile(mine - theirs, level)
+        return Difference(self.name, other.name, value, error, interval)
+
+    def _refuse_unlike(self, other: Estimate) -> None:
+        """Raise if the two estimates cannot be paired."""
+        if self.sample.fingerprint != other.sample.fingerprint:
+            raise ValueError(
+                f"other ({other.name}) rests on other trajectories than {self.name}: a paired "
+                "difference needs both from the same data; evaluate both targets on one set"
+            )
+        if self.sample.gamma != other.sample.gamma:
+            raise ValueError(
+                f"other ({other.name}) has gamma {other.sample.gamma:g}, but {self.name} has "
+                f"{self.sample.gamma:g}: a difference needs one discount"
+            )
+        if self.interval.level != other.interval.level:
+            raise ValueError(
+                f"{self.name} has level {self.interval.level} and {other.name} "
+                f"{other.interval.level}: evaluate both at one level"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings and lists; undefined numbers are None."""
+        d = self.diagnostics
+        return {
+            "estimator": self.name,
+            "regime": label(self.sample.regime),
+            "value": finite(self.value),
+            "standard_error": finite(self.standard_error),
+            "interval": {
+                "low": finite(self.interval.low),
+                "high": finite(self.interval.high),
+                "level": self.interval.level,
+                "method": self.interval.method,
+            },
+            "verdict": {
+                "colour": self.verdict.colour,
+                "reasons": list(self.verdict.reasons),
+                "advice": list(self.verdict.advice),
+            },
+            "diagnostics": {
+                "ess": finite(d.ess),
+                "ess_step": d.ess_step,
+                "ess_curve": _numbers(d.ess_curve),
+                "behaviour_shares": _numbers(d.behaviour_shares),
+                "behaviour_ess": _numbers(d.behaviour_ess),
+                "max_share": finite(d.max_share),
+                "mean_weight": finite(d.mean_weight),
+                "uncovered": finite(d.uncovered),
+                "pareto_k": finite(d.pareto_k),
+                "capped_share": finite(d.capped_share),
+                "support_violations": d.support_violations,
+                "calibration": None if d.calibration is None else _numbers(d.calibration),
+            },
+            "report": {key: finite(value) for key, value in self.report.items()},
+        }
+
+
+def _numbers(values: FloatArray) -> list[float | None]:
+    return [finite(value) for value in values.tolist()]
