@@ -1,5 +1,6 @@
 """The study `beyond` in miniature."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from ope_gym import Policy, Trajectories, Uniform, evaluate, models
 from studies.beyond import study as beyond
 from studies.beyond.study import NAMES, Beyond, Mistaken
+from studies.cartpole.study import CartPole
 from studies.harness import small_grid
 from studies.harness.registry import load_study
 from studies.harness.runner import plain
@@ -16,9 +18,10 @@ from studies.harness.seeds import seeds_of
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
-    """Two regimes of the grid, and a linear model in the place of the slow one."""
+    """Two regimes of the grid, few rollouts, and a linear model in the place of the slow one."""
     regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
     monkeypatch.setattr(beyond, "grid", lambda seed: regimes)
+    monkeypatch.setattr(beyond, "CartPole", partial(CartPole, rollouts=6))
     monkeypatch.setattr(models, "DynamicsQ", models.LinearQ)
     return Beyond(truth_rollouts=1000, every=2)
 
