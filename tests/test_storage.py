@@ -205,13 +205,13 @@ def test_a_file_cut_anywhere_gives_the_episodes_before_the_cut(tmp_path: Path) -
             assert f"{size - whole} bytes from byte {whole} on were dropped" in messages[0]
 
 
-@pytest.mark.parametrize("mask", [0x01, 0xFF])
-def test_a_flipped_byte_never_gives_wrong_numbers(tmp_path: Path, mask: int) -> None:
+def test_a_flipped_bit_or_byte_never_gives_wrong_numbers(tmp_path: Path) -> None:
     path, bad = tmp_path / "run", tmp_path / "bad"
     lengths = (2, 1)
     ends = write_run(path, lengths)
     data = bytearray(path.read_bytes())
     for position in range(len(data)):
+        mask = (0x01, 0xFF)[position % 2]
         data[position] ^= mask
         bad.write_bytes(data)
         data[position] ^= mask
@@ -220,7 +220,7 @@ def test_a_flipped_byte_never_gives_wrong_numbers(tmp_path: Path, mask: int) -> 
         begin = max(end for end in [0, 8, *ends] if end <= position)
         assert caught.value.offset == begin
         assert f"byte {begin}" in str(caught.value)
-        if position >= 8 and position % 3 == mask % 3:
+        if position >= 8 and position % 3 == 0:
             found, messages = load_quietly(bad, recover=True)
             assert len(found) == sum(end <= position for end in ends[2:])
             assert len(messages) == 1
