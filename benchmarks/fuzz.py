@@ -51,8 +51,8 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.data.reader import read_layout
 from ope_gym.data.schedules import PolicyTable
-from ope_gym.data.schema import BY_EPISODE, BY_STEP
-from ope_gym.data.trajectories import Trajectories, join, nothing
+from ope_gym.data.schema import BY_EPISODE, BY_STEP, join
+from ope_gym.data.trajectories import Trajectories, nothing
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
 from ope_gym.scale.sources import survey
 from ope_gym.scale.workers import Workers
@@ -589,7 +589,7 @@ def read_shard(path: Path, steps: int) -> Trajectories | None:
         for section in sections
     ] or [nothing()]
     if not any(len(section) for section in sections):
-        policies = [policy for section in sections for policy in section.section.policies]
+        policies = [policy for section in sections for policy in section.policies]
         return dataclasses.replace(join(empty), policies=tuple(PolicyTable(policies).policies))
     found = survey(path, "all", steps, Plain())
     chunks = [

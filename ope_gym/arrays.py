@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +58,16 @@ def as_floats(values: ArrayLike, name: str) -> FloatArray:
         return np.asarray(values).astype(np.float64, casting="same_kind", copy=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} is not an array of numbers: {error}") from error
+
+
+def as_integers(values: ArrayLike, name: str, dtype: Any = np.int64) -> NDArray[Any]:
+    """Return a read-only copy of whole numbers; raise if they are of another kind."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{name} has dtype {array.dtype}, expected integers")
+    array = array.astype(dtype)
+    array.setflags(write=False)
+    return array
 
 
 def check_column(values: ArrayLike, name: str, steps: int | None = None) -> FloatArray:

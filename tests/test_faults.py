@@ -808,7 +808,7 @@ def test_sections_share_their_spaces_or_are_refused(tmp_path: Path) -> None:
     with BlockWriter(path) as writer:
         for _ in range(3):
             episode_blocks.write_spaces(writer, S.Box(-1, 1, (2,)), S.Discrete(2), None)
-    spaces = [section.observation_space for section in episode_blocks.read_sections(path)]
+    spaces = [section.observation_space for section in reader.read_layout(path)]
     assert spaces[0] is spaces[1] is spaces[2]
     with BlockWriter(path) as writer:
         episode_blocks.write_spaces(writer, S.Box(-1, 1, (3,)), S.Discrete(2), None)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ope_gym import Estimate, Evaluation, LinearSigmoid, Trajectories, Uniform, evaluate
 from ope_gym.data import reader
-from ope_gym.data.blocks import BlockWriter, DamagedFileError
+from ope_gym.data.blocks import Block, BlockWriter, DamagedFileError
 from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.data.reader import SeenFile
 from ope_gym.data.trajectories import nothing
@@ -1069,16 +1069,15 @@ def test_who_acted_is_read_in_stretches(
     r, parts, paths = saved
     together = whole(parts, r.target, estimators=BOTH)
     seen: list[int] = []
-    read = reader._read_rows
+    read = Block.rows
 
-    def watched(file: Any, head: Any, name: str, *rows: Any) -> Any:
-        found = read(file, head, name, *rows)
+    def watched(block: Block, name: str, begin: int, end: int) -> Any:
         if name == "policy_ids":
-            seen.append(len(found))
-        return found
+            seen.append(end - begin)
+        return read(block, name, begin, end)
 
     monkeypatch.setattr(reader, "_ROWS", 5)
-    monkeypatch.setattr(reader, "_read_rows", watched)
+    monkeypatch.setattr(Block, "rows", watched)
     assert_equal(evaluate_shards(paths, r.target, estimators=BOTH), together)
     assert max(seen) == 5
 

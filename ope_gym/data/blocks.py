@@ -22,7 +22,8 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -43,6 +44,7 @@ _HEADER = struct.Struct("<IIQII")
 # What JSON of the wrong shape raises in code that takes it apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+KEEP_THE_REST = "keep them by Trajectories.load(path, recover=True).save(new_path)"
 _PIECE = 2**20  # bytes of a payload that are checked at once
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 
@@ -57,28 +59,78 @@ class DamagedFileError(ValueError):
         self.offset = offset
 
 
+class Entry(NamedTuple):
+    """Where an array lies in the payload of its block."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
 @dataclass(frozen=True)
 class Block:
-    """One block: kind, other JSON fields, read-only arrays, where it begins, CRC of its header."""
+    """One block of an open file; its arrays are read-only.
+
+    Args:
+        kind: What the block holds.
+        meta: Further JSON fields.
+        entries: Where its arrays lie, by name.
+        offset: Byte of the file where the block begins.
+        start: Byte where its payload begins.
+        end: Byte where it ends.
+        checksum: CRC of its header, which the next block names.
+        file: The open file.
+        payload: The payload, or None to read arrays from the file when they are asked for.
+    """
 
     kind: str
     meta: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
-    offset: int
-    checksum: int = 0
-
-
-@dataclass(frozen=True)
-class Head:
-    """A block without its arrays: these are at start:end of the file, as the entries describe."""
-
-    kind: str
-    meta: dict[str, Any]
-    entries: dict[str, Any]
+    entries: dict[str, Entry]
     offset: int
     start: int
     end: int
     checksum: int
+    file: BinaryIO = field(repr=False)
+    payload: bytes | None = field(repr=False)
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All arrays, by name."""
+        return {name: self.array(name) for name in self.entries}
+
+    def entry(self, name: str) -> Entry:
+        """Return where an array lies, or raise if the block has none of that name."""
+        if name not in self.entries:
+            raise ValueError(f"it has no array {name!r}")
+        return self.entries[name]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a whole array."""
+        entry = self.entry(name)
+        return self._read(name, entry.dtype, entry.shape, entry.offset)
+
+    def rows(self, name: str, begin: int, end: int) -> NDArray[Any]:
+        """Return rows begin:end of an array, without reading the others."""
+        dtype, shape, offset = self.entry(name)
+        if not shape or not 0 <= begin <= end <= shape[0]:
+            raise ValueError(f"array {name!r} of shape {shape} has no rows {begin} to {end}")
+        width = np.dtype(dtype).itemsize * math.prod(shape[1:])
+        return self._read(name, dtype, (end - begin, *shape[1:]), offset + begin * width)
+
+    def _read(self, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> NDArray[Any]:
+        if (count := math.prod(shape)) == 0:
+            return np.empty(shape, dtype=dtype)
+        data = self.payload
+        if data is None:
+            self.file.seek(self.start + offset)
+            data, offset = self.file.read(count * np.dtype(dtype).itemsize), 0
+        stored = "|u1" if dtype == "|b1" else dtype
+        flat: NDArray[Any] = np.frombuffer(data, dtype=stored, count=count, offset=offset)
+        if dtype == "|b1":
+            if flat.max() > 1:
+                raise ValueError(f"array {name!r} has truth values other than 0 and 1")
+            flat = flat.view(np.bool_)
+        return flat.reshape(shape).astype(flat.dtype.newbyteorder("="), copy=False)
 
 
 class FileCut(Exception):
@@ -87,15 +139,6 @@ class FileCut(Exception):
     def __init__(self, offset: int, dropped: int) -> None:
         super().__init__(f"the file ends inside its last block, at byte {offset}")
         self.offset, self.dropped = offset, dropped
-
-    def warn(self, path: PathLike, stacklevel: int) -> None:
-        """Say that a reader has read up to there."""
-        warnings.warn(
-            f"{os.fspath(path)} ends inside its last block: {self.dropped} bytes from byte "
-            f"{self.offset} on were dropped (a run was interrupted, or is still writing)",
-            UserWarning,
-            stacklevel=stacklevel + 1,
-        )
 
 
 # Reading blocks ------------------------------------------------------------------------------
@@ -109,46 +152,59 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
-    """The blocks of a file, each checked before it is handed out.
+    """Yield the blocks of a file, each checked before it is handed out; see `scan`."""
+    with open(path, "rb") as file:
+        yield from scan(file, path, recover=recover)
+
+
+def scan(
+    file: BinaryIO, path: PathLike, *, recover: bool = False, whole: int | None = None
+) -> Iterator[Block]:
+    """Yield the blocks of an open file, each checked before it is handed out.
 
     A file that ends inside its last block, as a crash leaves it, gives all blocks before it and a
     warning.
 
     Args:
-        path: The file.
+        file: The file, at its beginning.
+        path: Its name in messages.
         recover: Whether damage ends the file with a warning, instead of a `DamagedFileError`.
+        whole: Payloads of more bytes are checked, but not held in memory; None holds all.
     """
-    with open(path, "rb") as file:
-        try:
-            yield from _scan(file, path)
-        except FileCut as cut:
-            cut.warn(path, stacklevel=2)
-        except DamagedFileError as error:
-            if not recover or error.offset == 0:  # at byte 0 it is not our file at all
-                raise
-            warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=2)
+    try:
+        yield from _scan(file, path, whole)
+    except FileCut as cut:
+        warnings.warn(
+            f"{os.fspath(path)} ends inside its last block: {cut.dropped} bytes from byte "
+            f"{cut.offset} on were dropped (a run was interrupted, or is still writing)",
+            UserWarning,
+            stacklevel=4,
+        )
+    except DamagedFileError as error:
+        if not recover or error.offset == 0:  # at byte 0 it is not our file at all
+            raise
+        warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=4)
 
 
-def _scan(file: BinaryIO, path: PathLike) -> Iterator[Block]:
+def _scan(file: BinaryIO, path: PathLike, whole: int | None) -> Iterator[Block]:
+    _check_magic(file, path)
     size = os.fstat(file.fileno()).st_size
-    check_magic(file, path)
     offset, last, kinds = len(MAGIC), 0, list[str]()
     while offset < size:
         try:
-            block, end = read_block(file, offset, size, last)
+            block = read_block(file, offset, size, last, whole=whole)
         except MALFORMED as error:
             remedy = (
                 f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
-                "episodes): keep them by Trajectories.load(path, recover=True).save(new_path)"
+                f"episodes): {KEEP_THE_REST}"
             )
             raise DamagedFileError(path, offset, what_is_wrong(error), remedy) from error
         yield block
         kinds.append(block.kind)
-        offset, last = end, block.checksum
+        offset, last = block.end, block.checksum
 
 
-def check_magic(file: BinaryIO, path: PathLike) -> None:
-    """Read the first bytes; `DamagedFileError` if they are not those of a file of this version."""
+def _check_magic(file: BinaryIO, path: PathLike) -> None:
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         newer = magic[:-1] == MAGIC[:-1]
@@ -158,41 +214,48 @@ def check_magic(file: BinaryIO, path: PathLike) -> None:
 
 
 def what_is_wrong(error: Exception) -> str:
-    """One of the errors of `MALFORMED`, for people."""
+    """Return the message of an error of `MALFORMED`, for people."""
     return str(error) if type(error) is ValueError else f"malformed block, {error!r}"
 
 
 def read_block(
-    file: BinaryIO, offset: int, size: int, last: int | None = None
-) -> tuple[Block, int]:
-    """The block at `offset` and where it ends; ValueError says what is wrong with it.
+    file: BinaryIO,
+    offset: int,
+    size: int,
+    last: int | None = None,
+    *,
+    whole: int | None = None,
+    verify: bool = True,
+) -> Block:
+    """Return the block at a byte of the file; ValueError says what is wrong with it.
 
-    `last` is the checksum of the block before it, 0 if there is none; None if it is not known.
+    Args:
+        file: The open file.
+        offset: The byte.
+        size: Bytes of the file.
+        last: Checksum of the block before it, 0 if there is none; None if it is not known.
+        whole: A payload of more bytes is checked, but not held in memory; None holds all.
+        verify: Whether to check also a payload that is not held.
     """
     frame = _read_frame(file, offset, size)
-    payload = file.read(frame.end - frame.start)
-    if len(payload) < frame.end - frame.start:
-        raise FileCut(offset, size - offset)
-    _check_contents(frame, zlib.crc32(payload, zlib.crc32(frame.text)))
-    head = _parse(frame, offset, last)
-    arrays = {name: read_array(name, entry, payload) for name, entry in head.entries.items()}
-    return Block(head.kind, head.meta, arrays, offset, head.checksum), head.end
-
-
-def read_head(
-    file: BinaryIO, offset: int, size: int, last: int | None = None, *, verify: bool
-) -> Head:
-    """The block at `offset` without its arrays, which `verify` compares with their checksum."""
-    frame = _read_frame(file, offset, size)
-    if verify:
-        crc, left = zlib.crc32(frame.text), frame.end - frame.start
-        while left:
-            piece = file.read(min(left, _PIECE))
+    crc, length, payload = zlib.crc32(frame.text), frame.end - frame.start, None
+    if whole is None or length <= whole:
+        payload = file.read(length)
+        if len(payload) < length:
+            raise FileCut(offset, size - offset)
+        crc = zlib.crc32(payload, crc)
+    elif verify:
+        while length:
+            piece = file.read(min(length, _PIECE))
             if not piece:
                 raise FileCut(offset, size - offset)
-            crc, left = zlib.crc32(piece, crc), left - len(piece)
-        _check_contents(frame, crc)
-    return _parse(frame, offset, last)
+            crc, length = zlib.crc32(piece, crc), length - len(piece)
+    if (payload is not None or verify) and crc != frame.contents:
+        raise ValueError("the contents of a block do not match their checksum")
+    block = _parse(frame, offset, last, file, payload)
+    if payload is not None:
+        block.arrays  # noqa: B018, refuse damaged ones now, while it is known where they are
+    return block
 
 
 class _Frame(NamedTuple):
@@ -223,27 +286,27 @@ def _read_frame(file: BinaryIO, offset: int, size: int) -> _Frame:
     return _Frame(text, start, end, contents, checksum)
 
 
-def _check_contents(frame: _Frame, crc: int) -> None:
-    if crc != frame.contents:
-        raise ValueError("the contents of a block do not match their checksum")
-
-
-def _parse(frame: _Frame, offset: int, last: int | None) -> Head:
+def _parse(
+    frame: _Frame, offset: int, last: int | None, file: BinaryIO, payload: bytes | None
+) -> Block:
     if frame.start % ALIGNMENT:
         raise ValueError(f"the payload of a block is not at a multiple of {ALIGNMENT}")
-    meta = _DECODER.decode(frame.text.decode())  # bytes could say that their encoding is another
+    meta = _DECODER.decode(frame.text.decode())  # json.loads would guess the encoding of bytes
     if not isinstance(meta, dict):
         raise ValueError("the JSON of a block is not an object")
-    kind, entries = meta.pop("kind", None), meta.pop("arrays", None)
-    if not isinstance(kind, str) or not isinstance(entries, dict):
-        raise ValueError(f"a block is of kind {kind!r} and has arrays {entries!r}")
-    if meta.pop("after", last) != last and last is not None:  # the first files did not say
+    kind, described = meta.pop("kind", None), meta.pop("arrays", None)
+    if not isinstance(kind, str) or not isinstance(described, dict):
+        raise ValueError(f"a block is of kind {kind!r} and has arrays {described!r}")
+    # blocks of the first files did not name the one before them
+    if meta.pop("after", last) != last and last is not None:
         raise ValueError("a block does not follow the one that it was written after")
-    return Head(kind, meta, entries, offset, frame.start, frame.end, frame.checksum)
+    length = frame.end - frame.start
+    entries = {name: _read_entry(name, entry, length) for name, entry in described.items()}
+    return Block(kind, meta, entries, offset, frame.start, frame.end, frame.checksum, file, payload)
 
 
-def read_entry(name: str, entry: Any, length: int) -> tuple[str, tuple[int, ...], int]:
-    """dtype, shape and offset of an array; ValueError if a payload so long cannot hold it."""
+def _read_entry(name: str, entry: Any, length: int) -> Entry:
+    """Return where an array lies; ValueError if a payload of this length cannot hold it."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "offset"} <= entry.keys():
         raise ValueError(f"array {name!r} is described by {entry!r}")
     dtype, shape, offset = entry["dtype"], entry["shape"], entry["offset"]
@@ -254,21 +317,7 @@ def read_entry(name: str, entry: Any, length: int) -> tuple[str, tuple[int, ...]
         raise ValueError(f"array {name!r} has the impossible shape {shape} or offset {offset}")
     if offset % ALIGNMENT or offset + math.prod(shape) * np.dtype(dtype).itemsize > length:
         raise ValueError(f"array {name!r} of shape {shape} does not fit into its block")
-    return dtype, tuple(shape), offset
-
-
-def read_array(name: str, entry: Any, payload: bytes) -> NDArray[Any]:
-    """The array that the entry describes; ValueError says what is wrong with it."""
-    dtype, shape, offset = read_entry(name, entry, len(payload))
-    if (count := math.prod(shape)) == 0:
-        return np.empty(shape, dtype=dtype)
-    stored = "|u1" if dtype == "|b1" else dtype
-    flat: NDArray[Any] = np.frombuffer(payload, dtype=stored, count=count, offset=offset)
-    if dtype == "|b1":
-        if flat.max() > 1:
-            raise ValueError(f"array {name!r} has truth values other than 0 and 1")
-        flat = flat.view(np.bool_)
-    return flat.reshape(shape).astype(flat.dtype.newbyteorder("="), copy=False)
+    return Entry(dtype, tuple(shape), offset)
 
 
 # Writing blocks ------------------------------------------------------------------------------
@@ -322,7 +371,7 @@ class BlockWriter:
         # a buffer of its own: reading must not disturb the raw file
         with open(self._file.fileno(), "rb", closefd=False) as reader:
             try:
-                for block in _scan(reader, self.path):
+                for block in _scan(reader, self.path, _PIECE):
                     self._last = block.checksum
             except FileCut as cut:
                 warnings.warn(

@@ -10,23 +10,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, spaces
-from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
-from ope_gym.data.schema import (
+from ope_gym.data.checks import (
     CHANGES_NEED_A_CLOCK,
     Steps,
+    check_by_episode,
+    check_ends,
     check_horizon,
     check_lengths,
     check_policy_ids,
     check_steps,
-    flags,
     floats,
-    freeze,
-    per_episode,
 )
+from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
+from ope_gym.data.schema import COLUMNS, agree, freeze, join, renumber
 from ope_gym.data.spaces import Space
-from ope_gym.data.trajectories import Trajectories, Viewable, agree, join, nothing, renumber
+from ope_gym.data.trajectories import Trajectories, Viewable, nothing
 from ope_gym.policies.closed_form import Policy
 
 __all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
@@ -71,8 +72,7 @@ class TrajectoryBuffer:
         self._foreign: list[Schedule] = []  # of trajectories that `extend` brought
         self._parts: list[Trajectories] = []  # put together, schedules numbered as said above
         self._small = 0  # how many of the last parts have few rows
-        self._steps: list[tuple[Steps, NDArray[np.int32]]] = []  # one for each later episode
-        self._episodes: list[tuple[int, bool, bool, bool, int, int]] = []  # likewise
+        self._loose: list[dict[str, Any]] = []  # later episodes: one value or batch for each column
         self._n = 0
         self._signature: Any = None  # of observations and actions without a space
         self._latest = 0  # no step so far was taken at this clock or later
@@ -160,18 +160,28 @@ class TrajectoryBuffer:
         n = len(steps.rewards)
         ids = check_policy_ids(policy_ids, n, len(self._policies.policies), where)
         clock = -1 if start_clock is None else _as_clock(start_clock, f"{where(None)}: start_clock")
-        self._check_episode(n, bool(terminated) or bool(truncated), where(None))
+        if n == 0:
+            raise ValueError(f"{where(None)} has no steps; an episode has at least one")
+        ended = bool(terminated) or bool(truncated)
+        check_ends(where(None), ended=ended, steps=n, horizon=self.horizon)
         self._check_policies(ids, clock, where)
         signature = self._check_signature(
             steps, where(None), self.observation_space, self.action_space
         )
         # what came before the first change known was not heading for any
         slot = _OWN if clock >= 0 and self._changes.clocks else -1
-        episode = (n, bool(terminated), bool(truncated), bool(held_out), clock, slot)
+        episode = {
+            **steps._asdict(),
+            "policy_ids": ids,
+            "terminated": bool(terminated),
+            "truncated": bool(truncated),
+            "held_out": bool(held_out),
+            "start_clock": clock,
+            "schedule_ids": slot,
+        }
         # everything is checked: from here on nothing can fail
         self._signature = signature
-        self._steps.append((steps, ids))
-        self._episodes.append(episode)
+        self._loose.append(episode)
         self._n += 1
         if clock >= 0:
             self._latest = max(self._latest, clock + n)
@@ -229,20 +239,25 @@ class TrajectoryBuffer:
             where=where,
             copy=copy,
         )
-        clocks = per_episode(start_clock, n, "start_clock", np.int64)
-        slots = np.full(n, _OWN if self._changes.clocks else -1, dtype=np.int32)
-        reach = clocks + sizes
-        if n and clocks.min() < 0:
-            slots[clocks < 0], reach[clocks < 0] = -1, 0
+        by_episode = check_by_episode(
+            {
+                "terminated": terminated,
+                "truncated": truncated,
+                "held_out": held_out,
+                "start_clock": start_clock,
+                "schedule_ids": _OWN if self._changes.clocks else -1,
+            },
+            n,
+        )
+        clocks = by_episode["start_clock"]
+        by_episode["schedule_ids"][clocks < 0] = -1
         part = Trajectories(
-            *steps,
-            check_policy_ids(policy_ids, n_steps, len(self._policies.policies), where, copy),
-            offsets,
-            flags(terminated, n, "terminated"),
-            flags(truncated, n, "truncated"),
-            flags(held_out, n, "held_out"),
-            clocks,
-            slots,
+            **steps._asdict(),
+            policy_ids=check_policy_ids(
+                policy_ids, n_steps, len(self._policies.policies), where, copy
+            ),
+            offsets=offsets,
+            **by_episode,
             observation_space=self.observation_space,
             action_space=self.action_space,
             horizon=self.horizon,
@@ -252,7 +267,8 @@ class TrajectoryBuffer:
         i = 0 if n == 1 else self._first_doubtful(part, sizes)
         if i is not None:
             name, begin, clock = f"episode {first + i}", int(offsets[i]), int(clocks[i])
-            self._check_episode(int(sizes[i]), bool(part.terminated[i] or part.truncated[i]), name)
+            ended = bool(part.terminated[i] or part.truncated[i])
+            check_ends(name, ended=ended, steps=int(sizes[i]), horizon=self.horizon)
             if clock != -1:
                 _as_clock(clock, f"{name}: start_clock")
             ids = part.policy_ids[begin : begin + int(sizes[i])]
@@ -268,7 +284,7 @@ class TrajectoryBuffer:
                 leaf.setflags(write=False)
         self._parts.append(part)
         self._n += n
-        self._latest = max(self._latest, int(reach.max()))
+        self._latest = max(self._latest, int(np.where(clocks < 0, 0, clocks + sizes).max()))
         self._view = None
         self._small = self._small + 1 if n_steps < _SMALL_ROWS else 0
         if self._small == _SMALL_PARTS:  # a part of an episode takes more room than its rows
@@ -297,17 +313,6 @@ class TrajectoryBuffer:
         if not wrong.any():
             return None
         return int(np.searchsorted(part.offsets, np.argmax(wrong), side="right")) - 1
-
-    def _check_episode(self, n: int, ended: bool, name: str) -> None:
-        if n == 0:
-            raise ValueError(f"{name} has no steps; an episode has at least one")
-        if not ended:
-            raise ValueError(
-                f"{name}: terminated and truncated are both false: an unfinished episode has no "
-                "return; append it when it has ended"
-            )
-        if self.horizon is not None and n > self.horizon:
-            raise ValueError(f"{name} has {n} steps, horizon={self.horizon} is less")
 
     def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
         """The policies that acted must be those of the recorded changes."""
@@ -398,33 +403,28 @@ class TrajectoryBuffer:
 
     def _flush(self) -> None:
         """Put the episodes appended one by one together, as a part."""
-        if not self._episodes:
+        if not self._loose:
             return
-        columns = [steps for steps, _ in self._steps]
-        table = np.array(self._episodes, dtype=np.int64)
+        columns: dict[str, Any] = {}
+        for column in COLUMNS:
+            values = [episode[column.name] for episode in self._loose]
+            if column.per == "step":
+                columns[column.name] = batches.concatenate(values)
+            else:
+                columns[column.name] = np.array(values, dtype=column.dtype)
         part = Trajectories(
-            batches.concatenate([steps.observations for steps in columns]),
-            batches.concatenate([steps.actions for steps in columns]),
-            np.concatenate([steps.rewards for steps in columns]),
-            np.concatenate([steps.log_probs for steps in columns]),
-            np.concatenate([ids for _, ids in self._steps]),
-            np.concatenate([[0], np.cumsum(table[:, 0])]),
-            terminated=table[:, 1].astype(bool),
-            truncated=table[:, 2].astype(bool),
-            held_out=table[:, 3].astype(bool),
-            start_clock=table[:, 4].copy(),
-            schedule_ids=table[:, 5].astype(np.int32),
+            **columns,
+            offsets=offsets_of([len(episode["rewards"]) for episode in self._loose]),
             observation_space=self.observation_space,
             action_space=self.action_space,
             horizon=self.horizon,
         )
         self._parts.append(freeze(part))
-        self._small = 0
-        self._steps, self._episodes = [], []
+        self._small, self._loose = 0, []
 
     def clear(self) -> None:
         """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
-        self._parts, self._small, self._steps, self._episodes = [], 0, [], []
+        self._parts, self._small, self._loose = [], 0, []
         self._foreign, self._n, self._signature, self._view = [], 0, None, None
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What ope_gym puts into the blocks of a file: spaces, policies, their changes, episodes.
+"""The contents of the blocks of a file: spaces, policies, their changes, episodes.
 
 A `spaces` block opens a section; `policy`, `changes` and `episodes` blocks count policies and
 schedules from the start of their section. So a second run may append to the file of a first.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,16 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
-from ope_gym.data.blocks import (
-    MALFORMED,
-    Block,
-    BlockWriter,
-    DamagedFileError,
-    PathLike,
-    read_blocks,
-)
-from ope_gym.data.schedules import ChangeTable
-from ope_gym.data.schema import Ints
+from ope_gym.data.blocks import Block, BlockWriter
+from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
 from ope_gym.data.spaces import Space
 from ope_gym.policies.closed_form import (
     Policy,
@@ -42,7 +33,7 @@ def write_spaces(
     action_space: Space | None,
     horizon: int | None,
 ) -> None:
-    """Open a section: what follows has these spaces, its own policies and its own clock."""
+    """Open a section: the blocks after it have these spaces, own policies and an own clock."""
     meta = {
         "observation_space": space_json.space_to_json(observation_space),
         "action_space": space_json.space_to_json(action_space),
@@ -52,7 +43,7 @@ def write_spaces(
 
 
 def write_policy(writer: BlockWriter, policy: Policy) -> None:
-    """The next policy of the section; the first has number 0."""
+    """Write the next policy of the section; the first has number 0."""
     name, arrays = policy_to_arrays(policy)
     if name.startswith("unregistered:") and not isinstance(policy, UnavailablePolicy):
         warnings.warn(
@@ -67,7 +58,7 @@ def write_policy(writer: BlockWriter, policy: Policy) -> None:
 def write_change(
     writer: BlockWriter, policy_id: int, clock: int, *, mid_episode: bool, schedule: int = 0
 ) -> None:
-    """From `clock` on `policy_id` acts, as `TrajectoryBuffer.change_policy` has it."""
+    """Write that from `clock` on `policy_id` acts; see `TrajectoryBuffer.change_policy`."""
     write_changes(writer, [clock], [policy_id], mid_episode=mid_episode, schedule=schedule)
 
 
@@ -79,7 +70,7 @@ def write_changes(
     mid_episode: bool,
     schedule: int = 0,
 ) -> None:
-    """Several changes of one schedule, in order."""
+    """Write several changes of one schedule, in order."""
     arrays: dict[str, NDArray[Any]] = {
         "clocks": np.asarray(clocks, dtype=np.int64),
         "policies": np.asarray(policies, dtype=np.int32),
@@ -102,14 +93,12 @@ def write_episode(
     observation_space: Space | None = None,
     action_space: Space | None = None,
 ) -> None:
-    """One finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
+    """Write one finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
 
     The spaces are those of the section. An episode with a `start_clock` follows schedule 0.
     """
     received = np.asarray(rewards, dtype=np.float64)
     n = len(received)
-    schedule = -1 if start_clock is None else 0
-    clock = -1 if start_clock is None else start_clock
     seen, chosen = (
         spaces.to_columns(space, batch, n, name=name, where=_unnamed, copy=False)
         for space, batch, name in (
@@ -117,124 +106,62 @@ def write_episode(
             (action_space, actions, "actions"),
         )
     )
-    write_episodes(
-        writer,
-        observations=seen,
-        actions=chosen,
-        rewards=received,
-        log_probs=np.asarray(log_probs, dtype=np.float64),
-        policy_ids=np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
-        episodes=np.array([[n, terminated, truncated, held_out, clock, schedule]], dtype=np.int64),
+    episode = Columns(
+        seen,
+        chosen,
+        received,
+        np.asarray(log_probs, dtype=np.float64),
+        np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
+        np.array([0, n]),
+        np.array([terminated]),
+        np.array([truncated]),
+        np.array([held_out]),
+        np.array([-1 if start_clock is None else start_clock]),
+        np.array([-1 if start_clock is None else 0], dtype=np.int32),
         observation_space=observation_space,
         action_space=action_space,
     )
+    write_episodes(writer, episode)
 
 
-def write_episodes(
-    writer: BlockWriter,
-    *,
-    observations: Tree,
-    actions: Tree,
-    rewards: NDArray[np.float64],
-    log_probs: NDArray[np.float64],
-    policy_ids: NDArray[np.int32],
-    episodes: NDArray[np.int64],
-    observation_space: Space | None,
-    action_space: Space | None,
-) -> None:
-    """Episodes as columns; `episodes` has the columns of `EPISODE_COLUMNS`."""
-    arrays: dict[str, NDArray[Any]] = {
-        "rewards": rewards,
-        "log_probs": log_probs,
-        "policy_ids": policy_ids,
-        "episodes": episodes,
-    }
+def write_episodes(writer: BlockWriter, data: Columns) -> None:
+    """Write a block of episodes; schedule_ids are the numbers that `write_changes` was given."""
+    arrays: dict[str, NDArray[Any]] = {name: getattr(data, name) for name in _ARRAYS}
+    by_episode = [data.lengths, *(getattr(data, name) for name in BY_EPISODE)]
+    arrays["episodes"] = np.stack(by_episode, axis=1).astype(np.int64)
     meta = {
-        "observations": _pack(observations, observation_space, "observations", arrays),
-        "actions": _pack(actions, action_space, "actions", arrays),
+        name: _pack(getattr(data, name), space_of(data, name), name, arrays) for name in BATCHES
     }
     writer.append("episodes", meta, arrays)
 
 
-_COLUMN_DTYPES = {"rewards": "f8", "log_probs": "f8", "policy_ids": "i4", "episodes": "i8"}
-EPISODE_COLUMNS = ("length", "terminated", "truncated", "held_out", "start_clock", "schedule")
+_ARRAYS = {c.name: np.dtype(c.dtype) for c in COLUMNS if c.per == "step" and c.dtype}
+_DTYPES = {**_ARRAYS, "episodes": np.dtype(np.int64)}
+_REQUIRED = 1 + sum(c.per == "episode" and c.default is None for c in COLUMNS)
 
 
-@dataclass
-class Section:
-    """What the blocks of one section hold, still in pieces, one for each block of episodes."""
-
-    observation_space: Space | None
-    action_space: Space | None
-    horizon: int | None
-    policies: list[Policy] = field(default_factory=list)
-    changes: list[tuple[int, list[int], list[int], bool]] = field(default_factory=list)
-    observations: list[Tree] = field(default_factory=list)
-    actions: list[Tree] = field(default_factory=list)
-    columns: dict[str, list[NDArray[Any]]] = field(
-        default_factory=lambda: {name: [] for name in _COLUMN_DTYPES}
-    )
-
-    def column(self, name: str) -> NDArray[Any]:
-        """All blocks' rewards, log_probs, policy_ids or episodes."""
-        none = np.empty(
-            (0, len(EPISODE_COLUMNS)) if name == "episodes" else 0, _COLUMN_DTYPES[name]
-        )
-        return np.concatenate(self.columns[name]) if self.columns[name] else none
-
-    def clocked(self) -> dict[int, ChangeTable]:
-        """The schedules, by number, in which a policy changed inside an episode."""
-        tables: dict[int, ChangeTable] = {}
-        for number, clocks, policies, mid_episode in self.changes:
-            table = tables.setdefault(number, ChangeTable())
-            for clock, policy_id in zip(clocks, policies, strict=True):
-                table.change(policy_id, clock, mid_episode=mid_episode)
-        return {k: table for k, table in tables.items() if table.clocked_from is not None}
+# Reading blocks ------------------------------------------------------------------------------
 
 
-def schedule_ids(
-    clocked: Mapping[int, ChangeTable], start_clocks: Ints, schedules: Ints
-) -> NDArray[np.int32]:
-    """(n,) which of the clocked schedules, counted from 0, each episode follows; -1 if none.
+class Change(NamedTuple):
+    """Changes of policy in one schedule: from clocks[j] on policies[j] acts."""
 
-    Where no policy changed inside an episode its policy says it all.
+    schedule: int
+    clocks: list[int]
+    policies: list[int]
+    mid_episode: bool
+
+
+def parse_spaces(
+    block: Block, known: dict[str, tuple[Any, Space]]
+) -> tuple[Space | None, Space | None, Any]:
+    """Return the spaces and the horizon of a section.
+
+    Args:
+        block: The block that opens the section.
+        known: JSON and space of earlier sections of the file, by field; is added to. All sections
+            that say their spaces must say the same, and share one object.
     """
-    ids = np.full(len(start_clocks), -1, dtype=np.int32)
-    for s, (number, table) in enumerate(clocked.items()):  # as in a buffer, see `append`, `view`
-        known = start_clocks >= max(table.clocks[0], table.clocked_from or 0)
-        ids[(schedules == number) & known] = s
-    return ids
-
-
-def read_sections(path: PathLike, *, recover: bool = False) -> list[Section]:
-    """The sections of a file; see `read_blocks` for cut and damaged files."""
-    sections: list[Section] = []
-    known: dict[str, tuple[Any, Space]] = {}
-    for block in read_blocks(path, recover=recover):
-        try:
-            if block.kind == "spaces":
-                sections.append(open_section(block, known))
-            elif not sections:
-                raise ValueError("the first block is not of kind 'spaces'")
-            else:
-                add_block(sections[-1], block)
-        except MALFORMED as error:
-            damage = DamagedFileError(
-                path,
-                block.offset,
-                f"malformed block of kind {block.kind!r}: {error}",
-                "keep what precedes it: Trajectories.load(path, recover=True).save(new_path)",
-            )
-            if not recover:
-                raise damage from error
-            warnings.warn(f"recovered what precedes the damage: {damage}", stacklevel=2)
-            break
-    return sections
-
-
-def open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = None) -> Section:
-    """The next section; all that say their spaces say the same, and share those `known`."""
-    known = {} if known is None else known
     found: list[Space | None] = []
     for name in ("observation_space", "action_space"):
         data = block.meta[name]
@@ -242,63 +169,69 @@ def open_section(block: Block, known: dict[str, tuple[Any, Space]] | None = None
         space = shared if data == before else space_json.space_from_json(data)
         if space is not None and shared is not None and space != shared:
             raise ValueError(
-                f"{name} differs: {shared} and {space}; only trajectories of one environment can "
-                "be put together"
+                f"{name} differs: {shared} and {space}; only episodes of one environment can be "
+                "put together"
             )
         if space is not None and shared is None:
             known[name] = (data, space)
         found.append(space)
-    seen, chosen = found
-    return Section(seen, chosen, block.meta["horizon"])
+    return found[0], found[1], block.meta["horizon"]
 
 
-def add_block(section: Section, block: Block) -> None:
-    """Add what a block holds, other than spaces; ValueError says what is wrong with it."""
-    arrays = block.arrays
-    if block.kind == "policy":
-        name = block.meta["policy"]
-        if not isinstance(name, str):
-            raise ValueError(f"the policy is of kind {name!r}")
-        section.policies.append(policy_from_arrays(name, arrays))
-    elif block.kind == "changes":
-        clocks, policies = arrays["clocks"], arrays["policies"]
-        if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":
-            raise ValueError("clocks and policies are not two equally long columns")
-        schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
-        section.changes.append((schedule, clocks.tolist(), policies.tolist(), mid_episode))
-    elif block.kind == "episodes":
-        add_episodes(section, block)
-    else:
-        raise ValueError("unknown kind; a newer version of ope_gym may know it")
+def parse_policy(block: Block) -> Policy:
+    """Return the policy of a block."""
+    name = block.meta["policy"]
+    if not isinstance(name, str):
+        raise ValueError(f"the policy is of kind {name!r}")
+    return policy_from_arrays(name, block.arrays)
 
 
-def add_episodes(section: Section, block: Block) -> None:
-    """Add the episodes of a block; ValueError says what is wrong with them."""
-    arrays = block.arrays
+def parse_changes(block: Block) -> Change:
+    """Return the changes of policy of a block."""
+    clocks, policies = block.array("clocks"), block.array("policies")
+    if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":
+        raise ValueError("clocks and policies are not two equally long columns")
+    schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
+    return Change(schedule, clocks.tolist(), policies.tolist(), mid_episode)
+
+
+def parse_episodes(
+    meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], section: Any
+) -> dict[str, Any]:
+    """Return columns by name, and the table "episodes"; ValueError says what is wrong with them.
+
+    Args:
+        meta: JSON fields of the block.
+        arrays: Its arrays, or rows of them that are whole episodes.
+        section: Has the spaces.
+    """
+    columns: dict[str, Any] = {
+        name: unpack(meta[name], space_of(section, name), arrays) for name in BATCHES
+    }
     n = len(arrays["rewards"])
-    seen = unpack(block.meta["observations"], section.observation_space, arrays)
-    chosen = unpack(block.meta["actions"], section.action_space, arrays)
-    steps = [arrays["rewards"], arrays["log_probs"], arrays["policy_ids"]]
-    for name in _COLUMN_DTYPES:
-        check_column(name, arrays[name])
-    if any(len(column) != n for column in (*steps, *batches.leaves(seen), *batches.leaves(chosen))):
+    for column in COLUMNS:
+        if column.name in _ARRAYS and column.default is not None and column.name not in arrays:
+            columns[column.name] = np.full(n, column.default, dtype=column.dtype)
+    for name in _DTYPES.keys() - columns.keys():
+        columns[name] = arrays[name]
+        check_array(name, arrays[name])
+    rows = [leaf for name in (*BATCHES, *_ARRAYS) for leaf in batches.leaves(columns[name])]
+    if any(len(leaf) != n for leaf in rows):
         raise ValueError("its columns differ in length")
-    check_table(arrays["episodes"], n)
-    section.observations.append(seen)
-    section.actions.append(chosen)
-    for name in _COLUMN_DTYPES:
-        section.columns[name].append(arrays[name])
+    columns["episodes"] = check_table(columns["episodes"], n)
+    return columns
 
 
-def check_column(name: str, column: NDArray[Any]) -> None:
-    """Refuse rewards, log_probs, policy_ids or episodes of another dtype or shape."""
-    if column.dtype != _COLUMN_DTYPES[name] or column.ndim != 1 + (name == "episodes"):
-        raise ValueError(f"{name} has dtype {column.dtype}, shape {column.shape}")
+def check_array(name: str, array: NDArray[Any]) -> None:
+    """Raise if rewards, log_probs, policy_ids or episodes have another dtype or shape."""
+    if array.dtype != _DTYPES[name] or array.ndim != 1 + (name == "episodes"):
+        raise ValueError(f"{name} has dtype {array.dtype}, shape {array.shape}")
 
 
-def check_table(episodes: NDArray[np.int64], n_steps: int) -> None:
-    """Refuse a table of episodes that does not cut the rows of its own block."""
-    if episodes.shape[1] != len(EPISODE_COLUMNS) or not len(episodes):
+def check_table(episodes: Ints, n_steps: int) -> Ints:
+    """Return the table of episodes with all its columns; raise if it does not cut its rows."""
+    width = episodes.shape[1]
+    if not _REQUIRED <= width <= 1 + len(BY_EPISODE) or not len(episodes):
         raise ValueError(f"episodes has shape {episodes.shape}")
     lengths = episodes[:, 0]
     if lengths.sum() != n_steps:
@@ -308,11 +241,16 @@ def check_table(episodes: NDArray[np.int64], n_steps: int) -> None:
             f"its episodes have {lengths.min()} to {lengths.max()} steps, but an episode has at "
             f"least one step, and here at most {n_steps}"
         )
+    missing = [c.default for c in COLUMNS if c.per == "episode"][width - 1 :]
+    return np.hstack([episodes, np.tile(missing, (len(episodes), 1))]) if missing else episodes
+
+
+# Nested batches ------------------------------------------------------------------------------
 
 
 def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Add the leaves of a batch to `arrays`; the result says how to put them together."""
-    if isinstance(tree, tuple | dict) and name in ("observations", "actions"):
+    """Add the leaves of a batch to `arrays`, and return how to put them together."""
+    if isinstance(tree, tuple | dict) and name in BATCHES:
         name += "."
     if isinstance(tree, tuple):
         parts = _parts(space)
@@ -336,7 +274,7 @@ def _pack(tree: Tree, space: Space | None, name: str, arrays: dict[str, NDArray[
 
 
 def unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]]) -> Tree:
-    """The batch whose leaves are in `arrays`, put together as the layout says."""
+    """Put a batch together from its leaves in `arrays`, as the layout says."""
     if isinstance(layout, str):
         return arrays[layout]
     ((kind, content),) = layout.items()

@@ -1,67 +1,68 @@
-"""Files of episodes read a stretch at a time: never more than some steps in memory.
+"""Read files of episodes: which episodes there are at once, their contents chunk by chunk.
 
-A file that a recorder wrote has a block for every few episodes, one that `Trajectories.save` wrote
-has a single block for all. Small blocks are read whole and joined, large ones in stretches of whole
-episodes. The layout of a file is described in `ope_gym.data.blocks` and `ope_gym.data.files`; what
-they refuse is refused here, too: a file gives the episodes of `Trajectories.load`, or an error.
+`read_layout` goes through a file once, compares everything with its checksums, and returns its
+sections: spaces, policies, schedules, and a table of the episodes. `FileSection.chunks` then reads
+the episodes, never more than about so many steps at a time. A file that a recorder wrote has a
+block for every few episodes, one that `Trajectories.save` wrote a single block for all; small
+blocks are read whole and joined, large ones in stretches of whole episodes. `Trajectories.load`
+reads with `keep=True` and takes all episodes as one chunk.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 import platform
+import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
+from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
-from ope_gym.data import spaces
+from ope_gym.data import files, spaces
 from ope_gym.data.blocks import (
-    MAGIC,
+    KEEP_THE_REST,
     MALFORMED,
     Block,
     DamagedFileError,
     FileCut,
-    Head,
     PathLike,
-    check_magic,
-    read_array,
     read_block,
-    read_entry,
-    read_head,
-    what_is_wrong,
+    scan,
 )
-from ope_gym.data.files import (
-    Section,
-    add_block,
-    add_episodes,
-    check_column,
-    check_table,
-    open_section,
-    schedule_ids,
-    unpack,
+from ope_gym.data.checks import check_horizon, check_policy_ids
+from ope_gym.data.schedules import ChangeTable, Schedule, check_schedules
+from ope_gym.data.schema import (
+    BATCHES,
+    BY_EPISODE,
+    BY_STEP,
+    COLUMNS,
+    Columns,
+    Ints,
+    agree,
+    check_alike,
+    space_of,
 )
-from ope_gym.data.schema import check_policy_ids
 from ope_gym.data.spaces import Space
-from ope_gym.data.trajectories import Trajectories, agree, from_section
+from ope_gym.policies.base import Policy
 
 _WHOLE = 1 << 24  # bytes of a block that is read in one piece
 _ENDS = 1 << 16  # bytes at either end of a file that tell it from others
-_ROWS = 1 << 16  # of a column that are read in one piece, to see who acted
-_KEEP = "keep what precedes it: Trajectories.load(path, recover=True).save(new_path)"
+_ROWS = 1 << 16  # rows of policy_ids that are read in one piece, to see who acted first
+# the table of a section: the lengths and the columns per episode of the file, who acted first
+_TABLE = ("lengths", *BY_EPISODE, "first_policies")
 
 
 class Mark(NamedTuple):
-    """What tells a file from others: its size, and a digest of both its ends."""
+    """Tell a file from others by its size and a digest of both its ends."""
 
     size: int
     digest: bytes
@@ -69,13 +70,13 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenFile:
-    """A file as the process saw it that was asked for it; others must find the same one.
+    """Remember a file as one process saw it, so that workers can tell if they find another.
 
     Args:
-        name: as it was given, for people.
-        path: of any working directory.
-        node: where it was seen.
-        mark: None if it cannot be read there; it may still be found where the work is done.
+        name: The path as it was given, for messages.
+        path: The absolute path: workers may have another working directory.
+        node: The machine where it was seen.
+        mark: Its mark, None if it cannot be read there; workers may still find it.
     """
 
     name: str
@@ -85,17 +86,17 @@ class SeenFile:
 
     @classmethod
     def of(cls, path: PathLike) -> SeenFile:
-        """As this process sees it."""
+        """Return the file as this process sees it."""
         mark, place = None, os.path.abspath(path)
         with suppress(OSError), open(place, "rb") as file:
             mark = _mark(file)
         return cls(os.fspath(path), place, platform.node(), mark)
 
     def open(self) -> BinaryIO:
-        """To be read, if it is the file that was seen; it may have grown."""
+        """Open the file, or raise if it is not the one that was seen; it may have grown."""
         here = platform.node()
         try:
-            file = open(self.path, "rb")  # noqa: SIM115, whoever called closes it
+            file = open(self.path, "rb")  # noqa: SIM115, the caller closes it
         except OSError as error:
             words = error.strerror or str(error)
             if self.mark is not None or here != self.node:
@@ -111,7 +112,7 @@ class SeenFile:
 
 
 def _mark(file: BinaryIO, size: int | None = None) -> Mark:
-    """Of a file, or of its first `size` bytes; what is read next is its beginning."""
+    """Return the mark of a file, or of its first `size` bytes; the file is then at its start."""
     size = os.fstat(file.fileno()).st_size if size is None else size
     digest = hashlib.blake2b(file.read(min(size, _ENDS)), digest_size=16)
     file.seek(max(0, size - _ENDS))
@@ -120,236 +121,370 @@ def _mark(file: BinaryIO, size: int | None = None) -> Mark:
     return Mark(size, digest.digest())
 
 
-@dataclass
-class FileSection:
-    """A section of a file: its policies, and where its blocks of episodes begin.
-
-    Numbers of blocks and episodes are kept as plain bytes: a file may have millions of them.
+class FileSchedule(NamedTuple):
+    """A schedule of a file in which policies change inside episodes.
 
     Args:
-        file: where it is.
-        section: spaces, policies and changes of policy, without episodes.
-        blocks: where its blocks of episodes begin in the file.
-        sizes: bytes of their payloads.
-        counts: their episodes.
-        rows: observations and actions of no row, where their space is not known.
-        table: (n, 5) in a row: length, held out, start clock, schedule, who acted first.
-        last: checksum of the last block of the file, which depends on all before it.
+        number: Its number in the file.
+        known_from: Episodes that began at this clock or later follow it.
+        schedule: Which policy acts when.
+    """
+
+    number: int
+    known_from: int
+    schedule: Schedule
+
+
+class Chunk(NamedTuple):
+    """Some episodes of a section as they are in the file, not checked yet.
+
+    Args:
+        offset: Byte where their first block begins.
+        first: Number of their first episode in the section.
+        columns: The episodes.
+    """
+
+    offset: int
+    first: int
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class FileSection:
+    """A section of a file: its policies, its schedules, and where its blocks of episodes begin.
+
+    Args:
+        file: The file.
+        observation_space: None if unknown.
+        action_space: None if unknown.
+        horizon: The time limit, None if there is none.
+        policies: The policies, by number.
+        file_schedules: Those in which policies change inside episodes.
+        blocks: (B,) byte where each block of episodes begins.
+        sizes: (B,) bytes of their payloads.
+        counts: (B,) their episodes.
+        table: (n, 7) the columns of `_TABLE`; a part has no rows.
+        first: Number of the first episode.
+        last: Checksum of the last block of the file, which depends on all before it.
+        kept: (B,) the contents of the blocks; None to read them from the file.
     """
 
     file: SeenFile
-    section: Section
-    blocks: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    counts: array[int] = field(default_factory=lambda: array("q"))
-    rows: dict[str, Tree] = field(default_factory=dict)
-    table: array[int] = field(default_factory=lambda: array("q"))
+    observation_space: Space | None
+    action_space: Space | None
+    horizon: int | None
+    policies: tuple[Policy, ...]
+    file_schedules: tuple[FileSchedule, ...]
+    blocks: Ints
+    sizes: Ints
+    counts: Ints
+    table: Ints
+    first: int = 0
     last: int = 0
+    kept: tuple[dict[str, Any], ...] | None = None
 
     def __len__(self) -> int:
-        """Of blocks; each has an episode."""
+        """Return the number of blocks of episodes; each has an episode."""
         return len(self.blocks)
 
     @property
-    def observation_space(self) -> Space | None:
-        """None if unknown."""
-        return self.section.observation_space
-
-    @property
-    def action_space(self) -> Space | None:
-        """None if unknown."""
-        return self.section.action_space
-
-    @property
-    def horizon(self) -> int | None:
-        """None if unknown."""
-        return self.section.horizon
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """(n,) steps of each episode."""
-        return self._column(0)
+        return self._column("lengths")
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
         """(n,) whether the learner never trained on the episode."""
-        return np.asarray(self._column(1) != 0)
+        return np.asarray(self._column("held_out") != 0)
+
+    @property
+    def start_clock(self) -> Ints:
+        """(n,) step of the loop at which each episode began, -1 if unknown."""
+        return self._column("start_clock")
 
     @property
     def first_policies(self) -> NDArray[np.int32]:
-        """(n,) who acted first in each episode."""
-        return self._column(4).astype(np.int32)
+        """(n,) the policy that acted first in each episode."""
+        return self._column("first_policies").astype(np.int32)
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Which policy acts when, for schedules that change policies inside episodes."""
+        return tuple(found.schedule for found in self.file_schedules)
+
+    @property
+    def schedule_ids(self) -> NDArray[np.int32]:
+        """(n,) which of `schedules` each episode follows; -1 if its policy does not change."""
+        return self._schedule_ids(self.start_clock, self._column("schedule_ids"))
 
     @property
     def clocked(self) -> bool:
-        """Whether an episode follows a schedule in which policies change during episodes."""
-        ids = schedule_ids(self.section.clocked(), self._column(2), self._column(3))
-        return bool((ids >= 0).any())
+        """Whether an episode follows a schedule in which policies change inside episodes."""
+        return bool((self.schedule_ids >= 0).any())
 
-    def _column(self, number: int) -> NDArray[np.int64]:
-        return np.asarray(self.table, dtype=np.int64).reshape(-1, 5)[:, number].copy()
+    def _column(self, name: str) -> Ints:
+        return self.table[:, _TABLE.index(name)].copy()
 
-    def check(self) -> None:
-        """Refuse policies that do not exist, and changes that cannot be; ValueError says which."""
-        from_section(self.section)  # without episodes
-        first = self._column(4)
-        check_policy_ids(
-            first, len(first), len(self.section.policies), lambda i: f"episode {i or 0}"
-        )
+    def _schedule_ids(self, start_clock: Ints, numbers: Ints) -> NDArray[np.int32]:
+        """Turn the numbers of schedules in the file into positions in `schedules`.
+
+        Where no policy changed inside an episode, an episode's own policy says it all, as in
+        `TrajectoryBuffer.view`.
+        """
+        ids = np.full(len(numbers), -1, dtype=np.int32)
+        for s, found in enumerate(self.file_schedules):
+            ids[(numbers == found.number) & (start_clock >= found.known_from)] = s
+        return ids
 
     def part(self, first: int, stop: int) -> FileSection:
-        """Blocks first:stop, to be read; without the table of their episodes."""
-        return FileSection(self.file, self.section, self.blocks[first:stop], self.sizes[first:stop])
-
-    def chunks(self, steps: int) -> Iterator[Trajectories]:
-        """The episodes, about so many steps at a time."""
-        with self.file.open() as file:
-            size, waiting, held = os.fstat(file.fileno()).st_size, self._nothing(), 0
-            offset = 0
-            try:
-                for offset, length in zip(self.blocks, self.sizes, strict=True):
-                    for block in _stretches(file, offset, size, length, steps):
-                        add_episodes(waiting, block)
-                        held += len(block.arrays["rewards"])
-                        if held >= steps:
-                            yield from_section(waiting)
-                            waiting, held = self._nothing(), 0
-                if held:
-                    yield from_section(waiting)
-            except (*MALFORMED, FileCut) as error:
-                reason = f"up to this block, the contents contradict each other: {error}"
-                raise DamagedFileError(self.file.name, offset, reason, "not readable") from error
-
-    def _nothing(self) -> Section:
-        own = self.section
-        return Section(
-            own.observation_space, own.action_space, own.horizon, policies=list(own.policies)
+        """Return blocks first:stop, to be read elsewhere; without the table of their episodes."""
+        some = slice(first, stop)
+        return dataclasses.replace(
+            self,
+            blocks=self.blocks[some],
+            sizes=self.sizes[some],
+            counts=self.counts[some],
+            table=self.table[:0],
+            first=self.first + int(self.counts[:first].sum()),
+            kept=None if self.kept is None else self.kept[some],
         )
 
+    def chunks(self, steps: int | None = None) -> Iterator[Chunk]:
+        """Yield the episodes, about `steps` steps at a time; None yields all of them at once."""
+        waiting: list[dict[str, Any]] = []
+        begin, first, held = 0, self.first, 0
+        for offset, columns in self._contents(steps):
+            begin = begin if waiting else offset
+            waiting.append(columns)
+            held += len(columns["rewards"])
+            if steps is not None and held >= steps:
+                yield Chunk(begin, first, self._join(waiting, begin))
+                first += sum(len(part["episodes"]) for part in waiting)
+                waiting, held = [], 0
+        if waiting or steps is None:
+            yield Chunk(begin, first, self._join(waiting, begin))
 
-def read_layout(path: PathLike | SeenFile) -> list[FileSection]:
-    """The sections of a file, with the tables of their episodes: who acted, lengths, held out.
+    def _contents(self, steps: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the columns of whole blocks or of stretches, and where their block begins."""
+        if self.kept is not None:
+            yield from zip(self.blocks.tolist(), self.kept, strict=True)
+            return
+        with self.file.open() as file:
+            size = os.fstat(file.fileno()).st_size
+            for offset in self.blocks.tolist():
+                try:
+                    block = read_block(file, offset, size, whole=_WHOLE, verify=False)
+                    for arrays in _stretches(block, steps):
+                        yield offset, files.parse_episodes(block.meta, arrays, self)
+                except (*MALFORMED, FileCut) as error:
+                    raise self.damaged(offset, error) from error
+
+    def _join(self, parts: list[dict[str, Any]], offset: int) -> Columns:
+        if not parts:
+            parts = [self._no_rows()]
+        try:
+            by_step = {
+                name: batches.concatenate([part[name] for part in parts]) for name in BY_STEP
+            }
+        except MALFORMED as error:
+            raise self.damaged(offset, error) from error
+        table = np.concatenate([part["episodes"] for part in parts])
+        by_episode = dict(zip(BY_EPISODE, table.T[1:], strict=True))
+        ids = self._schedule_ids(by_episode["start_clock"], by_episode["schedule_ids"])
+        return Columns(
+            **by_step,
+            offsets=offsets_of(table[:, 0]),
+            **(by_episode | {"schedule_ids": ids}),
+            schedules=self.schedules,
+            policies=self.policies,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
+        )
+
+    def _no_rows(self) -> dict[str, Any]:
+        none = {
+            column.name: spaces.empty(space_of(self, column.name))
+            if column.dtype is None
+            else np.empty(0, column.dtype)
+            for column in COLUMNS
+        }
+        return none | {"episodes": np.empty((0, 1 + len(BY_EPISODE)), np.int64)}
+
+    def damaged(self, offset: int, error: Exception) -> DamagedFileError:
+        """Return the error for contents that have the right checksums, but cannot be."""
+        return _contradiction(self.file.name, offset, error)
+
+
+def _contradiction(path: str, offset: int, error: Exception) -> DamagedFileError:
+    reason = f"the contents contradict each other: {error}"
+    return DamagedFileError(path, offset, reason, "not readable")
+
+
+def _stretches(block: Block, steps: int | None) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Yield the arrays of a block of episodes: whole if it is in memory, else some episodes."""
+    names = [name for name in block.entries if name != "episodes"]
+    rows = {block.entries[name].shape[:1] for name in names}
+    if block.payload is not None or steps is None:
+        yield block.arrays
+    elif len(rows) != 1:  # the text of JSON elements has no rows that could be cut
+        yield read_block(block.file, block.offset, block.end).arrays
+    else:
+        episodes = block.array("episodes")
+        files.check_array("episodes", episodes)
+        ends = offsets_of(files.check_table(episodes, *rows.pop())[:, 0])
+        first = 0
+        while first < len(episodes):
+            last = int(np.searchsorted(ends, ends[first] + steps, side="right")) - 1
+            last = max(last, first + 1)
+            arrays = {name: block.rows(name, int(ends[first]), int(ends[last])) for name in names}
+            yield {**arrays, "episodes": episodes[first:last]}
+            first = last
+
+
+# The first pass ------------------------------------------------------------------------------
+
+
+def read_layout(
+    path: PathLike | SeenFile, *, recover: bool = False, keep: bool = False
+) -> list[FileSection]:
+    """Return the sections of a file, with tables of their episodes; nothing else stays in memory.
 
     All contents are compared with their checksums. A file that ends inside its last block, as a
     crash leaves it, is read up to there, with a warning.
+
+    Args:
+        path: The file.
+        recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
+        keep: Whether to keep the contents of the episodes, so that the file is read only once.
     """
-    found: list[FileSection] = []
+    seen = path
+    if not isinstance(seen, SeenFile):
+        seen = SeenFile(os.fspath(path), os.path.abspath(path), platform.node(), None)  # type: ignore[arg-type]
+    drafts: list[_Draft] = []
     known: dict[str, tuple[Any, Space]] = {}
-    seen = path if isinstance(path, SeenFile) else SeenFile.of(path)
-    path = seen.name
+    last = 0
     with seen.open() as file:
-        if seen.mark is None:  # the first to see it
+        if seen.mark is None:  # this process is the first to see it
             seen = dataclasses.replace(seen, mark=_mark(file), node=platform.node())
-        check_magic(file, path)
-        size, offset, last = os.fstat(file.fileno()).st_size, len(MAGIC), 0
-        try:
-            while offset < size:
-                head = read_head(file, offset, size, last, verify=True)
-                if head.kind == "spaces":
-                    block = read_block(file, offset, size)[0]
-                    found.append(FileSection(seen, open_section(block, known)))
-                elif not found:
+        for block in scan(file, seen.name, recover=recover, whole=None if keep else _WHOLE):
+            try:
+                if block.kind == "spaces":
+                    drafts.append(_Draft(*files.parse_spaces(block, known)))
+                elif not drafts:
                     raise ValueError("the first block is not of kind 'spaces'")
-                elif head.kind != "episodes":
-                    add_block(found[-1].section, read_block(file, offset, size)[0])
                 else:
-                    _note(found[-1], file, head)
-                offset, last = head.end, head.checksum
-        except FileCut as cut:
-            cut.warn(path, stacklevel=2)
-        except MALFORMED as error:
-            raise DamagedFileError(path, offset, what_is_wrong(error), _KEEP) from error
+                    drafts[-1].add(block, keep=keep)
+            except MALFORMED as error:
+                reason = f"malformed block of kind {block.kind!r}: {error}"
+                remedy = f"the blocks before it are readable: {KEEP_THE_REST}"
+                damage = DamagedFileError(seen.name, block.offset, reason, remedy)
+                if not recover:
+                    raise damage from error
+                warnings.warn(f"recovered what precedes the damage: {damage}", stacklevel=3)
+                break
+            last = block.checksum
     try:
-        for section in found:
-            section.last = last
-            section.check()
-        _check_alike(found)
+        found = [draft.finalise(seen, last, keep=keep) for draft in drafts]
+        agree(found)
+        for name in BATCHES:
+            check_alike(name, [draft.rows[name] for draft in drafts if name in draft.rows])
     except ValueError as error:
-        reason = f"the contents contradict each other: {error}"
-        raise DamagedFileError(path, 0, reason, "not readable") from error
+        raise _contradiction(seen.name, 0, error) from error
     return found
 
 
-def _note(section: FileSection, file: BinaryIO, head: Head) -> None:
-    """Add the place of a block of episodes, and its table."""
-    section.blocks.append(head.offset)
-    section.sizes.append(head.end - head.start)
-    for name in ("observations", "actions"):
-        if getattr(section, f"{name[:-1]}_space") is None:
-            rows = _no_rows(head, name)
-            before = section.rows.get(name, rows)
-            section.rows[name] = batches.concatenate([before, rows])  # refuses what differs
-    episodes = _read_rows(file, head, "episodes")
-    check_column("episodes", episodes)
-    check_column("policy_ids", _read_rows(file, head, "policy_ids", 0, 0))
-    steps = read_entry("policy_ids", head.entries["policy_ids"], head.end - head.start)[1][0]
-    check_table(episodes, steps)
-    starts = np.cumsum(episodes[:, 0]) - episodes[:, 0]
+class _Draft:
+    """A section whose blocks are being read.
+
+    Numbers are kept in arrays of bytes: a file may have millions of blocks.
+    """
+
+    def __init__(
+        self, observation_space: Space | None, action_space: Space | None, horizon: Any
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.horizon = horizon
+        self.policies: list[Policy] = []
+        self.changes: list[files.Change] = []
+        self.rows: dict[str, Tree] = {}  # batches of no rows, where their space is unknown
+        self.blocks, self.sizes, self.counts, self.table = (array("q") for _ in range(4))
+        self.kept: list[dict[str, Any]] = []
+
+    def add(self, block: Block, *, keep: bool) -> None:
+        """Add a block; ValueError says what is wrong with it."""
+        if block.kind == "policy":
+            self.policies.append(files.parse_policy(block))
+        elif block.kind == "changes":
+            self.changes.append(files.parse_changes(block))
+        elif block.kind == "episodes":
+            table = _table_of(block)
+            for name in BATCHES:
+                if space_of(self, name) is None:
+                    self._check_alike(name, block)
+            if keep:
+                self.kept.append(files.parse_episodes(block.meta, block.arrays, self))
+            self.blocks.append(block.offset)
+            self.sizes.append(block.end - block.start)
+            self.counts.append(len(table))
+            self.table.frombytes(table.tobytes())
+        else:
+            raise ValueError("unknown kind; a newer version of ope_gym may know it")
+
+    def _check_alike(self, name: str, block: Block) -> None:
+        """Raise if a batch has another structure or shape than those of the blocks before."""
+        none = {key: np.empty((0, *x.shape[1:]), x.dtype) for key, x in block.entries.items()}
+        rows = files.unpack(block.meta[name], None, none)
+        self.rows[name] = batches.concatenate([self.rows.get(name, rows), rows])
+
+    def finalise(self, file: SeenFile, last: int, *, keep: bool) -> FileSection:
+        """Return the section; ValueError says which policies or changes cannot be."""
+        table = np.array(self.table, dtype=np.int64).reshape(-1, len(_TABLE))
+        found = FileSection(
+            file,
+            self.observation_space,
+            self.action_space,
+            check_horizon(self.horizon),
+            tuple(self.policies),
+            tuple(_file_schedules(self.changes)),
+            np.array(self.blocks, dtype=np.int64),
+            np.array(self.sizes, dtype=np.int64),
+            np.array(self.counts, dtype=np.int64),
+            table,
+            last=last,
+            kept=tuple(self.kept) if keep else None,
+        )
+        check_schedules(found.schedules, len(self.policies))
+        check_policy_ids(
+            table[:, -1], len(table), len(self.policies), lambda i: f"episode {i or 0}"
+        )
+        return found
+
+
+def _file_schedules(changes: list[files.Change]) -> Iterator[FileSchedule]:
+    tables: dict[int, ChangeTable] = {}
+    for number, clocks, policies, mid_episode in changes:
+        table = tables.setdefault(number, ChangeTable())
+        for clock, policy_id in zip(clocks, policies, strict=True):
+            table.change(policy_id, clock, mid_episode=mid_episode)
+    for number, table in tables.items():
+        if table.clocked_from is not None:
+            known_from = max(table.clocks[0], table.clocked_from)
+            yield FileSchedule(number, known_from, table.schedule())
+
+
+def _table_of(block: Block) -> Ints:
+    """Return the rows of `_TABLE` for the episodes of a block."""
+    episodes = block.array("episodes")
+    files.check_array("episodes", episodes)
+    files.check_array("policy_ids", block.rows("policy_ids", 0, 0))
+    steps = block.entry("policy_ids").shape[0]
+    table = files.check_table(episodes, steps)
+    starts = offsets_of(table[:, 0])[:-1]
     first = np.empty(len(starts), dtype=np.int64)
     for begin in range(0, steps, _ROWS):  # never the whole column of a large block
         end = min(begin + _ROWS, steps)
         here = slice(*np.searchsorted(starts, [begin, end]))
-        first[here] = _read_rows(file, head, "policy_ids", begin, end)[starts[here] - begin]
-    table = np.column_stack([episodes[:, [0, 3, 4, 5]], first])
-    section.counts.append(len(episodes))
-    section.table.frombytes(table.astype(np.int64).tobytes())
-
-
-def _no_rows(head: Head, name: str) -> Tree:
-    """What `Trajectories.load` would find in a block of no rows: structure, shapes, dtypes."""
-    entries = {
-        key: read_entry(key, entry, head.end - head.start) for key, entry in head.entries.items()
-    }
-    empty = {key: np.empty((0, *shape[1:]), dtype) for key, (dtype, shape, _) in entries.items()}
-    return unpack(head.meta[name], None, empty)
-
-
-def _check_alike(found: list[FileSection]) -> None:
-    """Refuse sections of different environments, as `Trajectories.merge` does."""
-    if not found:
-        return
-    agree(found)
-    for name in ("observations", "actions"):
-        kinds = [spaces.signature(part.rows[name]) for part in found if name in part.rows]
-        if any(kind != kinds[0] for kind in kinds):
-            raise ValueError(f"{name} differ in structure, shape or dtype: {kinds}")
-
-
-def _read_rows(
-    file: BinaryIO, head: Head, name: str, begin: int = 0, end: int | None = None
-) -> NDArray[Any]:
-    """Rows begin:end of one array of a block."""
-    dtype, shape, offset = read_entry(name, head.entries.get(name), head.end - head.start)
-    stop = shape[0] if end is None else end
-    if not 0 <= begin <= stop <= shape[0]:
-        raise ValueError(f"array {name!r} of shape {shape} has no rows {begin} to {stop}")
-    row = np.dtype(dtype).itemsize * math.prod(shape[1:])
-    file.seek(head.start + offset + begin * row)
-    part = {"dtype": dtype, "shape": [stop - begin, *shape[1:]], "offset": 0}
-    return read_array(name, part, file.read((stop - begin) * row))
-
-
-def _stretches(file: BinaryIO, offset: int, size: int, length: int, steps: int) -> Iterator[Block]:
-    """A block of episodes, whole if its payload is not long, else cut between episodes."""
-    if length <= _WHOLE:
-        yield read_block(file, offset, size)[0]
-        return
-    head = read_head(file, offset, size, verify=False)
-    columns = [name for name in head.entries if name != "episodes"]
-    shapes = [read_entry(name, head.entries[name], head.end - head.start)[1] for name in columns]
-    cut = len({shape[:1] for shape in shapes}) == 1
-    if not cut:  # objects come as a whole
-        yield read_block(file, offset, size)[0]
-        return
-    episodes = _read_rows(file, head, "episodes")
-    check_column("episodes", episodes)
-    check_table(episodes, *shapes[0][:1])
-    ends = np.append(0, np.cumsum(episodes[:, 0]))
-    first = 0
-    while first < len(episodes):
-        last = int(np.searchsorted(ends, ends[first] + steps, side="right")) - 1
-        last = max(last, first + 1)
-        rows = int(ends[first]), int(ends[last])
-        arrays = {name: _read_rows(file, head, name, *rows) for name in columns}
-        yield Block("episodes", head.meta, {**arrays, "episodes": episodes[first:last]}, offset)
-        first = last
+        first[here] = block.rows("policy_ids", begin, end)[starts[here] - begin]
+    return np.column_stack([table, first])

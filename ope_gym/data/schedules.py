@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym.data.schema import Ints, integers
-from ope_gym.policies.closed_form import Policy
+from ope_gym.arrays import IntArray, as_integers
+from ope_gym.policies.base import Policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +21,12 @@ class Schedule:
     array([0, 0, 1], dtype=int32)
     """
 
-    clocks: Ints  # (C,) increasing
+    clocks: IntArray  # (C,) increasing
     policies: NDArray[np.int32]  # (C,)
 
     def __post_init__(self) -> None:
-        clocks = integers(self.clocks, "clocks", np.int64)
-        policies = integers(self.policies, "policies", np.int32)
+        clocks = as_integers(self.clocks, "clocks")
+        policies = as_integers(self.policies, "policies", np.int32)
         if clocks.ndim != 1 or clocks.shape != policies.shape or not len(clocks):
             raise ValueError(
                 f"a schedule needs as many clocks as policies, at least one: got shapes "
@@ -51,6 +51,16 @@ class Schedule:
 
     def __hash__(self) -> int:
         return hash((self.clocks.tobytes(), self.policies.tobytes()))
+
+
+def check_schedules(schedules: Sequence[Schedule], n_policies: int) -> None:
+    """Raise if a schedule names a policy that does not exist."""
+    for s, schedule in enumerate(schedules):
+        if schedule.policies.max() >= n_policies:
+            raise ValueError(
+                f"schedules[{s}] names policy {schedule.policies.max()}, but there are "
+                f"{n_policies} policies"
+            )
 
 
 class ChangeTable:
@@ -93,7 +103,7 @@ class ChangeTable:
             return None
         return -1 if first < 0 else self.policies[first]
 
-    def policy_at(self, clocks: Ints) -> NDArray[np.int32]:
+    def policy_at(self, clocks: IntArray) -> NDArray[np.int32]:
         """The policy that acts at each clock; -1 before the first. Needs a change and a clock."""
         # the part of the table that matters: loops may change their policy at every step
         first = max(bisect_right(self.clocks, int(clocks.min())) - 1, 0)

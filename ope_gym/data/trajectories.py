@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, files, spaces
+from ope_gym.data.checks import checked
+from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
-from ope_gym.data.schema import BY_EPISODE, BY_STEP, Floats, Ints, checked, freeze
+from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
 from ope_gym.data.spaces import Space
 from ope_gym.policies.closed_form import Policy
 from ope_gym.policies.unknown import acts_unknown
@@ -41,7 +42,7 @@ class PropensityMismatch(ValueError):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trajectories:
+class Trajectories(Columns):
     """Episodes as read-only columns; rows `offsets[i]:offsets[i + 1]` are episode i.
 
     Build it with `from_arrays`, `load` or a `TrajectoryBuffer`; the constructor itself checks
@@ -67,23 +68,6 @@ class Trajectories:
         action_space: None if unknown.
         horizon: The time limit, None if there is none.
     """
-
-    observations: Tree
-    actions: Tree
-    rewards: Floats
-    log_probs: Floats
-    policy_ids: NDArray[np.int32]
-    offsets: Ints
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    held_out: NDArray[np.bool_]
-    start_clock: Ints
-    schedule_ids: NDArray[np.int32]
-    schedules: tuple[Schedule, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    horizon: int | None = None
 
     @classmethod
     def from_arrays(
@@ -140,9 +124,6 @@ class Trajectories:
         )
         return checked(raw, copy=True)
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
     def __repr__(self) -> str:
         if len(self) == 0:
             return f"{type(self).__name__}(0 episodes, {_count(len(self.policies), 'policy')})"
@@ -154,36 +135,11 @@ class Trajectories:
             f"{f'lengths {low}-{high}' if low < high else f'length {low}'})"
         )
 
-    @property
-    def n_steps(self) -> int:
-        """S."""
-        return len(self.rewards)
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """(n,) number of steps of each episode."""
-        return _frozen(np.diff(self.offsets))
-
-    @cached_property
-    def steps(self) -> Ints:
-        """(S,) number of the step inside its episode, from 0."""
-        return _frozen(np.arange(self.n_steps) - np.repeat(self.offsets[:-1], self.lengths))
-
-    @cached_property
-    def episode_ids(self) -> Ints:
-        """(S,) episode of each step."""
-        return _frozen(np.repeat(np.arange(len(self)), self.lengths))
-
     @cached_property
     def has_propensities(self) -> bool:
         """Whether the probability of every action is known; all weights need them."""
         unknown = acts_unknown(self.policies, self.policy_ids)
         return unknown is None or not np.isnan(self.log_probs[unknown]).any()
-
-    @property
-    def discrete(self) -> bool | None:
-        """Whether actions have probabilities, not densities; None if their space is unknown."""
-        return spaces.is_discrete(self.action_space)
 
     def returns(self, gamma: float = 1.0) -> Floats:
         """(n,) sum of γ^t r_t over each episode."""
@@ -232,15 +188,7 @@ class Trajectories:
             keep &= np.isin(first, np.unique(first)[-last:])
         if held_out is not None:
             keep &= self.held_out == held_out
-        return self._take(chosen[keep[chosen]])
-
-    def _take(self, chosen: Ints) -> Trajectories:
-        lengths = self.lengths[chosen]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        rows = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        taken = {name: batches.take(getattr(self, name), rows) for name in BY_STEP}
-        taken |= {name: getattr(self, name)[chosen] for name in BY_EPISODE}
-        return freeze(dataclasses.replace(self, offsets=offsets, **taken))
+        return take(self, chosen[keep[chosen]])
 
     def merge(self, *others: Viewable) -> Trajectories:
         """One set of trajectories; equal policies become one, schedules are kept apart.
@@ -298,20 +246,8 @@ class Trajectories:
                 files.write_changes(
                     writer, schedule.clocks, schedule.policies, mid_episode=True, schedule=s
                 )
-            if len(self) == 0:
-                return
-            by_episode = [getattr(self, name) for name in BY_EPISODE]
-            files.write_episodes(
-                writer,
-                observations=self.observations,
-                actions=self.actions,
-                rewards=self.rewards,
-                log_probs=self.log_probs,
-                policy_ids=self.policy_ids,
-                episodes=np.stack([self.lengths, *by_episode], axis=1).astype(np.int64),
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-            )
+            if len(self):
+                files.write_episodes(writer, self)
 
     @classmethod
     def load(cls, path: blocks.PathLike, *, recover: bool = False) -> Trajectories:
@@ -321,15 +257,9 @@ class Trajectories:
             path: The file. If it ends inside its last block, the rest is read, with a warning.
             recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
         """
-        try:
-            parts = [from_section(part) for part in files.read_sections(path, recover=recover)]
-            return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
-        except blocks.DamagedFileError:
-            raise
-        except ValueError as error:
-            raise blocks.DamagedFileError(
-                os.fspath(path), 0, f"the contents contradict each other: {error}", "not readable"
-            ) from error
+        sections = read_layout(path, recover=recover, keep=True)
+        parts = [part for section in sections for part in read_chunks(section)]
+        return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
 
 
 def nothing(
@@ -352,55 +282,16 @@ def nothing(
     )
 
 
-def join(parts: Sequence[Trajectories]) -> Trajectories:
-    """The columns of all parts in order, with nothing renumbered; policies are left out."""
-    full = [part for part in parts if len(part)] or [parts[0]]
-    agreed = agree(parts)
-    if len(full) == 1:
-        return dataclasses.replace(full[0], policies=(), schedules=(), **agreed)
-    for name in ("observations", "actions"):
-        kinds = [spaces.signature(getattr(part, name)) for part in full]
-        if agreed[f"{name[:-1]}_space"] is None and any(kind != kinds[0] for kind in kinds):
-            other = next(kind for kind in kinds if kind != kinds[0])
-            raise ValueError(f"{name} differ in structure, shape or dtype: {kinds[0]} and {other}")
-    columns: dict[str, Any] = {
-        name: batches.concatenate([getattr(part, name) for part in full])
-        for name in (*BY_STEP, *BY_EPISODE)
-    }
-    lengths = np.concatenate([part.lengths for part in full])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return freeze(Trajectories(offsets=offsets, **columns, **agreed))
-
-
-def agree(parts: Sequence[Any]) -> dict[str, Any]:
-    """Spaces and horizon of trajectories or buffers; one without episodes need not know them."""
-    agreed: dict[str, Any] = {}
-    for name in ("observation_space", "action_space", "horizon"):
-        values = [getattr(part, name) for part in parts]
-        stated = [v for v, part in zip(values, parts, strict=True) if v is not None or len(part)]
-        agreed[name] = stated[0] if stated else None
-        for value in stated:
-            # comparing two large Boxes takes long
-            if value is not agreed[name] and value != agreed[name]:
-                raise ValueError(
-                    f"{name} differs: {agreed[name]} and {value}; only trajectories of one "
-                    "environment can be put together"
-                )
-    return agreed
-
-
-def renumber(
-    part: Trajectories, numbers: Sequence[int] | NDArray[np.int32], *, first_schedule: int
-) -> tuple[Trajectories, list[Schedule]]:
-    """The part with policy k called numbers[k] and its schedules counted from first_schedule."""
-    table = np.array(numbers, dtype=np.int32)
-    schedules = [Schedule(s.clocks, table[s.policies]) for s in part.schedules]
-    ids = np.where(part.schedule_ids < 0, -1, part.schedule_ids + first_schedule)
-    policy_ids = table[part.policy_ids] if len(part) else part.policy_ids
-    changed = dataclasses.replace(
-        part, policy_ids=_frozen(policy_ids), schedule_ids=_frozen(ids.astype(np.int32))
-    )
-    return changed, schedules
+def read_chunks(section: FileSection, steps: int | None = None) -> Iterator[Trajectories]:
+    """Yield the episodes of a section of a file, about `steps` steps at a time; None yields all."""
+    fields = [field.name for field in dataclasses.fields(Columns)]
+    for chunk in section.chunks(steps):
+        raw = Trajectories(**{name: getattr(chunk.columns, name) for name in fields})
+        try:
+            found = checked(raw, copy=False, first=chunk.first)
+        except blocks.MALFORMED as error:
+            raise section.damaged(chunk.offset, error) from error
+        yield found
 
 
 def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
@@ -413,37 +304,6 @@ def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
     except IndexError as error:
         raise IndexError(f"episodes={episodes!r} does not fit {n} episodes: {error}") from error
     return chosen
-
-
-def from_section(section: files.Section) -> Trajectories:
-    """The episodes of a section of a file, checked; ValueError says what is wrong with them."""
-    clocked, episodes = section.clocked(), section.column("episodes")
-    ids = files.schedule_ids(clocked, episodes[:, 4], episodes[:, 5])
-    n = len(episodes)
-    raw = Trajectories(
-        batches.concatenate(section.observations) if n else spaces.empty(section.observation_space),
-        batches.concatenate(section.actions) if n else spaces.empty(section.action_space),
-        rewards=section.column("rewards"),
-        log_probs=section.column("log_probs"),
-        policy_ids=section.column("policy_ids"),
-        offsets=np.concatenate([[0], np.cumsum(episodes[:, 0])]),
-        terminated=episodes[:, 1],
-        truncated=episodes[:, 2],
-        held_out=episodes[:, 3],
-        start_clock=episodes[:, 4],
-        schedule_ids=ids,
-        schedules=tuple(table.schedule() for table in clocked.values()),
-        policies=tuple(section.policies),
-        observation_space=section.observation_space,
-        action_space=section.action_space,
-        horizon=section.horizon,
-    )
-    return checked(raw, copy=False)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array.setflags(write=False)
-    return array
 
 
 def _count(n: int, noun: str) -> str:

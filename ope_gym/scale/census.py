@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import IntArray
 from ope_gym.data.schedules import PolicyTable
+from ope_gym.data.schema import agree, renumber
 from ope_gym.data.spaces import Space
-from ope_gym.data.trajectories import Trajectories, agree, renumber
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.estimate import PartialMixture
 from ope_gym.policies.base import UNREGISTERED
 from ope_gym.policies.closed_form import Policy, UnavailablePolicy, policy_to_arrays

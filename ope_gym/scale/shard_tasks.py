@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.data.trajectories import Trajectories, join
+from ope_gym.data.schema import join
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference import bootstrap
 from ope_gym.models.base import Baseline, CrossFitted, Folds, default_model
 from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations

@@ -21,7 +21,7 @@ import numpy as np
 from ope_gym.arrays import IntArray, positive
 from ope_gym.data.blocks import PathLike
 from ope_gym.data.reader import FileSection, SeenFile, read_layout
-from ope_gym.data.trajectories import Trajectories, Viewable
+from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
 from ope_gym.scale.census import Census, Described, Mixture, Part
 from ope_gym.scale.workers import Workers
 
@@ -53,9 +53,8 @@ class Piece:
     def chunks(self, steps: int, mixture: Mixture) -> Iterator[Trajectories]:
         """The episodes, about so many steps at a time."""
         if isinstance(self.source, FileSection):
-            policies = [mixture.policies[k] for k in mixture.numbers[self.part]]
-            own = dataclasses.replace(self.source.section, policies=policies)
-            yield from dataclasses.replace(self.source, section=own).chunks(steps)
+            policies = tuple(mixture.policies[k] for k in mixture.numbers[self.part])
+            yield from read_chunks(dataclasses.replace(self.source, policies=policies), steps)
         else:
             yield from _cut(_view(self.source), steps)
 
@@ -192,18 +191,16 @@ def _parts(numbered: tuple[int, Shard | SeenFile]) -> list[_Found]:
 
 
 def _part_of_file(section: FileSection) -> _Found:
-    own = section.section
     part = Part(
         section.file.name,
-        tuple(own.policies),
+        section.policies,
         section.first_policies,
         section.lengths,
         section.held_out,
-        Described(own.observation_space, own.action_space, own.horizon),
+        Described(section.observation_space, section.action_space, section.horizon),
         section.clocked,
     )
-    blocks = np.array(section.counts, dtype=np.int64)
-    return _Found(part, section.part(0, len(section)), blocks, section.last)
+    return _Found(part, section.part(0, len(section)), section.counts, section.last)
 
 
 class _Draft:
@@ -232,8 +229,7 @@ class _Draft:
         stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
         firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
         if section is not None:  # equal policies of many files are held once, by the census
-            own = dataclasses.replace(section.section, policies=[], changes=[])
-            section = dataclasses.replace(section, section=own)
+            section = dataclasses.replace(section, policies=())
         for first, stop in zip(firsts, np.append(firsts[1:], ends.size), strict=True):
             rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
             source: FileSection | Shard | SeenFile = shard
