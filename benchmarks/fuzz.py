@@ -46,7 +46,8 @@ from gymnasium import spaces as S
 
 from ope_gym import batches
 from ope_gym.data import reader
-from ope_gym.data.blocks import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.data.block_writer import BlockWriter
+from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.data.reader import read_layout

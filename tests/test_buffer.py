@@ -238,6 +238,21 @@ def test_the_view_is_kept_until_something_changes() -> None:
     assert len(view.policies) == 1
 
 
+def test_a_buffer_answers_what_its_trajectories_answer() -> None:
+    buffer = TrajectoryBuffer()
+    k = buffer.add_policy(Uniform(2))
+    for n in (1, 3):
+        steps = np.zeros((n, 2)), np.zeros(n, dtype=int), np.ones(n), np.full(n, -0.7)
+        buffer.append(*steps, k, terminated=True, held_out=n == 3)
+    assert_array_equal(buffer.returns(), [1, 3])
+    assert_array_equal(buffer.returns(gamma=0.5), [1, 1.75])
+    assert_array_equal(buffer.lengths, [1, 3])
+    assert_array_equal(buffer.held_out, [False, True])
+    assert (len(buffer), buffer.n_steps, buffer.has_propensities) == (2, 4, True)
+    assert_array_equal(buffer.select(held_out=True).returns(), [3])
+    assert len(buffer.merge(buffer)) == 4
+
+
 def test_clear_keeps_policies() -> None:
     buffer = filled()
     buffer.clear()

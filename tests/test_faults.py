@@ -26,9 +26,10 @@ from numpy.testing import assert_array_equal
 import wrappers
 import wrappers.vector
 from benchmarks import fuzz
-from ope_gym.data import blocks, reader, space_json
+from ope_gym.data import block_writer, blocks, reader, space_json
 from ope_gym.data import files as episode_blocks
-from ope_gym.data.blocks import MAGIC, BlockWriter, DamagedFileError
+from ope_gym.data.block_writer import BlockWriter
+from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
@@ -238,7 +239,7 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = BlockWriter(tmp_path / "run")
-    write_all = blocks._write_all
+    write_all = block_writer._write_all
 
     class Stuck:
         """A file that can be written to, and not be cut."""
@@ -259,7 +260,7 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     good = writer._file
     with monkeypatch.context() as broken:
         broken.setattr(writer, "_file", Stuck(good))
-        broken.setattr(blocks, "_write_all", fail)
+        broken.setattr(block_writer, "_write_all", fail)
         with pytest.raises(OSError, match="Input/output error"):
             writer.append("long", {}, {"x": np.arange(1000)})
     writer.append("short", {}, {})  # the rest of the long one may not follow it
@@ -273,7 +274,7 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (blocks, "_write_all"),
+        (block_writer, "_write_all"),
         (episode_blocks, "write_spaces"),
         (episode_blocks, "write_policy"),
         (episode_blocks, "write_change"),
@@ -377,7 +378,7 @@ def test_sigterm_while_recording(tmp_path: Path, handler: str) -> None:
 _SAVE_AND_DIE = """
 import signal, sys
 from tests.test_faults import *
-path, write_all, replace = Path(sys.argv[1]), blocks._write_all, os.replace
+path, write_all, replace = Path(sys.argv[1]), block_writer._write_all, os.replace
 def die():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
@@ -395,7 +396,7 @@ for moment in range(100):
             calls + 1 == moment and die()
             replace(*names)
             calls + 2 == moment and die()
-        blocks._write_all, os.replace = write, put_in_place
+        block_writer._write_all, os.replace = write, put_in_place
         expected(50).save(path)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -466,14 +467,14 @@ def test_a_file_replaced_while_it_is_opened(
     path = tmp_path / "run"
     expected().save(path)
     expected(2).save(tmp_path / "other")
-    lock = blocks._lock
+    lock = block_writer._lock
 
     def late(file: Any) -> bool:
         os.replace(tmp_path / "other", path)
         return lock(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "_lock", late)
+        patch.setattr(block_writer, "_lock", late)
         with pytest.raises(RuntimeError, match=r"replaced by another file.*open it again"):
             BlockWriter(path)
     BlockWriter(path).close()

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import wrappers
 import wrappers.vector
-from ope_gym.data import blocks
+from ope_gym.data import block_writer, blocks
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies.closed_form import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
@@ -213,7 +213,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(blocks, "_write_all", fail)
+        full.setattr(block_writer, "_write_all", fail)
         with pytest.raises(OSError, match=r"No space left.*are in the buffer, but not in the file"):
             play(env, 1)
     play(env, 1)

@@ -21,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym.data import blocks, files
-from ope_gym.data.blocks import BlockWriter, DamagedFileError, read_blocks
+from ope_gym.data import block_writer, blocks, files
+from ope_gym.data.block_writer import BlockWriter
+from ope_gym.data.blocks import DamagedFileError, read_blocks
 from ope_gym.data.buffer import Trajectories, TrajectoryBuffer
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
 
@@ -465,7 +466,7 @@ def test_a_failed_write_leaves_the_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    original = blocks._write_all
+    original = block_writer._write_all
 
     def disk_full(file: Any, data: bytes | memoryview) -> None:
         original(file, bytes(data)[:10])
@@ -475,7 +476,7 @@ def test_a_failed_write_leaves_the_file_whole(
         writer.append("a", {}, {"x": np.arange(5)})
         before = path.read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(blocks, "_write_all", disk_full)
+            patch.setattr(block_writer, "_write_all", disk_full)
             for size in (5, 2**18):  # written at once, and in parts
                 with pytest.raises(OSError, match="no space left"):
                     writer.append("b", {}, {"x": np.arange(size)})
@@ -503,7 +504,7 @@ def test_a_short_write_is_completed() -> None:
             return min(3, len(view))
 
     slow = Slow()
-    blocks._write_all(slow, b"0123456789")
+    block_writer._write_all(slow, b"0123456789")
     assert slow.data == b"0123456789"
 
 

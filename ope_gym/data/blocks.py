@@ -11,20 +11,15 @@ a file runs nobody's code.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import secrets
-import shutil
 import struct
-import sys
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,21 +27,14 @@ from numpy.typing import NDArray
 
 from ope_gym.data.spaces import NUMERIC_DTYPES
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 MAGIC = b"OPEGYM\x00\x01"
 ALIGNMENT = 64
-_BLOCK_MAGIC = 0x4B4C424F
-_HEADER = struct.Struct("<IIQII")
+BLOCK_MAGIC = 0x4B4C424F
+HEADER = struct.Struct("<IIQII")
 # What JSON of the wrong shape raises in code that takes it apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 KEEP_THE_REST = "keep them by Trajectories.load(path, recover=True).save(new_path)"
 _PIECE = 2**20  # bytes of a payload that are checked at once
-_JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -172,7 +160,7 @@ def scan(
         whole: Payloads of more bytes are checked, but not held in memory; None holds all.
     """
     try:
-        yield from _scan(file, path, whole)
+        yield from walk(file, path, whole)
     except FileCut as cut:
         warnings.warn(
             f"{os.fspath(path)} ends inside its last block: {cut.dropped} bytes from byte "
@@ -186,7 +174,8 @@ def scan(
         warnings.warn(f"recovered what precedes the damage: {error}", stacklevel=4)
 
 
-def _scan(file: BinaryIO, path: PathLike, whole: int | None) -> Iterator[Block]:
+def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[Block]:
+    """Yield the blocks like `scan`, but raise `FileCut` where the file is cut."""
     _check_magic(file, path)
     size = os.fstat(file.fileno()).st_size
     offset, last, kinds = len(MAGIC), 0, list[str]()
@@ -270,13 +259,13 @@ class _Frame(NamedTuple):
 
 def _read_frame(file: BinaryIO, offset: int, size: int) -> _Frame:
     file.seek(offset)
-    head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size:
+    head = file.read(HEADER.size)
+    if len(head) < HEADER.size:
         raise FileCut(offset, size - offset)
-    magic, json_length, payload_length, contents, checksum = _HEADER.unpack(head)
-    if zlib.crc32(head[:-4]) != checksum or magic != _BLOCK_MAGIC:
+    magic, json_length, payload_length, contents, checksum = HEADER.unpack(head)
+    if zlib.crc32(head[:-4]) != checksum or magic != BLOCK_MAGIC:
         raise ValueError("the header of a block does not match its checksum")
-    start = offset + _HEADER.size + json_length
+    start = offset + HEADER.size + json_length
     end = start + payload_length
     if end > size:  # before anything of that length is allocated
         raise FileCut(offset, size - offset)
@@ -318,229 +307,3 @@ def _read_entry(name: str, entry: Any, length: int) -> Entry:
     if offset % ALIGNMENT or offset + math.prod(shape) * np.dtype(dtype).itemsize > length:
         raise ValueError(f"array {name!r} of shape {shape} does not fit into its block")
     return Entry(dtype, tuple(shape), offset)
-
-
-# Writing blocks ------------------------------------------------------------------------------
-
-
-class BlockWriter:
-    """Appends blocks to a file; each is in the hands of the operating system when `append` returns.
-
-    A new file is started, a good one continued, and the tail of a cut one truncated away first.
-    The file is locked against other writers for as long as it is open.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        appended: How many blocks of each kind this writer has written.
-    """
-
-    def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
-        self.appended: dict[str, int] = {}
-        self._last = 0  # checksum of the last block
-        self._torn = False  # whether a write did not end well
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        # Unbuffered: after a failed write no bytes may be left behind for a later flush.
-        self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
-        try:
-            if not _lock(self._file):
-                raise RuntimeError(
-                    f"{self.path} is open in another writer; close that one or choose another file"
-                )
-            if sys.platform != "win32" and not os.path.samestat(
-                os.fstat(self._file.fileno()), os.stat(self.path)
-            ):
-                raise RuntimeError(
-                    f"{self.path} was replaced by another file while it was opened; open it again"
-                )
-            self._end = self._find_end()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _find_end(self) -> int:
-        head = self._file.read(len(MAGIC))
-        if len(head) < len(MAGIC) and MAGIC.startswith(head):
-            self._file.seek(0)
-            _write_all(self._file, MAGIC)
-            return len(MAGIC)
-        self._file.seek(0)
-        end = os.fstat(self._file.fileno()).st_size
-        # a buffer of its own: reading must not disturb the raw file
-        with open(self._file.fileno(), "rb", closefd=False) as reader:
-            try:
-                for block in _scan(reader, self.path, _PIECE):
-                    self._last = block.checksum
-            except FileCut as cut:
-                warnings.warn(
-                    f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
-                    f"{cut.offset} on were removed",
-                    UserWarning,
-                    stacklevel=4,
-                )
-                end = cut.offset
-        self._file.truncate(end)
-        return end
-
-    def append(
-        self, kind: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Write one block. After an error the file is as it was before.
-
-        Args:
-            kind: What the block is.
-            meta: Further JSON fields.
-            arrays: Named arrays of numbers or truth values.
-        """
-        if self._file.closed:
-            raise ValueError(f"the writer of {self.path} is closed")
-        entries, payload, length = _lay_out(arrays)
-        fields = {"kind": kind, "after": self._last, **meta, "arrays": entries}
-        text = _ENCODER.encode(fields).encode()
-        text += b" " * (-(self._end + _HEADER.size + len(text)) % ALIGNMENT)
-        crc = zlib.crc32(text)
-        for part in payload:
-            crc = zlib.crc32(part, crc)
-        head = struct.pack("<IIQI", _BLOCK_MAGIC, len(text), length, crc)
-        head_crc = zlib.crc32(head)
-        head += struct.pack("<I", head_crc)
-        parts = [head, text, *payload]
-        if length < _JOIN_BELOW:
-            parts = [b"".join(parts)]
-        end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
-        try:
-            if self._torn:
-                self._file.truncate(self._end)
-            self._file.seek(self._end)
-            self._torn = True
-            for part in parts:
-                _write_all(self._file, part)
-            # Together, without a call in between in which an interrupt could arrive.
-            self._end, self._last, self._torn = end, head_crc, False
-            self.appended[kind] = count
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._end)
-                self._torn = False
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = os.fspath(self.path)
-            raise
-
-    def close(self) -> None:
-        """Bring everything to the disk and release the file; may be called again."""
-        if not self._file.closed:
-            try:
-                os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
-
-    def __enter__(self) -> BlockWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def _lay_out(
-    arrays: Mapping[str, NDArray[Any]],
-) -> tuple[dict[str, Any], list[bytes | memoryview], int]:
-    """JSON entries, the pieces of the payload, its length."""
-    entries: dict[str, Any] = {}
-    pieces: list[bytes | memoryview] = []
-    length = 0
-    for name, value in arrays.items():
-        array = np.asarray(value, order="C")
-        dtype = array.dtype.newbyteorder("<")
-        if dtype.str not in NUMERIC_DTYPES:
-            raise TypeError(f"array {name!r} has dtype {array.dtype}, which a file cannot hold")
-        padding = -length % ALIGNMENT
-        entries[name] = {
-            "dtype": dtype.str,
-            "shape": list(array.shape),
-            "offset": length + padding,
-        }
-        data = array.astype(dtype, copy=False).reshape(-1).view(np.uint8)
-        pieces += [bytes(padding), data.data]
-        length += padding + array.nbytes
-    return entries, pieces, length
-
-
-def _write_all(file: Any, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while len(view):  # a raw write may take only a part
-        view = view[file.write(view) :]
-
-
-def _lock(file: Any) -> bool:
-    """Take the file's lock; False if another writer holds it, True also where locks are unknown."""
-    try:
-        if sys.platform == "win32":
-            file.seek(2**62)  # far behind all data: readers must not meet the lock
-            try:
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            finally:
-                file.seek(0)
-        else:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        pass  # e.g. a network file system without locks
-    return True
-
-
-def _put(temporary: Path, target: Path) -> bool:
-    """A new file in its place; False if a recorder, or another save, made one meanwhile."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        os.replace(temporary, target)
-    else:
-        temporary.unlink()
-    return True
-
-
-def _replace(temporary: Path, target: Path, path: PathLike) -> None:
-    """The new file in the place of an old one, unless a recorder is writing to that."""
-    with contextlib.ExitStack() as held:
-        shutil.copymode(target, temporary)
-        if sys.platform != "win32":
-            with contextlib.suppress(PermissionError):
-                old = held.enter_context(open(target, "rb"))
-                if not _lock(old):
-                    raise RuntimeError(
-                        f"cannot save {path}: a recorder is writing to it, and its later "
-                        "episodes would be lost; close it or save to another file"
-                    )
-        os.replace(temporary, target)  # under the lock: no recorder opens what goes away
-
-
-@contextlib.contextmanager
-def replacing(path: PathLike) -> Iterator[BlockWriter]:
-    """A writer of a new file that takes the place of `path` at the end, or, on an error, never."""
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with BlockWriter(temporary) as writer:
-            yield writer
-        if target.exists() or not _put(temporary, target):
-            _replace(temporary, target, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            reason = f"cannot save, {os.strerror(error.errno)}; what was there is as it was"
-            raise OSError(error.errno, reason, os.fspath(path)) from error
-        raise
-    if sys.platform != "win32":  # so that the new name outlives a power cut, too
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

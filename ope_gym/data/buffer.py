@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ _SMALL_ROWS, _SMALL_PARTS = 4_096, 256  # so many parts of so few rows are put t
 _OWN = 0  # inside the buffer, schedule 0 is that of its own loop; extended ones follow
 
 
-class TrajectoryBuffer:
+class TrajectoryBuffer(Viewable):
     """Finished episodes of a training loop, with the policies that acted.
 
     Appending keeps the arrays as they are; `view` puts them together, once for all episodes that
@@ -433,34 +432,29 @@ class TrajectoryBuffer:
     def __repr__(self) -> str:
         return repr(self.view()).replace("Trajectories", "TrajectoryBuffer", 1)
 
-    def merge(self, *others: Viewable) -> Trajectories:
-        """See `Trajectories.merge`."""
-        return self.view().merge(*others)
+    @property
+    def n_steps(self) -> int:
+        """Number of steps S of all episodes."""
+        return self.view().n_steps
 
-    def select(
-        self,
-        *,
-        policies: int | Iterable[int] | None = None,
-        held_out: bool | None = None,
-        last: int | None = None,
-        episodes: slice | ArrayLike | None = None,
-    ) -> Trajectories:
-        """See `Trajectories.select`."""
-        return self.view().select(
-            policies=policies, held_out=held_out, last=last, episodes=episodes
-        )
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(n,) number of steps of each episode."""
+        return self.view().lengths
 
-    def audit(self, tolerance: float = 1e-4) -> None:
-        """See `Trajectories.audit`."""
-        self.view().audit(tolerance)
+    @property
+    def held_out(self) -> NDArray[np.bool_]:
+        """(n,) whether the learner never trained on the episode."""
+        return self.view().held_out
 
-    def save(self, path: blocks.PathLike) -> None:
-        """See `Trajectories.save`."""
-        self.view().save(path)
+    @property
+    def has_propensities(self) -> bool:
+        """Whether the probability of every action is known; importance weights need them."""
+        return self.view().has_propensities
 
     @classmethod
     def load(cls, path: blocks.PathLike, *, recover: bool = False) -> TrajectoryBuffer:
-        """A buffer with the episodes of a file; its own clock starts anew."""
+        """Return a buffer with the episodes of a file; its own clock starts anew."""
         buffer = cls()
         buffer.extend(Trajectories.load(path, recover=recover))
         return buffer

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
-from ope_gym.data.blocks import Block, BlockWriter
+from ope_gym.data.block_writer import BlockWriter
+from ope_gym.data.blocks import Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
 from ope_gym.data.spaces import Space
 from ope_gym.policies.closed_form import (

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -21,9 +21,12 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from ope_gym.data import space_json
+from ope_gym import batches
+from ope_gym.arrays import offsets_of
+from ope_gym.batches import Tree
+from ope_gym.data import space_json, spaces
 from ope_gym.data.blocks import MALFORMED
-from ope_gym.data.minari_episodes import read_columns, write_episodes
+from ope_gym.data.schema import read_only
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space
 from ope_gym.data.trajectories import Schedule, Trajectories, Viewable
 from ope_gym.policies.base import UNREGISTERED
@@ -63,7 +66,7 @@ def to_minari(
         trajectories: Trajectories or a buffer, whose spaces must be known.
         dataset_id: Minari's name for it, such as "cartpole/training-v0".
         env: The environment, its id or spec, so that others can recover it.
-        description: In words, what the dataset is.
+        description: A few words about the dataset.
 
     Returns:
         The `minari.MinariDataset`.
@@ -85,11 +88,11 @@ def to_minari(
         )
     try:
         with warnings.catch_warnings():
-            # of every optional field that is left out
+            # Minari warns of every optional field that is left out
             warnings.filterwarnings("ignore", "(`.*` is set to|env_spec is) None", UserWarning)
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
-                write_episodes(data),
+                _episodes(data),
                 env=env,
                 description=description,
                 observation_space=data.observation_space,
@@ -109,12 +112,12 @@ def to_minari(
 def from_minari(
     dataset: Any, *, log_prob: str | None = None, held_out: bool | None = None
 ) -> Trajectories:
-    """The trajectories of a Minari dataset.
+    """Read the trajectories of a Minari dataset.
 
-    What `to_minari` wrote comes back bit by bit. Other datasets do not say who acted: their policy
-    is an `UnknownPolicy`, and without `log_prob` so are the probabilities (NaN, and
-    `has_propensities` is false). From such data only DM, which has no weights, can be had; with
-    `log_prob` also what has basic weights (BIS, NBIS and their kin).
+    A dataset that `to_minari` wrote comes back bit by bit. Other datasets do not say who acted:
+    their policy is an `UnknownPolicy`, and without `log_prob` the probabilities are unknown, too
+    (NaN, and `has_propensities` is false). Such data serve only DM, which has no importance
+    weights; with `log_prob` also the estimators with basic weights (BIS, NBIS and their kin).
 
     `minari.combine_datasets` drops the policies that `to_minari` wrote. Read the parts, and
     `merge` them.
@@ -144,9 +147,7 @@ def from_minari(
         found = _foreign(dataset, log_prob)
     if held_out is None:
         return found
-    flags = np.full(len(found), held_out)
-    flags.setflags(write=False)
-    return dataclasses.replace(found, held_out=flags)
+    return dataclasses.replace(found, held_out=read_only(np.full(len(found), held_out)))
 
 
 def _import_minari() -> Any:
@@ -222,6 +223,39 @@ def _array_to_json(values: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": text}
 
 
+def _episodes(data: Trajectories) -> Iterator[Any]:
+    """Yield one `EpisodeBuffer` after the other, so that only one is in memory twice."""
+    from minari.data_collector import EpisodeBuffer
+
+    for i in range(len(data)):
+        first, last = int(data.offsets[i]), int(data.offsets[i + 1])
+        steps = slice(first, last)
+        n = last - first
+        seen = np.append(np.arange(first, last), last - 1)
+        ends = np.zeros((2, n), dtype=bool)
+        ends[:, -1] = data.terminated[i], data.truncated[i]
+        yield EpisodeBuffer(
+            observations=_to_lists(batches.take(data.observations, seen)),
+            actions=_to_lists(batches.take(data.actions, steps)),
+            rewards=data.rewards[steps],
+            terminations=ends[0],
+            truncations=ends[1],
+            infos={
+                "log_prob": np.concatenate([[np.nan], data.log_probs[steps]]),
+                "policy_id": np.concatenate([[np.int32(-1)], data.policy_ids[steps]]),
+            },
+        )
+
+
+def _to_lists(tree: Tree) -> Any:
+    """Return columns as they are, but object columns (of Text) as lists."""
+    if isinstance(tree, tuple):
+        return tuple(_to_lists(branch) for branch in tree)
+    if isinstance(tree, dict):
+        return {key: _to_lists(branch) for key, branch in tree.items()}
+    return tree.tolist() if tree.dtype == object else tree
+
+
 # Reading -------------------------------------------------------------------------------------
 
 
@@ -234,7 +268,7 @@ def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
     for i, label in zip(dataset.episode_indices, labels, strict=True):
         if not label.keys() >= _BY_EPISODE.keys():
             raise ValueError(f"episode {i} was added to the dataset by somebody else")
-    columns = read_columns(dataset, seen, chosen, ("log_prob", "policy_id"))
+    columns = _read_columns(dataset, seen, chosen, ("log_prob", "policy_id"))
     return Trajectories.from_arrays(
         **_arguments(columns),
         log_probs=columns["log_prob"],
@@ -260,7 +294,7 @@ def _foreign(dataset: Any, log_prob: str | None) -> Trajectories:
     seen, chosen = dataset.observation_space, dataset.action_space
     if log_prob is None:
         _warn_of_lost_policies(dataset)
-    columns = read_columns(dataset, seen, chosen, () if log_prob is None else (log_prob,))
+    columns = _read_columns(dataset, seen, chosen, () if log_prob is None else (log_prob,))
     steps = len(columns["rewards"])
     limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
     if limit is not None and np.diff(columns["offsets"]).max() > limit:
@@ -293,6 +327,69 @@ _ARGUMENTS = ("observations", "actions", "rewards", "offsets", "terminated", "tr
 
 def _arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: columns[name] for name in _ARGUMENTS}
+
+
+def _read_columns(
+    dataset: Any, seen: Space | None, chosen: Space | None, infos: Sequence[str]
+) -> dict[str, Any]:
+    """Return all episodes as columns by name, with the infos of these names."""
+    parts: dict[str, list[Any]] = {name: [] for name in ("observations", "actions", "rewards")}
+    parts |= {name: [] for name in infos}
+    ends, lengths = [], []
+    for i, episode in zip(dataset.episode_indices, dataset.iterate_episodes(), strict=True):
+        n = len(episode.rewards)
+        if n == 0:
+            raise ValueError(f"episode {i} has no step: leave it out with filter_episodes")
+        flags = np.stack([episode.terminations, episode.truncations]).astype(bool)
+        if flags[:, :-1].any():
+            step = int(np.argmax(flags[:, :-1].any(axis=0)))
+            raise ValueError(
+                f"episode {i} has ended at step {step}, but goes on for {n} steps: cut it there "
+                "before you read it"
+            )
+        ends.append(flags[:, -1])
+        lengths.append(n)
+        parts["observations"].append(_rows(seen, episode.observations, n))
+        parts["actions"].append(_rows(chosen, episode.actions, n))
+        parts["rewards"].append(episode.rewards)
+        for name in infos:
+            parts[name].append(_info(episode.infos, name, n, i))
+    if not lengths:
+        raise ValueError("the dataset has no episode")
+    columns: dict[str, Any] = {name: batches.concatenate(part) for name, part in parts.items()}
+    columns["offsets"] = offsets_of(lengths)
+    columns["terminated"], columns["truncated"] = np.stack(ends, axis=1)
+    return columns
+
+
+def _rows(space: Space | None, values: Any, n: int) -> Tree:
+    """Return the first `n` rows, without the observation after the last step.
+
+    Keys come in the order of the space.
+    """
+    if isinstance(space, gym_spaces.Tuple):
+        return tuple(_rows(part, x, n) for part, x in zip(space.spaces, values, strict=True))
+    if isinstance(space, gym_spaces.Dict):
+        return {key: _rows(part, values[key], n) for key, part in space.spaces.items()}
+    if isinstance(space, gym_spaces.Text):
+        return spaces.object_array(values[:n])
+    return np.asarray(values)[:n]
+
+
+def _info(infos: Mapping[str, Any] | None, name: str, n: int, episode: int) -> NDArray[Any]:
+    """Return an info (n,) without the row of the reset."""
+    if name not in (infos or {}):
+        raise ValueError(
+            f"episode {episode} has no info {name!r}, only {sorted(infos or {})}: name the one "
+            "that holds the log-probabilities"
+        )
+    values = np.asarray((infos or {})[name])
+    if values.shape not in ((n,), (n + 1,)):
+        raise ValueError(
+            f"episode {episode}: info {name!r} has shape {values.shape}, expected ({n + 1},), a "
+            "row for the reset and one for each step"
+        )
+    return values[-n:]
 
 
 def _array_from_json(data: Mapping[str, Any]) -> NDArray[Any]:

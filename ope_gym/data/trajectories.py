@@ -1,4 +1,4 @@
-"""Recorded trajectories as columns: S steps, n episodes, K policies."""
+"""Recorded trajectories: n episodes of S steps in all, by K policies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, files, spaces
+from ope_gym.data.block_writer import replacing
 from ope_gym.data.checks import checked
 from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
@@ -25,24 +26,132 @@ from ope_gym.policies.unknown import acts_unknown
 __all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
 
 
-class Viewable(Protocol):
-    """Trajectories, or a buffer of them."""
-
-    def view(self) -> Trajectories:
-        """The trajectories."""
-        ...
-
-
 class PropensityMismatch(ValueError):
-    """A logged probability that is not the acting policy's; names the first such step."""
+    """Raised where a logged probability is not that of the policy; names the first such step."""
 
     def __init__(self, message: str, *, episode: int, step: int) -> None:
         super().__init__(message)
         self.episode, self.step = episode, step
 
 
+class Viewable:
+    """Questions that trajectories and buffers of them answer alike."""
+
+    def view(self) -> Trajectories:
+        """Return the recorded episodes."""
+        raise NotImplementedError
+
+    def returns(self, gamma: float = 1.0) -> Floats:
+        """Return the sum (n,) of γ^t r_t over each episode."""
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma={gamma} must be between 0 and 1")
+        data = self.view()
+        if len(data) == 0:
+            return np.empty(0)
+        paid = data.rewards if gamma == 1 else data.rewards * float(gamma) ** data.steps
+        return np.add.reduceat(paid, data.offsets[:-1])
+
+    def select(
+        self,
+        *,
+        policies: int | Iterable[int] | None = None,
+        held_out: bool | None = None,
+        last: int | None = None,
+        episodes: slice | ArrayLike | None = None,
+    ) -> Trajectories:
+        """Return the episodes that meet all conditions; policies keep their numbers.
+
+        Args:
+            policies: Numbers of the policies that acted at the first step.
+            held_out: Whether the learner never trained on the episode.
+            last: Only those of the `last` highest policy numbers among all episodes.
+            episodes: Indices, a mask or a slice; indices also give the order.
+        """
+        data = self.view()
+        chosen = _episode_indices(episodes, len(data))
+        first = data.policy_ids[data.offsets[:-1]]
+        keep = np.ones(len(data), dtype=bool)
+        if policies is not None:
+            wanted = [policies] if isinstance(policies, int | np.integer) else list(policies)
+            unknown = [k for k in wanted if not 0 <= k < len(data.policies)]
+            if unknown:
+                raise ValueError(
+                    f"policies={wanted}: number {unknown[0]} is unknown, there are "
+                    f"{len(data.policies)} policies"
+                )
+            keep &= np.isin(first, wanted)
+        if last is not None:
+            if last < 1:
+                raise ValueError(f"last={last} must be at least 1")
+            keep &= np.isin(first, np.unique(first)[-last:])
+        if held_out is not None:
+            keep &= data.held_out == held_out
+        return take(data, chosen[keep[chosen]])
+
+    def merge(self, *others: Viewable) -> Trajectories:
+        """Put episodes of one environment together; equal policies get one number.
+
+        Spaces and horizon must agree; only a part without episodes need not know them.
+        """
+        table = PolicyTable()
+        parts: list[Trajectories] = []
+        schedules: list[Schedule] = []
+        for other in (self, *others):
+            part = other.view()
+            numbers = [table.add(policy) for policy in part.policies]
+            renumbered, own = renumber(part, numbers, first_schedule=len(schedules))
+            parts.append(renumbered)
+            schedules += own
+        return dataclasses.replace(
+            join(parts), policies=tuple(table.policies), schedules=tuple(schedules)
+        )
+
+    def audit(self, tolerance: float = 1e-4) -> None:
+        """Recompute all probabilities from the policies and compare with the logged ones.
+
+        Args:
+            tolerance: Largest difference of the logs.
+
+        Raises:
+            PropensityMismatch: For the first step that differs by more.
+        """
+        data = self.view()
+        found = np.empty(data.n_steps)
+        for k in np.unique(data.policy_ids):
+            rows = np.flatnonzero(data.policy_ids == k)
+            seen, chosen = batches.take(data.observations, rows), batches.take(data.actions, rows)
+            found[rows] = data.policies[k].log_prob(seen, chosen)
+        wrong = np.flatnonzero(~(np.abs(found - data.log_probs) <= tolerance))
+        if len(wrong):
+            row = int(wrong[0])
+            k, episode, step = data.policy_ids[row], data.episode_ids[row], data.steps[row]
+            raise PropensityMismatch(
+                f"episode {episode}, step {step}: the logged log-probability is "
+                f"{data.log_probs[row]:.6g}, but policy {k}, {data.policies[k]!r}, gives "
+                f"{found[row]:.6g} ({len(wrong):,} of {data.n_steps:,} steps differ by more than "
+                f"{tolerance:g}); register the policy that acts before it acts, and log the "
+                "probability of the action that was executed",
+                episode=int(episode),
+                step=int(step),
+            )
+
+    def save(self, path: blocks.PathLike) -> None:
+        """Write everything to a file, which replaces an older one only when it is complete."""
+        data = self.view()
+        with replacing(path) as writer:
+            files.write_spaces(writer, data.observation_space, data.action_space, data.horizon)
+            for policy in data.policies:
+                files.write_policy(writer, policy)
+            for s, schedule in enumerate(data.schedules):
+                files.write_changes(
+                    writer, schedule.clocks, schedule.policies, mid_episode=True, schedule=s
+                )
+            if len(data):
+                files.write_episodes(writer, data)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Trajectories(Columns):
+class Trajectories(Columns, Viewable):
     """Episodes as read-only columns; rows `offsets[i]:offsets[i + 1]` are episode i.
 
     Build it with `from_arrays`, `load` or a `TrajectoryBuffer`; the constructor itself checks
@@ -90,7 +199,7 @@ class Trajectories(Columns):
         action_space: Space | None = None,
         horizon: int | None = None,
     ) -> Trajectories:
-        """Trajectories from arrays, which are checked and copied.
+        """Check arrays, copy them, and return them as trajectories.
 
         The arguments are the attributes; a single value stands for all steps or episodes.
 
@@ -141,124 +250,23 @@ class Trajectories(Columns):
         unknown = acts_unknown(self.policies, self.policy_ids)
         return unknown is None or not np.isnan(self.log_probs[unknown]).any()
 
-    def returns(self, gamma: float = 1.0) -> Floats:
-        """(n,) sum of γ^t r_t over each episode."""
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma={gamma} must be between 0 and 1")
-        if len(self) == 0:
-            return np.empty(0)
-        paid = self.rewards if gamma == 1 else self.rewards * float(gamma) ** self.steps
-        return np.add.reduceat(paid, self.offsets[:-1])
-
     def view(self) -> Trajectories:
-        """Itself, so that a buffer and its trajectories can be used alike."""
+        """Return itself, so that buffers and trajectories can be used alike."""
         return self
-
-    def select(
-        self,
-        *,
-        policies: int | Iterable[int] | None = None,
-        held_out: bool | None = None,
-        last: int | None = None,
-        episodes: slice | ArrayLike | None = None,
-    ) -> Trajectories:
-        """The episodes that meet all conditions; policies keep their numbers.
-
-        Args:
-            policies: Numbers of the policies that acted at the first step.
-            held_out: Whether the learner never trained on the episode.
-            last: Only those of the `last` highest policy numbers among all episodes.
-            episodes: Indices, a mask or a slice; indices also give the order.
-        """
-        chosen = _episode_indices(episodes, len(self))
-        first = self.policy_ids[self.offsets[:-1]]
-        keep = np.ones(len(self), dtype=bool)
-        if policies is not None:
-            wanted = [policies] if isinstance(policies, int | np.integer) else list(policies)
-            unknown = [k for k in wanted if not 0 <= k < len(self.policies)]
-            if unknown:
-                raise ValueError(
-                    f"policies={wanted}: number {unknown[0]} is unknown, there are "
-                    f"{len(self.policies)} policies"
-                )
-            keep &= np.isin(first, wanted)
-        if last is not None:
-            if last < 1:
-                raise ValueError(f"last={last} must be at least 1")
-            keep &= np.isin(first, np.unique(first)[-last:])
-        if held_out is not None:
-            keep &= self.held_out == held_out
-        return take(self, chosen[keep[chosen]])
-
-    def merge(self, *others: Viewable) -> Trajectories:
-        """One set of trajectories; equal policies become one, schedules are kept apart.
-
-        Spaces and horizon must agree, except with what holds no episode and does not know them.
-        """
-        table = PolicyTable()
-        parts: list[Trajectories] = []
-        schedules: list[Schedule] = []
-        for other in (self, *others):
-            part = other.view()
-            numbers = [table.add(policy) for policy in part.policies]
-            renumbered, own = renumber(part, numbers, first_schedule=len(schedules))
-            parts.append(renumbered)
-            schedules += own
-        return dataclasses.replace(
-            join(parts), policies=tuple(table.policies), schedules=tuple(schedules)
-        )
-
-    def audit(self, tolerance: float = 1e-4) -> None:
-        """Recompute all probabilities from the policies and compare with the logged ones.
-
-        Args:
-            tolerance: Largest difference of the logs.
-
-        Raises:
-            PropensityMismatch: For the first step that differs by more.
-        """
-        found = np.empty(self.n_steps)
-        for k in np.unique(self.policy_ids):
-            rows = np.flatnonzero(self.policy_ids == k)
-            seen, chosen = batches.take(self.observations, rows), batches.take(self.actions, rows)
-            found[rows] = self.policies[k].log_prob(seen, chosen)
-        wrong = np.flatnonzero(~(np.abs(found - self.log_probs) <= tolerance))
-        if len(wrong):
-            row = int(wrong[0])
-            k, episode, step = self.policy_ids[row], self.episode_ids[row], self.steps[row]
-            raise PropensityMismatch(
-                f"episode {episode}, step {step}: the logged log-probability is "
-                f"{self.log_probs[row]:.6g}, but policy {k}, {self.policies[k]!r}, gives "
-                f"{found[row]:.6g} ({len(wrong):,} of {self.n_steps:,} steps differ by more than "
-                f"{tolerance:g}); register the policy that acts before it acts, and log the "
-                "probability of the action that was executed",
-                episode=int(episode),
-                step=int(step),
-            )
-
-    def save(self, path: blocks.PathLike) -> None:
-        """Write everything to a file, which replaces an older one only when it is complete."""
-        with blocks.replacing(path) as writer:
-            files.write_spaces(writer, self.observation_space, self.action_space, self.horizon)
-            for policy in self.policies:
-                files.write_policy(writer, policy)
-            for s, schedule in enumerate(self.schedules):
-                files.write_changes(
-                    writer, schedule.clocks, schedule.policies, mid_episode=True, schedule=s
-                )
-            if len(self):
-                files.write_episodes(writer, self)
 
     @classmethod
     def load(cls, path: blocks.PathLike, *, recover: bool = False) -> Trajectories:
-        """The trajectories of a file that `save` or a recorder wrote.
+        """Read the trajectories of a file that `save` or a recorder wrote.
 
         Args:
-            path: The file. If it ends inside its last block, the rest is read, with a warning.
+            path: The file. If it ends inside its last block, that block is dropped, with a warning.
             recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
         """
-        sections = read_layout(path, recover=recover, keep=True)
-        parts = [part for section in sections for part in read_chunks(section)]
+        parts = [
+            part
+            for section in read_layout(path, recover=recover, keep=True)
+            for part in read_chunks(section)
+        ]
         return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
 
 
@@ -267,7 +275,7 @@ def nothing(
     action_space: Space | None = None,
     horizon: int | None = None,
 ) -> Trajectories:
-    """Trajectories of no episode."""
+    """Return trajectories without an episode."""
     return Trajectories.from_arrays(
         spaces.empty(observation_space),
         spaces.empty(action_space),

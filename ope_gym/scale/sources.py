@@ -20,7 +20,8 @@ import numpy as np
 
 from ope_gym.arrays import IntArray, positive
 from ope_gym.data.blocks import PathLike
-from ope_gym.data.reader import FileSection, SeenFile, read_layout
+from ope_gym.data.reader import FileSection, read_layout
+from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
 from ope_gym.scale.census import Census, Described, Mixture, Part
 from ope_gym.scale.workers import Workers

@@ -9,9 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arrays import offsets_of
 from ope_gym.data import blocks, files, space_json
+from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.schema import Steps
+from ope_gym.data.checks import Steps
+from ope_gym.data.schema import Columns
 from wrappers.recording.finished import Finished
 
 PolicyChange: TypeAlias = tuple[int, int, bool]
@@ -35,20 +38,20 @@ class EpisodeFile:
         self._path = path
         self._buffer = buffer
         self._changes = changes
-        self._writer: blocks.BlockWriter | None = None
+        self._writer: BlockWriter | None = None
         self._queue: list[tuple[Finished, Steps, NDArray[np.int32]]] = []
 
     def add(self, finished: Finished, steps: Steps, policy_ids: NDArray[np.int32]) -> None:
         """Queue episodes for the next `write`, with their steps as the buffer keeps them."""
         self._queue.append((finished, steps, policy_ids))
 
-    def update(self) -> blocks.BlockWriter:
+    def update(self) -> BlockWriter:
         """Open the file if necessary, and append the policies and changes that it lacks."""
         buffer = self._buffer
         env = (buffer.observation_space, buffer.action_space, buffer.horizon)
         if self._writer is None:
             self._require_same_env()
-            self._writer = blocks.BlockWriter(self._path)
+            self._writer = BlockWriter(self._path)
         # Count by what the writer says it has: a call that failed, or that was interrupted after
         # its work was done, must not shift the numbers of the policies.
         writer, done = self._writer, self._writer.appended
@@ -87,27 +90,25 @@ class EpisodeFile:
 
     def _write_episodes(
         self,
-        writer: blocks.BlockWriter,
+        writer: BlockWriter,
         finished: Finished,
         steps: Steps,
         policy_ids: NDArray[np.int32],
     ) -> None:
-        by_episode = [
-            finished.lengths,
-            finished.terminated,
-            finished.truncated,
-            finished.held_out,
-            finished.start_clock,
-            np.zeros_like(finished.lengths),  # all follow schedule 0, the one of this recorder
-        ]
-        files.write_episodes(
-            writer,
+        episodes = Columns(
             **steps._asdict(),
             policy_ids=policy_ids,
-            episodes=np.array(by_episode, dtype=np.int64).T,
+            offsets=offsets_of(finished.lengths),
+            terminated=finished.terminated,
+            truncated=finished.truncated,
+            held_out=finished.held_out,
+            start_clock=finished.start_clock,
+            # all follow schedule 0, the one of this recorder
+            schedule_ids=np.zeros(len(finished.lengths), dtype=np.int32),
             observation_space=self._buffer.observation_space,
             action_space=self._buffer.action_space,
         )
+        files.write_episodes(writer, episodes)
 
     def close(self) -> None:
         """Release the file; may be called again."""

@@ -1,0 +1,267 @@
+"""Write files of blocks: crash-safe appending, and replacing a file as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.data.blocks import ALIGNMENT, BLOCK_MAGIC, HEADER, MAGIC, FileCut, PathLike, walk
+from ope_gym.data.spaces import NUMERIC_DTYPES
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
+
+
+class BlockWriter:
+    """Append blocks to a file; the operating system has each of them when `append` returns.
+
+    A new file is started, a good one continued, and the tail of a cut one removed first. The file
+    is locked against other writers for as long as it is open.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        appended: How many blocks of each kind this writer has written.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        self.appended: dict[str, int] = {}
+        self._last = 0  # checksum of the last block
+        self._torn = False  # whether a failed write may have left bytes behind the last block
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        # Unbuffered: after a failed write no bytes may be left behind for a later flush.
+        self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
+        try:
+            if not _lock(self._file):
+                raise RuntimeError(
+                    f"{self.path} is open in another writer; close that one or choose another file"
+                )
+            # A save may have put another file in this place after we opened ours and before we
+            # locked it; our blocks would go to a file without a name.
+            if sys.platform != "win32" and not os.path.samestat(
+                os.fstat(self._file.fileno()), os.stat(self.path)
+            ):
+                raise RuntimeError(
+                    f"{self.path} was replaced by another file while it was opened; open it again"
+                )
+            self._end = self._find_end()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _find_end(self) -> int:
+        """Return where the next block goes: behind the last whole block of the file."""
+        head = self._file.read(len(MAGIC))
+        if len(head) < len(MAGIC) and MAGIC.startswith(head):
+            self._file.seek(0)
+            _write_all(self._file, MAGIC)
+            return len(MAGIC)
+        self._file.seek(0)
+        end = os.fstat(self._file.fileno()).st_size
+        # A reader with a buffer of its own, as the writer's file has none.
+        with open(self._file.fileno(), "rb", closefd=False) as reader:
+            try:
+                for block in walk(reader, self.path, whole=2**20):
+                    self._last = block.checksum
+            except FileCut as cut:
+                warnings.warn(
+                    f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
+                    f"{cut.offset} on were removed",
+                    UserWarning,
+                    stacklevel=4,
+                )
+                end = cut.offset
+        self._file.truncate(end)
+        return end
+
+    def append(
+        self, kind: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write one block; after an error or an interrupt the file is as it was before.
+
+        Args:
+            kind: What the block is.
+            meta: Further JSON fields.
+            arrays: Named arrays of numbers or truth values.
+        """
+        if self._file.closed:
+            raise ValueError(f"the writer of {self.path} is closed")
+        entries, payload, length = _lay_out(arrays)
+        fields = {"kind": kind, "after": self._last, **meta, "arrays": entries}
+        text = _ENCODER.encode(fields).encode()
+        text += b" " * (-(self._end + HEADER.size + len(text)) % ALIGNMENT)
+        crc = zlib.crc32(text)
+        for part in payload:
+            crc = zlib.crc32(part, crc)
+        head = struct.pack("<IIQI", BLOCK_MAGIC, len(text), length, crc)
+        head_crc = zlib.crc32(head)
+        head += struct.pack("<I", head_crc)
+        parts = [head, text, *payload]
+        if length < _JOIN_BELOW:
+            parts = [b"".join(parts)]
+        end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
+        try:
+            if self._torn:  # an earlier write failed, and so did its clean-up
+                self._file.truncate(self._end)
+            self._file.seek(self._end)
+            self._torn = True
+            for part in parts:
+                _write_all(self._file, part)
+            # In one statement without a call, so that no interrupt can arrive between the parts:
+            # the block counts as written with all that follows from it, or not at all.
+            self._end, self._last, self._torn = end, head_crc, False
+            self.appended[kind] = count
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+                self._torn = False
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = os.fspath(self.path)
+            raise
+
+    def close(self) -> None:
+        """Bring everything to the disk and release the file; may be called again."""
+        if not self._file.closed:
+            try:
+                # Written blocks survive the death of the process, but not a power cut, until the
+                # system has them on the disk. Once, at the end: a sync for every block would
+                # take longer than most episodes.
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> BlockWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _lay_out(
+    arrays: Mapping[str, NDArray[Any]],
+) -> tuple[dict[str, Any], list[bytes | memoryview], int]:
+    """Return the JSON entries of arrays, the pieces of the payload, and its length."""
+    entries: dict[str, Any] = {}
+    pieces: list[bytes | memoryview] = []
+    length = 0
+    for name, value in arrays.items():
+        array = np.asarray(value, order="C")
+        dtype = array.dtype.newbyteorder("<")
+        if dtype.str not in NUMERIC_DTYPES:
+            raise TypeError(f"array {name!r} has dtype {array.dtype}, which a file cannot hold")
+        padding = -length % ALIGNMENT
+        entries[name] = {
+            "dtype": dtype.str,
+            "shape": list(array.shape),
+            "offset": length + padding,
+        }
+        data = array.astype(dtype, copy=False).reshape(-1).view(np.uint8)
+        pieces += [bytes(padding), data.data]
+        length += padding + array.nbytes
+    return entries, pieces, length
+
+
+def _write_all(file: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):  # a raw write may take only a part
+        view = view[file.write(view) :]
+
+
+def _lock(file: Any) -> bool:
+    """Lock the file and return True, also where there are no locks; False if another has it."""
+    try:
+        if sys.platform == "win32":
+            file.seek(2**62)  # far behind all data: readers must not meet the lock
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            finally:
+                file.seek(0)
+        else:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass  # e.g. a network file system without locks
+    return True
+
+
+def _put(temporary: Path, target: Path) -> bool:
+    """Give a new file its name; return False if a recorder or another save took it meanwhile."""
+    try:
+        # a link, unlike a rename, never replaces a file that is there
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        os.replace(temporary, target)
+    else:
+        temporary.unlink()
+    return True
+
+
+def _replace(temporary: Path, target: Path, path: PathLike) -> None:
+    """Put a new file in the place of an old one, or raise if a recorder is writing to that."""
+    with contextlib.ExitStack() as held:
+        shutil.copymode(target, temporary)
+        if sys.platform != "win32":
+            with contextlib.suppress(PermissionError):
+                old = held.enter_context(open(target, "rb"))
+                if not _lock(old):
+                    raise RuntimeError(
+                        f"cannot save {path}: a recorder is writing to it, and its later "
+                        "episodes would be lost; close it or save to another file"
+                    )
+        # Under the lock of the old file: a recorder that opens it now is refused, instead of
+        # writing to a file that is about to lose its name.
+        os.replace(temporary, target)
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[BlockWriter]:
+    """Give a writer of a new file, which takes the place of `path` at the end, if all went well.
+
+    The new file is complete and on the disk before it gets its name: whoever opens `path`, at any
+    time and after any crash, finds the old file or the new one.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with BlockWriter(temporary) as writer:
+            yield writer
+        if target.exists() or not _put(temporary, target):
+            _replace(temporary, target, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = f"cannot save, {os.strerror(error.errno)}; what was there is as it was"
+            raise OSError(error.errno, reason, os.fspath(path)) from error
+        raise
+    if sys.platform != "win32":  # a name is on the disk when its folder is
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
