@@ -8,9 +8,8 @@ taken from another file) and forged (contents changed, checksums made right agai
 - Damage gives a `DamagedFileError`, or the data of the first whole blocks of some original, to the
   last bit: never other numbers.
 - A forgery, which no checksum can tell, gives a `DamagedFileError` or columns that fit together.
-- Read as a shard, in stretches or in whole blocks, a file gives the same episodes, to the last bit,
-  where `Trajectories.load` gives some, and an error where it gives an error. (Policies that change
-  during episodes are refused there.)
+- Read in chunks, cut from blocks or of whole blocks, a file gives the same episodes, to the last
+  bit, where `Trajectories.load` gives some, and an error where it gives an error.
 - No load imports, compiles or runs anything, writes or starts anything (seen by an audit hook),
   takes long, or needs much memory (a limit of the process; only on POSIX).
 - The processes that load do not crash.
@@ -34,7 +33,7 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -51,12 +50,9 @@ from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
 from ope_gym.data.reader import read_layout
-from ope_gym.data.schedules import PolicyTable
 from ope_gym.data.schema import BY_EPISODE, BY_STEP, join
-from ope_gym.data.trajectories import Trajectories, nothing
+from ope_gym.data.trajectories import Trajectories, nothing, read_chunks
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
-from ope_gym.scale.sources import survey
-from ope_gym.scale.workers import Workers
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -535,11 +531,11 @@ def fits_together(found: Trajectories) -> bool:
     )
 
 
-Read = Callable[[], Trajectories | None]
+Read = Callable[[], Trajectories]
 
 
 def attempt(read: Read, watch: Watch) -> tuple[str, Trajectories | None]:
-    """What came of reading: "error", "data", "refused", or what is wrong with it; and the data."""
+    """What came of reading: "error", "data", or what is wrong with it; and the data."""
     try:
         with alarm(), watch() as seen, warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -551,7 +547,7 @@ def attempt(read: Read, watch: Watch) -> tuple[str, Trajectories | None]:
         return f"RAISED {error!r}"[:300], None
     if seen:
         return f"FORBIDDEN {seen}", None
-    return ("data" if found is not None else "refused"), found
+    return "data", found
 
 
 def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch) -> Any:
@@ -572,53 +568,31 @@ def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch)
     return ("data" if fits_together(found) else f"DOES NOT FIT {found!r}"), found
 
 
-class Plain(Workers):
-    """Leaves threads as they are: to limit them, libraries are opened, and the watch sees it."""
-
-    def in_order(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results, one after the other."""
-        return map(function, items)
-
-
-def read_shard(path: Path, steps: int) -> Trajectories | None:
-    """The episodes of a file, so many steps at a time; None if it is refused as a shard."""
-    sections = read_layout(path)
-    if any(section.clocked for section in sections):
-        return None
-    empty = [
-        nothing(section.observation_space, section.action_space, section.horizon)
-        for section in sections
-    ] or [nothing()]
-    if not any(len(section) for section in sections):
-        policies = [policy for section in sections for policy in section.policies]
-        return dataclasses.replace(join(empty), policies=tuple(PolicyTable(policies).policies))
-    found = survey(path, "all", steps, Plain())
-    chunks = [
-        found.mixture.renumbered(piece.part, chunk)
-        for task in found.tasks
-        for piece in task.pieces
-        for chunk in piece.chunks(found.steps, found.mixture)
-    ]
-    return dataclasses.replace(join(empty + chunks), policies=found.mixture.policies)
+def read_in_chunks(path: Path, steps: int) -> Trajectories:
+    """The episodes of a file, so many steps at a time, put together."""
+    parts = []
+    for section in read_layout(path):
+        none = nothing(section.observation_space, section.action_space, section.horizon)
+        joined = join([none, *read_chunks(section, steps)])
+        parts.append(
+            dataclasses.replace(joined, policies=section.policies, schedules=section.schedules)
+        )
+    return parts[0].merge(*parts[1:]) if len(parts) > 1 else [*parts, nothing()][0]
 
 
 def compared(path: Path, came: str, found: Trajectories | None, steps: int, watch: Watch) -> str:
-    """What came of the file as a shard, beside what came of `Trajectories.load`."""
-    came_too, as_shard = attempt(lambda: read_shard(path, steps), watch)
-    if came_too == "refused":
-        changing = found is None or bool((found.schedule_ids >= 0).any())
-        return came_too if changing else "REFUSED without a reason"
-    if came_too not in ("error", "data"):
-        return f"SHARD {came_too}"
+    """What came of the file read in chunks, beside what came of `Trajectories.load`."""
+    came_too, in_chunks = attempt(lambda: read_in_chunks(path, steps), watch)
+    if came_too not in GOOD:
+        return f"IN CHUNKS {came_too}"
     if came_too != came:
-        return f"DOORS DIFFER: load {came}, shard {came_too}"
-    if found is None or as_shard is None:
+        return f"DOORS DIFFER: load {came}, in chunks {came_too}"
+    if found is None or in_chunks is None or digest(found) == digest(in_chunks):
         return came_too
-    whole = dataclasses.replace(found.merge(), schedules=())
-    return came_too if digest(whole) == digest(as_shard) else f"DOORS DIFFER: {as_shard!r}"
+    return f"DOORS DIFFER: {in_chunks!r}"
 
 
-GOOD = ("error", "data", "refused")
+GOOD = ("error", "data")
 Findings = dict[str, tuple[str, bytes]]
 
 
@@ -650,7 +624,7 @@ def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Coun
             if i % 3 and came in GOOD:
                 whole, steps = ((0, 1), (0, 10), (1 << 24, 1), (1 << 24, 1000))[rng.integers(4)]
                 with mock.patch.object(reader, "_WHOLE", whole):
-                    results[" as a shard"] = compared(path, came, found, steps, watch)
+                    results[" in chunks"] = compared(path, came, found, steps, watch)
             for door, result in results.items():
                 counts[f"{kind}{door}: {result if result in GOOD else 'FOUND'}"] += 1
                 if result not in GOOD:
@@ -700,13 +674,13 @@ def main() -> None:
         print(f"{what:<50}{count:>9,}")
     totals: collections.Counter[str] = collections.Counter()
     for what, count in counts.items():
-        door = "as a shard" if "as a shard" in what else "load"
+        door = "in chunks" if "in chunks" in what else "load"
         totals[f"{door}: {what.rpartition(': ')[2]}"] += count
     print(*(f"{what:<50}{count:>9,}" for what, count in sorted(totals.items())), sep="\n")
     seconds = time.perf_counter() - start
     print(
         f"{sum(n for what, n in totals.items() if what.startswith('load')):,} loads and "
-        f"{sum(n for what, n in totals.items() if what.startswith('as')):,} readings as a shard in "
+        f"{sum(n for what, n in totals.items() if what.startswith('in')):,} readings in chunks in "
         f"{seconds:.0f} s, {len(findings)} kinds of finding"
     )
     for number, (what, (says, data)) in enumerate(findings.items()):

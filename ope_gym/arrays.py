@@ -1,4 +1,4 @@
-"""Arrays of ragged episodes: their types, the checks at the doors, and small helpers."""
+"""Arrays of ragged episodes: their types, checks where they enter, and small helpers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG_PROB_TOLERANCE = 1e-9  # how far above 0 the log of a probability may round
 
 
 def positive(value: object) -> int:
-    """A whole number above 0, or 0 for anything else."""
+    """Return a whole number above 0 as it is, and 0 for anything else."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return max(int(value), 0)
     return 0
@@ -27,7 +27,7 @@ def finite(value: float) -> float | None:
 
 
 def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
-    """Offsets (n + 1,) that cut `steps` rows into non-empty trajectories."""
+    """Return offsets (n + 1,), or raise if they do not cut `steps` rows into episodes."""
     array = np.asarray(offsets)
     if array.ndim == 1 and array.size < 2:
         raise ValueError("offsets has no trajectory: record at least one episode first")
@@ -53,7 +53,7 @@ def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
 
 
 def as_floats(values: ArrayLike, name: str) -> FloatArray:
-    """A float64 array; copied only if it is none yet."""
+    """Return a float64 array; copy only if it has another dtype."""
     try:
         return np.asarray(values).astype(np.float64, casting="same_kind", copy=False)
     except (TypeError, ValueError) as error:
@@ -71,7 +71,7 @@ def as_integers(values: ArrayLike, name: str, dtype: Any = np.int64) -> NDArray[
 
 
 def check_column(values: ArrayLike, name: str, steps: int | None = None) -> FloatArray:
-    """A float64 column (S,)."""
+    """Return a float64 column (S,), or raise if it has another shape."""
     array = np.ascontiguousarray(as_floats(values, name))
     if array.ndim != 1 or (steps is not None and array.size != steps):
         expected = "(S,)" if steps is None else f"({steps},), one entry a step"
@@ -80,7 +80,7 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
 
 
 def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 0) -> None:
-    """No NaN and no infinity; `first` is the number of the first episode."""
+    """Raise if a value is NaN or infinite; `first` is the number of the first episode."""
     from ope_gym import kernels
 
     largest = np.finfo(np.float64).max
@@ -96,7 +96,7 @@ def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 
 def check_log_probs(
     values: FloatArray, name: str, offsets: IntArray, density: bool, first: int = 0
 ) -> None:
-    """Not NaN, not +inf, and at most 0 unless they are densities; -inf is allowed."""
+    """Raise if a value is NaN, +inf, or above 0 without being a density; -inf is allowed."""
     from ope_gym import kernels
 
     limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
@@ -154,7 +154,7 @@ def annuity(gamma: float, horizon: int) -> FloatArray:
 
 
 def place(row: int, offsets: IntArray) -> tuple[int, int]:
-    """Episode and step of a row."""
+    """Return episode and step of a row."""
     episode = int(np.searchsorted(offsets, row, side="right")) - 1
     return episode, row - int(offsets[episode])
 
@@ -178,7 +178,7 @@ def folds_within(groups: IntArray, folds: int, first: IntArray | None = None) ->
 
 
 def bad_log_prob(name: str, value: float, episode: int, step: int, whose: str = "") -> ValueError:
-    """The error for a log-probability that cannot be one."""
+    """Return the error for a value that cannot be a log-probability."""
     if value > 0:
         remedy = "the log of a probability is at most 0; densities of continuous actions need "
         remedy += "density=True, or a continuous action_space"

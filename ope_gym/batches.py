@@ -19,7 +19,7 @@ __all__ = ["Tree", "concatenate", "freeze", "leaves", "length", "map_leaves", "t
 
 
 def leaves(tree: Tree) -> list[NDArray[Any]]:
-    """The arrays of a batch, tuples in order and dicts by sorted key.
+    """Return the arrays of a batch, tuples in order and dicts by sorted key.
 
     >>> [leaf.tolist() for leaf in leaves({"b": np.arange(2), "a": (np.ones(2), np.zeros(2))})]
     [[1.0, 1.0], [0.0, 0.0], [0, 1]]
@@ -32,7 +32,7 @@ def leaves(tree: Tree) -> list[NDArray[Any]]:
 
 
 def map_leaves(fn: Callable[[NDArray[Any]], Any], tree: Tree) -> Tree:
-    """The same nest with `fn` applied to every array."""
+    """Apply `fn` to every array, and return the same nest."""
     if isinstance(tree, tuple):
         return tuple(map_leaves(fn, branch) for branch in tree)
     if isinstance(tree, dict):
@@ -41,7 +41,7 @@ def map_leaves(fn: Callable[[NDArray[Any]], Any], tree: Tree) -> Tree:
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """One batch with the rows of all, in order; the nests must have the same structure.
+    """Join the rows of all batches, in order; the nests must have the same structure.
 
     >>> concatenate([(np.array([1]), np.array([2])), (np.array([3]), np.array([4]))])
     (array([1, 3]), array([2, 4]))
@@ -60,12 +60,12 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 
 def take(tree: Tree, rows: slice | NDArray[Any]) -> Tree:
-    """The chosen rows of every array: a view for a slice, a copy for indices or a mask."""
+    """Take the chosen rows of every array: a view for a slice, a copy for indices or a mask."""
     return map_leaves(lambda leaf: leaf[rows], tree)
 
 
 def length(tree: Tree) -> int:
-    """The number of rows, which all arrays of a batch share."""
+    """Return the number of rows, which all arrays of a batch share."""
     found = leaves(tree)
     if not found:
         raise ValueError(f"the batch {tree!r} holds no array, so its number of rows is unknown")
@@ -78,7 +78,7 @@ def length(tree: Tree) -> int:
 
 
 def freeze(tree: Tree) -> Tree:
-    """A copy of the batch as read-only arrays (the elements of object arrays are copied too)."""
+    """Copy a batch into read-only arrays (elements of object arrays are copied, too)."""
     return map_leaves(_frozen_copy, tree)
 
 

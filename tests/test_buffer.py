@@ -244,12 +244,12 @@ def test_a_buffer_answers_what_its_trajectories_answer() -> None:
     for n in (1, 3):
         steps = np.zeros((n, 2)), np.zeros(n, dtype=int), np.ones(n), np.full(n, -0.7)
         buffer.append(*steps, k, terminated=True, held_out=n == 3)
-    assert_array_equal(buffer.returns(), [1, 3])
-    assert_array_equal(buffer.returns(gamma=0.5), [1, 1.75])
-    assert_array_equal(buffer.lengths, [1, 3])
-    assert_array_equal(buffer.held_out, [False, True])
+    assert buffer.returns().tolist() == [1, 3]
+    assert buffer.returns(gamma=0.5).tolist() == [1, 1.75]
+    assert buffer.lengths.tolist() == [1, 3]
+    assert buffer.held_out.tolist() == [False, True]
     assert (len(buffer), buffer.n_steps, buffer.has_propensities) == (2, 4, True)
-    assert_array_equal(buffer.select(held_out=True).returns(), [3])
+    assert buffer.select(held_out=True).returns().tolist() == [3]
     assert len(buffer.merge(buffer)) == 4
 
 
@@ -557,7 +557,7 @@ def test_policies_that_disagree_with_the_changes(changes: dict[str, Any], messag
 
 def test_changes_come_in_order_and_before_their_episodes() -> None:
     buffer = small_buffer(3)
-    with pytest.raises(ValueError, match=r"which acted before is not known.*change_policy"):
+    with pytest.raises(ValueError, match=r"the policy that acted before is unknown.*change_policy"):
         buffer.change_policy(0, 3, mid_episode=True)
     with pytest.raises(ValueError, match="policy_ids is 3"):
         buffer.change_policy(3, 0, mid_episode=False)
@@ -567,7 +567,7 @@ def test_changes_come_in_order_and_before_their_episodes() -> None:
     with pytest.raises(ValueError, match="clock=1 is before the last change of policy, at clock 2"):
         buffer.change_policy(1, 1, mid_episode=False)
     buffer.append(**episode(3, start_clock=2))
-    with pytest.raises(ValueError, match="steps up to clock 4 is here already"):
+    with pytest.raises(ValueError, match="already has an episode with steps up to clock 4"):
         buffer.change_policy(1, 4, mid_episode=True)
     assert buffer.view().schedules == ()
     buffer.change_policy(0, 5, mid_episode=True)  # no change: the loop stays as it is

@@ -31,6 +31,7 @@ from ope_gym.data import files as episode_blocks
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
 from tests.scripted_envs import ScriptedEnv, script
@@ -52,13 +53,11 @@ def load(path: Path) -> Trajectories:
         return Trajectories.load(path)
 
 
-def read_shard(path: Path, steps: int = 3) -> Trajectories:
-    """The same by the other door, as `evaluate_shards` reads a file."""
+def read_in_chunks(path: Path, steps: int = 3) -> Trajectories:
+    """The same as files larger than memory are read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
-        found = fuzz.read_shard(path, steps)
-    assert found is not None
-    return found
+        return fuzz.read_in_chunks(path, steps)
 
 
 def recorder(path: Path | None) -> wrappers.RecordTrajectories:
@@ -611,9 +610,8 @@ def test_cut_at_every_byte_of_the_last_block(
                 assert len(section) == len(section.lengths) == 4
                 assert f"{size - last} bytes from byte {last} on" in str(caught.pop().message)
     assert not caught
-    if kind != "schedules":  # which is refused as a shard
-        path.write_bytes(data[:-1])
-        assert fuzz.digest(read_shard(path)) == before
+    path.write_bytes(data[:-1])
+    assert fuzz.digest(read_in_chunks(path)) == before
     path.write_bytes(data)
     assert fuzz.digest(Trajectories.load(path)) != before
 
@@ -635,7 +633,7 @@ def test_blocks_keep_their_order_and_their_file(tmp_path: Path, files: dict[str,
         with pytest.raises(DamagedFileError, match="does not follow"):
             Trajectories.load(path)
         with pytest.raises(DamagedFileError, match="does not follow"):
-            read_shard(path)
+            read_in_chunks(path)
         with pytest.warns(UserWarning, match="recovered"):
             assert len(Trajectories.load(path, recover=True)) == readable
         with pytest.raises(DamagedFileError, match="does not follow"):
@@ -652,7 +650,7 @@ def test_a_file_whose_blocks_do_not_say_what_they_follow(
         data += fuzz.raw_block(len(data), meta, payload)[0]
     assert b'"after"' not in data
     path.write_bytes(data)
-    assert len(Trajectories.load(path)) == len(read_shard(path)) == 5
+    assert len(Trajectories.load(path)) == len(read_in_chunks(path)) == 5
     with BlockWriter(path) as writer:
         episode_blocks.write_policy(writer, SIGMOID)
         episode_blocks.write_policy(writer, Uniform(3))
@@ -668,7 +666,7 @@ def test_fuzzed_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [0, 1 << 24])
-@pytest.mark.parametrize("kind", ["discrete", "dict", "objects", "torch", "plain"])
+@pytest.mark.parametrize("kind", ["discrete", "dict", "objects", "torch", "schedules", "plain"])
 def test_both_doors_give_the_same(
     tmp_path: Path, files: dict[str, bytes], kind: str, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -676,7 +674,30 @@ def test_both_doors_give_the_same(
     path = tmp_path / "run"
     path.write_bytes(files[kind])
     for steps in (1, 3, 1000):
-        assert fuzz.digest(read_shard(path, steps)) == fuzz.digest(Trajectories.load(path))
+        assert fuzz.digest(read_in_chunks(path, steps)) == fuzz.digest(Trajectories.load(path))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "schedules", "plain"])
+def test_the_layout_of_a_file_tells_its_episodes_without_their_contents(
+    tmp_path: Path, files: dict[str, bytes], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(files[kind])
+    found = Trajectories.load(path)
+    monkeypatch.setattr(episode_blocks, "parse_episodes", lambda *_: pytest.fail("were read"))
+    sections = reader.read_layout(path)
+    first = found.policy_ids[found.offsets[:-1]]
+    for name, expected in {"first_policies": first, "schedule_ids": found.schedule_ids}.items():
+        if len(sections) == 1:
+            assert_array_equal(getattr(sections[0], name), expected)
+    for name in ("lengths", "held_out", "start_clock"):
+        parts = [getattr(section, name) for section in sections]
+        assert_array_equal(np.concatenate(parts), getattr(found, name))
+    assert any(section.clocked for section in sections) == (kind == "schedules")
+    if kind == "schedules":
+        assert [section.schedule_ids.tolist() for section in sections] == [[0, 0], [0, 0]]
+        assert [section.start_clock.tolist() for section in sections] == [[0, 4], [0, 4]]
+        assert [section.schedules for section in sections] == [(Schedule([0, 3], [0, 1]),)] * 2
 
 
 def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:
@@ -730,7 +751,7 @@ def test_both_doors_refuse_the_same(
 ) -> None:
     path = tmp_path / "run"
     path.write_bytes(forged(files["plain"], change))
-    for door in (Trajectories.load, read_shard):
+    for door in (Trajectories.load, read_in_chunks):
         for whole in (0, 1 << 24):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(reader, "_WHOLE", whole)
@@ -747,12 +768,12 @@ def test_both_doors_want_blocks_and_sections_alike(tmp_path: Path, files: dict[s
     other["observations"] = "rewards"
     empty = {**blocks[0][0], "horizon": 7}
     for more, words in (
-        ([(other, payload)], "batch 1 is an array but batch 0 is a dict"),
+        ([(other, payload)], "observations differ in structure"),
         ([*blocks[:-1], (other, payload)], "observations differ in structure"),
         ([(empty, b""), *blocks[1:]], "horizon differs: None and 7"),
     ):
         path.write_bytes(fuzz.put_together([*blocks, *more]))
-        for door in (Trajectories.load, read_shard):
+        for door in (Trajectories.load, read_in_chunks):
             with pytest.raises(DamagedFileError, match=words):
                 door(path)
 

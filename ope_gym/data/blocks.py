@@ -5,8 +5,8 @@ of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of 
 JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
 the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
 arrays, each at a multiple of 64. The JSON also names, as `after`, the CRC of the header before, so
-that a block which is missing, doubled or of another file is found out. There is no pickle: opening
-a file runs nobody's code.
+that a missing, doubled or foreign block is noticed. There is no pickle: opening a file runs no
+code. This module reads blocks, `block_writer` writes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"OPEGYM\x00\x01"
 ALIGNMENT = 64
 BLOCK_MAGIC = 0x4B4C424F
 HEADER = struct.Struct("<IIQII")
-# What JSON of the wrong shape raises in code that takes it apart.
+# Errors of code that takes JSON of the wrong shape apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 KEEP_THE_REST = "keep them by Trajectories.load(path, recover=True).save(new_path)"
 _PIECE = 2**20  # bytes of a payload that are checked at once
@@ -40,7 +40,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class DamagedFileError(ValueError):
-    """A file that is not what ope_gym wrote; `offset` is the byte where the damage begins."""
+    """Raised for a file that ope_gym did not write so; the damage begins at byte `offset`."""
 
     def __init__(self, path: PathLike, offset: int, reason: str, remedy: str) -> None:
         super().__init__(f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}")
@@ -122,7 +122,7 @@ class Block:
 
 
 class FileCut(Exception):
-    """The file ends inside the block that begins at `offset`."""
+    """Raised where a file ends inside the block that begins at `offset`."""
 
     def __init__(self, offset: int, dropped: int) -> None:
         super().__init__(f"the file ends inside its last block, at byte {offset}")
@@ -248,7 +248,7 @@ def read_block(
 
 
 class _Frame(NamedTuple):
-    """The JSON of a block as it stands, where the payload lies, CRC of both, CRC of the header."""
+    """The JSON text of a block, where its payload lies, CRC of both, CRC of the header."""
 
     text: bytes
     start: int

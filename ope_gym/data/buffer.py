@@ -31,15 +31,19 @@ from ope_gym.policies.closed_form import Policy
 
 __all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
 
-_SMALL_ROWS, _SMALL_PARTS = 4_096, 256  # so many parts of so few rows are put together
-_OWN = 0  # inside the buffer, schedule 0 is that of its own loop; extended ones follow
+# An object for every part costs more memory than a few rows: 256 parts in a row that have fewer
+# than 4,096 rows each are joined.
+_SMALL_ROWS, _SMALL_PARTS = 4_096, 256
+# Inside the buffer, schedule 0 is that of its own loop, and those that `extend` brought follow.
+_OWN = 0
 
 
 class TrajectoryBuffer(Viewable):
-    """Finished episodes of a training loop, with the policies that acted.
+    """Collect the finished episodes of a training loop, with the policies that acted.
 
-    Appending keeps the arrays as they are; `view` puts them together, once for all episodes that
-    came since the last time.
+    Appending keeps the arrays as they are; `view` joins them, once for all episodes that came since
+    the last call. Beside what is listed here, a buffer has the methods of `Trajectories`:
+    `returns`, `select`, `merge`, `audit` and `save`.
 
     >>> from ope_gym.policies.closed_form import Uniform
     >>> buffer = TrajectoryBuffer()
@@ -68,25 +72,25 @@ class TrajectoryBuffer(Viewable):
         self._discrete = spaces.is_discrete(action_space)
         self._policies = PolicyTable()
         self._changes = ChangeTable()
-        self._foreign: list[Schedule] = []  # of trajectories that `extend` brought
-        self._parts: list[Trajectories] = []  # put together, schedules numbered as said above
+        self._foreign: list[Schedule] = []  # schedules of trajectories that `extend` brought
+        self._parts: list[Trajectories] = []  # joined episodes, schedules numbered as at _OWN
         self._small = 0  # how many of the last parts have few rows
         self._loose: list[dict[str, Any]] = []  # later episodes: one value or batch for each column
         self._n = 0
-        self._signature: Any = None  # of observations and actions without a space
-        self._latest = 0  # no step so far was taken at this clock or later
+        self._signature: Any = None  # structure of observations and actions without a space
+        self._latest = 0  # all steps so far were taken before this clock
         self._view: Trajectories | None = None
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The policies, by number."""
+        """Policies by number."""
         return tuple(self._policies.policies)
 
     def add_policy(self, policy: Policy) -> int:
-        """The number of a policy; an equal one has the same.
+        """Register a policy and return its number; equal policies have the same number.
 
         Args:
-            policy: A frozen snapshot: what it says about a state must not change later.
+            policy: A frozen snapshot: its probabilities must not change later.
         """
         self._view = None
         return self._policies.add(policy)
@@ -94,25 +98,25 @@ class TrajectoryBuffer(Viewable):
     def change_policy(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
         """Record that from step `clock` of the loop on `policy_id` acts.
 
-        The first change inside an episode makes the behaviour of all episodes with a start clock
-        the schedule: the policies they would have followed had they lasted.
+        After the first change inside an episode, the behaviour policy of every episode with a
+        start clock is the schedule: the policies it would have followed had it lasted.
 
         Args:
-            policy_id: What `add_policy` returned.
-            clock: Number of the first step it takes, counted like `start_clock`.
+            policy_id: The number that `add_policy` returned.
+            clock: Number of the first step that it takes, counted like `start_clock`.
             mid_episode: Whether an episode is under way.
         """
         clock = _as_clock(clock, "clock")
         check_policy_ids(policy_id, 1, len(self.policies), lambda row: "change_policy")
         if clock < self._latest and self._changes.policies[-1:] != [policy_id]:
             raise ValueError(
-                f"clock={clock}: an episode with steps up to clock {self._latest - 1} is here "
-                "already; record a change before the episodes that follow it"
+                f"clock={clock}: the buffer already has an episode with steps up to clock "
+                f"{self._latest - 1}; record a change before the episodes that follow it"
             )
         if mid_episode and not self._changes.clocks:
             raise ValueError(
-                f"clock={clock}: the policy changes inside an episode, but which acted before is "
-                "not known; call change_policy for the first policy, too, before it acts"
+                f"clock={clock}: the policy changes inside an episode, but the policy that acted "
+                "before is unknown; call change_policy for the first policy, too, before it acts"
             )
         self._changes.change(int(policy_id), clock, mid_episode=mid_episode)
         self._view = None
@@ -133,13 +137,13 @@ class TrajectoryBuffer(Viewable):
         """Add a finished episode of T steps and return its index; an invalid one changes nothing.
 
         Args:
-            observations: Batch of T rows, what the policy saw; copied.
-            actions: Batch of T rows, what it chose.
+            observations: Batch of T rows that the policy saw; copied.
+            actions: Batch of T rows that it chose.
             rewards: (T,).
             log_probs: (T,) natural log of the probability (density) of each action.
             policy_ids: The policy that acted, or (T,) of them.
             terminated: Whether the environment ended the episode.
-            truncated: Whether it was cut, as by a time limit.
+            truncated: Whether it was cut, for example by a time limit.
             held_out: Whether the learner will never train on it.
             start_clock: Step of the loop at which it began; needed where policies change inside
                 episodes.
@@ -167,7 +171,7 @@ class TrajectoryBuffer(Viewable):
         signature = self._check_signature(
             steps, where(None), self.observation_space, self.action_space
         )
-        # what came before the first change known was not heading for any
+        # without a recorded change there is no schedule that the episode could follow
         slot = _OWN if clock >= 0 and self._changes.clocks else -1
         episode = {
             **steps._asdict(),
@@ -202,10 +206,10 @@ class TrajectoryBuffer(Viewable):
         start_clock: ArrayLike = -1,
         copy: bool = True,
     ) -> Steps:
-        """Add finished episodes as `append` would one by one, only faster; all of them or none.
+        """Add finished episodes at once, faster than one by one; all of them or none.
 
         Args:
-            observations: Batch of S rows, those of the first episode first.
+            observations: Batch of S rows, one episode after the other.
             actions: Batch of S rows.
             rewards: (S,).
             log_probs: (S,).
@@ -278,7 +282,7 @@ class TrajectoryBuffer(Viewable):
         # everything is checked: from here on nothing can fail
         self._flush()
         self._signature = signature
-        for column in steps:  # `view` freezes the others, which nobody else has
+        for column in steps:  # the caller has these arrays, too; `view` freezes the others
             for leaf in batches.leaves(column):
                 leaf.setflags(write=False)
         self._parts.append(part)
@@ -292,7 +296,7 @@ class TrajectoryBuffer(Viewable):
         return steps
 
     def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
-        """The first episode that `append` would refuse, if there is one."""
+        """Return the first episode that `append` would refuse, or None."""
         clocks, changes = part.start_clock, self._changes
         good = (part.terminated | part.truncated) & (clocks >= -1)
         if self.horizon is not None:
@@ -314,7 +318,7 @@ class TrajectoryBuffer(Viewable):
         return int(np.searchsorted(part.offsets, np.argmax(wrong), side="right")) - 1
 
     def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
-        """The policies that acted must be those of the recorded changes."""
+        """Raise if a policy acted that the recorded changes do not name."""
         scheduled = clock >= 0 and bool(self._changes.clocks)
         expected: Any = ids[0]
         if scheduled:
@@ -339,7 +343,7 @@ class TrajectoryBuffer(Viewable):
     def _check_signature(
         self, steps: Steps, name: str, observation_space: Space | None, action_space: Space | None
     ) -> Any:
-        """Without a space the first episode says what observations and actions are."""
+        """Return the structure of the batches; without a space, all must be like the first."""
         if observation_space is not None and action_space is not None:
             return None
         found = (spaces.signature(steps.observations), spaces.signature(steps.actions))
@@ -351,9 +355,10 @@ class TrajectoryBuffer(Viewable):
         return found
 
     def extend(self, trajectories: Trajectories | TrajectoryBuffer) -> None:
-        """Add the episodes of others, with their policies and schedules.
+        """Add recorded episodes, with their policies and schedules.
 
-        Spaces and horizon must be the buffer's; an empty buffer that knows none takes theirs.
+        Spaces and horizon must be those of the buffer; an empty buffer that knows none takes them
+        over.
         """
         other = trajectories.view()
         agreed = agree([self, other])
@@ -379,7 +384,7 @@ class TrajectoryBuffer(Viewable):
         self._view = None
 
     def view(self) -> Trajectories:
-        """Everything recorded so far, as read-only columns."""
+        """Return everything recorded so far, as read-only columns."""
         if self._view is None:
             self._flush()
             self._parts, self._small = [join([self._nothing(), *self._parts])], 0
@@ -388,7 +393,7 @@ class TrajectoryBuffer(Viewable):
                 schedules = (self._changes.schedule(), *schedules)
                 early = self._parts[0].start_clock < self._changes.clocked_from
                 ids = np.where((ids == _OWN) & early, np.int32(-1), ids)
-            else:  # own episodes need no schedule: their policy does not change inside them
+            else:  # own episodes need no schedule: their policy never changes inside them
                 ids = np.maximum(ids - 1, -1)
             self._view = freeze(
                 dataclasses.replace(
@@ -401,7 +406,7 @@ class TrajectoryBuffer(Viewable):
         return nothing(self.observation_space, self.action_space, self.horizon)
 
     def _flush(self) -> None:
-        """Put the episodes appended one by one together, as a part."""
+        """Join the episodes that were appended one by one into a part."""
         if not self._loose:
             return
         columns: dict[str, Any] = {}

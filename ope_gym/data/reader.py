@@ -371,10 +371,10 @@ class _Draft:
             raise ValueError("unknown kind; a newer version of ope_gym may know it")
 
     def _check_alike(self, name: str, block: Block) -> None:
-        """Raise if a batch has another structure or shape than those of the blocks before."""
+        """Raise if a batch without a space is not like those of the blocks before."""
         none = {key: np.empty((0, *x.shape[1:]), x.dtype) for key, x in block.entries.items()}
         rows = files.unpack(block.meta[name], None, none)
-        self.rows[name] = batches.concatenate([self.rows.get(name, rows), rows])
+        check_alike(name, [self.rows.setdefault(name, rows), rows])
 
     def finalise(self, file: SeenFile, last: int, *, keep: bool) -> FileSection:
         """Return the section; ValueError says which policies or changes cannot be."""

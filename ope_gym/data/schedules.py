@@ -1,4 +1,4 @@
-"""Which policy acts when, and the numbers of policies."""
+"""Schedules, which say what policy acts when, and the numbers of policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ope_gym.policies.base import Policy
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Which policy acts when: `policies[j]` from step `clocks[j]` of the loop on.
+    """Say which policy acts when: `policies[j]` from step `clocks[j]` of the loop on.
 
     >>> Schedule([0, 100], [0, 1]).policy_at(np.array([0, 99, 100]))
     array([0, 0, 1], dtype=int32)
@@ -38,7 +38,7 @@ class Schedule:
         object.__setattr__(self, "policies", policies)
 
     def policy_at(self, clocks: ArrayLike) -> NDArray[np.int32]:
-        """The policy that acts at each clock; -1 before the first."""
+        """Return the policy that acts at each clock; -1 before the first."""
         found = np.searchsorted(self.clocks, clocks, side="right") - 1
         return np.where(found < 0, np.int32(-1), self.policies[found])
 
@@ -64,11 +64,12 @@ def check_schedules(schedules: Sequence[Schedule], n_policies: int) -> None:
 
 
 class ChangeTable:
-    """The changes of policy of one loop, as they happen.
+    """Collect the changes of policy of one loop, as they happen.
 
-    A loop that changes policies between episodes waits for their end: an episode would have kept
-    its policy. From the policy on that is first replaced inside an episode, changes come by the
-    clock, and an episode would have met them.
+    A loop that changes its policy only between episodes would have let every episode keep its
+    policy, however long it lasted: such changes make no schedule. Once a policy was replaced
+    inside an episode, changes come by the clock, and an episode would have met them. They count
+    from the start of the policy that was replaced first (`clocked_from`).
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class ChangeTable:
         self.clocked_from: int | None = None  # clock from which changes come by the clock
 
     def change(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
-        """From `clock` on `policy_id` acts."""
+        """Record that from `clock` on `policy_id` acts."""
         last = self.clocks[-1] if self.clocks else 0
         if clock < last:
             raise ValueError(
@@ -96,7 +97,7 @@ class ChangeTable:
             self.clocked_from = last
 
     def policy_over(self, start: int, n: int) -> int | None:
-        """The one policy of the `n` steps from `start` on; -1 before the first, None if several."""
+        """Return the policy of `n` steps from `start` on; -1 before the first, None if several."""
         first = bisect_right(self.clocks, start) - 1
         last = bisect_right(self.clocks, start + n - 1) - 1
         if first != last:
@@ -104,8 +105,8 @@ class ChangeTable:
         return -1 if first < 0 else self.policies[first]
 
     def policy_at(self, clocks: IntArray) -> NDArray[np.int32]:
-        """The policy that acts at each clock; -1 before the first. Needs a change and a clock."""
-        # the part of the table that matters: loops may change their policy at every step
+        """Return the policy that acts at each clock; -1 before the first change."""
+        # only the part of the table that matters: a loop may change its policy at every step
         first = max(bisect_right(self.clocks, int(clocks.min())) - 1, 0)
         last = max(bisect_right(self.clocks, int(clocks.max())), first + 1)
         part = slice(first, last)
@@ -114,12 +115,12 @@ class ChangeTable:
         )
 
     def schedule(self) -> Schedule:
-        """The table as it stands."""
+        """Return the changes so far as a schedule."""
         return Schedule(np.array(self.clocks), np.array(self.policies))
 
 
 class PolicyTable:
-    """Policies with their numbers; an equal policy has the same number."""
+    """Number policies; equal policies have the same number."""
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
         self.policies: list[Policy] = []
@@ -128,7 +129,7 @@ class PolicyTable:
             self.add(policy)
 
     def add(self, policy: Policy) -> int:
-        """The number of the policy, a new one if no equal policy is known."""
+        """Return the number of the policy, a new one if no equal policy is known."""
         if not isinstance(policy, Policy):
             raise TypeError(
                 f"policy is {policy!r}, which has no log_prob and sample: wrap it in a class that "
@@ -147,6 +148,6 @@ class PolicyTable:
             try:
                 if known is policy or (type(known) is type(policy) and bool(known == policy)):
                     return number
-            except ValueError:  # the truth value of an array: its class compares no policies
+            except ValueError:  # == gave an array: the class does not compare policies
                 continue
         return len(self.policies)

@@ -1,4 +1,4 @@
-"""Gymnasium spaces, and elements of those that are not columns, as JSON."""
+"""Write Gymnasium spaces as JSON, and elements of spaces that are not columns; and read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DTYPES = {np.dtype(text).name: np.dtype(text) for text in NUMERIC_DTYPES}
 
 
 def space_to_json(space: Space | None) -> Any:
-    """The space as plain JSON data, which `space_from_json` turns back.
+    """Describe a space as plain JSON data, which `space_from_json` turns back.
 
     >>> space_from_json(space_to_json(spaces.Discrete(3, start=-1)))
     Discrete(3, start=-1)
@@ -84,7 +84,7 @@ def _described(space: Space | None) -> Any:
 
 
 def space_from_json(data: Any) -> Space | None:
-    """The space that `space_to_json` described; ValueError if the data describes none."""
+    """Return the space that `space_to_json` described; ValueError if the data describes none."""
     try:
         _require_size(data)
         return None if data is None else _space_from_json(data)
@@ -95,7 +95,7 @@ def space_from_json(data: Any) -> Space | None:
 
 
 def _require_size(data: Any) -> None:
-    """All Boxes together, however they are nested, before any is made."""
+    """Raise if all Boxes together, however nested, are too large; before any of them is made."""
     size, waiting = 0, [data]
     while waiting:
         part = waiting.pop()
@@ -137,7 +137,7 @@ def _space_from_json(data: Any) -> Space:
         return spaces.OneOf([_space_from_json(part) for part in data["spaces"]])
     if kind == "Dict":
         pairs = [(str(key), _space_from_json(part)) for key, part in data["spaces"]]
-        # likewise
+        # older versions of Gymnasium do not have this argument either
         return spaces.Dict(pairs) if data["sort_keys"] else spaces.Dict(pairs, sort_keys=False)
     if kind == "Sequence":
         return spaces.Sequence(_space_from_json(data["space"]), stack=bool(data["stack"]))
@@ -164,7 +164,7 @@ def _require_numeric(space: spaces.Box[Any]) -> None:
 
 
 def _bounds_to_json(values: NDArray[Any], bounded: NDArray[np.bool_]) -> Any:
-    """Bounds as nested lists, one number where all are equal; null stands for unbounded."""
+    """Return bounds as nested lists, or one number if all are equal; None stands for unbounded."""
     if values.size and (values == values.flat[0]).all() and (bounded == bounded.flat[0]).all():
         values, bounded = values.reshape(-1)[0], bounded.reshape(-1)[0]
     listed = np.asarray(values).astype(object)
@@ -195,23 +195,23 @@ def _box_from_json(data: Mapping[str, Any]) -> Space:
         ends.append(values.reshape(shape))
         bounded.append(known.reshape(shape))
     box = spaces.Box(ends[0], ends[1], dtype=dtype)
-    box.bounded_below, box.bounded_above = bounded  # of integers, Gymnasium cannot tell
+    box.bounded_below, box.bounded_above = bounded  # Gymnasium cannot tell for integers
     return box
 
 
 # Elements of spaces that are not columns ----------------------------------------------------
 #
-# Space.to_jsonable is no way to do this: OneOf's keeps only the first part of a Tuple, and arrays
+# Space.to_jsonable does not serve: that of OneOf keeps only the first part of a Tuple, and arrays
 # without rows lose their shape.
 
 
 def elements_to_json(space: Space, elements: NDArray[np.object_]) -> bytes:
-    """Rows of an object column as JSON text."""
+    """Return the rows of an object column as JSON text."""
     return json.dumps([_to_json(space, element) for element in elements]).encode()
 
 
 def elements_from_json(space: Space, text: bytes) -> NDArray[np.object_]:
-    """The object column that `elements_to_json` wrote; ValueError if the text is none."""
+    """Return the object column that `elements_to_json` wrote; ValueError if the text is none."""
     try:
         return object_array([_from_json(space, data) for data in json.loads(text.decode())])
     except (KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:

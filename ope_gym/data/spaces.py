@@ -22,7 +22,7 @@ Space: TypeAlias = gym.Space[Any]
 Where: TypeAlias = Callable[[int | None], str]
 """Names a row in an error message ("episode 3, step 7"); None stands for the whole batch."""
 
-# All that a file may hold.
+# The dtypes that a file may hold.
 NUMERIC_DTYPES = frozenset(
     ["|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]
 )
@@ -30,12 +30,12 @@ _COLUMN_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Mult
 
 
 def is_column(space: Space) -> bool:
-    """Whether the elements of a space are rows of one numeric array."""
+    """Return whether the elements of a space are rows of one numeric array."""
     return isinstance(space, _COLUMN_SPACES)
 
 
 def is_discrete(space: Space | None) -> bool | None:
-    """Whether actions of a space have probabilities (True) or densities (False); None if unknown.
+    """Tell whether actions have probabilities (True) or densities (False); None if unknown.
 
     >>> is_discrete(spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]))
     True
@@ -60,7 +60,7 @@ def is_discrete(space: Space | None) -> bool | None:
 
 
 def stack(space: Space | None, samples: Sequence[Any]) -> Tree:
-    """One batch from single observations or actions, one a step.
+    """Make one batch of single observations or actions, one a step.
 
     >>> stack(spaces.Tuple([spaces.Discrete(32), spaces.Discrete(2)]), [(14, 0), (20, 1)])
     (array([14, 20]), array([0, 1]))
@@ -79,7 +79,7 @@ def stack(space: Space | None, samples: Sequence[Any]) -> Tree:
 
 
 def empty(space: Space | None) -> Tree:
-    """The batch of no rows."""
+    """Return a batch without rows."""
     if isinstance(space, spaces.Tuple):
         return tuple(empty(part) for part in space.spaces)
     if isinstance(space, spaces.Dict):
@@ -92,11 +92,11 @@ def empty(space: Space | None) -> Tree:
 def to_columns(
     space: Space | None, batch: Tree, n: int, *, name: str, where: Where, copy: bool = True
 ) -> Tree:
-    """The batch as checked columns of `n` rows.
+    """Check a batch and return it as columns of `n` rows.
 
-    Integers take the dtype of their space. Floats keep their own: a policy computed its numbers
-    from them, and a cast would change these. Bounds of a float Box are not checked, since Gaussian
-    policies choose actions outside them.
+    Integers take the dtype of their space. Floats keep their own: a policy computed its
+    probabilities from them, and a cast would change these. Bounds of a float Box are not checked,
+    since Gaussian policies choose actions outside them.
 
     Args:
         space: The space of one row; None takes arrays, tuples and dicts of arrays as they come.
@@ -145,7 +145,7 @@ def to_columns(
 
 
 def signature(tree: Tree) -> Any:
-    """Structure, row shapes and kinds of numbers: equal for batches that may be concatenated."""
+    """Describe structure, row shapes and kinds of numbers; batches that agree can be joined."""
     if isinstance(tree, tuple):
         return tuple(signature(branch) for branch in tree)
     if isinstance(tree, dict):
@@ -156,7 +156,7 @@ def signature(tree: Tree) -> Any:
 def _check_values(
     space: Space | None, array: NDArray[Any], name: str, where: Where
 ) -> np.dtype[Any]:
-    """The dtype in which to keep an array of the right shape; ValueError if it does not fit."""
+    """Return the dtype in which to keep an array, or raise if a value is not in the space."""
     kind = array.dtype.kind
     if kind not in "iufb":
         raise ValueError(
@@ -216,7 +216,7 @@ def _check_elements(
 
 
 def object_array(elements: Sequence[Any]) -> NDArray[np.object_]:
-    """The elements as rows, whatever they are."""
+    """Return the elements as rows of an object array, whatever they are."""
     array = np.empty(len(elements), dtype=object)
     for row, element in enumerate(elements):  # a slice assignment would unpack tuples
         array[row] = element
