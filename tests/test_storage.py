@@ -528,7 +528,7 @@ def test_a_writer_closes_once_and_for_all(tmp_path: Path) -> None:
 def test_blocks_survive_the_death_of_their_process(tmp_path: Path) -> None:
     path = tmp_path / "run"
     code = (
-        "import os, sys, numpy as np; from ope_gym.data.blocks import BlockWriter\n"
+        "import os, sys, numpy as np; from ope_gym.data.block_writer import BlockWriter\n"
         "w = BlockWriter(sys.argv[1])\n"
         "w.append('a', {}, {'x': np.arange(5)}); os._exit(9)"
     )
