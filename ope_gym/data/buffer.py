@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import offsets_of
+from ope_gym.arrays import offsets_of, place, step_numbers
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, spaces
 from ope_gym.data.checks import (
@@ -231,8 +231,8 @@ class TrajectoryBuffer(Viewable):
         def where(row: int | None) -> str:
             if row is None:
                 return f"episodes {first} to {first + n - 1}" if n else _of_many(row)
-            i = int(np.searchsorted(offsets, row, side="right")) - 1
-            return f"episode {first + i}, step {row - offsets[i]}"
+            episode, step = place(row, offsets)
+            return f"episode {first + episode}, step {step}"
 
         steps = check_steps(
             Steps(observations, actions, rewards, log_probs),  # type: ignore[arg-type]
@@ -289,11 +289,15 @@ class TrajectoryBuffer(Viewable):
         self._n += n
         self._latest = max(self._latest, int(np.where(clocks < 0, 0, clocks + sizes).max()))
         self._view = None
+        self._join_small(n_steps)
+        return steps
+
+    def _join_small(self, n_steps: int) -> None:
+        """Join the last parts if there are many small ones, after a part of `n_steps`."""
         self._small = self._small + 1 if n_steps < _SMALL_ROWS else 0
-        if self._small == _SMALL_PARTS:  # a part of an episode takes more room than its rows
+        if self._small == _SMALL_PARTS:
             self._parts[-_SMALL_PARTS:] = [join(self._parts[-_SMALL_PARTS:])]
             self._small = 0
-        return steps
 
     def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
         """Return the first episode that `append` would refuse, or None."""
@@ -310,12 +314,12 @@ class TrajectoryBuffer(Viewable):
             expected = np.repeat(part.policy_ids[part.offsets[:-1]], sizes)
             scheduled = np.repeat(part.schedule_ids == _OWN, sizes)
             if scheduled.any():
-                at = np.repeat(clocks - part.offsets[:-1], sizes) + np.arange(part.n_steps)
+                at = np.repeat(clocks, sizes) + step_numbers(part.offsets)
                 expected[scheduled] = changes.policy_at(at[scheduled])
         wrong = part.policy_ids != expected
         if not wrong.any():
             return None
-        return int(np.searchsorted(part.offsets, np.argmax(wrong), side="right")) - 1
+        return place(int(np.argmax(wrong)), part.offsets)[0]
 
     def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
         """Raise if a policy acted that the recorded changes do not name."""

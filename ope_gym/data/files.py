@@ -27,6 +27,12 @@ from ope_gym.policies.closed_form import (
     policy_to_arrays,
 )
 
+_ARRAYS = {c.name: np.dtype(c.dtype) for c in COLUMNS if c.per == "step" and c.dtype}
+# Columns with a row an episode are whole numbers and truth values; a block has them in one table,
+# "episodes", behind the lengths.
+_DTYPES = {**_ARRAYS, "episodes": np.dtype(np.int64)}
+_REQUIRED = 1 + sum(c.per == "episode" and c.default is None for c in COLUMNS)
+
 
 def write_spaces(
     writer: BlockWriter,
@@ -136,11 +142,6 @@ def write_episodes(writer: BlockWriter, data: Columns) -> None:
     writer.append("episodes", meta, arrays)
 
 
-_ARRAYS = {c.name: np.dtype(c.dtype) for c in COLUMNS if c.per == "step" and c.dtype}
-_DTYPES = {**_ARRAYS, "episodes": np.dtype(np.int64)}
-_REQUIRED = 1 + sum(c.per == "episode" and c.default is None for c in COLUMNS)
-
-
 # Reading blocks ------------------------------------------------------------------------------
 
 
@@ -213,9 +214,10 @@ def parse_episodes(
     for column in COLUMNS:
         if column.name in _ARRAYS and column.default is not None and column.name not in arrays:
             columns[column.name] = np.full(n, column.default, dtype=column.dtype)
-    for name in _DTYPES.keys() - columns.keys():
-        columns[name] = arrays[name]
-        check_array(name, arrays[name])
+    for name in _DTYPES:
+        if name not in columns:
+            columns[name] = arrays[name]
+            check_array(name, arrays[name])
     rows = [leaf for name in (*BATCHES, *_ARRAYS) for leaf in batches.leaves(columns[name])]
     if any(len(leaf) != n for leaf in rows):
         raise ValueError("its columns differ in length")

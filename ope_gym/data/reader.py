@@ -100,8 +100,8 @@ class FileSection:
         file_schedules: Those in which policies change inside episodes.
         blocks: (B,) byte where each block of episodes begins.
         sizes: (B,) bytes of their payloads.
-        counts: (B,) their episodes.
-        table: (n, 7) the columns of `_TABLE`; a part has no rows.
+        counts: (B,) their episodes; nothing if the contents are kept.
+        table: (n, 7) the columns of `_TABLE`; no rows in a part, or if the contents are kept.
         first: Number of the first episode.
         last: Checksum of the last block of the file, which depends on all before it.
         kept: (B,) the contents of the blocks; None to read them from the file.
@@ -357,16 +357,17 @@ class _Draft:
         elif block.kind == "changes":
             self.changes.append(files.parse_changes(block))
         elif block.kind == "episodes":
-            table = _table_of(block)
             for name in BATCHES:
                 if space_of(self, name) is None:
                     self._check_alike(name, block)
             if keep:
                 self.kept.append(files.parse_episodes(block.meta, block.arrays, self))
+            else:
+                table = _table_of(block)
+                self.counts.append(len(table))
+                self.table.frombytes(table.tobytes())
             self.blocks.append(block.offset)
             self.sizes.append(block.end - block.start)
-            self.counts.append(len(table))
-            self.table.frombytes(table.tobytes())
         else:
             raise ValueError("unknown kind; a newer version of ope_gym may know it")
 

@@ -45,12 +45,12 @@ class Column:
     default: Any = None
 
 
-def _per_step(dtype: Any = None) -> dict[str, Any]:
-    return {"per": "step", "dtype": dtype}
+def _per_step(dtype: Any = None, default: Any = None) -> dict[str, Any]:
+    return {"per": "step", "dtype": dtype, "default": default}
 
 
-def _per_episode(dtype: Any) -> dict[str, Any]:
-    return {"per": "episode", "dtype": dtype}
+def _per_episode(dtype: Any, default: Any = None) -> dict[str, Any]:
+    return {"per": "episode", "dtype": dtype, "default": default}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
