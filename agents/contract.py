@@ -8,8 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Floats
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies.base import Floats, Policy
 
 
 @runtime_checkable

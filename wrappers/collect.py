@@ -11,7 +11,7 @@ from gymnasium import spaces as gym_spaces
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.spaces import Space
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies.base import Policy
 from wrappers import vector
 from wrappers.record import RecordTrajectories
 from wrappers.recording.autoreset import autoreset_of

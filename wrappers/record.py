@@ -10,7 +10,6 @@ from gymnasium.error import ResetNeeded
 from numpy import ndarray
 
 from ope_gym.data import blocks
-from ope_gym.policies.closed_form import Policy
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
@@ -73,16 +72,6 @@ class RecordTrajectories(
         """Whether the current episode (after its end, the last) is held out from the learner."""
         return self._session.held_out
 
-    def follow(self, policy: Policy) -> int:
-        """Record that this policy acts from now on, and return its number; call it at any time.
-
-        Args:
-            policy: A frozen snapshot: its probabilities must not change later.
-        """
-        k = self._session.follow(policy)
-        self._recording = self._complete
-        return k
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -108,7 +97,7 @@ class RecordTrajectories(
                 it the policy computes it when the episode has ended.
         """
         if not self._recording:
-            return self._step_unrecorded(action)
+            return self._step_unrecorded(action, log_prob)
         try:
             chosen = action if action.__class__ in SCALARS else keep(action)
             result = self.env.step(action)
@@ -138,9 +127,12 @@ class RecordTrajectories(
         return result
 
     def _step_unrecorded(
-        self, action: Any
+        self, action: Any, log_prob: SupportsFloat | None
     ) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         self._session.require_policy()
+        if self._complete:  # `follow` was called after the reset
+            self._recording = True
+            return self.step(action, log_prob)
         if self._over:
             raise ResetNeeded(
                 "step after the end of an episode, or before the first: call reset first"

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.data import blocks
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies.base import Policy
 from wrappers.recording.autoreset import autoreset_of
 from wrappers.recording.batched import BatchedSession
 from wrappers.recording.normalisers import warn_of_normalisers
@@ -86,13 +86,9 @@ class RecordTrajectories(
         return self._session.finished_episodes
 
     def follow(self, policy: Policy) -> int:
-        """Record that this policy acts from now on, and return its number; call it at any time.
-
-        Args:
-            policy: A frozen snapshot: its probabilities must not change later.
-        """
+        """See `Recorder.follow`; `trainable` counts its rows from here."""
         self._untrainable = bytearray()
-        return self._session.follow(policy)
+        return super().follow(policy)
 
     def trainable(self) -> NDArray[np.bool_]:
         """Return (steps, num_envs) which rows since the last `follow` the learner may train on.

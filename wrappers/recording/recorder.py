@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies.base import Policy
 from wrappers.recording.session import Session
 
 
@@ -31,6 +32,14 @@ class Recorder:
     def dropped_steps(self) -> int:
         """Number of steps of the episodes that were not recorded."""
         return self._session.dropped_steps
+
+    def follow(self, policy: Policy) -> int:
+        """Record that this policy acts from now on, and return its number; call it at any time.
+
+        Args:
+            policy: A frozen snapshot: its probabilities must not change later.
+        """
+        return self._session.follow(policy)
 
     def settled(self, horizon: int | None = None) -> Trajectories:
         """Return the finished episodes that were begun at least `horizon` steps ago.

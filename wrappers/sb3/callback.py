@@ -11,13 +11,13 @@ from typing import Any
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
-import ope_gym
-from ope_gym import Evaluation
 from ope_gym.data.blocks import PathLike
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.evaluation import evaluate
 from ope_gym.options import check_options
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies.base import Policy
+from ope_gym.results import Evaluation
 from wrappers.sb3.environments import check_not_normalised, horizon_of
 from wrappers.sb3.episodes import (
     HeldOutEpisodes,
@@ -262,7 +262,7 @@ class OPECallback(BaseCallback):
         data = self._data()
         if not len(data):
             return None
-        evaluation = ope_gym.evaluate(data, self.policy, **self._options)
+        evaluation = evaluate(data, self.policy, **self._options)
         self.evaluations.append((step, evaluation))
         self._log.add(self.logger, evaluation, step, held_out=self._held_out is not None)
         if self._file is not None:

@@ -16,7 +16,9 @@ from ope_gym.report.scalars import scalars
 from ope_gym.report.tensorboard import EvaluationWriter
 
 if TYPE_CHECKING:
-    from ope_gym import Evaluation, Policy, Trajectories
+    from ope_gym.data.trajectories import Trajectories
+    from ope_gym.policies.base import Policy
+    from ope_gym.results import Evaluation
 
 __all__ = ["EvaluationLog"]
 

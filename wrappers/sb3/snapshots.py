@@ -16,7 +16,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies.base import Policy
 from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.policies.network import ACTIVATIONS, Network, Standardiser
 from ope_gym.policies.torch import TorchPolicy
