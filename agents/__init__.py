@@ -29,28 +29,29 @@ def make_agent(
     gamma: float = 1.0,
     seed: int = 0,
 ) -> Agent:
-    """The agent that suits an env, or a vector of them.
+    """Return an agent that suits an environment, or a vector of environments.
 
     Args:
-        env: Only its spaces and the id of its spec are looked at.
+        env: Its spaces and the id of its spec decide.
         gamma: Discount of the returns the agent maximises.
-        seed: Of the agent's own random numbers, if it has any.
+        seed: Seed of the agent's own random numbers, if it has any.
 
     Raises:
         ValueError: If no agent suits it; the message lists what is supported.
     """
-    seen = getattr(env, "single_observation_space", env.observation_space)
-    done = getattr(env, "single_action_space", env.action_space)
+    observations = getattr(env, "single_observation_space", env.observation_space)
+    actions = getattr(env, "single_action_space", env.action_space)
     name = env.spec.id if env.spec is not None else ""
-    if isinstance(done, gym.spaces.Discrete) and done.start == 0:
+    if isinstance(actions, gym.spaces.Discrete) and actions.start == 0:
         if name == "Blackjack-v1":
-            return MonteCarloControl(table_shape(seen), int(done.n), gamma=gamma)
-        if isinstance(seen, gym.spaces.Box) and len(seen.shape) == 1:
-            if re.fullmatch(r"CartPole-v\d+", name) and done.n == 2:
-                return Power(seen.shape[0], gamma=gamma, seed=seed)
-            return SoftmaxLinearAgent(seen.shape[0], int(done.n), gamma=gamma)
+            return MonteCarloControl(table_shape(observations), int(actions.n), gamma=gamma)
+        if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+            if re.fullmatch(r"CartPole-v\d+", name) and actions.n == 2:
+                return Power(observations.shape[0], gamma=gamma, seed=seed)
+            return SoftmaxLinearAgent(observations.shape[0], int(actions.n), gamma=gamma)
     raise ValueError(
-        f"no agent for {name or env} with observations {seen} and actions {done}. Supported: "
+        f"no agent for {name or env} with observations {observations} and actions {actions}. "
+        "Supported: "
         "CartPole-v1 and -v0 (PoWER); Blackjack-v1 (Monte-Carlo control); any env with a Box "
         "observation of one axis and Discrete actions from 0, e.g. Acrobot-v1 and MountainCar-v0 "
         "(softmax-linear). FlattenObservation makes a Box of most spaces; for anything else write "

@@ -1,8 +1,8 @@
 """Exact values of policies of Blackjack-v1 by dynamic programming over its infinite deck.
 
 The rules are those of `gym.make("Blackjack-v1")`, which has sab=True: a natural (ace and ten as the
-first two cards) beats all but a natural. A policy sees (sum, dealer's card, usable ace), in which a
-natural looks like any other soft 21; it is a state of its own here.
+first two cards) beats every other hand except a natural. A policy observes (sum, dealer's card,
+usable ace), where a natural looks like any other soft 21; here it is a state of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 from ope_gym.policies.base import Floats
 from ope_gym.policies.closed_form import EpsilonGreedyTable, FinitePolicy
 
-SHAPE = (32, 11, 2)  # of a table over observations; most cells are never seen
+SHAPE = (32, 11, 2)  # of a table over observations; most cells never occur
 
 _CARDS = np.arange(1, 11)
 _DECK = np.array([1.0] * 9 + [4.0]) / 13.0  # P(card)
 
-# The player's (sum, usable ace), in an order in which a hit leads to an earlier one, or to a bust.
+# The player's (sum, usable ace), ordered so that a hit leads to an earlier hand, or to a bust.
 _HANDS = (
     *((total, 0) for total in range(21, 11, -1)),
     *((total, 1) for total in range(21, 11, -1)),
@@ -33,17 +33,17 @@ _SOFT_21 = _NUMBER[21, 1]
 
 
 class Optimum(NamedTuple):
-    """The largest value and a policy that has it."""
+    """The largest value, and a policy that attains it."""
 
     value: float
     policy: EpsilonGreedyTable
 
 
 def value(policy: FinitePolicy, gamma: float = 1.0) -> float:
-    """The expected (discounted) return of a policy.
+    """Return the expected (discounted) return of a policy.
 
     Args:
-        policy: Its observations are tuples (sum, dealer's card, usable ace), action 1 is a hit.
+        policy: Observes tuples (sum, dealer's card, usable ace); action 1 is a hit.
         gamma: Discount of each step.
     """
     seen = (np.repeat(_SUMS, 10), np.tile(_CARDS, len(_SUMS)), np.repeat(_ACES, 10))
@@ -52,10 +52,10 @@ def value(policy: FinitePolicy, gamma: float = 1.0) -> float:
 
 
 def values(hit: ArrayLike, gamma: float = 1.0) -> Floats:
-    """The expected (discounted) returns of many policies at once.
+    """Return the expected (discounted) returns of many policies at once.
 
     Args:
-        hit: (…, 32, 11, 2) probability of a hit at every observation; those that never occur may
+        hit: (…, 32, 11, 2) probability of a hit at every observation; cells that never occur may
             hold any number. For an EpsilonGreedyTable it is ε/2 + (1 - ε) · greedy.
         gamma: Discount of each step.
 
@@ -78,9 +78,9 @@ def values(hit: ArrayLike, gamma: float = 1.0) -> Floats:
 
 
 def optimal(gamma: float = 1.0) -> Optimum:
-    """The best value, and a deterministic policy that has it; a tie goes to stick.
+    """Return the best value, and a deterministic policy that attains it; ties go to stick.
 
-    It is best among all policies, since a natural is better kept, too.
+    It is best also among policies that could tell a natural, because sticking on one is best.
     """
     rules = _rules()
     best = np.empty((len(_HANDS), 10))
@@ -102,7 +102,7 @@ class _Rules(NamedTuple):
 
 
 def _start_value(hit: Floats, gamma: float) -> Floats:
-    """(K,) values of policies with hit probabilities (28, K, 10)."""
+    """Return (K,) the values of policies with hit probabilities (28, K, 10)."""
     rules = _rules()
     moves = gamma * rules.moves
     state = np.empty(hit.shape)
@@ -110,7 +110,7 @@ def _start_value(hit: Floats, gamma: float) -> Floats:
     for s in range(len(state)):
         after_hit = (moves[s, :s] @ flat[:s] - rules.bust[s]).reshape(-1, 10)
         state[s] = rules.stick[s] + hit[s] * (after_hit - rules.stick[s])
-        if s == _SOFT_21:  # a natural looks the same, and a hit makes it the same
+        if s == _SOFT_21:  # a natural is observed as a soft 21, and after a hit it is no better
             natural = rules.stick_natural + hit[s] * (after_hit - rules.stick_natural)
     by_card = (rules.start @ flat).reshape(-1, 10) + rules.start_natural * natural
     return np.asarray(by_card @ _DECK)
@@ -140,17 +140,17 @@ def _rules() -> _Rules:
 
 
 def _add(hand: tuple[int, int], card: int) -> tuple[int, int]:
-    """(sum, usable ace) after one more card; an ace counts 11 as long as it can."""
+    """Return (sum, usable ace) after one more card; an ace counts 11 as long as it can."""
     total, ace = hand
     total += card
-    if card == 1 and total + 10 <= 21:  # a hand with a usable ace already is above 11
+    if card == 1 and total + 10 <= 21:  # a hand that has a usable ace is above 11
         return total + 10, 1
     return (total - 10, 0) if ace and total > 21 else (total, ace)
 
 
 @cache
 def _dealer(hand: tuple[int, int]) -> Floats:
-    """P(final score), (22,), 0 for a bust, of a dealer who draws to 17 or more."""
+    """Return (22,) the probabilities of a dealer's final score, who draws to 17; bust is 0."""
     if hand[0] >= 17:
         return np.asarray(np.arange(22) == (hand[0] if hand[0] <= 21 else 0), dtype=np.float64)
     followed = [p * _dealer(_add(hand, int(c))) for c, p in zip(_CARDS, _DECK, strict=True)]

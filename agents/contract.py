@@ -1,4 +1,4 @@
-"""What a training loop needs of an agent, and what the agents here share."""
+"""The protocol that a training loop expects of an agent, and helpers that the agents share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ope_gym.policies.base import Floats, Policy
 
 @runtime_checkable
 class Agent(Protocol):
-    """A learner whose policy stands still between two calls of `learn`.
+    """A learner whose policy changes only in `learn`.
 
-    The loop takes `policy`, plays complete episodes with it, keeps the held-out ones back and hands
-    over the rest. An agent for another kind of env needs nothing more than this one, which moves
-    the mean of a Gaussian to the actions of the better half of the episodes:
+    The loop takes `policy`, plays complete episodes with it, keeps the held-out ones back and gives
+    the rest to `learn`. An agent for another kind of environment needs no more than this one, which
+    moves the mean of a Gaussian to the actions of the better half of the episodes:
 
     >>> from ope_gym.policies.closed_form import DiagonalGaussian
     >>> class BetterHalf:
@@ -46,29 +46,28 @@ class Agent(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """The frozen snapshot that acts now; only `learn` changes it."""
+        """Frozen snapshot that acts now; only `learn` replaces it."""
         ...
 
     def learn(self, episodes: Trajectories) -> None:
-        """One update from complete episodes, none of them held out; nothing if there are none."""
+        """Update the policy from complete episodes, none of them held out; none are fine too."""
         ...
 
 
 def refuse_held_out(episodes: Trajectories) -> None:
-    """Raise ValueError if an episode was to be kept from the learner."""
+    """Raise if an episode is held out from the learner."""
     if episodes.held_out.any():
         raise ValueError(
-            f"episode {int(episodes.held_out.argmax())} is held out, and an evaluation that relies "
-            "on it would be wrong if it were learned from: give "
-            "learn(episodes.select(held_out=False))"
+            f"episode {int(episodes.held_out.argmax())} is held out: learning from it would bias "
+            "an evaluation that uses it; call learn(episodes.select(held_out=False))"
         )
 
 
 def rewards_to_go(episodes: Trajectories, gamma: float = 1.0) -> Floats:
-    """(S,) Σ_{u ≥ t} γ^(u-t) r_u inside the episode of each step."""
+    """Return (S,) Σ_{u ≥ t} γ^(u-t) r_u, summed within the episode of each step."""
     if len(episodes) == 0:
         return np.empty(0)
-    if len(episodes) == 1:  # the same sums; agents that learn after each episode need them quickly
+    if len(episodes) == 1:  # the same sums, faster for agents that learn after each episode
         backwards = accumulate(episodes.rewards[::-1].tolist(), lambda later, r: r + gamma * later)
         return np.array(list(backwards))[::-1]
     where = (episodes.steps, episodes.episode_ids)

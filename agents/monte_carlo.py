@@ -1,8 +1,8 @@
 """Epsilon-greedy every-visit Monte-Carlo control on a table, with the paper's two schedules.
 
-On Blackjack-v1, learning after each episode, the value of the policy is below the optimum, -0.0431,
-by so much (20 seeds, standard deviations between them 0.001 to 0.016, as
-`python -m tests.test_monte_carlo` prints them); that of the uniform policy by 0.351:
+On Blackjack-v1, learning after each episode, the value of the policy falls short of the optimum,
+-0.0431, by the numbers below: means over 20 seeds, with standard deviations between seeds of 0.001
+to 0.016 (`python -m tests.test_monte_carlo`). The uniform policy falls short by 0.351.
 
     episodes                  300    1,000    5,000    20,000
     ε¹, greedy policy       0.127    0.100    0.072     0.039
@@ -29,7 +29,7 @@ from ope_gym.policies.inputs import cells, choices
 
 
 def epsilon_1(t: int) -> float:
-    """ε¹_t = 2 / (2 + log t) of the t-th episode, t = 1, 2, … .
+    """Return ε¹_t = 2 / (2 + log t) for the t-th episode, t = 1, 2, … .
 
     >>> epsilon_1(1), round(epsilon_1(5000), 3)
     (1.0, 0.19)
@@ -38,9 +38,9 @@ def epsilon_1(t: int) -> float:
 
 
 def epsilon_2(t: int, n_iter: int = 5000) -> float:
-    """ε²_t = 1 - 0.95 t / n_iter of the t-th episode; it stays at 0.05 after n_iter.
+    """Return ε²_t = 1 - 0.95 t / n_iter for the t-th episode; it stays at 0.05 after n_iter.
 
-    For another n_iter give the agent `functools.partial(epsilon_2, n_iter=…)`.
+    For another n_iter, pass the agent `functools.partial(epsilon_2, n_iter=…)`.
 
     >>> epsilon_2(2500), round(epsilon_2(9999), 3)
     (0.525, 0.05)
@@ -49,14 +49,14 @@ def epsilon_2(t: int, n_iter: int = 5000) -> float:
 
 
 class MonteCarloControl:
-    """Q(s, a) is the mean return that followed a in s; a tie goes to the lowest action.
+    """Acts ε-greedily on Q(s, a), the mean return that followed a in s.
 
-    Actions that were never tried have Q = 0. After t - 1 episodes, however many a call of `learn`
-    brought, the policy has the ε of episode t.
+    Ties go to the lowest action, and actions that were never tried have Q = 0. After t - 1
+    episodes, in however many calls of `learn`, the policy has the ε of episode t.
 
     Args:
         dims: Size of the table: the n of each Discrete part of an observation (`table_shape`).
-        n_actions: A.
+        n_actions: A, the number of actions.
         epsilon: ε as a function of the number of the episode, from 1.
         gamma: Discount of the returns.
     """
@@ -87,7 +87,7 @@ class MonteCarloControl:
 
     @property
     def policy(self) -> EpsilonGreedyTable:
-        """The frozen snapshot that acts in the next episode."""
+        """Frozen snapshot that acts in the next episode."""
         if self._policy is None:
             self._policy = EpsilonGreedyTable(
                 self._greedy.reshape(self.dims),
@@ -97,7 +97,7 @@ class MonteCarloControl:
         return self._policy
 
     def learn(self, episodes: Trajectories) -> None:
-        """Count every visit of every episode."""
+        """Update Q with every visit of every episode."""
         refuse_held_out(episodes)
         if len(episodes) == 0:
             return
@@ -119,17 +119,17 @@ def count_visits(
 ) -> None:
     """Add S visits to the tables of N states, in place, and keep the greedy actions up to date.
 
-    A running average is kept as sum and number of visits: with whole rewards it is exact, so ties
-    do not depend on the order or on how episodes were grouped. Tables of many runs are one table
-    whose states are numbered run · N + state.
+    A running average is kept as the sum and the number of visits: with integer rewards it is exact,
+    so ties do not depend on the order of episodes or on how they were grouped. The tables of many
+    runs can be one table whose states are numbered run · N + state.
 
     Args:
         totals: (N, A) sums of returns.
-        visits: (N, A).
+        visits: (N, A) numbers of visits.
         greedy: (N,) argmax of totals / visits, the lowest of equals.
-        states: (S,).
-        actions: (S,).
-        returns: (S,) that followed.
+        states: (S,) visited states.
+        actions: (S,) actions chosen there.
+        returns: (S,) returns that followed.
     """
     np.add.at(totals, (states, actions), returns)
     np.add.at(visits, (states, actions), 1)
@@ -137,7 +137,7 @@ def count_visits(
 
 
 def table_shape(space: gym.Space[Any]) -> tuple[int, ...]:
-    """The n of each part of a Discrete space, or of a Tuple of them, that counts from 0.
+    """Return the n of each part of a Discrete space, or of a Tuple of them, that counts from 0.
 
     >>> table_shape(gym.spaces.Tuple([gym.spaces.Discrete(32), gym.spaces.Discrete(11)]))
     (32, 11)

@@ -2,17 +2,17 @@
 
     θ_{k+1} = argmax_θ Σ_i Σ_t W_i,t log π_θ(a_i,t | s_i,t),    π_θ(1 | x) = σ(x·θ),    θ_0 = 0
 
-over the best rollouts of the last batch (a choice: keeping the best of all batches was not clearly
+over the best rollouts of the last batch (keeping the best of all batches was not clearly
 different). Rewards act as improper probabilities, so returns must not be negative.
 
-Mean return on CartPole-v1 after 300 rollouts, over 20 seeds ± the standard deviation between them
+Mean return on CartPole-v1 after 300 rollouts, over 20 seeds ± the standard deviation between seeds
 (`python -m tests.test_agents`); θ_0 has 22:
 
     weighting="return"           198 ± 142   ten batches of 30; between 55 and 477
     weighting="reward-to-go"     392 ± 112   ten batches of 30; between 214 and 497
     exploration="parameters"     461 ± 98    300 batches of one; between 62 and 500
 
-`noise` was chosen among eight settings on six of these seeds, so the last line flatters itself.
+`noise` was chosen among eight settings on six of these seeds, so the last line is optimistic.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ Exploration = Literal["action", "parameters"]
 
 
 class Power:
-    """Reward-weighted likelihood steps of a linear-sigmoid policy without bias.
+    """Takes reward-weighted likelihood steps of a linear-sigmoid policy without intercept.
 
     With exploration="action" the sigmoid explores by itself, and each batch is used once: the
     `best` of its rollouts, weighted by their return or, step by step, by the reward to go.
 
     With exploration="parameters" the policy that acts is θ + noise·N(0, I), drawn anew by every
-    `learn`; so call it after each episode, or take `perturbed()` for each one of a batch. Then
+    `learn`; so call it after each episode, or take `perturbed()` for each episode of a batch. Then
     θ_{k+1} = Σ_j R_j θ_j / Σ_j R_j over the `best` perturbed θ_j of all batches, R_j the mean
-    return of the rollouts of θ_j. What was learned is `LinearSigmoid(agent.theta)`.
+    return of the rollouts of θ_j. The learned policy is `LinearSigmoid(agent.theta)`.
 
     Args:
         n_features: d, the width of an observation.
-        best: How many of the best rollouts count.
-        weighting: W_i,t, of action exploration: the "return" or the "reward-to-go".
-        exploration: What varies: the "action", or the "parameters".
+        best: Number of best rollouts to learn from.
+        weighting: W_i,t with action exploration: the "return" or the "reward-to-go".
+        exploration: Whether to vary the "action" or the "parameters".
         noise: Standard deviation of the perturbation of each parameter.
-        ridge: Penalty ridge·‖θ‖²/2 where all W together weigh as much as there are steps. It
-            keeps θ finite where the actions can be told apart without error.
+        ridge: Factor of the penalty ridge·‖θ‖²/2, with W scaled to mean 1. It keeps θ finite where
+            a line separates the actions without error.
         gamma: Discount of the returns.
-        seed: Of the perturbations.
+        seed: Seed of the perturbations.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Power:
 
     @property
     def policy(self) -> LinearSigmoid:
-        """The frozen snapshot that acts now."""
+        """Frozen snapshot that acts now."""
         return self._policy
 
     def perturbed(self) -> LinearSigmoid:
-        """θ with fresh noise, for loops that play several episodes between two updates."""
+        """Return θ with fresh noise, for loops that play several episodes between updates."""
         return LinearSigmoid(self.theta + self.noise * self._rng.standard_normal(len(self.theta)))
 
     def learn(self, episodes: Trajectories) -> None:
-        """One update of θ."""
+        """Update θ once."""
         refuse_held_out(episodes)
         returns = episodes.returns(self.gamma)
         if len(returns) == 0:
@@ -126,7 +126,7 @@ class Power:
         else:
             # a reward to go can be negative where the return is not
             weights = np.maximum(rewards_to_go(data, self.gamma), 0.0)
-        if weights.sum() == 0:  # no rollout says where to go
+        if weights.sum() == 0:  # no rollout earned anything
             return self.theta
         x = np.asarray(data.observations, dtype=np.float64)
         return fit_sigmoid(x, data.actions, weights, self.theta, self.ridge)
@@ -167,18 +167,18 @@ def fit_sigmoid(
     *,
     iterations: int = 25,
 ) -> Floats:
-    """argmax_θ of Σ w log π_θ(a|x) - ridge·‖θ‖²/2 by Newton's method, w scaled to mean 1.
+    """Return argmax_θ of Σ w log π_θ(a|x) - ridge·‖θ‖²/2, with w scaled to mean 1.
 
-    The objective is concave, strictly so thanks to the ridge; a step that does not raise it is
-    halved. On CartPole-v1 three or four iterations suffice.
+    Newton's method: the objective is concave, strictly so thanks to the ridge, and a step that does
+    not raise it is halved. On CartPole-v1 three or four iterations suffice.
 
     Args:
-        x: (S, d).
+        x: (S, d) observations.
         actions: (S,) 0 or 1.
         weights: (S,) not negative.
         start: (d,) θ to begin with.
         ridge: Above 0.
-        iterations: At most.
+        iterations: Maximum number of Newton steps.
     """
     weights = weights / weights.mean()
     signed = np.where(np.asarray(actions)[:, None] == 1, x, -x)  # P(a|x) = σ(signed·θ)
@@ -196,6 +196,6 @@ def fit_sigmoid(
         while (higher := objective(theta + step)) < height - 1e-12 * abs(height):  # rounding
             step *= 0.5
         theta, height = theta + step, higher
-        if gradient @ step < 1e-16 * len(x):  # what there was left to gain, about
+        if gradient @ step < 1e-16 * len(x):  # about twice what is left to gain
             break
     return theta

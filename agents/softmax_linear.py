@@ -1,4 +1,4 @@
-"""Natural policy gradient for any env with a flat Box observation and Discrete actions.
+"""Natural policy gradient for environments with a flat Box observation and Discrete actions.
 
     g = (1/S) Σ_i Σ_t ∇log π(a|s) (G_i,t - b_t),    Δ = F⁻¹g · √(2 kl / g·F⁻¹g)
 
@@ -6,8 +6,8 @@ G is the reward to go, b_t its mean over the episodes that reach step t, F the F
 the visited states. The length of the step is the Kullback-Leibler divergence that it causes, so it
 does not depend on the scale of rewards or observations.
 
-Mean return after batches of 30 rollouts, ± the standard deviation between seeds, of which there
-are 20, 8 and 4 (`python -m tests.test_agents`):
+Mean return after batches of 30 rollouts ± the standard deviation between seeds, 20, 8 and 4 seeds
+in the three rows (`python -m tests.test_agents`):
 
     batches               0           10           20
     CartPole-v1          22    405 ± 128    437 ± 101
@@ -16,8 +16,8 @@ are 20, 8 and 4 (`python -m tests.test_agents`):
 
 `kl` was chosen among five settings on some of these seeds (six on CartPole, one on Acrobot).
 
-MountainCar-v0 is not learned: no episode of the uniform policy reaches the goal, so all go alike
-and there is no gradient. On Acrobot-v1 the first step waits for an episode that does.
+MountainCar-v0 is not learned: no episode of the uniform policy reaches the goal, so all returns are
+equal and there is no gradient. On Acrobot-v1 nothing is learned before the first episode that does.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ope_gym.policies.closed_form import SoftmaxLinear
 
 
 class SoftmaxLinearAgent:
-    """Softmax-linear policy, uniform at first; one natural-gradient step a batch.
+    """Takes one natural-gradient step a batch with a softmax-linear policy, uniform at first.
 
-    Steps are computed in observations standardised by the mean and variance of all seen so far, and
-    folded into the weights for observations as they are. So a snapshot is complete, and a change of
-    the statistics alone changes no policy.
+    Steps are computed for observations standardised by the mean and variance of all observations so
+    far, and then converted to weights for raw observations. So a snapshot is complete, and a change
+    of the statistics alone changes no policy.
 
     Args:
         n_features: d, the width of an observation.
-        n_actions: A.
+        n_actions: A, the number of actions.
         kl: Mean divergence of the new from the old policy on the states of the batch.
-        damping: Added to the diagonal of F.
+        damping: Number added to the diagonal of F.
         gamma: Discount of the reward to go.
     """
 
@@ -67,11 +67,11 @@ class SoftmaxLinearAgent:
 
     @property
     def policy(self) -> SoftmaxLinear:
-        """The frozen snapshot that acts now."""
+        """Frozen snapshot that acts now."""
         return self._policy
 
     def learn(self, episodes: Trajectories) -> None:
-        """One step from episodes of the current policy; none if all of them went alike."""
+        """Take one step from episodes of the current policy; none if all returns are equal."""
         refuse_held_out(episodes)
         if len(episodes) == 0:
             return
@@ -82,12 +82,12 @@ class SoftmaxLinearAgent:
         if not advantages.any():
             return
         scale = np.sqrt(self._squares / self._count)
-        scale[scale < 1e-8] = 1.0  # a constant feature is 0 after centring, and is not moved
+        scale[scale < 1e-8] = 1.0  # a constant feature is 0 after centring: its weight stays
         z = np.column_stack([(x - self._mean) / scale, np.ones(len(x))])  # (S, d + 1)
         step = natural_step(z, old, episodes.actions, advantages, self.kl, self.damping)
         weights = step[:, :-1] / scale
         bias = step[:, -1] - weights @ self._mean
-        for _ in range(10):  # F describes small steps only: shorten one that goes too far
+        for _ in range(10):  # F describes small steps only: halve a step that goes too far
             new = SoftmaxLinear(
                 self._policy.weights + weights, np.asarray(self._policy.bias) + bias
             )
@@ -97,7 +97,7 @@ class SoftmaxLinearAgent:
             weights, bias = 0.5 * weights, 0.5 * bias
 
     def _observe(self, x: Floats) -> None:
-        """Merge the mean and squares of a batch into those of all before."""
+        """Update the mean and the sum of squares with a batch of observations."""
         total = self._count + len(x)
         shift = x.mean(axis=0) - self._mean
         self._squares += ((x - x.mean(axis=0)) ** 2).sum(axis=0)
@@ -107,11 +107,12 @@ class SoftmaxLinearAgent:
 
 
 def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> Floats:
-    """(S,) G_i,t - b_t; exactly 0 where all episodes that reach step t went alike."""
+    """Return (S,) G_i,t - b_t, exactly 0 where G is equal in all episodes that reach step t."""
     to_go = rewards_to_go(episodes, gamma)
     mean = np.bincount(episodes.steps, to_go) / np.bincount(episodes.steps)
     centred = to_go - mean[episodes.steps]
-    # rounding errors have a direction, and the step has the same length whatever the gradient
+    # the length of the step does not depend on that of the gradient, so rounding errors alone
+    # would move the policy
     centred[np.abs(centred) <= 1e-9 * np.abs(to_go).max()] = 0.0
     return np.asarray(centred)
 
@@ -124,22 +125,22 @@ def natural_step(
     kl: float,
     damping: float,
 ) -> Floats:
-    """Δ as (A, D), for scores W z.
+    """Return (A, D) the step Δ of the weights W, for a softmax of W z.
 
     Args:
         z: (S, D) features.
-        probs: (S, A) of the policy that acted.
-        actions: (S,).
-        advantages: (S,).
+        probs: (S, A) probabilities of the policy that acted.
+        actions: (S,) chosen actions.
+        advantages: (S,) centred rewards to go.
         kl: Divergence of the step, to second order.
-        damping: Added to the diagonal of F.
+        damping: Number added to the diagonal of F.
     """
     n_steps, n_actions = probs.shape
     width = z.shape[1]
     pull = -probs * advantages[:, None]
     pull[np.arange(n_steps), actions] += advantages
     gradient = (pull.T @ z / n_steps).ravel()
-    # F[(a, i), (b, j)] = mean of (1{a = b} p_a - p_a p_b) z_i z_j, one block a pair of actions
+    # F[(a, i), (b, j)] = mean of (1{a = b} p_a - p_a p_b) z_i z_j, a block for each (a, b)
     fisher = np.empty((n_actions, width, n_actions, width))
     for a in range(n_actions):
         for b in range(a + 1):
@@ -154,6 +155,6 @@ def natural_step(
 
 
 def mean_kl(old: Floats, new: Floats) -> float:
-    """Mean over the rows of Σ_a old log(old / new)."""
+    """Return the mean over the rows of Σ_a old log(old / new)."""
     tiny = np.finfo(np.float64).tiny  # 0 log 0 = 0
     return float((old * np.log((old + tiny) / (new + tiny))).sum(axis=1).mean())

@@ -1,11 +1,11 @@
-"""What recording costs: the CPU time of a run beside that of the bare environment.
+"""Measure the cost of recording: the CPU time of a run against that of the bare environment.
 
     python benchmarks/recording.py [--repetitions 20]
 
-Every repetition runs all contenders one after the other, so that a busy machine is busy for all of
-them. Shown are medians over the repetitions: the ratio to the bare environment of the same
-repetition, and what that adds to a step. Actions are uniformly random. Ours includes asking the
-policy for their probabilities and putting all episodes into the buffer.
+Every repetition runs all contenders one after the other, so that a busy machine slows all of them
+down. The medians over the repetitions are shown: the ratio to the bare environment of the same
+repetition, and the time added to a step. Actions are uniformly random. The time of our recorders
+includes the log-probabilities by the policy and putting all episodes into the buffer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import wrappers.vector
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
 
 UNIFORM = Uniform(2)
-SIGMOID = LinearSigmoid(np.zeros(4))  # the same, but it has to look at the observations
+SIGMOID = LinearSigmoid(np.zeros(4))  # the same, but computed from the observations
 LOG_HALF = float(np.log(0.5))
 Run = Callable[[], object]
 
 
 class NullEnv(gym.Env[Any, Any]):
-    """Does nothing, for 200 steps an episode."""
+    """Environment that does nothing, for 200 steps an episode."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -44,12 +44,12 @@ class NullEnv(gym.Env[Any, Any]):
         self._left = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start counting."""
+        """Start counting steps."""
         self._left = 200
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Count."""
+        """Count a step."""
         self._left -= 1
         return self._observation, 1.0, self._left == 0, False, {}
 
@@ -76,14 +76,15 @@ def recorded(
     def run() -> None:
         env.abandon()
         play(env, actions, **given)
-        env.buffer.clear()  # takes in what has not been taken in yet, then forgets it
+        env.buffer.clear()  # first fetches the episodes that wait
 
     return run
 
 
 def by_minari(env: gym.Env[Any, Any], actions: list[int]) -> dict[str, Run]:
-    """Minari's collector, which writes to a temporary file, if it is installed."""
+    """Return a run with Minari's collector, which writes to a temporary file, if installed."""
     try:
+        importlib.import_module("jax")  # which the collector needs at its first step
         collector = importlib.import_module("minari").DataCollector(env)
     except ImportError as error:
         print(f"(left out: Minari's DataCollector, {error})")
@@ -129,7 +130,7 @@ def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> N
         for name, run in runs.items():
             start = time.process_time()
             run()
-            if repetition:  # the first is a rehearsal
+            if repetition:  # the first one warms up
                 seconds[name].append(time.process_time() - start)
     bare = np.array(seconds["bare"])
     print(f"{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")

@@ -1,10 +1,10 @@
-"""How often the intervals of train.py hold the value from fresh rollouts, over many seeds.
+"""Measure how often the intervals of train.py cover the value from fresh rollouts.
 
     python benchmarks/train_coverage.py --env CartPole-v1 --seeds 50
 
-Prints, for each estimator, the share of seeds whose interval holds the fresh mean (its own error
-added to the width), the mean distance in standard errors, and both by the colour of the verdict.
-Undefined intervals are left out.
+Prints, for each estimator, the share of seeds whose interval covers the mean return of fresh
+rollouts (with their own error added to the width), the mean distance in standard errors, and the
+coverage by the colour of the verdict. Undefined intervals are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ope_gym import Evaluation
 
 
 def one(env_id: str, seed: int, more: list[str]) -> tuple[Evaluation, tuple[float, float]]:
-    """One run of train.py without its files; the evaluation and the fresh mean."""
+    """Run train.py without its files; return the evaluation and the mean of fresh rollouts."""
     args = train.parse(["--env", env_id, "--seed", str(seed), "--quiet", *more])
     probe = gym.make(env_id)
     env = train.make_env(args, args.recorded, held_out=args.held_out)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _share(inside: list[bool | None]) -> tuple[float, float]:
-    """Share of the defined intervals that hold the truth, and its standard error."""
+    """Return the share of the defined intervals that cover the truth, and its standard error."""
     known = [hit for hit in inside if hit is not None]
     share = float(np.mean(known)) if known else np.nan
     return share, float(np.sqrt(share * (1 - share) / max(len(known), 1)))

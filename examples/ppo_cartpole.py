@@ -1,8 +1,9 @@
-"""PPO in one file, in the style of CleanRL; what ope_gym adds and changes is marked.
+"""Evaluate PPO while it trains, in one file in the style of CleanRL; our lines are marked.
 
-A quarter of the episodes is held out: PPO never trains on them, so what they say about the current
-policy is not flattered. Every few updates it is evaluated from those of the policies before it.
-Episodes begun less than a time limit ago are left out: of those only the short ones have ended.
+A quarter of the episodes is held out: PPO never trains on them, so an estimate from them is not
+optimistic. Every few updates the current policy is evaluated from the held-out episodes of earlier
+policies. Episodes begun less than a time limit ago are left out, of which only the short ones have
+ended.
 
     python examples/ppo_cartpole.py
     tensorboard --logdir runs
@@ -28,7 +29,7 @@ ESTIMATORS = ("FIS", "NFIS", "NBIS")  # added
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--seed", type=int, default=1)
@@ -51,14 +52,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
-    """Orthogonal weights, no bias."""
+    """Set orthogonal weights and a bias of 0."""
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, 0.0)
     return layer
 
 
 def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    """Two hidden layers."""
+    """Make a network with two hidden layers."""
     return nn.Sequential(
         layer_init(nn.Linear(inputs, 64)),
         nn.Tanh(),
@@ -98,7 +99,7 @@ num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
 for update in range(num_updates):
     optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
 
-    envs.follow(TorchPolicy(actor))  # added: whose actions the next steps are
+    envs.follow(TorchPolicy(actor))  # added: this policy chooses the next actions
     for step in range(args.num_steps):
         global_step += args.num_envs
         obs[step], dones[step] = next_obs, next_done
@@ -127,7 +128,7 @@ for update in range(num_updates):
             last = advantages[t] = delta + args.gamma * args.gae_lambda * alive * last
         returns = advantages + values
 
-    # the learner leaves held-out episodes alone
+    # the learner must not train on held-out episodes
     b_inds = np.flatnonzero(envs.trainable())  # changed: was np.arange(batch_size)
     b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()
     b_advantages, b_returns = advantages.flatten(), returns.flatten()
@@ -155,8 +156,8 @@ for update in range(num_updates):
     if (update + 1) % args.evaluate_every == 0:
         mean = np.mean(finished) if finished else np.nan
         print(f"step {global_step}: the last rollout's episodes returned {mean:.1f}")
-        data = envs.settled().select(held_out=True, last=10)  # added: no long ones are missing
-        if len(data):  # added, with the next three: what is the policy worth now?
+        data = envs.settled().select(held_out=True, last=10)  # added: no long episode is missing
+        if len(data):  # added, with the next three: the value of the current policy
             evaluation = evaluate(data, TorchPolicy(actor), estimators=ESTIMATORS)
             ope_writer.add_evaluation(evaluation, global_step)
             print(evaluation)

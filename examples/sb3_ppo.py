@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the callback plugged in; the added lines are marked."""
+"""Evaluate a Stable-Baselines3 model while it trains; the added lines are marked."""
 
 import argparse
 

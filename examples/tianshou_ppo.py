@@ -1,8 +1,8 @@
-"""Tianshou's PPO, with the episodes of its tests recorded; the parts of ope_gym are marked.
+"""Evaluate Tianshou's PPO from the episodes of its tests; the parts of ope_gym are marked.
 
-Tianshou tests the policy after every epoch and never trains on these episodes: they are held out
-by themselves. Before each test the current policy is evaluated from all tests before it, and the
-test then tells whether that was right.
+Tianshou tests the policy after every epoch and never trains on these episodes, so they are held
+out. Before each test the current policy is evaluated from all earlier tests, and the test then
+shows whether the estimate was right.
 
     pip install tianshou
     python examples/tianshou_ppo.py
@@ -51,7 +51,7 @@ train_envs, test_envs = (DummyVectorEnv([lambda: gym.make(args.env_id)] * 8) for
 train_envs.seed(args.seed)
 test_envs.seed(args.seed + 1000)
 
-# ope_gym: what the tests recorded, and where evaluations go
+# ope_gym: the episodes of the tests, and where evaluations are written
 buffer = TrajectoryBuffer(
     env.observation_space, env.action_space, horizon=env.spec.max_episode_steps
 )
@@ -59,7 +59,7 @@ writer = EvaluationWriter(SummaryWriter(args.logdir))
 
 
 def before_test(epoch: int, env_step: int | None) -> None:
-    """ope_gym: evaluate the policy from the tests of those before it; it acts from now on."""
+    """Evaluate the current policy from earlier tests (ope_gym); from now on it acts."""
     current = TorchPolicy(actor, forward=lambda module, obs: module(obs)[0])
     if len(buffer):
         evaluation = evaluate(buffer, current, estimators=["FIS", "NFIS", "NBIS"])
@@ -69,7 +69,7 @@ def before_test(epoch: int, env_step: int | None) -> None:
 
 
 def after_episode(episode: Any) -> None:
-    """ope_gym: keep an episode of the test, with the probabilities of its actions."""
+    """Keep an episode of the test, with the probabilities of its actions (ope_gym)."""
     k = len(buffer.policies) - 1
     log_probs = buffer.policies[k].log_prob(episode.obs, episode.act)
     buffer.append(
