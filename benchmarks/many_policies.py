@@ -1,4 +1,4 @@
-"""An update per episode: what partial mixtures cost, what they lose, and how both grow.
+"""Measure what partial mixtures cost and lose where every episode has a policy of its own.
 
     python -m benchmarks.many_policies             cost, then loss, as Markdown tables
     python -m benchmarks.many_policies cost --largest 3000
@@ -41,7 +41,7 @@ Made = tuple[Trajectories, LinearSigmoid]
 
 
 def drifting(policies: int, seed: int, drift: float = 1.0, length: int = 100) -> Made:
-    """Linear policies that drift as those of a training loop, an episode each; the target."""
+    """Return episodes of linear policies that drift as in a training loop, and the target."""
     rng = np.random.default_rng(seed)
     direction = np.array([1.0, -0.5, 0.25, 1.0])
     known = [LinearSigmoid(direction * x) for x in np.linspace(0.0, drift, policies + 1)]
@@ -65,7 +65,7 @@ def drifting(policies: int, seed: int, drift: float = 1.0, length: int = 100) ->
 
 
 def gradient(policies: int, seed: int, kl: float) -> Made:
-    """CartPole: a natural gradient step after every episode, from the last four."""
+    """Train on CartPole by a natural gradient step after every episode, from the last four."""
     agent, batch = SoftmaxLinearAgent(4, 2, kl=kl), list[Trajectories]()
 
     def learn(episode: Trajectories) -> LinearSigmoid:
@@ -79,7 +79,7 @@ def gradient(policies: int, seed: int, kl: float) -> Made:
 
 
 def perturbed(policies: int, seed: int, noise: float) -> Made:
-    """CartPole: PoWER in parameter space, every episode with noise of its own; target without."""
+    """Train on CartPole by PoWER with parameter noise anew in every episode; target without."""
     agent = Power(4, exploration="parameters", noise=noise, seed=seed)
 
     def learn(episode: Trajectories) -> LinearSigmoid:
@@ -93,7 +93,7 @@ def perturbed(policies: int, seed: int, noise: float) -> Made:
 def _trained(
     policies: int, seed: int, first: LinearSigmoid, learn: Callable[[Trajectories], LinearSigmoid]
 ) -> Made:
-    """Held-out episodes, one of each policy, beside those that the learner sees."""
+    """Return held-out episodes, one of each policy, and the policy learned from other episodes."""
     rng, policy = np.random.default_rng(seed), first
     known, parts = [], []
     for _ in range(policies):
@@ -122,7 +122,7 @@ def _as_sigmoid(policy: SoftmaxLinear) -> LinearSigmoid:
 
 
 def run(policies: int, mixture: str | int, seed: int) -> dict[str, Any]:
-    """One evaluation in this process: seconds, memory and the value."""
+    """Evaluate once in this process; return seconds, memory and the value."""
     small, target = drifting(300, seed)
     evaluate(small, target, estimators=ESTIMATORS, mixture=mixture)  # compiles
     data, target = drifting(policies, seed)
@@ -139,13 +139,13 @@ def run(policies: int, mixture: str | int, seed: int) -> dict[str, Any]:
 
 
 def _resident() -> float:
-    """Largest resident memory of this process so far, MiB."""
+    """Return the largest resident memory of this process so far, in MiB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def cost(seed: int, largest: int) -> None:
-    """Time and memory against K, with the mixture of all policies and with groups."""
+    """Print time and memory by K, with the mixture of all policies and with groups."""
     rows = [["policies", "steps", "mixture", "seconds", "µs a step", "MiB extra", "NFIS"]]
     for mixture in ("all", SIZE):
         for policies in (100, 300, 1000, 3000, 10_000):
@@ -176,7 +176,7 @@ def cost(seed: int, largest: int) -> None:
 
 
 def effective(data: Trajectories, target: LinearSigmoid, groups: IntArray) -> FloatArray:
-    """(T,) effective sample size of fused weights against any groups of the policies."""
+    """Return (T,) the effective sample size of fused weights against groups of the policies."""
     prefix = np.empty(data.n_steps)
     own = policy_log_probs(target, "target", data)
     kernels.cumulate(own, 0, len(data), data.offsets, prefix)
@@ -186,7 +186,7 @@ def effective(data: Trajectories, target: LinearSigmoid, groups: IntArray) -> Fl
 
 
 def loss(policies: int, seed: int) -> None:
-    """Effective sample sizes as shares of that of the mixture of all."""
+    """Print effective sample sizes as shares of that of the mixture of all."""
     cases: dict[str, Callable[[], Made]] = {
         "drift 0.3": lambda: drifting(policies, seed, 0.3),
         "drift 2": lambda: drifting(policies, seed, 2.0),

@@ -1,4 +1,4 @@
-"""The pictures of evaluations in the documentation: `python docs/pictures.py [--out docs/images]`.
+"""Draw the pictures of the documentation: `python docs/pictures.py [--out docs/images]`.
 
 PoWER is trained on CartPole-v1 several times, with a compiled copy of the environment. Every policy
 plays episodes for the learner and as many that are held out, and the final policy is evaluated from
@@ -44,7 +44,7 @@ SIDES = (("held-out data", "#0072B2", "o"), ("in-sample data", "#D55E00", "s"))
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the final policy, its value with a standard error, and all episodes."""
+    """Hold one training: the final policy, its value with a standard error, and all episodes."""
 
     seed: int
     policy: LinearSigmoid
@@ -52,7 +52,7 @@ class Run:
     episodes: Trajectories
 
     def both(self, estimators: tuple[str, ...]) -> tuple[Evaluation, Evaluation]:
-        """The final policy from the held-out episodes, and from those it was trained on."""
+        """Evaluate the final policy from held-out episodes, and from those it was trained on."""
         seen = self.episodes.select(held_out=False)
         return (
             evaluate(self.episodes, self.policy, estimators=estimators, data="held-out"),
@@ -61,7 +61,7 @@ class Run:
 
 
 def train(seed: int) -> Run:
-    """PoWER by the reward to go, from a policy that acts at random."""
+    """Train PoWER by the reward to go, from a policy that acts at random."""
     rng = np.random.default_rng(seed)
     agent = Power(4, weighting="reward-to-go", seed=seed)
     parts: list[Trajectories] = []
@@ -74,12 +74,12 @@ def train(seed: int) -> Run:
 
 
 def errors(run: Run) -> list[list[float]]:
-    """Estimate - truth by each compared estimator, on either side."""
+    """Return estimate - truth by each compared estimator, on either side."""
     return [[side[name].value - run.truth[0] for name in COMPARED] for side in run.both(COMPARED)]
 
 
 def errors_figure(found: NDArray[np.float64], width: float) -> Figure:
-    """Errors (runs, sides, estimators) as points, with their means and two standard errors."""
+    """Draw errors (runs, sides, estimators) as points, with their means and two standard errors."""
     figure = Figure(figsize=(width, 2.9), dpi=150, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     edge = 1.05 * float(np.quantile(np.abs(found), 0.95))
@@ -146,7 +146,7 @@ def errors_figure(found: NDArray[np.float64], width: float) -> Figure:
 
 
 def draw(out: Path) -> list[Path]:
-    """All pictures; what was written."""
+    """Draw all pictures and return the files that were written."""
     runs = [train(seed) for seed in range(FIRST_SEED, FIRST_SEED + RUNS)]
     found = np.array([errors(run) for run in runs])  # (runs, sides, estimators)
     gain = found[:, 1, COMPARED.index("FIS")] - found[:, 0, COMPARED.index("FIS")]

@@ -1,4 +1,4 @@
-"""Pictures of a TensorBoard run: `python docs/screenshot.py runs --out docs/images`.
+"""Take pictures of a TensorBoard run: `python docs/screenshot.py runs --out docs/images`.
 
 Starts TensorBoard on the loopback interface, opens its pages in a headless Chromium, waits until
 the charts are drawn, saves each page as a PNG file and prints as JSON what the charts show. Exits
@@ -73,7 +73,7 @@ _PROBE = """
 
 
 class Browser:
-    """A headless Chromium.
+    """Drive a headless Chromium.
 
     Args:
         executable: path of Chromium.
@@ -98,7 +98,7 @@ class Browser:
         self._received, self._number, self._session = b"", 0, ""
 
     def open(self, url: str) -> None:
-        """A new page."""
+        """Open a new page."""
         self._session = ""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
@@ -117,14 +117,14 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"the page raised {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The page as a PNG file."""
+        """Return the page as a PNG file."""
         picture = self._call("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(picture))
 
@@ -141,7 +141,7 @@ class Browser:
         os.close(self._answers)
 
     def _call(self, method: str, *, timeout: float = 60.0, **parameters: object) -> dict[str, Any]:
-        """The result of one command; events that come in between are passed over."""
+        """Return the result of one command, ignoring events that come in between."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -173,7 +173,7 @@ class Browser:
 
 @contextmanager
 def chromium(size: tuple[int, int]) -> Iterator[Browser]:
-    """A browser with a fresh profile."""
+    """Start a browser with a fresh profile."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser")
     if executable is None:
         sys.exit("chromium is not installed: apt-get install chromium, or the like of it")
@@ -187,7 +187,7 @@ def chromium(size: tuple[int, int]) -> Iterator[Browser]:
 
 @contextmanager
 def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
-    """The address of a TensorBoard that has read the runs below `logdir`."""
+    """Yield the address of a TensorBoard that has read the runs below `logdir`."""
     command = [sys.executable, "-W", "ignore", "-m", "tensorboard.main", "--load_fast=false"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -235,12 +235,12 @@ def capture(
 
 
 def drawn(card: dict[str, Any]) -> bool:
-    """Whether a chart shows anything."""
+    """Tell whether a chart shows anything."""
     return bool(card["lines"] or card["points"])
 
 
 def main() -> int:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

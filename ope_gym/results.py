@@ -47,7 +47,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     @property
     def sample(self) -> Sample:
-        """The trajectories the estimates rest on."""
+        """Return the sample that all estimates rest on."""
         return next(iter(self.values())).sample
 
     def difference(self, other: Evaluation) -> Differences:

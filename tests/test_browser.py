@@ -1,4 +1,4 @@
-"""TensorBoard in a real browser: the charts of a run are drawn."""
+"""Test in a real browser that TensorBoard draws the charts of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the pages of a run with five evaluations show, and their pictures."""
+    """Return what the pages of a run with five evaluations show, and their pictures."""
     folder = tmp_path_factory.mktemp("browser")
     with EvaluationWriter(folder / "runs" / "toy") as writer:
         for step in range(5):

@@ -19,6 +19,7 @@ from ope_gym.__main__ import _parser
 from ope_gym.data.blocks import MAGIC
 from ope_gym.inference import diagnostics, intervals, regimes
 from ope_gym.policies.base import POLICY_KINDS
+from ope_gym.report.scalars import scalars
 
 ROOT = Path(__file__).parents[1]
 
@@ -218,12 +219,17 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
 
 
 def test_tags_are_those_that_are_written() -> None:
-    source = (ROOT / "ope_gym" / "tensorboard.py").read_text(encoding="utf-8")
+    source = (ROOT / "ope_gym" / "report" / "tensorboard.py").read_text(encoding="utf-8")
     text = text_of("tensorboard")
     for tag in re.findall(r'"((?:ope|ranking|rollout)/\w+)"', source):
         assert f"`{tag}`" in text, tag
-    for key in re.findall(r'^ +\("(\w+)", d\.', source, re.M):
-        assert f"`diagnostics/<estimator>/{key}`" in text, key
+    evaluation = ope_gym.evaluate_log_probs(
+        [-0.7] * 30, [[-0.7] * 30], [0] * 30, range(30), range(31), estimators="FCIS"
+    )
+    assert len(scalars(evaluation)) >= 7
+    for tag in scalars(evaluation):
+        if not tag.endswith(("/low", "/high")):  # named beside /value
+            assert f"`{tag.replace('FCIS', '<estimator>')}`" in text, tag
 
 
 def test_file_format_names_every_registered_policy_and_the_magic() -> None:

@@ -1,4 +1,4 @@
-"""Figures and the overlap they draw: exact cases, and pictures that are not empty."""
+"""Test figures and the overlap they draw: exact cases, and pictures that are not empty."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def bandit(tables: list[list[float]], actions: list[list[int]]) -> Trajectories:
-    """One state, one step: the actions that each policy took."""
+    """Record one-step episodes in one state, from the actions that each policy took."""
     buffer = TrajectoryBuffer()
     for table, taken in zip(tables, actions, strict=True):
         number = buffer.add_policy(builders.Table(np.array([table])))
@@ -187,7 +187,7 @@ def held_out() -> Evaluation:
 
 
 def shaped(base: Evaluation, spans: dict[str, tuple[float, float, float]]) -> Evaluation:
-    """Estimates with these (low, value, high)."""
+    """Return estimates with these (low, value, high)."""
     first = base["NFIS"]
     return Evaluation(
         {
@@ -210,7 +210,7 @@ def texts(axes: Axes) -> list[str]:
 
 
 def arrows(axes: Axes) -> list[tuple[str, float]]:
-    """Side and row of each arrow."""
+    """Return side and row of each arrow."""
     sides: dict[Any, str] = {4: "left", 5: "right"}
     return [
         (sides[line.get_marker()], ys(line)[0]) for line in axes.lines if line.get_marker() in sides
@@ -218,7 +218,7 @@ def arrows(axes: Axes) -> list[tuple[str, float]]:
 
 
 def markers(axes: Axes) -> dict[float, tuple[float, str]]:
-    """Value and marker in each row."""
+    """Return value and marker in each row."""
     return {
         ys(line)[0]: (xs(line)[0], str(line.get_marker()))
         for line in axes.lines
@@ -437,7 +437,7 @@ def test_command_writes_the_pictures(
 
 
 def assert_picture(pixels: NDArray[np.uint8]) -> None:
-    """A picture of reasonable size, mostly background, with many colours."""
+    """Check that a picture has a reasonable size and many colours."""
     height, width, channels = pixels.shape
     assert channels == 3
     assert pixels.dtype == np.uint8

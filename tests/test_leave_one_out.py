@@ -1,4 +1,4 @@
-"""Each policy estimated from the others' episodes, beside its own returns."""
+"""Test estimates of each policy from the others' episodes against its own returns."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_of_many_policies_some_are_checked(made: builders.Recorded) -> None:
 
 
 def test_about_as_many_agree_as_the_level_says() -> None:
-    """200 comparisons of policies near each other."""
+    """Compare policies near each other 200 times."""
     agree = told = 0
     for seed in range(50):
         rng = np.random.default_rng(seed)

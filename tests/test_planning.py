@@ -1,4 +1,4 @@
-"""Which past policy helps: contributions, and the predicted error of a larger sample."""
+"""Test contributions of past policies, and the predicted error of a larger sample."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_prediction_is_the_formula_in_a_plain_loop(made: builders.Recorded, name
 
 
 class Design:
-    """A small MDP whose every episode is known, to be sampled in bulk."""
+    """Hold a small MDP whose every episode is known, to be sampled in bulk."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -203,7 +203,7 @@ class Design:
         self._chances: dict[bytes, NDArray[np.float64]] = {}
 
     def _steps(self, values: list[list[float]]) -> NDArray[np.float64]:
-        """(paths, T), the rows filled up with 0."""
+        """Return (paths, T), the rows filled up with 0."""
         return np.array([row + [0.0] * (self.mdp.horizon - len(row)) for row in values])
 
     def _logs(self, policy: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -215,7 +215,7 @@ class Design:
         return np.cumsum(self._steps(rows), axis=1)
 
     def weights(self, counts: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Fused weights and weighted rewards of every path; the last count is the target's."""
+        """Return fused weights and weighted rewards of every path (last count: the target)."""
         shares = np.array(counts) / sum(counts)
         acting = [*self.policies, self.target]
         mixture = sum(s * np.exp(self._logs(p)) for s, p in zip(shares, acting, strict=True))
@@ -223,7 +223,7 @@ class Design:
         return w, w * self._steps([list(p.rewards) for p in self.paths])
 
     def chances(self, policy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of every path, computed once."""
+        """Return the probability of every path under a policy."""
         key = policy.tobytes()
         if key not in self._chances:
             p = np.array([path.probability(policy) for path in self.paths])
@@ -231,7 +231,7 @@ class Design:
         return self._chances[key]
 
     def exact_plain(self, counts: list[int]) -> float:
-        """Standard deviation of FIS, by enumeration."""
+        """Return the standard deviation of FIS, by enumeration."""
         psi, total = self.weights(counts)[1].sum(axis=1), 0.0
         for n, policy in zip(counts, [*self.policies, self.target], strict=True):
             p = self.chances(policy)
@@ -239,7 +239,7 @@ class Design:
         return math.sqrt(total) / sum(counts)
 
     def simulated_normalised(self, counts: list[int], rounds: int) -> float:
-        """Standard deviation of NFIS over simulated data sets."""
+        """Return the standard deviation of NFIS over simulated data sets."""
         w, paid = self.weights(counts)
         drawn = sum(
             self.rng.multinomial(n, self.chances(policy), size=rounds)

@@ -1,4 +1,4 @@
-"""Which policy is best: order, paired differences, probabilities, and what is shown."""
+"""Test rankings: order, paired differences, probabilities, tables and figures."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ _TABLE: dict[float, tuple[Any, Any]] = {}
 
 
 def _quantile(ess: float, u: float) -> float:
-    """Quantile of chi2 with ESS - 1 degrees from a table: exact enough, and fast."""
+    """Look up a quantile of chi2 with ESS - 1 degrees in a table: exact enough, and fast."""
     if ess not in _TABLE:
         grid = np.linspace(0, 1, 20_001)[1:-1]
         _TABLE[ess] = grid, chi2.ppf(grid, ess - 1)
@@ -185,7 +185,7 @@ def test_few_effective_episodes_leave_much_open(ranking: Ranking) -> None:
 
 
 def one_step(mean: float, spread: float, seed: int, n: int = 200) -> Estimate:
-    """A policy that recorded all itself, whose rewards have exactly this mean."""
+    """Return the estimate of a policy that recorded all itself, with exactly this mean reward."""
     rewards = spread * np.random.default_rng(seed).standard_normal(n)
     rewards += mean - rewards.mean()
     nothing = np.zeros(n)

@@ -1,4 +1,4 @@
-"""What EvaluationWriter leaves in event files, read back with TensorBoard's own reader."""
+"""Test the event files of EvaluationWriter, read back with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluation(made: builders.Recorded) -> Evaluation:
 
 @pytest.fixture
 def broken(evaluation: Evaluation) -> Evaluation:
-    """BIS without an interval, NFIS as it is."""
+    """Return BIS without an interval, and NFIS as it is."""
     bis = evaluation["BIS"]
     return Evaluation(
         {

@@ -1,1 +1,1 @@
-"""Questions built on evaluations: ranking, leave-one-out, contributions, planning, overlap."""
+"""Answer questions by evaluations: which policy is best, whom to trust, what to collect next."""

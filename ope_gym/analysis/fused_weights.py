@@ -67,12 +67,12 @@ class FusedWeights:
 
     @property
     def n(self) -> int:
-        """Number of trajectories."""
+        """Return the number of trajectories."""
         return len(self.data)
 
     @property
     def ends(self) -> IntArray:
-        """Last row (n,) of each trajectory."""
+        """Return (n,) the last row of each trajectory."""
         return np.asarray(self.data.offsets[1:] - 1)
 
     def prefix(self, policy: Policy, name: str) -> FloatArray:

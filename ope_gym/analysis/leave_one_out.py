@@ -200,7 +200,7 @@ class Check:
 
     @property
     def expected_cover(self) -> float:
-        """Return the probability that it does if all is well.
+        """Return the probability that `covers` is true if all is well.
 
         It is below the level, because the own mean has an error, too.
         """
@@ -278,7 +278,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_coverage(self) -> float:
-        """Return what that share would be if all is well, given the errors of the own means."""
+        """Return the coverage to expect if all is well, given the errors of the own means."""
         shares = [check.expected_cover for check in self.values() if check.covers is not None]
         return float(np.mean(shares)) if shares else math.nan
 
@@ -289,7 +289,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_rmse(self) -> float:
-        """Return what that would be if all is well: the errors of estimates and own means."""
+        """Return the root mean square to expect from the errors of estimates and own means."""
         return _root_mean_square([check.error for check in self.values()])
 
     @property

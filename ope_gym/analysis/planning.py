@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def best(self) -> Need | None:
-        """The policy of which the fewest episodes are needed; None if none suffices."""
+        """Return the policy of which the fewest episodes are needed; None if none suffices."""
         return self.needs[0] if self.needs[0].episodes is not None else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -109,18 +109,18 @@ class Ranking(Mapping[str, Ranked]):
 
     @property
     def best(self) -> Ranked:
-        """The policy of the largest estimate."""
+        """Return the policy with the largest estimate."""
         return next(iter(self.values()))
 
     @property
     def safest(self) -> Ranked:
-        """The policy whose interval has the highest lower end: the cautious choice."""
+        """Return the cautious choice: the policy whose interval has the highest lower end."""
         lows = [r.estimate.interval.low for r in self.values()]
         return list(self.values())[int(np.argmax(np.nan_to_num(lows, nan=-np.inf)))]
 
     @property
     def sample(self) -> Sample:
-        """The trajectories; its regime is that of the best policy."""
+        """Return the sample of the best policy; the regimes of the others may differ."""
         return self.best.estimate.sample
 
     def difference(self, minuend: str, subtrahend: str) -> Difference:
