@@ -42,15 +42,18 @@ from unittest import mock
 
 import numpy as np
 from gymnasium import spaces as S
+from numpy.typing import ArrayLike
 
 from ope_gym import batches
+from ope_gym.batches import Tree
 from ope_gym.data import reader
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.data.files import write_change, write_episodes, write_policy, write_spaces
 from ope_gym.data.reader import read_layout
-from ope_gym.data.schema import BY_EPISODE, BY_STEP, join
+from ope_gym.data.schema import BY_EPISODE, BY_STEP, Columns, join
+from ope_gym.data.spaces import Space, to_columns
 from ope_gym.data.trajectories import Trajectories, nothing, read_chunks
 from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
 
@@ -79,6 +82,52 @@ def originals(folder: Path) -> dict[str, bytes]:
         maker(folder / name)
         found[name] = (folder / name).read_bytes()
     return found
+
+
+def write_episode(
+    writer: BlockWriter,
+    observations: Tree,
+    actions: Tree,
+    rewards: ArrayLike,
+    log_probs: ArrayLike,
+    policy_ids: ArrayLike,
+    *,
+    terminated: bool,
+    truncated: bool = False,
+    held_out: bool = False,
+    start_clock: int | None = None,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+) -> None:
+    """Write one finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
+
+    The spaces are those of the section. An episode with a `start_clock` follows schedule 0.
+    """
+    received = np.asarray(rewards, dtype=np.float64)
+    n = len(received)
+    seen, chosen = (
+        to_columns(space, batch, n, name=name, where=str, copy=False)
+        for space, batch, name in (
+            (observation_space, observations, "observations"),
+            (action_space, actions, "actions"),
+        )
+    )
+    episode = Columns(
+        seen,
+        chosen,
+        received,
+        np.asarray(log_probs, dtype=np.float64),
+        np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
+        np.array([0, n]),
+        np.array([terminated]),
+        np.array([truncated]),
+        np.array([held_out]),
+        np.array([-1 if start_clock is None else start_clock]),
+        np.array([-1 if start_clock is None else 0], dtype=np.int32),
+        observation_space=observation_space,
+        action_space=action_space,
+    )
+    write_episodes(writer, episode)
 
 
 def _discrete(path: Path, seed: int = 0) -> None:

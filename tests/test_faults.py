@@ -695,9 +695,10 @@ def test_the_layout_of_a_file_tells_its_episodes_without_their_contents(
         assert_array_equal(np.concatenate(parts), getattr(found, name))
     assert any(section.clocked for section in sections) == (kind == "schedules")
     if kind == "schedules":
+        changes = Schedule(np.array([0, 3]), np.array([0, 1], dtype=np.int32))
         assert [section.schedule_ids.tolist() for section in sections] == [[0, 0], [0, 0]]
         assert [section.start_clock.tolist() for section in sections] == [[0, 4], [0, 4]]
-        assert [section.schedules for section in sections] == [(Schedule([0, 3], [0, 1]),)] * 2
+        assert [section.schedules for section in sections] == [(changes,)] * 2
 
 
 def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:

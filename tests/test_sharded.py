@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.fuzz import write_episode
 from ope_gym import Estimate, Evaluation, LinearSigmoid, Trajectories, Uniform, evaluate
 from ope_gym.data import reader
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import Block, DamagedFileError
-from ope_gym.data.files import write_change, write_episode, write_policy, write_spaces
+from ope_gym.data.files import write_change, write_policy, write_spaces
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import WEIGHTED, standard_error

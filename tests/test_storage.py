@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.fuzz import write_episode
 from ope_gym.data import block_writer, blocks, files
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import DamagedFileError, read_blocks
@@ -40,7 +41,7 @@ def write_run(path: Path, lengths: tuple[int, ...], *, close: bool = True) -> li
         files.write_policy(writer, SIGMOID)
         ends.append(path.stat().st_size)
         for i, n in enumerate(lengths):
-            files.write_episode(
+            write_episode(
                 writer,
                 np.full((n, 2), i, dtype=np.float32),
                 np.arange(n) % 2,
@@ -620,7 +621,7 @@ def test_a_second_run_appends_a_section(tmp_path: Path) -> None:
         files.write_policy(writer, SIGMOID)
         files.write_change(writer, 0, 0, mid_episode=False)
         files.write_change(writer, 1, 4, mid_episode=True)
-        files.write_episode(
+        write_episode(
             writer,
             np.zeros((4, 2)),
             [0, 1, 0, 1],
@@ -653,9 +654,9 @@ def test_changes_between_episodes_need_no_schedule(tmp_path: Path) -> None:
         files.write_policy(writer, Uniform(2))
         files.write_policy(writer, Uniform(3))
         files.write_change(writer, 0, 0, mid_episode=False)
-        files.write_episode(writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0)
+        write_episode(writer, [0.0], [0], [1.0], [-1.0], 0, terminated=True, start_clock=0)
         files.write_change(writer, 1, 1, mid_episode=False)
-        files.write_episode(writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1)
+        write_episode(writer, [0.0], [0], [1.0], [-1.0], 1, terminated=True, start_clock=1)
     found = Trajectories.load(path)
     assert found.schedules == ()
     assert found.schedule_ids.tolist() == [-1, -1]
@@ -677,7 +678,7 @@ def test_a_file_and_a_buffer_give_the_same_schedules(tmp_path: Path) -> None:
             n = len(ids)
             steps = (np.zeros((n, 2)), [0] * n, np.ones(n), np.full(n, -0.7), ids)
             buffer.append(*steps, terminated=True, start_clock=clock)
-            files.write_episode(
+            write_episode(
                 writer,
                 *steps,
                 terminated=True,
@@ -796,7 +797,7 @@ def test_thousands_of_small_blocks(tmp_path: Path) -> None:
         files.write_spaces(writer, BOX, TWO, None)
         files.write_policy(writer, Uniform(2))
         for i, n in enumerate(lengths):
-            files.write_episode(
+            write_episode(
                 writer,
                 np.zeros((n, 2)),
                 [0] * n,

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
 from ope_gym.batches import Tree
-from ope_gym.data import space_json, spaces
+from ope_gym.data import space_json
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
@@ -83,52 +83,6 @@ def write_changes(
         "policies": np.asarray(policies, dtype=np.int32),
     }
     writer.append("changes", {"schedule": schedule, "mid_episode": bool(mid_episode)}, arrays)
-
-
-def write_episode(
-    writer: BlockWriter,
-    observations: Tree,
-    actions: Tree,
-    rewards: ArrayLike,
-    log_probs: ArrayLike,
-    policy_ids: ArrayLike,
-    *,
-    terminated: bool,
-    truncated: bool = False,
-    held_out: bool = False,
-    start_clock: int | None = None,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
-) -> None:
-    """Write one finished episode, with the arguments that `TrajectoryBuffer.append` accepted.
-
-    The spaces are those of the section. An episode with a `start_clock` follows schedule 0.
-    """
-    received = np.asarray(rewards, dtype=np.float64)
-    n = len(received)
-    seen, chosen = (
-        spaces.to_columns(space, batch, n, name=name, where=_unnamed, copy=False)
-        for space, batch, name in (
-            (observation_space, observations, "observations"),
-            (action_space, actions, "actions"),
-        )
-    )
-    episode = Columns(
-        seen,
-        chosen,
-        received,
-        np.asarray(log_probs, dtype=np.float64),
-        np.broadcast_to(np.asarray(policy_ids, dtype=np.int32), (n,)),
-        np.array([0, n]),
-        np.array([terminated]),
-        np.array([truncated]),
-        np.array([held_out]),
-        np.array([-1 if start_clock is None else start_clock]),
-        np.array([-1 if start_clock is None else 0], dtype=np.int32),
-        observation_space=observation_space,
-        action_space=action_space,
-    )
-    write_episodes(writer, episode)
 
 
 def write_episodes(writer: BlockWriter, data: Columns) -> None:
@@ -294,7 +248,3 @@ def unpack(layout: Any, space: Space | None, arrays: Mapping[str, NDArray[Any]])
 def _parts(space: Space | None) -> dict[Any, Space]:
     inner = getattr(space, "spaces", None)
     return dict(enumerate(inner)) if isinstance(inner, tuple) else dict(inner or {})
-
-
-def _unnamed(row: int | None) -> str:
-    return "the episode" if row is None else f"step {row}"

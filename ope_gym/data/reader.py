@@ -1,4 +1,4 @@
-"""Read files of episodes: which episodes there are at once, their contents chunk by chunk.
+"""Read files of episodes: first which episodes there are, then their contents chunk by chunk.
 
 `read_layout` goes through a file once, compares everything with its checksums, and returns its
 sections: spaces, policies, schedules, and a table of the episodes. `FileSection.chunks` then reads
@@ -60,7 +60,7 @@ _TABLE = ("lengths", *BY_EPISODE, "first_policies")
 
 
 class FileSchedule(NamedTuple):
-    """A schedule of a file in which policies change inside episodes.
+    """One of a file's schedules in which policies change inside episodes.
 
     Args:
         number: Its number in the file.
@@ -99,7 +99,6 @@ class FileSection:
         policies: The policies, by number.
         file_schedules: Those in which policies change inside episodes.
         blocks: (B,) byte where each block of episodes begins.
-        sizes: (B,) bytes of their payloads.
         counts: (B,) their episodes; nothing if the contents are kept.
         table: (n, 7) the columns of `_TABLE`; no rows in a part, or if the contents are kept.
         first: Number of the first episode.
@@ -114,7 +113,6 @@ class FileSection:
     policies: tuple[Policy, ...]
     file_schedules: tuple[FileSchedule, ...]
     blocks: Ints
-    sizes: Ints
     counts: Ints
     table: Ints
     first: int = 0
@@ -180,7 +178,6 @@ class FileSection:
         return dataclasses.replace(
             self,
             blocks=self.blocks[some],
-            sizes=self.sizes[some],
             counts=self.counts[some],
             table=self.table[:0],
             first=self.first + int(self.counts[:first].sum()),
@@ -286,7 +283,7 @@ def _stretches(block: Block, steps: int | None) -> Iterator[Mapping[str, NDArray
 def read_layout(
     path: PathLike | SeenFile, *, recover: bool = False, keep: bool = False
 ) -> list[FileSection]:
-    """Return the sections of a file, with tables of their episodes; nothing else stays in memory.
+    """Return the sections of a file, with tables of their episodes but not their contents.
 
     All contents are compared with their checksums. A file that ends inside its last block, as a
     crash leaves it, is read up to there, with a warning.
@@ -296,9 +293,7 @@ def read_layout(
         recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
         keep: Whether to keep the contents of the episodes, so that the file is read only once.
     """
-    seen = path
-    if not isinstance(seen, SeenFile):
-        seen = SeenFile(os.fspath(path), os.path.abspath(path), platform.node(), None)  # type: ignore[arg-type]
+    seen = path if isinstance(path, SeenFile) else SeenFile.unread(path)
     drafts: list[_Draft] = []
     known: dict[str, tuple[Any, Space]] = {}
     last = 0
@@ -333,9 +328,9 @@ def read_layout(
 
 
 class _Draft:
-    """A section whose blocks are being read.
+    """Collect the blocks of a section while they are read.
 
-    Numbers are kept in arrays of bytes: a file may have millions of blocks.
+    Numbers are kept in arrays of bytes, not in lists: a file may have millions of blocks.
     """
 
     def __init__(
@@ -347,7 +342,7 @@ class _Draft:
         self.policies: list[Policy] = []
         self.changes: list[files.Change] = []
         self.rows: dict[str, Tree] = {}  # batches of no rows, where their space is unknown
-        self.blocks, self.sizes, self.counts, self.table = (array("q") for _ in range(4))
+        self.blocks, self.counts, self.table = array("q"), array("q"), array("q")
         self.kept: list[dict[str, Any]] = []
 
     def add(self, block: Block, *, keep: bool) -> None:
@@ -367,7 +362,6 @@ class _Draft:
                 self.counts.append(len(table))
                 self.table.frombytes(table.tobytes())
             self.blocks.append(block.offset)
-            self.sizes.append(block.end - block.start)
         else:
             raise ValueError("unknown kind; a newer version of ope_gym may know it")
 
@@ -388,7 +382,6 @@ class _Draft:
             tuple(self.policies),
             tuple(_file_schedules(self.changes)),
             np.array(self.blocks, dtype=np.int64),
-            np.array(self.sizes, dtype=np.int64),
             np.array(self.counts, dtype=np.int64),
             table,
             last=last,

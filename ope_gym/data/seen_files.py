@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import platform
@@ -40,10 +41,15 @@ class SeenFile:
     @classmethod
     def of(cls, path: PathLike) -> SeenFile:
         """Return the file as this process sees it."""
-        mark, place = None, os.path.abspath(path)
-        with suppress(OSError), open(place, "rb") as file:
-            mark = mark_of(file)
-        return cls(os.fspath(path), place, platform.node(), mark)
+        found = cls.unread(path)
+        with suppress(OSError), open(found.path, "rb") as file:
+            found = dataclasses.replace(found, mark=mark_of(file))
+        return found
+
+    @classmethod
+    def unread(cls, path: PathLike) -> SeenFile:
+        """Return a file at which nobody has looked yet."""
+        return cls(os.fspath(path), os.path.abspath(path), platform.node(), None)
 
     def open(self) -> BinaryIO:
         """Open the file, or raise if it is not the one that was seen; it may have grown."""
