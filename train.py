@@ -35,7 +35,7 @@ import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym.policies.base import Floats
-from ope_gym.policies.closed_form import EpsilonGreedyTable, FinitePolicy
+from ope_gym.arrays import FloatArray
+from ope_gym.policies import EpsilonGreedyTable, FinitePolicy
 
 SHAPE = (32, 11, 2)  # of a table over observations; most cells never occur
 
@@ -51,7 +51,7 @@ def value(policy: FinitePolicy, gamma: float = 1.0) -> float:
     return float(_start_value(hit[:, None], gamma)[0])
 
 
-def values(hit: ArrayLike, gamma: float = 1.0) -> Floats:
+def values(hit: ArrayLike, gamma: float = 1.0) -> FloatArray:
     """Return the expected (discounted) returns of many policies at once.
 
     Args:
@@ -93,15 +93,15 @@ def optimal(gamma: float = 1.0) -> Optimum:
 
 
 class _Rules(NamedTuple):
-    moves: Floats  # (28, 28) P(next hand | hit)
-    bust: Floats  # (28,) P(bust | hit)
-    stick: Floats  # (28, 10) expected reward for each card of the dealer
-    stick_natural: Floats  # (10,)
-    start: Floats  # (28,) P(first two cards), naturals apart
+    moves: FloatArray  # (28, 28) P(next hand | hit)
+    bust: FloatArray  # (28,) P(bust | hit)
+    stick: FloatArray  # (28, 10) expected reward for each card of the dealer
+    stick_natural: FloatArray  # (10,)
+    start: FloatArray  # (28,) P(first two cards), naturals apart
     start_natural: float
 
 
-def _start_value(hit: Floats, gamma: float) -> Floats:
+def _start_value(hit: FloatArray, gamma: float) -> FloatArray:
     """Return (K,) the values of policies with hit probabilities (28, K, 10)."""
     rules = _rules()
     moves = gamma * rules.moves
@@ -149,7 +149,7 @@ def _add(hand: tuple[int, int], card: int) -> tuple[int, int]:
 
 
 @cache
-def _dealer(hand: tuple[int, int]) -> Floats:
+def _dealer(hand: tuple[int, int]) -> FloatArray:
     """Return (22,) the probabilities of a dealer's final score, who draws to 17; bust is 0."""
     if hand[0] >= 17:
         return np.asarray(np.arange(22) == (hand[0] if hand[0] <= 21 else 0), dtype=np.float64)

@@ -19,7 +19,7 @@ class Agent(Protocol):
     the rest to `learn`. An agent for another kind of environment needs no more than this one, which
     moves the mean of a Gaussian to the actions of the better half of the episodes:
 
-    >>> from ope_gym.policies.closed_form import DiagonalGaussian
+    >>> from ope_gym.policies import DiagonalGaussian
     >>> class BetterHalf:
     ...     def __init__(self) -> None:
     ...         self.policy = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
+from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Floats
-from ope_gym.policies.closed_form import EpsilonGreedyTable
-from ope_gym.policies.inputs import cells, choices
+from ope_gym.policies import EpsilonGreedyTable
+from ope_gym.policies.numerics import cells, choices
 
 
 def epsilon_1(t: int) -> float:
@@ -80,7 +80,7 @@ class MonteCarloControl:
         self._policy: EpsilonGreedyTable | None = None
 
     @property
-    def q(self) -> Floats:
+    def q(self) -> FloatArray:
         """(*dims, A) action values."""
         values = self._totals / np.maximum(self._visits, 1)
         return np.asarray(values.reshape(*self.dims, -1))
@@ -110,12 +110,12 @@ class MonteCarloControl:
 
 
 def count_visits(
-    totals: Floats,
+    totals: FloatArray,
     visits: NDArray[np.int64],
     greedy: NDArray[np.int64],
     states: NDArray[np.intp],
     actions: NDArray[np.intp],
-    returns: Floats,
+    returns: FloatArray,
 ) -> None:
     """Add S visits to the tables of N states, in place, and keep the greedy actions up to date.
 

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
+from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Floats
-from ope_gym.policies.closed_form import LinearSigmoid
+from ope_gym.policies import LinearSigmoid
 
 Weighting = Literal["return", "reward-to-go"]
 Exploration = Literal["action", "parameters"]
@@ -84,11 +84,11 @@ class Power:
         self.ridge = ridge
         self.gamma = gamma
         self._rng = np.random.default_rng(seed)
-        self._kept: list[tuple[float, Floats]] = []  # the best (R_j, θ_j) so far
+        self._kept: list[tuple[float, FloatArray]] = []  # the best (R_j, θ_j) so far
         self._move_to(np.zeros(n_features))
 
     @property
-    def theta(self) -> Floats:
+    def theta(self) -> FloatArray:
         """θ, without perturbation."""
         return self._mean.theta
 
@@ -118,7 +118,7 @@ class Power:
         else:
             self._move_to(self._parameter_step(episodes, returns))
 
-    def _likelihood_step(self, episodes: Trajectories, returns: Floats) -> Floats:
+    def _likelihood_step(self, episodes: Trajectories, returns: FloatArray) -> FloatArray:
         chosen = np.argsort(-returns, kind="stable")[: self.best]
         data = episodes.select(episodes=chosen)
         if self.weighting == "return":
@@ -131,7 +131,7 @@ class Power:
         x = np.asarray(data.observations, dtype=np.float64)
         return fit_sigmoid(x, data.actions, weights, self.theta, self.ridge)
 
-    def _parameter_step(self, episodes: Trajectories, returns: Floats) -> Floats:
+    def _parameter_step(self, episodes: Trajectories, returns: FloatArray) -> FloatArray:
         acting = episodes.policy_ids[episodes.offsets[:-1]]  # (n,)
         changed = np.flatnonzero(np.repeat(acting, episodes.lengths) != episodes.policy_ids)
         if len(changed):
@@ -153,20 +153,20 @@ class Power:
             return self.theta
         return np.asarray(weights @ np.stack([theta for _, theta in self._kept]) / weights.sum())
 
-    def _move_to(self, theta: Floats) -> None:
+    def _move_to(self, theta: FloatArray) -> None:
         self._mean = LinearSigmoid(theta)
         self._policy = self._mean if self.exploration == "action" else self.perturbed()
 
 
 def fit_sigmoid(
-    x: Floats,
+    x: FloatArray,
     actions: NDArray[np.int64],
-    weights: Floats,
-    start: Floats,
+    weights: FloatArray,
+    start: FloatArray,
     ridge: float,
     *,
     iterations: int = 25,
-) -> Floats:
+) -> FloatArray:
     """Return argmax_θ of Σ w log π_θ(a|x) - ridge·‖θ‖²/2, with w scaled to mean 1.
 
     Newton's method: the objective is concave, strictly so thanks to the ridge, and a step that does
@@ -183,7 +183,7 @@ def fit_sigmoid(
     weights = weights / weights.mean()
     signed = np.where(np.asarray(actions)[:, None] == 1, x, -x)  # P(a|x) = σ(signed·θ)
 
-    def objective(theta: Floats) -> float:
+    def objective(theta: FloatArray) -> float:
         fit = weights @ np.logaddexp(0.0, -(signed @ theta))
         return float(-fit - 0.5 * ridge * theta @ theta)
 

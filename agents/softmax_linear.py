@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.contract import refuse_held_out, rewards_to_go
+from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Floats
-from ope_gym.policies.closed_form import SoftmaxLinear
+from ope_gym.policies import SoftmaxLinear
 
 
 class SoftmaxLinearAgent:
@@ -96,7 +96,7 @@ class SoftmaxLinearAgent:
                 return
             weights, bias = 0.5 * weights, 0.5 * bias
 
-    def _observe(self, x: Floats) -> None:
+    def _observe(self, x: FloatArray) -> None:
         """Update the mean and the sum of squares with a batch of observations."""
         total = self._count + len(x)
         shift = x.mean(axis=0) - self._mean
@@ -106,7 +106,7 @@ class SoftmaxLinearAgent:
         self._count = total
 
 
-def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> Floats:
+def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> FloatArray:
     """Return (S,) G_i,t - b_t, exactly 0 where G is equal in all episodes that reach step t."""
     to_go = rewards_to_go(episodes, gamma)
     mean = np.bincount(episodes.steps, to_go) / np.bincount(episodes.steps)
@@ -118,13 +118,13 @@ def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> Floats:
 
 
 def natural_step(
-    z: Floats,
-    probs: Floats,
+    z: FloatArray,
+    probs: FloatArray,
     actions: NDArray[np.int64],
-    advantages: Floats,
+    advantages: FloatArray,
     kl: float,
     damping: float,
-) -> Floats:
+) -> FloatArray:
     """Return (A, D) the step Δ of the weights W, for a softmax of W z.
 
     Args:
@@ -154,7 +154,7 @@ def natural_step(
     return np.asarray((direction * np.sqrt(2.0 * kl / length)).reshape(n_actions, width))
 
 
-def mean_kl(old: Floats, new: Floats) -> float:
+def mean_kl(old: FloatArray, new: FloatArray) -> float:
     """Return the mean over the rows of Σ_a old log(old / new)."""
     tiny = np.finfo(np.float64).tiny  # 0 log 0 = 0
     return float((old * np.log((old + tiny) / (new + tiny))).sum(axis=1).mean())

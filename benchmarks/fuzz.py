@@ -55,7 +55,7 @@ from ope_gym.data.reader import read_layout
 from ope_gym.data.schema import BY_EPISODE, BY_STEP, Columns, join
 from ope_gym.data.spaces import Space, to_columns
 from ope_gym.data.trajectories import Trajectories, nothing, read_chunks
-from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform, policy_to_arrays
+from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -189,7 +189,7 @@ def _objects(path: Path) -> None:
 
 def _torch(path: Path) -> None:
     """What a `TorchPolicy` leaves in a file, without torch."""
-    from ope_gym.policies.base import UnavailablePolicy
+    from ope_gym.policies import UnavailablePolicy
 
     rng = np.random.default_rng(4)
     state = {"0.weight": rng.normal(size=(3, 2)), "0.bias": np.zeros(3), "steps": np.array(7)}

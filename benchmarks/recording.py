@@ -25,7 +25,7 @@ import numpy as np
 
 import wrappers
 import wrappers.vector
-from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
 UNIFORM = Uniform(2)
 SIGMOID = LinearSigmoid(np.zeros(4))  # the same, but computed from the observations

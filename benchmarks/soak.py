@@ -33,7 +33,7 @@ from ope_gym import batches
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid
+from ope_gym.policies import LinearSigmoid
 
 CASES = (
     "memory",

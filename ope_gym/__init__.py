@@ -13,7 +13,7 @@ from ope_gym.data.trajectories import Schedule, Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
 from ope_gym.inference.estimate import Difference, Estimate
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     FinitePolicy,

@@ -22,7 +22,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import SHARD_ESTIMATORS
 from ope_gym.evaluation import evaluate
 from ope_gym.options import check_options
-from ope_gym.policies.closed_form import Policy, UnavailablePolicy
+from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.report.canvas import new_figure
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ope_gym.inference import intervals, regimes
 from ope_gym.inference.conclude import Known, estimated
 from ope_gym.inference.estimate import Estimate, PartialMixture, Sample
 from ope_gym.options import Options, check_options
-from ope_gym.policies.base import Policy, check_target
+from ope_gym.policies import Policy, check_target
 from ope_gym.results import Evaluation
 from ope_gym.weights.formula import log_weights
 

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import Evaluation, evaluate_log_probs
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Snapshot
-from ope_gym.policies.closed_form import register_policy
+from ope_gym.policies import Snapshot, register_policy
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
 from tests.reference import Data

@@ -31,16 +31,18 @@ from ope_gym.models import (
     Polynomial,
     TabularQ,
 )
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
+    EpsilonGreedyMlp,
     EpsilonGreedyTable,
+    GaussianMlp,
     LinearSigmoid,
+    Network,
     SoftmaxLinear,
+    SoftmaxMlp,
     Uniform,
+    UnknownPolicy,
 )
-from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
-from ope_gym.policies.network import Network
-from ope_gym.policies.unknown import UnknownPolicy
 from ope_gym.scale.sharded import evaluate_shards
 from studies import oracle
 from tests.golden_data import Recording

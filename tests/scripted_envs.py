@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.batches import Tree
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 
 # A step of a script: reward, and "." goes on, "T" terminated, "C" truncated (cut), "B" both.
 Script = Sequence[str]

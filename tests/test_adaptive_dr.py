@@ -13,7 +13,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, past_only, stable_weights
 from ope_gym.estimators.table import column_sums, moments, standard_error
 from ope_gym.models.base import Baseline
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
 from studies.adaptive.study import EXACT, two_round_bias

@@ -21,7 +21,7 @@ from agents import Agent, MonteCarloControl, Power, SoftmaxLinearAgent, make_age
 from agents.contract import rewards_to_go
 from agents.softmax_linear import centred_rewards_to_go, mean_kl, natural_step
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Policy, SoftmaxLinear, Uniform
+from ope_gym.policies import LinearSigmoid, Policy, SoftmaxLinear, Uniform
 
 VectorEnv = gym.vector.VectorEnv[Any, Any, Any]
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ from ope_gym import evaluate, evaluate_log_probs
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Uniform, policy_from_arrays
+from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, recorded
 from tests.reference import Data
 

@@ -14,7 +14,7 @@ from gymnasium.envs.toy_text import blackjack as gymnasium_rules
 from numpy.typing import NDArray
 
 from agents import blackjack
-from ope_gym.policies.closed_form import EpsilonGreedyTable, Uniform
+from ope_gym.policies import EpsilonGreedyTable, Uniform
 
 rules: Any = gymnasium_rules  # it has no types
 Floats = NDArray[np.float64]

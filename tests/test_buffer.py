@@ -18,7 +18,7 @@ from ope_gym import batches
 from ope_gym.data import spaces
 from ope_gym.data.buffer import Schedule, Trajectories, TrajectoryBuffer
 from ope_gym.data.trajectories import PropensityMismatch
-from ope_gym.policies.closed_form import DiagonalGaussian, LinearSigmoid, Uniform
+from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from tests.test_spaces import ALL_SPACES, same
 
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)

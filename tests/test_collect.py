@@ -20,7 +20,7 @@ import wrappers.vector
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data.spaces import stack
-from ope_gym.policies.closed_form import DiagonalGaussian, LinearSigmoid, Uniform
+from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import EXOTIC
 from wrappers import collect

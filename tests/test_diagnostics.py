@@ -14,7 +14,7 @@ from ope_gym import evaluate, evaluate_log_probs
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.diagnostics import Diagnostics, Verdict, judge, pareto_k
-from ope_gym.policies.closed_form import DiagonalGaussian
+from ope_gym.policies import DiagonalGaussian
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
 from tests.reference import Data

@@ -18,7 +18,7 @@ import ope_gym
 from ope_gym.__main__ import _parser
 from ope_gym.data.blocks import MAGIC
 from ope_gym.inference import diagnostics, intervals, regimes
-from ope_gym.policies.base import POLICY_KINDS
+from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from ope_gym.models.base import QModel, cross_fit
 from ope_gym.models.dynamics import DynamicsQ, DynamicsValues, _recorded
 from ope_gym.models.model_values import ValueFeatures, fit_value, mean_return, play
 from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions, monomials
-from ope_gym.policies.closed_form import DiagonalGaussian, Uniform
+from ope_gym.policies import DiagonalGaussian, Uniform
 from studies.cartpole.simulation import mean_return as true_return
 from studies.cartpole.simulation import rollouts
 

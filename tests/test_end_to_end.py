@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ope_gym import ESTIMATORS, DiagonalGaussian, Trajectories, Uniform, batches, evaluate
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from tests.builders import assert_same
 from wrappers import RecordTrajectories, collect
 from wrappers import vector as vectors

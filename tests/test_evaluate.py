@@ -22,7 +22,7 @@ from ope_gym.arrays import folds_within
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Schedule, Trajectories
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     LinearSigmoid,

@@ -33,7 +33,7 @@ from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from tests.scripted_envs import ScriptedEnv, script
 from tests.test_architecture import sources, tops
 

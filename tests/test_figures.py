@@ -17,7 +17,7 @@ from ope_gym import Evaluation, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import UnavailablePolicy, Uniform
+from ope_gym.policies import UnavailablePolicy, Uniform
 from ope_gym.report import figures, weight_figures
 from ope_gym.report.canvas import render
 from tests import builders

@@ -17,7 +17,7 @@ from ope_gym.__main__ import main as command
 from ope_gym.analysis.leave_one_out import Check
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import ess_t
-from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.policies import UnavailablePolicy
 from tests import builders, small_mdps
 from tests.test_evaluate import clocked, may_stop
 

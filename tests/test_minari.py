@@ -21,14 +21,14 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.minari import from_minari, to_minari
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Schedule, Trajectories
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
     LinearSigmoid,
     Policy,
     UnavailablePolicy,
     Uniform,
+    UnknownPolicy,
 )
-from ope_gym.policies.unknown import UnknownPolicy
 from tests.test_record import EXOTIC
 from wrappers import RecordTrajectories, collect
 

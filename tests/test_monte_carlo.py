@@ -16,7 +16,7 @@ import pytest
 from agents import MonteCarloControl, blackjack, epsilon_1, epsilon_2
 from agents.monte_carlo import count_visits, table_shape
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import EpsilonGreedyTable, Uniform
+from ope_gym.policies import EpsilonGreedyTable, Uniform
 
 BLACKJACK = (32, 11, 2)
 

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym.policies import numerics
-from ope_gym.policies.base import resolve_policy
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     POLICY_KINDS,
     DiagonalGaussian,
     EpsilonGreedyTable,
@@ -27,9 +25,11 @@ from ope_gym.policies.closed_form import (
     UnavailablePolicy,
     Uniform,
     log_prob_moments,
+    numerics,
     policy_from_arrays,
     policy_to_arrays,
     register_policy,
+    resolve_policy,
 )
 
 Array = NDArray[Any]

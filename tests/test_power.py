@@ -10,7 +10,7 @@ import pytest
 from agents import Power
 from agents.power import fit_sigmoid
 from ope_gym.data.trajectories import Schedule, Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Uniform
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.test_agents import make_vector, one_step, play, train
 
 

@@ -19,7 +19,7 @@ from ope_gym.__main__ import main as command
 from ope_gym.analysis.ranking import probability_best
 from ope_gym.estimators.table import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
-from ope_gym.policies.closed_form import UnavailablePolicy
+from ope_gym.policies import UnavailablePolicy
 from ope_gym.report.canvas import render
 from ope_gym.report.tensorboard import EvaluationWriter
 from tests import builders, small_mdps

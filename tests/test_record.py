@@ -25,7 +25,7 @@ from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Uniform
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import BOX, Constant, ScriptedEnv, reused, script
 from wrappers import RecordTrajectories
 

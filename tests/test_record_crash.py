@@ -22,7 +22,7 @@ import wrappers
 import wrappers.vector
 from ope_gym.data import block_writer, blocks
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Uniform
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import play
 

@@ -22,7 +22,7 @@ import wrappers
 import wrappers.recording.rows
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
-from ope_gym.policies.closed_form import LinearSigmoid, Uniform
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.vector import RecordTrajectories

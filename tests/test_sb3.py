@@ -38,7 +38,7 @@ from stable_baselines3.common.vec_env import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
-from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
+from ope_gym.policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.policies.torch import TorchPolicy
 from wrappers import collect, vector
 from wrappers.sb3 import OPECallback
@@ -591,7 +591,7 @@ def test_snapshots_of_images_hold_the_actor_once() -> None:
     model = PPO("CnnPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
     policy: Any = model.policy
     needed = [*policy.features_extractor.parameters(), *policy.action_net.parameters()]
-    kind, arrays = ope_gym.policies.closed_form.policy_to_arrays(snapshot(model))
+    kind, arrays = ope_gym.policies.policy_to_arrays(snapshot(model))
     assert kind == "torch"
     assert sum(x.size for x in arrays.values()) == sum(p.numel() for p in needed)
     assert isinstance(policy.value_net, torch.nn.Linear)  # the model keeps its own

@@ -31,7 +31,7 @@ from ope_gym.inference.intervals import Resamples
 from ope_gym.models.features import Columns, ColumnSums, OneHot, Polynomial
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.options import check_options
-from ope_gym.policies.unknown import UnknownPolicy
+from ope_gym.policies import UnknownPolicy
 from ope_gym.scale.census import _mark
 from ope_gym.scale.passes import WeightPass
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes

@@ -26,7 +26,7 @@ from ope_gym.data import block_writer, blocks, files
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import DamagedFileError, read_blocks
 from ope_gym.data.buffer import Trajectories, TrajectoryBuffer
-from ope_gym.policies.closed_form import LinearSigmoid, Policy, Uniform
+from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)
 SIGMOID = LinearSigmoid(np.array([0.5, -0.5]))

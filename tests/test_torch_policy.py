@@ -20,8 +20,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import TanhTransform
 
-from ope_gym.policies import torch as torch_policy
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
     FinitePolicy,
     Policy,
@@ -31,6 +30,7 @@ from ope_gym.policies.closed_form import (
     policy_from_arrays,
     policy_to_arrays,
 )
+from ope_gym.policies import torch as torch_policy
 from ope_gym.policies.torch import TorchPolicy
 
 Array = NDArray[Any]

@@ -11,7 +11,7 @@ from gymnasium import spaces as gym_spaces
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.spaces import Space
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 from wrappers import vector
 from wrappers.record import RecordTrajectories
 from wrappers.recording.autoreset import autoreset_of
@@ -38,7 +38,7 @@ def collect(
     that is open when the call begins is dropped.
 
     >>> import gymnasium as gym
-    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from ope_gym.policies import Uniform
     >>> env = vector.RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=4))
     >>> collect(env, Uniform(2), 10, np.random.default_rng(0), seed=1)
     0

@@ -24,7 +24,7 @@ class RecordTrajectories(
     Everything the environment gives is passed on as it is. Put the wrapper outermost: it records
     what the policy sees and chooses.
 
-    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from ope_gym.policies import Uniform
     >>> env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=5))
     >>> env.follow(Uniform(2))
     0

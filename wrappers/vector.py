@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.data import blocks
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
 from wrappers.recording.batched import BatchedSession
 from wrappers.recording.normalisers import warn_of_normalisers
@@ -31,7 +31,7 @@ class RecordTrajectories(
 
     Evaluate `settled()`, not `buffer`, while episodes are under way.
 
-    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from ope_gym.policies import Uniform
     >>> env = RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2, max_episode_steps=5))
     >>> env.follow(Uniform(2))
     0

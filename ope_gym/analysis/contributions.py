@@ -20,7 +20,7 @@ from ope_gym.estimators.table import (
     standard_error,
 )
 from ope_gym.inference.diagnostics import AMBER_ESS
-from ope_gym.policies.base import Target
+from ope_gym.policies import Target
 from ope_gym.report import text
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ope_gym.data.schema import BY_STEP
 from ope_gym.data.trajectories import Trajectories, Viewable
 from ope_gym.estimators.table import Columns, Moments, column_sums, moments
 from ope_gym.inference import regimes
-from ope_gym.policies.base import Policy, Target, UnavailablePolicy, resolve_policy
+from ope_gym.policies import Policy, Target, UnavailablePolicy, resolve_policy
 from ope_gym.weights.behaviours import Behaviours, behaviours_of, policy_log_probs
 from ope_gym.weights.formula import log_weights
 

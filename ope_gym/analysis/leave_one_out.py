@@ -21,7 +21,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference import regimes
 from ope_gym.inference.estimate import Estimate
-from ope_gym.policies.base import UnavailablePolicy, policy_number
+from ope_gym.policies import UnavailablePolicy, policy_number
 from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of
 

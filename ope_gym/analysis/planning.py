@@ -28,7 +28,7 @@ from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.estimators.table import standard_error as error_of
 from ope_gym.inference.diagnostics import GREEN_ESS
-from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.report import text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ope_gym.arrays import FloatArray
 from ope_gym.estimators.table import covariance_within
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
-from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 
 if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer

@@ -27,7 +27,7 @@ from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.data.schema import COLUMNS, agree, freeze, join, renumber
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 
 __all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
 
@@ -45,7 +45,7 @@ class TrajectoryBuffer(Viewable):
     the last call. Beside what is listed here, a buffer has the methods of `Trajectories`:
     `returns`, `select`, `merge`, `audit` and `save`.
 
-    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from ope_gym.policies import Uniform
     >>> buffer = TrajectoryBuffer()
     >>> k = buffer.add_policy(Uniform(2))
     >>> buffer.append([[0.1], [0.2]], [0, 1], [1.0, 1.0], np.log([0.5, 0.5]), k, terminated=True)

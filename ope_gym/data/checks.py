@@ -15,8 +15,7 @@ from ope_gym.data import spaces
 from ope_gym.data.schedules import check_schedules
 from ope_gym.data.schema import BY_EPISODE, COLUMNS, C, Column, Columns, Flags, Floats, Ints, freeze
 from ope_gym.data.spaces import Space, Where
-from ope_gym.policies.base import Policy
-from ope_gym.policies.unknown import acts_unknown
+from ope_gym.policies import Policy, acts_unknown
 
 CHANGES_NEED_A_CLOCK = (
     "an episode whose policy changes needs its start_clock and the clocks of all changes, since "

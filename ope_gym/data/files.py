@@ -20,7 +20,7 @@ from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
 from ope_gym.data.spaces import Space
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     Policy,
     UnavailablePolicy,
     policy_from_arrays,
@@ -55,7 +55,7 @@ def write_policy(writer: BlockWriter, policy: Policy) -> None:
     if name.startswith("unregistered:") and not isinstance(policy, UnavailablePolicy):
         warnings.warn(
             f"{type(policy).__qualname__} is not registered: {writer.path} will not hold its "
-            "parameters; decorate the class with ope_gym.policies.closed_form.register_policy",
+            "parameters; decorate the class with ope_gym.policies.register_policy",
             UserWarning,
             stacklevel=2,
         )

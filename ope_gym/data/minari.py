@@ -29,14 +29,14 @@ from ope_gym.data.blocks import MALFORMED
 from ope_gym.data.schema import read_only
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space
 from ope_gym.data.trajectories import Schedule, Trajectories, Viewable
-from ope_gym.policies.base import UNREGISTERED
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
+    UNREGISTERED,
     Policy,
     UnavailablePolicy,
+    UnknownPolicy,
     policy_from_arrays,
     policy_to_arrays,
 )
-from ope_gym.policies.unknown import UnknownPolicy
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -207,7 +207,7 @@ def _policy_to_json(policy: Policy) -> dict[str, Any]:
     if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
         warnings.warn(
             f"{type(policy).__qualname__} is not registered: the dataset will not hold its "
-            "parameters; decorate the class with ope_gym.policies.closed_form.register_policy",
+            "parameters; decorate the class with ope_gym.policies.register_policy",
             UserWarning,
             stacklevel=5,
         )

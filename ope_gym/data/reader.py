@@ -51,7 +51,7 @@ from ope_gym.data.schema import (
 )
 from ope_gym.data.seen_files import SeenFile, mark_of
 from ope_gym.data.spaces import Space
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 
 _WHOLE = 1 << 24  # bytes of a block that is read in one piece
 _ROWS = 1 << 16  # rows of policy_ids that are read in one piece, to see who acted first

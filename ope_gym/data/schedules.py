@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.arrays import IntArray, as_integers
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.spaces import Space
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]

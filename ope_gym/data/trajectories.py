@@ -20,8 +20,7 @@ from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
 from ope_gym.data.spaces import Space
-from ope_gym.policies.closed_form import Policy
-from ope_gym.policies.unknown import acts_unknown
+from ope_gym.policies import Policy, acts_unknown
 
 __all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
 
@@ -203,7 +202,7 @@ class Trajectories(Columns, Viewable):
 
         The arguments are the attributes; a single value stands for all steps or episodes.
 
-        >>> from ope_gym.policies.closed_form import Uniform
+        >>> from ope_gym.policies import Uniform
         >>> Trajectories.from_arrays(
         ...     np.zeros((3, 4)), [0, 1, 1], [1.0, 1.0, 1.0], np.log([0.5, 0.5, 0.5]),
         ...     offsets=[0, 1, 3], policies=[Uniform(2)], terminated=True,

@@ -39,7 +39,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import Baseline, QModel, values_at
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import LogProbRows, block_of, chunks_of
 

@@ -17,7 +17,7 @@ from ope_gym.inference import intervals, regimes
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.options import Options
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 
 
 def empirical_average(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 
 REGIMES = ("held-out", "fresh", "adaptive", "in-sample", "unstated")
 ORIGINS = ("learned", "fixed")

@@ -24,7 +24,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity, folds_within
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy
 
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target for v where actions are continuous

@@ -12,7 +12,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 
 Values: TypeAlias = Callable[..., Any]  # of numpy batches, or a torch module of tensors
 

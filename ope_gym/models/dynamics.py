@@ -22,8 +22,8 @@ from ope_gym.models.model_values import (
     play,
 )
 from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions
-from ope_gym.policies.closed_form import FinitePolicy, Policy
-from ope_gym.policies.inputs import choices
+from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.numerics import choices
 
 _SLOPES = 3000  # played states at which the slope of V is taken
 _WIDEST = 1000  # monomials of a state

@@ -26,7 +26,7 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.tabular import StateNumbers
-from ope_gym.policies.closed_form import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 

@@ -38,8 +38,8 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import CrossFitted, bounds_of_others, checked_fold, reward_bounds
 from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
-from ope_gym.policies.closed_form import FinitePolicy, Policy
-from ope_gym.policies.inputs import choices
+from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.numerics import choices
 
 NUMBERS = 1 << 22  # in the largest array of a block
 WIDEST = 4000  # features times actions

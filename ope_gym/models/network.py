@@ -13,8 +13,8 @@ from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.features import Columns
-from ope_gym.policies.closed_form import FinitePolicy, Policy
-from ope_gym.policies.inputs import choices
+from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.numerics import choices
 
 _WIDEST = 4096  # inputs; images must be made smaller first
 _ROWS = 1 << 14  # evaluated at once

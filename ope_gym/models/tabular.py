@@ -14,8 +14,8 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import checked_fold
-from ope_gym.policies.closed_form import FinitePolicy, Policy
-from ope_gym.policies.inputs import choices
+from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.numerics import choices
 
 _STILL = 1e-14  # a sweep that changes less, relative to the largest value, changes nothing
 

@@ -1,3 +1,65 @@
-"""Policies as small frozen snapshots: the protocol, closed-form classes, networks."""
+"""Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
-from ope_gym.policies import mlp as mlp  # registers its kinds: any file may hold them
+base         the protocols, storage by name and arrays, policies that cannot be asked
+closed_form  linear, tabular, uniform and Gaussian policies
+mlp          small networks in numpy, as Stable-Baselines3 trains them
+torch        TorchPolicy, any torch module; imported only when asked for
+"""
+
+from ope_gym.policies.base import (
+    POLICY_KINDS,
+    UNREGISTERED,
+    FinitePolicy,
+    Policy,
+    Snapshot,
+    StoredPolicy,
+    Target,
+    UnavailablePolicy,
+    UnknownPolicy,
+    acts_unknown,
+    check_target,
+    log_prob_moments,
+    policy_from_arrays,
+    policy_number,
+    policy_to_arrays,
+    register_policy,
+    resolve_policy,
+)
+from ope_gym.policies.closed_form import (
+    DiagonalGaussian,
+    EpsilonGreedyTable,
+    LinearSigmoid,
+    SoftmaxLinear,
+    Uniform,
+)
+from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, Network, SoftmaxMlp, Standardiser
+
+__all__ = [
+    "POLICY_KINDS",
+    "UNREGISTERED",
+    "DiagonalGaussian",
+    "EpsilonGreedyMlp",
+    "EpsilonGreedyTable",
+    "FinitePolicy",
+    "GaussianMlp",
+    "LinearSigmoid",
+    "Network",
+    "Policy",
+    "Snapshot",
+    "SoftmaxLinear",
+    "SoftmaxMlp",
+    "Standardiser",
+    "StoredPolicy",
+    "Target",
+    "UnavailablePolicy",
+    "Uniform",
+    "UnknownPolicy",
+    "acts_unknown",
+    "check_target",
+    "log_prob_moments",
+    "policy_from_arrays",
+    "policy_number",
+    "policy_to_arrays",
+    "register_policy",
+    "resolve_policy",
+]

@@ -1,7 +1,11 @@
-"""What a policy is, and how one is written to a file as a registry name with arrays.
+"""Define policies, and how one is written to a file: a registered name and arrays.
 
 A file never holds code: a class is found by its `kind` among those registered in this process,
 and a kind nobody registered comes back as an `UnavailablePolicy` that keeps the arrays.
+
+A new class of policies is one with `log_prob` and `sample`. To be stored in files it also needs a
+`kind` and the decorator `register_policy`; a frozen dataclass that derives from `Snapshot` gets the
+rest (storage, equality, repr) from its fields.
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree, freeze
+from ope_gym.policies.numerics import moments_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
-
-Floats: TypeAlias = NDArray[np.float64]
 
 UNREGISTERED = "unregistered:"
 
@@ -43,12 +47,12 @@ class Policy(Protocol):
     `log_prob_moments(observations)`, see the function of that name.
     """
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Natural log of the probability (density) of each action, shape (n,)."""
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the natural log of the probability (density) of each action, shape (n,)."""
         ...
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Tree:
-        """One action a row, drawn with `rng` only."""
+        """Return one action a row, drawn with `rng` only."""
         ...
 
 
@@ -56,8 +60,8 @@ class Policy(Protocol):
 class FinitePolicy(Policy, Protocol):
     """A policy over finitely many actions."""
 
-    def probs(self, observations: Tree) -> Floats:
-        """The probability of every action, shape (n, A)."""
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the probability of every action, shape (n, A)."""
         ...
 
 
@@ -70,12 +74,12 @@ class StoredPolicy(Policy, Protocol):
     kind: ClassVar[str]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything needed to build the policy again."""
+        """Return everything needed to build the policy again."""
         ...
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Policy:
-        """The policy whose `arrays()` these are."""
+        """Return the policy whose `arrays()` these are."""
         ...
 
 
@@ -85,13 +89,13 @@ class Snapshot:
     kind: ClassVar[str]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The fields, each as an array."""
+        """Return the fields, each as an array."""
         named = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         return {field.name: np.asarray(getattr(self, field.name)) for field in named}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The policy whose `arrays()` these are."""
+        """Return the policy whose `arrays()` these are."""
         named = fields(cls)  # type: ignore[arg-type]
         return cls(**{field.name: arrays[field.name][()] for field in named})
 
@@ -132,7 +136,7 @@ class UnavailablePolicy(Snapshot):
         object.__setattr__(self, "_arrays", freeze(dict(arrays)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays as the file holds them."""
+        """Return the arrays as the file holds them."""
         return dict(self._arrays)
 
     @cached_property
@@ -143,7 +147,7 @@ class UnavailablePolicy(Snapshot):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.arrays())
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
         """Raise, and say how to get the policy back."""
         self._refuse("log_prob")
 
@@ -163,13 +167,13 @@ class UnavailablePolicy(Snapshot):
             remedy = (
                 f"its class {self.kind.removeprefix(UNREGISTERED)} was not registered when the "
                 "file was written, so its parameters are not in the file. Decorate the class with "
-                "ope_gym.register_policy and record again"
+                "ope_gym.policies.register_policy and record again"
             )
         else:
             known = ", ".join(sorted(POLICY_KINDS))
             remedy = (
                 f"no class of that kind is registered (known: {known}). Import the module that "
-                "defines it, or decorate the class with ope_gym.register_policy, "
+                "defines it, or decorate the class with ope_gym.policies.register_policy, "
                 "before load(path)"
             )
         raise RuntimeError(f"{method} of a stored policy of kind {self.kind!r}: {remedy}.")
@@ -200,6 +204,51 @@ def register_policy(cls: StoredClass) -> StoredClass:
         )
     POLICY_KINDS[kind] = cls
     return cls
+
+
+@register_policy
+class UnknownPolicy(UnavailablePolicy):
+    """A policy of which nothing is known.
+
+    Where it acted, and only there, trajectories may have NaN for the log-probability: "not
+    recorded". Two of them are never equal, since nothing says that they are one policy.
+    """
+
+    kind = "unknown"  # type: ignore[misc]  # of the class, for the registry
+
+    def __init__(self) -> None:
+        super().__init__(self.kind, {})
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> UnknownPolicy:
+        """Return an unknown policy: there is nothing to read."""
+        return cls()
+
+    @cached_property
+    def _content(self) -> tuple[Any, ...]:
+        return (id(self),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __repr__(self) -> str:
+        return "UnknownPolicy()"
+
+    def _refuse(self, method: str) -> NoReturn:
+        raise RuntimeError(
+            f"{method} of an unknown policy: these data do not say who acted, so there are no "
+            "weights against a mixture of policies. Where the probabilities of the actions are "
+            "recorded (trajectories.has_propensities) use estimators with basic weights, such as "
+            "BIS and NBIS; where they are not, use DM, which has no weights"
+        )
+
+
+def acts_unknown(policies: tuple[Policy, ...], policy_ids: ArrayLike) -> NDArray[np.bool_] | None:
+    """Return the mask (S,) of steps where an unknown policy acted; None if there are none."""
+    if not any(issubclass(kind, UnknownPolicy) for kind in set(map(type, policies))):
+        return None
+    unknown = np.array([isinstance(policy, UnknownPolicy) for policy in policies], dtype=bool)
+    return np.asarray(unknown[np.asarray(policy_ids)])
 
 
 def check_target(target: object, name: str = "target") -> Policy:
@@ -257,8 +306,20 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
     return policies[number]
 
 
+def log_prob_moments(policy: Policy, observations: Tree) -> tuple[FloatArray, FloatArray] | None:
+    """Return mean and variance of ln π(a|s) when π itself draws a: (-entropy, Var), each (n,).
+
+    Uses the policy's own method, else its `probs`; None where it has neither.
+    """
+    own = getattr(policy, "log_prob_moments", None)
+    if own is not None:
+        moments: tuple[FloatArray, FloatArray] | None = own(observations)
+        return moments
+    return moments_of(policy.probs(observations)) if isinstance(policy, FinitePolicy) else None
+
+
 def policy_to_arrays(policy: Policy) -> tuple[str, dict[str, NDArray[Any]]]:
-    """The name and arrays that stand for a policy in a file; no arrays if it is unregistered."""
+    """Return the name and arrays that stand for a policy in a file; no arrays if unregistered."""
     if isinstance(policy, UnavailablePolicy):
         return policy.kind, policy.arrays()
     cls = type(policy)
@@ -269,7 +330,7 @@ def policy_to_arrays(policy: Policy) -> tuple[str, dict[str, NDArray[Any]]]:
 
 
 def policy_from_arrays(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Policy:
-    """The policy that `policy_to_arrays` described, or an `UnavailablePolicy`."""
+    """Return the policy that `policy_to_arrays` described, or an `UnavailablePolicy`."""
     cls = POLICY_KINDS.get(kind)
     if cls is None:
         return UnavailablePolicy(kind, arrays)

@@ -1,4 +1,4 @@
-"""Policies as small frozen snapshots: the protocol and the closed-form classes.
+"""Policies in closed form: linear, tabular, uniform and Gaussian ones.
 
 A snapshot copies its parameters as read-only arrays, is equal to another by content and answers
 for n rows at once. Finite policies number their actions 0 … A-1. `log_prob` is the `log_prob_stack`
@@ -17,70 +17,49 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies import inputs as pi
-from ope_gym.policies import numerics as pm
-from ope_gym.policies.base import (
-    POLICY_KINDS,
-    FinitePolicy,
-    Floats,
-    Policy,
-    Snapshot,
-    UnavailablePolicy,
-    policy_from_arrays,
-    policy_to_arrays,
-    register_policy,
+from ope_gym.policies.base import Snapshot, register_policy
+from ope_gym.policies.numerics import (
+    cells,
+    choices,
+    features,
+    log_sigmoid,
+    log_sigmoid_stack,
+    log_softmax_stack,
+    parameters,
+    parts,
+    positive,
+    refuse_nan,
+    same_shape,
+    sample_rows,
+    tiles,
+    within,
 )
-
-__all__ = [
-    "POLICY_KINDS",
-    "DiagonalGaussian",
-    "EpsilonGreedyTable",
-    "FinitePolicy",
-    "LinearSigmoid",
-    "Policy",
-    "SoftmaxLinear",
-    "UnavailablePolicy",
-    "Uniform",
-    "log_prob_moments",
-    "policy_from_arrays",
-    "policy_to_arrays",
-    "register_policy",
-]
-
-
-def log_prob_moments(policy: Policy, observations: Tree) -> tuple[Floats, Floats] | None:
-    """Mean and variance of ln π(a|s) when π itself draws a: (-entropy, Var), each (n,).
-
-    Uses the policy's own method, else its `probs`; None where it has neither.
-    """
-    own = getattr(policy, "log_prob_moments", None)
-    if own is not None:
-        moments: tuple[Floats, Floats] | None = own(observations)
-        return moments
-    return pm.moments_of(policy.probs(observations)) if isinstance(policy, FinitePolicy) else None
 
 
 class _Finite(Snapshot):
-    """What finite policies share; a subclass gives `probs` and `log_prob_stack`."""
+    """Base of finite policies; a subclass gives `probs` and `log_prob_stack`."""
 
-    def probs(self, observations: Tree) -> Floats:
-        """The probability of every action, shape (n, A)."""
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the probability of every action, shape (n, A)."""
         raise NotImplementedError
 
     @classmethod
-    def log_prob_stack(cls, policies: Sequence[Any], observations: Tree, actions: Tree) -> Floats:
-        """`log_prob` of K policies of the class as one (K, n) array."""
+    def log_prob_stack(
+        cls, policies: Sequence[Any], observations: Tree, actions: Tree
+    ) -> FloatArray:
+        """Return `log_prob` of K policies of the class as one (K, n) array."""
         raise NotImplementedError
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Log-probability of each action, -inf where it is impossible; shape (n,)."""
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
         (log_probs,) = self.log_prob_stack([self], observations, actions)
         return np.asarray(log_probs)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """One action a row; one uniform number each decides."""
-        return pm.sample_rows(self.probs(observations), rng)
+        """Draw one action a row; one uniform number each decides."""
+        return sample_rows(self.probs(observations), rng)
 
 
 @register_policy
@@ -93,36 +72,36 @@ class LinearSigmoid(_Finite):
     """
 
     kind: ClassVar[str] = "linear-sigmoid"
-    theta: Floats  # (d,)
+    theta: FloatArray  # (d,)
     bias: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "theta", pi.parameters("theta", self.theta, ndim=1))
-        object.__setattr__(self, "bias", float(pi.parameters("bias", self.bias, ndim=0)))
+        object.__setattr__(self, "theta", parameters("theta", self.theta, ndim=1))
+        object.__setattr__(self, "bias", float(parameters("bias", self.bias, ndim=0)))
 
     @classmethod
     def log_prob_stack(
         cls, policies: Sequence[LinearSigmoid], observations: Tree, actions: Tree
-    ) -> Floats:
-        """`log_prob` of K policies as one (K, n) array."""
-        pi.same_shape("theta", [policy.theta for policy in policies])
+    ) -> FloatArray:
+        """Return `log_prob` of K policies as one (K, n) array."""
+        same_shape("theta", [policy.theta for policy in policies])
         theta = np.stack([np.append(policy.theta, policy.bias) for policy in policies])
-        x = pi.features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
-        return pm.log_sigmoid_stack(theta, x, pi.choices(actions, len(x), 2))
+        x = features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
+        return log_sigmoid_stack(theta, x, choices(actions, len(x), 2))
 
-    def probs(self, observations: Tree) -> Floats:
-        """[P(0), P(1)] for each row, shape (n, 2)."""
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return [P(0), P(1)] for each row, shape (n, 2)."""
         score = self._score(observations)
-        return np.exp(pm.log_sigmoid(np.stack([-score, score], axis=1)))
+        return np.exp(log_sigmoid(np.stack([-score, score], axis=1)))
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """One action a row; written out because rollouts ask for one row at a time."""
-        likely = np.exp(pm.log_sigmoid(self._score(observations)))
-        pm.refuse_nan(likely)
+        """Draw one action a row; written out because rollouts ask for one row at a time."""
+        likely = np.exp(log_sigmoid(self._score(observations)))
+        refuse_nan(likely)
         return (rng.random(len(likely)) < likely).astype(np.int64)
 
-    def _score(self, observations: Tree) -> Floats:
-        return np.asarray(pi.features(observations, len(self.theta)) @ self.theta + self.bias)
+    def _score(self, observations: Tree) -> FloatArray:
+        return np.asarray(features(observations, len(self.theta)) @ self.theta + self.bias)
 
 
 @register_policy
@@ -135,13 +114,13 @@ class SoftmaxLinear(_Finite):
     """
 
     kind: ClassVar[str] = "softmax-linear"
-    weights: Floats  # (A, d)
-    bias: Floats | None = None  # (A,); None means zeros
+    weights: FloatArray  # (A, d)
+    bias: FloatArray | None = None  # (A,); None means zeros
 
     def __post_init__(self) -> None:
-        weights = pi.parameters("weights", self.weights, ndim=2)
+        weights = parameters("weights", self.weights, ndim=2)
         given = np.zeros(len(weights)) if self.bias is None else self.bias
-        bias = pi.parameters("bias", given, ndim=1)
+        bias = parameters("bias", given, ndim=1)
         if len(weights) == 0 or len(bias) != len(weights):
             raise ValueError(
                 f"weights {weights.shape} and bias {bias.shape}: both need one row an action, "
@@ -153,26 +132,26 @@ class SoftmaxLinear(_Finite):
     @classmethod
     def log_prob_stack(
         cls, policies: Sequence[SoftmaxLinear], observations: Tree, actions: Tree
-    ) -> Floats:
-        """`log_prob` of K policies as one (K, n) array."""
-        pi.same_shape("weights", [policy.weights for policy in policies])
+    ) -> FloatArray:
+        """Return `log_prob` of K policies as one (K, n) array."""
+        same_shape("weights", [policy.weights for policy in policies])
         stacked = np.stack([policy._joined() for policy in policies])  # (K, A, d + 1)
-        x = pi.features(observations, stacked.shape[2] - 1)
-        chosen = pi.choices(actions, len(x), stacked.shape[1])
+        x = features(observations, stacked.shape[2] - 1)
+        chosen = choices(actions, len(x), stacked.shape[1])
         if stacked.shape[1] == 2:  # two actions are a sigmoid of the difference, which is faster
-            return pm.log_sigmoid_stack(stacked[:, 1] - stacked[:, 0], x, chosen)
-        return pm.log_softmax_stack(stacked, x, chosen)
+            return log_sigmoid_stack(stacked[:, 1] - stacked[:, 0], x, chosen)
+        return log_softmax_stack(stacked, x, chosen)
 
-    def probs(self, observations: Tree) -> Floats:
-        """The softmax, shape (n, A)."""
-        x = pi.features(observations, self.weights.shape[1])
-        scores: Floats = x @ self.weights.T + np.asarray(self.bias)
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the softmax, shape (n, A)."""
+        x = features(observations, self.weights.shape[1])
+        scores: FloatArray = x @ self.weights.T + np.asarray(self.bias)
         scores -= scores.max(axis=1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=1, keepdims=True)
         return scores
 
-    def _joined(self) -> Floats:
+    def _joined(self) -> FloatArray:
         return np.column_stack([self.weights, np.asarray(self.bias)])
 
 
@@ -194,13 +173,13 @@ class EpsilonGreedyTable(_Finite):
     n_actions: int
 
     def __post_init__(self) -> None:
-        n_actions = pi.positive("n_actions", self.n_actions)
+        n_actions = positive("n_actions", self.n_actions)
         greedy = np.array(self.greedy, order="C")
         if greedy.dtype.kind not in "iub" or greedy.size == 0:
             raise ValueError(
                 f"greedy is {greedy.dtype} of shape {greedy.shape}: give one integer action a state"
             )
-        pi.within("greedy", greedy, n_actions)
+        within("greedy", greedy, n_actions)
         if not 0.0 <= self.epsilon <= 1.0:
             raise ValueError(f"epsilon is {self.epsilon}: a probability is in 0 … 1")
         greedy = greedy.astype(np.int64)
@@ -211,7 +190,7 @@ class EpsilonGreedyTable(_Finite):
 
     @classmethod
     def from_q(cls, q: ArrayLike, epsilon: float) -> EpsilonGreedyTable:
-        """Greedy in action values q of shape (*dims, A); a tie goes to the lowest action."""
+        """Return the policy greedy in q of shape (*dims, A); a tie goes to the lowest action."""
         values = np.asarray(q, dtype=np.float64)
         if values.ndim == 0 or values.size == 0 or np.isnan(values).any():
             raise ValueError(
@@ -222,29 +201,29 @@ class EpsilonGreedyTable(_Finite):
     @classmethod
     def log_prob_stack(
         cls, policies: Sequence[EpsilonGreedyTable], observations: Tree, actions: Tree
-    ) -> Floats:
-        """`log_prob` of K policies as one (K, n) array."""
-        pi.same_shape("greedy", [policy.greedy for policy in policies])
-        states = pi.cells(observations, policies[0].greedy.shape)
-        chosen = pi.choices(actions, len(states), min(policy.n_actions for policy in policies))
+    ) -> FloatArray:
+        """Return `log_prob` of K policies as one (K, n) array."""
+        same_shape("greedy", [policy.greedy for policy in policies])
+        states = cells(observations, policies[0].greedy.shape)
+        chosen = choices(actions, len(states), min(policy.n_actions for policy in policies))
         out = np.empty((len(policies), len(states)))
-        for _, rows in pm.tiles(1, len(states)):  # the states stay in cache for all policies
+        for _, rows in tiles(1, len(states)):  # the states stay in cache for all policies
             for k, policy in enumerate(policies):
                 hit = policy.greedy.take(states[rows]) == chosen[rows]
                 # Looked up with the bool as a number: np.where waits for mispredicted branches.
                 policy._log_levels.take(hit.view(np.int8), out=out[k, rows], mode="clip")
         return out
 
-    def probs(self, observations: Tree) -> Floats:
-        """ε/A each, and 1 - ε more for the greedy action; shape (n, A)."""
-        best = self.greedy.ravel()[pi.cells(observations, self.greedy.shape)]
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return ε/A for each action, and 1 - ε more for the greedy one; shape (n, A)."""
+        best = self.greedy.ravel()[cells(observations, self.greedy.shape)]
         probs = np.full((len(best), self.n_actions), self.epsilon / self.n_actions)
         probs[np.arange(len(best)), best] += 1.0 - self.epsilon
         return probs
 
     @cached_property
-    def _log_levels(self) -> Floats:
-        """Log-probability of an action that is not greedy, and of the greedy one."""
+    def _log_levels(self) -> FloatArray:
+        """Return the log-probability of an action that is not greedy, and of the greedy one."""
         other = self.epsilon / self.n_actions
         best = other + (1.0 - self.epsilon)
         return np.array([math.log(other) if other > 0 else -math.inf, math.log(best)])
@@ -271,19 +250,19 @@ class Uniform(Snapshot):
     n_actions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_actions", pi.positive("n_actions", self.n_actions))
+        object.__setattr__(self, "n_actions", positive("n_actions", self.n_actions))
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """-ln A, shape (n,)."""
-        chosen = pi.choices(actions, batches.length(observations), self.n_actions)
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return -ln A, shape (n,)."""
+        chosen = choices(actions, batches.length(observations), self.n_actions)
         return np.full(len(chosen), -math.log(self.n_actions))
 
-    def probs(self, observations: Tree) -> Floats:
-        """1/A, shape (n, A)."""
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return 1/A, shape (n, A)."""
         return np.full((batches.length(observations), self.n_actions), 1.0 / self.n_actions)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """One integer a row."""
+        """Draw one integer a row."""
         return rng.integers(self.n_actions, size=batches.length(observations))
 
 
@@ -298,14 +277,14 @@ class DiagonalGaussian(Snapshot):
     """
 
     kind: ClassVar[str] = "diagonal-gaussian"
-    weights: Floats  # (m, d)
-    bias: Floats  # (m,)
-    log_std: Floats  # (m,)
+    weights: FloatArray  # (m, d)
+    bias: FloatArray  # (m,)
+    log_std: FloatArray  # (m,)
 
     def __post_init__(self) -> None:
-        weights = pi.parameters("weights", self.weights, ndim=2)
-        bias = pi.parameters("bias", self.bias, ndim=1)
-        log_std = pi.parameters("log_std", self.log_std, ndim=1)
+        weights = parameters("weights", self.weights, ndim=2)
+        bias = parameters("bias", self.bias, ndim=1)
+        log_std = parameters("log_std", self.log_std, ndim=1)
         if not len(weights) == len(bias) == len(log_std) > 0:
             raise ValueError(
                 f"weights {weights.shape}, bias {bias.shape} and log_std {log_std.shape}: all need "
@@ -314,9 +293,9 @@ class DiagonalGaussian(Snapshot):
         for name, value in (("weights", weights), ("bias", bias), ("log_std", log_std)):
             object.__setattr__(self, name, value)
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Log density of the action; shape (n,)."""
-        actions = pi.parts(actions, batches.length(observations), len(self.bias))
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log density of the action; shape (n,)."""
+        actions = parts(actions, batches.length(observations), len(self.bias))
         standardised = actions - self._mean(observations)
         standardised *= np.exp(-self.log_std)
         np.square(standardised, out=standardised)
@@ -325,22 +304,25 @@ class DiagonalGaussian(Snapshot):
     @classmethod
     def log_prob_stack(
         cls, policies: Sequence[DiagonalGaussian], observations: Tree, actions: Tree
-    ) -> Floats:
-        """`log_prob` of K policies as one (K, n) array."""
+    ) -> FloatArray:
+        """Return `log_prob` of K policies as one (K, n) array."""
         return np.stack([policy.log_prob(observations, actions) for policy in policies])
 
-    def sample(self, observations: Tree, rng: np.random.Generator) -> Floats:
-        """One normal number for each part of the action, shape (n, m)."""
+    def sample(self, observations: Tree, rng: np.random.Generator) -> FloatArray:
+        """Draw one normal number for each part of the action, shape (n, m)."""
         mean = self._mean(observations)
         return mean + np.exp(self.log_std) * rng.standard_normal(mean.shape)
 
-    def log_prob_moments(self, observations: Tree) -> tuple[Floats, Floats]:
-        """The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2."""
+    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of the log density of its own actions.
+
+        The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2.
+        """
         n, m = batches.length(observations), len(self.bias)
         return np.full(n, -0.5 * m - self._log_scale()), np.full(n, 0.5 * m)
 
-    def _mean(self, observations: Tree) -> Floats:
-        mean: Floats = pi.features(observations, self.weights.shape[1]) @ self.weights.T
+    def _mean(self, observations: Tree) -> FloatArray:
+        mean: FloatArray = features(observations, self.weights.shape[1]) @ self.weights.T
         mean += self.bias
         return mean
 

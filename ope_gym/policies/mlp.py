@@ -1,32 +1,192 @@
-"""Small neural networks as policies; a file holds them completely, and reads without torch.
+"""Small neural networks as policies, in numpy: a file holds them completely, and needs no torch.
 
-What the outputs of the network mean is the policy's: logits, values of actions, or a mean.
+Observations become float32, are standardised with frozen statistics where there are any, and pass
+through linear layers with one activation between them (`Network`). What the outputs mean is the
+policy's: logits, values of actions, or a mean.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies import inputs
-from ope_gym.policies.base import Floats, Snapshot, register_policy
-from ope_gym.policies.network import Network, parameter
-from ope_gym.policies.numerics import moments_of, sample_rows
+from ope_gym.policies.base import Snapshot, register_policy
+from ope_gym.policies.numerics import (
+    HALF_LOG_2PI,
+    choices,
+    moments_of,
+    parts,
+    sample_rows,
+    within,
+)
 
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+ROWS = 4_096  # rows a pass: the activations of a layer stay in cache
+
+Layer: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Weights (outputs, inputs) and bias (outputs,)."""
+
+
+def _relu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(np.maximum(x, 0.0, out=x))
+
+
+def _tanh(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(np.tanh(x, out=x))
+
+
+def _elu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def _leaky_relu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.where(x > 0, x, x * x.dtype.type(0.01))
+
+
+def _silu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)))
+
+
+ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "Tanh": _tanh,
+    "ReLU": _relu,
+    "ELU": _elu,
+    "LeakyReLU": _leaky_relu,
+    "SiLU": _silu,
+}
+_NAMES = tuple(ACTIVATIONS)  # a file holds the position: only ever append
+
+
+@dataclass(frozen=True, eq=False)
+class Standardiser:
+    """clip((x - mean) / scale, -clip, clip), in float64 and then float32, as VecNormalize does."""
+
+    mean: FloatArray
+    scale: FloatArray
+    clip: float
+
+    def __call__(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """Return the observations as the network sees them."""
+        x = (observations - self.mean) / self.scale
+        return np.clip(x, -self.clip, self.clip, out=x)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Linear layers with an activation between them.
+
+    Args:
+        layers: Weights and biases, read-only copies.
+        activation: Its name, one of `ACTIVATIONS`.
+        standardiser: What is done to the observations first, if anything.
+        n_states: Number of states where observations are integers (one-hot coded), else 0.
+    """
+
+    layers: tuple[Layer, ...]
+    activation: str = "Tanh"
+    standardiser: Standardiser | None = None
+    n_states: int = 0
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation is {self.activation!r}; there are {', '.join(ACTIVATIONS)}"
+            )
+        layers = tuple((parameter("weights", w), parameter("bias", b)) for w, b in self.layers)
+        for (weights, bias), (later, _) in pairwise(layers):
+            if len(weights) != len(bias) or later.shape[1] != len(weights):
+                raise ValueError(
+                    f"layers of shapes {[w.shape for w, _ in layers]} do not follow one another"
+                )
+        object.__setattr__(self, "layers", layers)
+
+    def __call__(self, observations: Tree, dtype: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield the last layer (rows, outputs) in blocks of rows; one empty block for no rows."""
+        n = batches.length(observations)
+        seen = np.asarray(observations)
+        layers = [(w.T.astype(dtype), b.astype(dtype)) for w, b in self.layers]
+        act = ACTIVATIONS[self.activation]
+        for start in range(0, max(n, 1), ROWS):
+            rows = slice(start, min(start + ROWS, n))
+            x = self._inputs(seen[rows]).astype(dtype)
+            for depth, (weights, bias) in enumerate(layers):
+                x = x @ weights
+                x += bias
+                if depth < len(layers) - 1:
+                    x = act(x)
+            yield rows, x
+
+    def _inputs(self, block: NDArray[Any]) -> NDArray[np.float32]:
+        width = self.layers[0][0].shape[1]
+        if self.n_states:
+            states = within("observations", block.reshape(len(block)), self.n_states)
+            return np.eye(self.n_states, dtype=np.float32)[states]
+        if self.standardiser is not None:
+            block = self.standardiser(block)
+        flat = block.reshape(len(block), math.prod(block.shape[1:])).astype(np.float32)
+        if flat.shape[1] != width:
+            raise ValueError(
+                f"observations have shape {block.shape}: the network needs {width} numbers a row"
+            )
+        return flat
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything as numbers."""
+        found: dict[str, NDArray[Any]] = {
+            "activation": np.array(_NAMES.index(self.activation)),
+            "n_states": np.array(self.n_states),
+        }
+        for i, (weights, bias) in enumerate(self.layers):
+            found |= {f"weights_{i}": weights, f"bias_{i}": bias}
+        if self.standardiser is not None:
+            s = self.standardiser
+            found |= {"mean": s.mean, "scale": s.scale, "clip": np.array(s.clip)}
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Network:
+        """Return the network whose `arrays()` these are."""
+        depth = sum(name.startswith("weights_") for name in arrays)
+        standardiser = None
+        if "mean" in arrays:
+            standardiser = Standardiser(arrays["mean"], arrays["scale"], float(arrays["clip"]))
+        activation = int(arrays["activation"])
+        if not (depth and 0 <= activation < len(_NAMES)):
+            raise ValueError(f"{depth} layers and activation {activation} make no network")
+        return cls(
+            tuple((arrays[f"weights_{i}"], arrays[f"bias_{i}"]) for i in range(depth)),
+            _NAMES[activation],
+            standardiser,
+            int(arrays["n_states"]),
+        )
+
+    def __repr__(self) -> str:
+        sizes = [self.layers[0][0].shape[1], *(len(bias) for _, bias in self.layers)]
+        seen = "" if self.standardiser is None else ", standardised"
+        return f"{'-'.join(map(str, sizes))}, {self.activation}{seen}"
+
+
+def parameter(name: str, value: ArrayLike) -> NDArray[np.float32]:
+    """Return a read-only float32 copy; raise if it is not finite."""
+    array = np.array(value, dtype=np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} is not finite: take the snapshot before training diverged")
+    array.setflags(write=False)
+    return array
 
 
 class _MlpPolicy(Snapshot):
-    """Compared by a digest: the content itself would double the memory of many snapshots."""
+    """Base of networks, compared by a digest: their content would double the memory of many."""
 
     network: Network
 
@@ -43,29 +203,29 @@ class _MlpPolicy(Snapshot):
 
 
 class _FiniteMlp(_MlpPolicy):
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, Floats]]:
-        """Normalised log-probabilities (rows, A), a block of rows at a time."""
+    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield normalised log-probabilities (rows, A), a block of rows at a time."""
         raise NotImplementedError
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Log-probability of each action, shape (n,)."""
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability of each action, shape (n,)."""
         n, n_actions = batches.length(observations), len(self.network.layers[-1][1])
-        chosen = inputs.choices(actions, n, n_actions)
+        chosen = choices(actions, n, n_actions)
         out = np.empty(n)
         for rows, logs in self._log_probs(observations):
             out[rows] = logs[np.arange(len(logs)), chosen[rows]]
         return out
 
-    def probs(self, observations: Tree) -> Floats:
-        """The probability of every action, shape (n, A)."""
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the probability of every action, shape (n, A)."""
         return np.concatenate([np.exp(logs) for _, logs in self._log_probs(observations)])
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """One action a row; one uniform number each decides."""
+        """Draw one action a row; one uniform number each decides."""
         return sample_rows(self.probs(observations), rng)
 
-    def log_prob_moments(self, observations: Tree) -> tuple[Floats, Floats]:
-        """Mean and variance of the log-probability of its own actions."""
+    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of the log-probability of its own actions."""
         return moments_of(self.probs(observations))
 
 
@@ -77,7 +237,7 @@ class SoftmaxMlp(_FiniteMlp):
     kind: ClassVar[str] = "softmax-mlp"
     network: Network
 
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, Floats]]:
+    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
         for rows, scores in self.network(observations, np.float32):
             logs = scores.astype(np.float64)
             logs -= logs.max(axis=1, keepdims=True)
@@ -85,12 +245,12 @@ class SoftmaxMlp(_FiniteMlp):
             yield rows, logs
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The network's."""
+        """Return the arrays of the network."""
         return self.network.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> SoftmaxMlp:
-        """The policy whose `arrays()` these are."""
+        """Return the policy whose `arrays()` these are."""
         return cls(Network.from_arrays(arrays))
 
 
@@ -111,7 +271,7 @@ class EpsilonGreedyMlp(_FiniteMlp):
             raise ValueError(f"epsilon is {self.epsilon}: it is a probability")
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, Floats]]:
+    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
         for rows, values in self.network(observations, np.float64):
             probs = np.full(values.shape, self.epsilon / values.shape[1])
             probs[np.arange(len(values)), values.argmax(axis=1)] += 1.0 - self.epsilon
@@ -119,12 +279,12 @@ class EpsilonGreedyMlp(_FiniteMlp):
                 yield rows, np.log(probs)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The network's, and ε."""
+        """Return the arrays of the network, and ε."""
         return self.network.arrays() | {"epsilon": np.array(self.epsilon)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpsilonGreedyMlp:
-        """The policy whose `arrays()` these are."""
+        """Return the policy whose `arrays()` these are."""
         return cls(Network.from_arrays(arrays), float(arrays["epsilon"]))
 
     def __repr__(self) -> str:
@@ -141,30 +301,30 @@ class GaussianMlp(_MlpPolicy):
     log_std: NDArray[np.float32]  # (m,)
 
     def __post_init__(self) -> None:
-        log_std, parts = parameter("log_std", self.log_std), len(self.network.layers[-1][1])
-        if log_std.shape != (parts,):
-            raise ValueError(f"log_std has shape {log_std.shape}: the network has {parts} outputs")
+        log_std, width = parameter("log_std", self.log_std), len(self.network.layers[-1][1])
+        if log_std.shape != (width,):
+            raise ValueError(f"log_std has shape {log_std.shape}: the network has {width} outputs")
         object.__setattr__(self, "log_std", log_std)
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Log density of each action, shape (n,)."""
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log density of each action, shape (n,)."""
         n = batches.length(observations)
         given = np.asarray(actions)
         flat = given.reshape(len(given), math.prod(given.shape[1:]))
-        chosen = inputs.parts(flat, n, len(self.log_std))
+        chosen = parts(flat, n, len(self.log_std))
         out, scale = np.empty(n), np.exp(self.log_std.astype(np.float64))
         for rows, mean in self.network(observations, np.float32):
             out[rows] = -0.5 * np.square((chosen[rows] - mean) / scale).sum(axis=1)
         return out - self._log_scale()
 
-    def sample(self, observations: Tree, rng: np.random.Generator) -> Floats:
-        """One normal number for each part of the action, shape (n, m)."""
+    def sample(self, observations: Tree, rng: np.random.Generator) -> FloatArray:
+        """Draw one normal number for each part of the action, shape (n, m)."""
         mean = np.concatenate([x for _, x in self.network(observations, np.float32)])
         scale = np.exp(self.log_std.astype(np.float64))
         return np.asarray(mean + scale * rng.standard_normal(mean.shape))
 
-    def log_prob_moments(self, observations: Tree) -> tuple[Floats, Floats]:
-        """The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2."""
+    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of the log density, a constant minus half a χ² of m parts."""
         n, m = batches.length(observations), len(self.log_std)
         return np.full(n, -0.5 * m - self._log_scale()), np.full(n, 0.5 * m)
 
@@ -172,10 +332,10 @@ class GaussianMlp(_MlpPolicy):
         return float(self.log_std.sum(dtype=np.float64)) + len(self.log_std) * HALF_LOG_2PI
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The network's, and the log standard deviations."""
+        """Return the arrays of the network, and the log standard deviations."""
         return self.network.arrays() | {"log_std": self.log_std}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> GaussianMlp:
-        """The policy whose `arrays()` these are."""
+        """Return the policy whose `arrays()` these are."""
         return cls(Network.from_arrays(arrays), arrays["log_std"])

@@ -1,25 +1,138 @@
-"""The fast numpy underneath the closed-form policies.
+"""Check the arguments of policies, and compute their probabilities fast, in plain numpy.
 
-Shapes: K policies, n rows, d features, A actions. Work is done in tiles that stay in cache.
+Shapes: K policies, n rows, d features, A actions. Large stacks are computed in tiles that stay in
+the processor's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ope_gym.policies.base import Floats
+from ope_gym import batches
+from ope_gym.arrays import FloatArray
+from ope_gym.batches import Tree
 
 BLOCK = 32_768  # elements of a (K, rows) tile: its few float64 temporaries stay in cache
-REACH, CELLS = 40, 512  # the table of ln σ covers |x| <= REACH with this many cells a unit
-SMALL = 4_096  # below this many elements the plain formula costs less than the table's set-up
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+SMALL = 4_096  # elements below which loading the compiled kernels is not worth it
+
+# Arguments ------------------------------------------------------------------------------------
 
 
-def sample_rows(probs: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
-    """One action a row of (n, A) probabilities, by inverting the cumulative sum.
+def parameters(name: str, value: ArrayLike, ndim: int) -> FloatArray:
+    """Return a read-only float64 copy of a policy's parameter; raise if it is not finite."""
+    array = np.array(value, dtype=np.float64, order="C")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}: give it {ndim} axes")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{_first(name, array, ~np.isfinite(array))}: it must be finite")
+    array += 0.0  # -0.0 becomes 0.0, so that equal parameters have equal bytes
+    array.setflags(write=False)
+    return array
+
+
+def features(observations: Tree, width: int) -> FloatArray:
+    """Return observations as (n, width) float64."""
+    if isinstance(observations, tuple | dict):
+        raise ValueError(
+            f"observations are a {type(observations).__name__}: a linear policy needs one array of "
+            f"shape (n, {width}); flatten them with gymnasium.wrappers.FlattenObservation"
+        )
+    array = np.asarray(observations, dtype=np.float64)
+    if array.ndim == 1 and width == 1:
+        array = array[:, None]
+    if array.ndim != 2 or array.shape[1] != width:
+        raise ValueError(f"observations have shape {array.shape}: the policy needs (n, {width})")
+    return array
+
+
+def choices(actions: Tree, rows: int, n_actions: int) -> NDArray[np.intp]:
+    """Return actions as (n,) indices; raise unless each is in 0 … n_actions - 1."""
+    array = np.asarray(actions)
+    if array.shape != (rows,):
+        raise ValueError(f"actions have shape {array.shape}: {rows} observations need ({rows},)")
+    if array.dtype.kind not in "iub":
+        raise ValueError(f"actions have dtype {array.dtype}: a finite policy needs integers")
+    return within("actions", array, n_actions)
+
+
+def parts(actions: Tree, rows: int, width: int) -> FloatArray:
+    """Return continuous actions as (n, width) float64."""
+    array = np.asarray(actions, dtype=np.float64)
+    if array.ndim == 1 and width == 1:
+        array = array[:, None]
+    if array.shape != (rows, width):
+        raise ValueError(
+            f"actions have shape {array.shape}: {rows} observations need ({rows}, {width})"
+        )
+    return array
+
+
+def cells(observations: Tree, dims: tuple[int, ...]) -> NDArray[np.intp]:
+    """Return discrete observations as (n,) indices into a flattened table of shape `dims`."""
+    if not dims:  # one state: a bandit
+        return np.zeros(batches.length(observations), dtype=np.intp)
+    given = observations
+    if not isinstance(given, tuple):
+        array = np.asarray(given)
+        given = tuple(array.T) if array.ndim == 2 else (array,)
+    columns = [np.asarray(column) for column in given]
+    if len(columns) != len(dims) or any(column.ndim != 1 for column in columns):
+        raise ValueError(
+            f"observations have {len(columns)} parts of shapes {[c.shape for c in columns]}: a "
+            f"table of shape {dims} needs {len(dims)} of shape (n,)"
+        )
+    if any(column.dtype.kind not in "iub" for column in columns):
+        raise ValueError(
+            f"observations have dtypes {[str(c.dtype) for c in columns]}: a table needs integers"
+        )
+    pairs = enumerate(zip(columns, dims, strict=True))
+    indices = [within(f"observations[{i}]", column, size) for i, (column, size) in pairs]
+    return np.atleast_1d(np.ravel_multi_index(indices, dims))
+
+
+def within(name: str, indices: NDArray[Any], size: int) -> NDArray[np.intp]:
+    """Return indices as intp; raise and name the first one outside 0 … size - 1."""
+    if indices.size and (indices.min() < 0 or indices.max() >= size):
+        wrong = (indices < 0) | (indices >= size)
+        raise ValueError(f"{_first(name, indices, wrong)}: it must be in 0 … {size - 1}")
+    return indices.astype(np.intp, copy=False)
+
+
+def _first(name: str, array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
+    """Describe the first wrong element, as in "theta[3] is nan"."""
+    where = tuple(np.argwhere(wrong)[0].tolist())
+    return f"{name}{list(where) if where else ''} is {array[where]}"
+
+
+def same_shape(name: str, arrays: Sequence[NDArray[Any]]) -> None:
+    """Raise for a stack of no policies, or of policies that differ in shape."""
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) != 1:
+        raise ValueError(
+            f"policies have {name} of shapes {shapes}: a stack needs one or more of one shape"
+        )
+
+
+def positive(name: str, value: int) -> int:
+    """Return a whole number; raise if it is below 1."""
+    number = operator.index(value)
+    if number < 1:
+        raise ValueError(f"{name} is {number}: it must be at least 1")
+    return number
+
+
+# Probabilities --------------------------------------------------------------------------------
+
+
+def sample_rows(probs: FloatArray, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw one action for each row of (n, A) probabilities, by inverting the cumulative sum.
 
     Dividing by the last sum makes it exactly 1 from the last possible action on, so an action
     of probability 0 is never drawn.
@@ -31,22 +144,22 @@ def sample_rows(probs: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.asarray(below.sum(axis=1, dtype=np.int64))
 
 
-def refuse_nan(probs: Floats) -> None:
-    """Stop before a NaN, which fails every comparison, passes for action 0."""
+def refuse_nan(probs: FloatArray) -> None:
+    """Raise if a probability is NaN: it fails every comparison and would pass for action 0."""
     if np.isnan(probs).any():
         row = int(np.flatnonzero(np.isnan(probs))[0])
         raise ValueError(f"the probabilities of row {row} are nan: look for nan in observations")
 
 
-def moments_of(probs: Floats) -> tuple[Floats, Floats]:
-    """Mean and variance of ln p under p for each row of an (n, A) array; 0 ln 0 = 0."""
+def moments_of(probs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and variance of ln p under p for each row of (n, A); 0 ln 0 = 0."""
     logs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
     mean = (probs * logs).sum(axis=1)
     return mean, (probs * (logs - mean[:, None]) ** 2).sum(axis=1)
 
 
 def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice, slice]]:
-    """Slices (policies, rows) that cover a (K, n) array in tiles of about BLOCK / depth."""
+    """Yield slices (policies, rows) that cover a (K, n) array in tiles of about BLOCK / depth."""
     tall = max(1, min(n_policies, 64, BLOCK // (64 * depth)))
     wide = max(64, BLOCK // (tall * depth))
     for row in range(0, n_rows, wide):
@@ -54,24 +167,25 @@ def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice,
             yield slice(k, min(k + tall, n_policies)), slice(row, min(row + wide, n_rows))
 
 
-def log_sigmoid_stack(theta: Floats, x: Floats, chosen: NDArray[np.intp]) -> Floats:
-    """The (K, n) values ln σ(±θ_k·(x, 1)), plus for action 1: theta (K, d + 1), x (n, d)."""
+def log_sigmoid_stack(theta: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
+    """Return ln σ(±θ_k·(x, 1)), (K, n), plus for action 1: theta (K, d + 1), x (n, d)."""
     out = np.empty((len(theta), len(x)))
-    small = out.size <= SMALL
-    scaled_theta = theta if small else theta * CELLS  # a power of two, so nothing is rounded
-    work = LogSigmoidTable(0 if small else min(BLOCK, out.size))
+    compute = log_sigmoid if out.size <= SMALL else _compiled_log_sigmoid()
     for k, rows in tiles(*out.shape):
         columns = with_one(x[rows])
         columns *= 2.0 * chosen[rows] - 1.0  # d + 1 signs a row instead of K
-        if small:
-            out[k, rows] = log_sigmoid(theta[k] @ columns)
-        else:
-            work(scaled_theta[k], columns, out[k, rows])
+        out[k, rows] = compute(theta[k] @ columns)
     return out
 
 
-def log_softmax_stack(weights: Floats, x: Floats, chosen: NDArray[np.intp]) -> Floats:
-    """Log-softmax of the chosen action: weights (K, A, d + 1), x (n, d) -> (K, n)."""
+def _compiled_log_sigmoid() -> Callable[[FloatArray], FloatArray]:
+    from ope_gym import kernels  # numba takes a moment to load
+
+    return kernels.log_sigmoid
+
+
+def log_softmax_stack(weights: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
+    """Return the log-softmax (K, n) of the chosen action: weights (K, A, d + 1), x (n, d)."""
     out = np.empty((len(weights), len(x)))
     for k, rows in tiles(*out.shape, depth=weights.shape[1]):
         columns = with_one(x[rows])
@@ -86,82 +200,21 @@ def log_softmax_stack(weights: Floats, x: Floats, chosen: NDArray[np.intp]) -> F
     return out
 
 
-def with_one(rows: Floats) -> Floats:
-    """Features (b, d) as (d + 1, b), the last line 1 for the bias: a C-order matmul operand."""
+def with_one(rows: FloatArray) -> FloatArray:
+    """Transpose features (b, d) to (d + 1, b), with a last line of 1 for the bias.
+
+    The result is in C order, which is what a fast matrix product wants.
+    """
     columns = np.empty((rows.shape[1] + 1, rows.shape[0]))
     columns[:-1] = rows.T
     columns[-1] = 1.0
     return columns
 
 
-def log_sigmoid(x: Floats) -> Floats:
-    """Elementwise ln σ(x) = min(x, 0) - log1p(exp(-|x|)), without overflow for any x."""
+def log_sigmoid(x: FloatArray) -> FloatArray:
+    """Return ln σ(x) = min(x, 0) - log1p(exp(-|x|)) elementwise, without overflow for any x."""
     tail = np.abs(x)
     np.negative(tail, out=tail)
     np.exp(tail, out=tail)
     np.log1p(tail, out=tail)
     return np.subtract(np.minimum(x, 0.0), tail, out=tail)
-
-
-class LogSigmoidTable:
-    """The values ln σ for large tiles, to about 1e-15: a cubic in each of 2 * 40 * 512 cells.
-
-    numpy's float64 exp and log1p are scalar library calls on most machines (8 and 11 ns an
-    element); four look-ups and a Horner scheme take less than half of that. The workspace is
-    kept from tile to tile, since fresh memory would cost a quarter on top.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._floats = np.empty((4, size))
-        self._index = np.empty(size, dtype=np.intp)
-
-    def __call__(self, scaled_theta: Floats, columns: Floats, out: Floats) -> None:
-        """Write ln σ(scores / CELLS) to `out`, scores = scaled_theta @ columns."""
-        scores, total, step, term = (w[: out.size].reshape(out.shape) for w in self._floats)
-        index = self._index[: out.size].reshape(out.shape)
-        np.matmul(scaled_theta, columns, out=scores)
-        beyond = None
-        if not (scores.max() <= REACH * CELLS and scores.min() >= -REACH * CELLS):
-            inside = np.fmax(np.fmin(scores, REACH * CELLS), -REACH * CELLS)  # NaN: an end
-            beyond = scores - inside
-            scores[...] = inside
-        np.rint(scores, out=total)
-        np.subtract(scores, total, out=step)
-        total += REACH * CELLS
-        np.copyto(index, total, casting="unsafe")
-        constant, linear, square, cube = _log_sigmoid_cells()
-        np.take(cube, index, out=total, mode="clip")
-        for coefficient in (square, linear):
-            total *= step
-            total += np.take(coefficient, index, out=term, mode="clip")
-        total *= step
-        np.add(total, np.take(constant, index, out=term, mode="clip"), out=out)
-        if beyond is not None:
-            _extend(beyond, out)
-
-
-def _extend(beyond: Floats, out: Floats) -> None:
-    """Continue ln σ past ±REACH, where it is x below and -exp(-x) above, to the last digit."""
-    beyond /= CELLS
-    out *= np.exp(-beyond, out=np.ones_like(beyond), where=beyond > 0.0)
-    out += np.minimum(beyond, 0.0)
-
-
-@cache
-def _log_sigmoid_cells() -> tuple[Floats, ...]:
-    """Coefficients c_j of ln σ(x) ≈ Σ_j c_j u^j, u = (x - node) CELLS, for every node.
-
-    With s = σ(-x) and q = s(1 - s) the derivatives are s, -q, q(1 - 2s), -q(1 - 6q). The fourth
-    is folded into the others (u⁴ ≈ r²u² - r⁴/8 on |u| <= r, Chebyshev), which leaves 1/8 of it.
-    """
-    node = np.arange(-REACH * CELLS, REACH * CELLS + 1) / CELLS
-    s = np.exp(log_sigmoid(-node))
-    q = s * np.exp(log_sigmoid(node))
-    quartic, half_cell = -q * (1 - 6 * q) / 24, 0.5 / CELLS
-    cells = [
-        log_sigmoid(node) - quartic * half_cell**4 / 8,
-        s,
-        -q / 2 + quartic * half_cell**2,
-        q * (1 - 2 * s) / 6,
-    ]
-    return tuple(cell / float(CELLS) ** power for power, cell in enumerate(cells))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias, TypeGuard
@@ -15,17 +14,16 @@ from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from ope_gym import batches
+from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import Floats, UnavailablePolicy, register_policy
-from ope_gym.policies.inputs import choices
-from ope_gym.policies.numerics import moments_of, sample_rows
+from ope_gym.policies.base import UnavailablePolicy, register_policy
+from ope_gym.policies.numerics import HALF_LOG_2PI, choices, moments_of, sample_rows
 
 __all__ = ["TorchPolicy"]
 
 Output: TypeAlias = torch.Tensor | Distribution
 Forward: TypeAlias = Callable[[Any, Any], Output]
 
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 ROWS = 8_192  # rows a forward pass: the activations of a million rows would not fit in memory
 
 
@@ -70,8 +68,8 @@ class TorchPolicy:
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point())
         self._dtype = next(floating, torch.get_default_dtype())
 
-    def log_prob(self, observations: Tree, actions: Tree) -> Floats:
-        """Log-probability (density) of each action, shape (n,)."""
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability (density) of each action, shape (n,)."""
         given = np.asarray(actions)
         n = batches.length(observations)
         if given.shape[:1] != (n,):
@@ -81,8 +79,8 @@ class TorchPolicy:
         return np.concatenate([np.empty(0), *blocks])
 
     @property
-    def probs(self) -> Callable[[Tree], Floats]:
-        """`probs(observations) -> (n, A)`, for logits and Categorical only.
+    def probs(self) -> Callable[[Tree], FloatArray]:
+        """Return the function `probs(observations) -> (n, A)`, for logits and Categorical only.
 
         What the module returns is known once it has been asked. From then on a policy over other
         actions has no attribute `probs`, so that hasattr tells the two apart.
@@ -91,7 +89,7 @@ class TorchPolicy:
             raise AttributeError(f"{self!r} has no probs: its actions are not one finite set")
         return self._probs
 
-    def _probs(self, observations: Tree) -> Floats:
+    def _probs(self, observations: Tree) -> FloatArray:
         blocks = [_log_softmax(output) for _, output in self._outputs(observations)]
         known = [np.exp(block) for block in blocks if block is not None]
         if len(known) < len(blocks):
@@ -102,11 +100,11 @@ class TorchPolicy:
         return np.concatenate(known)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[Any]:
-        """One action a row, decided by `rng`; torch's own random state stays as it was."""
+        """Draw one action a row, decided by `rng`; torch's own random state stays as it was."""
         return np.concatenate([_sample(output, rng) for _, output in self._outputs(observations)])
 
-    def log_prob_moments(self, observations: Tree) -> tuple[Floats, Floats] | None:
-        """Mean and variance of the log-probability of its own actions; None if not known."""
+    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray] | None:
+        """Return mean and variance of the log-probability of its own actions; None if unknown."""
         blocks = [_moments(output) for _, output in self._outputs(observations)]
         known = [block for block in blocks if block is not None]
         if len(known) < len(blocks):
@@ -115,20 +113,20 @@ class TorchPolicy:
         return np.concatenate(means), np.concatenate(variances)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The state_dict (parameters and buffers); the code is not stored."""
+        """Return the state_dict (parameters and buffers); the code is not stored."""
         state = self._module.state_dict()
         return {k: _to_numpy(v) for k, v in state.items() if isinstance(v, torch.Tensor)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> UnavailablePolicy:
-        """The numbers, which `restore` puts back in a module."""
+        """Return the numbers, which `restore` puts back in a module."""
         return UnavailablePolicy(cls.kind, arrays)
 
     @classmethod
     def restore(
         cls, unavailable: UnavailablePolicy, module: nn.Module, *, forward: Forward | None = None
     ) -> TorchPolicy:
-        """The policy of a loaded file: its numbers in a copy of a module of that architecture."""
+        """Return the policy of a loaded file: its numbers in a copy of a module of that kind."""
         if unavailable.kind != cls.kind:
             raise ValueError(
                 f"unavailable is of kind {unavailable.kind!r}: only {cls.kind!r} holds a module"
@@ -142,7 +140,7 @@ class TorchPolicy:
         return cls(filled, forward=forward)
 
     def _outputs(self, observations: Tree) -> Iterator[tuple[slice, Output]]:
-        """The module's answers, a block of rows at a time; one empty block for no rows."""
+        """Yield the module's answers, a block of rows at a time; one empty block for no rows."""
         n = batches.length(observations)
         for start in range(0, max(n, 1), ROWS):
             rows = slice(start, min(start + ROWS, n))
@@ -184,8 +182,8 @@ def _checked(output: object, n: int) -> Output:
     return output
 
 
-def _log_softmax(output: Output) -> Floats | None:
-    """Normalised log-probabilities (n, A) in float64 where one finite set is chosen from."""
+def _log_softmax(output: Output) -> FloatArray | None:
+    """Return normalised log-probabilities (n, A) in float64 if the actions are one finite set."""
     if isinstance(output, torch.Tensor):
         return _to_numpy(torch.log_softmax(output.double(), dim=1))
     if not _is_table(output):
@@ -202,8 +200,8 @@ def _is_table(output: Output) -> TypeGuard[Categorical]:
     return isinstance(output, Categorical) and len(output.batch_shape) == 1
 
 
-def _normal(output: Output) -> tuple[Floats, Floats] | None:
-    """Location and scale (n, …) in float64 where the parts of the action are normal."""
+def _normal(output: Output) -> tuple[FloatArray, FloatArray] | None:
+    """Return location and scale (n, …) in float64 if the parts of the action are normal."""
     while isinstance(output, Independent):
         output = output.base_dist
     if type(output) is not Normal:
@@ -211,7 +209,7 @@ def _normal(output: Output) -> tuple[Floats, Floats] | None:
     return _to_numpy(output.loc.double()), _to_numpy(output.scale.double())
 
 
-def _log_prob(output: Output, actions: NDArray[Any], rows: slice) -> Floats:
+def _log_prob(output: Output, actions: NDArray[Any], rows: slice) -> FloatArray:
     logs = _log_softmax(output)
     if logs is not None:
         return logs[np.arange(len(logs)), choices(actions, len(logs), logs.shape[1])]
@@ -248,7 +246,7 @@ def _sample(output: Output, rng: np.random.Generator) -> NDArray[Any]:
         return _to_numpy(output.sample())
 
 
-def _moments(output: Output) -> tuple[Floats, Floats] | None:
+def _moments(output: Output) -> tuple[FloatArray, FloatArray] | None:
     logs = _log_softmax(output)
     if logs is not None:
         return moments_of(np.exp(logs))
@@ -259,7 +257,7 @@ def _moments(output: Output) -> tuple[Floats, Floats] | None:
     return _row_sums(-0.5 - np.log(scale) - HALF_LOG_2PI), _row_sums(np.full(scale.shape, 0.5))
 
 
-def _row_sums(values: NDArray[Any]) -> Floats:
+def _row_sums(values: NDArray[Any]) -> FloatArray:
     return np.asarray(values.reshape(len(values), -1).sum(axis=1, dtype=np.float64))
 
 

@@ -18,8 +18,7 @@ from ope_gym.data.schema import agree, renumber
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.estimate import PartialMixture
-from ope_gym.policies.base import UNREGISTERED
-from ope_gym.policies.closed_form import Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policies import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.mixtures import group_size, interleaved
 

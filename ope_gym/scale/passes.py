@@ -22,7 +22,7 @@ from ope_gym.evaluation import has_densities
 from ope_gym.inference import bootstrap
 from ope_gym.models.base import Baseline
 from ope_gym.options import Options
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from ope_gym.scale.census import Mixture
 from ope_gym.weights.behaviours import Behaviours, policy_log_probs
 from ope_gym.weights.formula import log_weights

@@ -20,7 +20,7 @@ from ope_gym.inference import bootstrap
 from ope_gym.models.base import Baseline, CrossFitted, Folds, default_model
 from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
 from ope_gym.options import Options
-from ope_gym.policies.closed_form import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.scale.census import Mixture
 from ope_gym.scale.cut import CutSums, with_cut
 from ope_gym.scale.passes import NormalisedPass, WeightedChunk, WeightPass, weigh

@@ -42,7 +42,7 @@ from ope_gym.inference import bootstrap
 from ope_gym.models.base import FOLDS, CrossFitted
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.options import Options, check_options
-from ope_gym.policies.base import FinitePolicy, Policy, check_target
+from ope_gym.policies import FinitePolicy, Policy, check_target
 from ope_gym.results import Evaluation
 from ope_gym.scale.cut import Cut, CutSums
 from ope_gym.scale.passes import FUSED, Key, NormalisedPass, WeightPass, keys_of

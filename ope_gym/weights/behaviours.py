@@ -15,7 +15,7 @@ import numpy as np
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Policy, UnavailablePolicy
+from ope_gym.policies import Policy, UnavailablePolicy
 
 ROWS = 1 << 15  # steps evaluated at once
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)

@@ -9,7 +9,7 @@ import numpy as np
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.closed_form import Policy, log_prob_moments
+from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
 from ope_gym.weights.behaviours import ROWS, Behaviours
 from ope_gym.weights.mixtures import parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 from wrappers.recording.session import Session
 
 

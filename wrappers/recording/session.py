@@ -16,7 +16,7 @@ from ope_gym.data import blocks
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 from wrappers.recording.file import EpisodeFile, PolicyChange
 from wrappers.recording.finished import Finished
 

@@ -16,7 +16,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
 from ope_gym.options import check_options
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
 from wrappers.sb3.environments import check_not_normalised, horizon_of
 from wrappers.sb3.episodes import (

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Policy, policy_to_arrays
+from ope_gym.policies import Policy, policy_to_arrays
 from wrappers.recording.autoreset import SAME_STEP
 from wrappers.recording.batched import BatchedSession, equal_shares
 from wrappers.recording.session import Settings

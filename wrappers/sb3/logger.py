@@ -17,7 +17,7 @@ from ope_gym.report.tensorboard import EvaluationWriter
 
 if TYPE_CHECKING:
     from ope_gym.data.trajectories import Trajectories
-    from ope_gym.policies.base import Policy
+    from ope_gym.policies import Policy
     from ope_gym.results import Evaluation
 
 __all__ = ["EvaluationLog"]

@@ -16,9 +16,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from ope_gym.policies.base import Policy
-from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
-from ope_gym.policies.network import ACTIVATIONS, Network, Standardiser
+from ope_gym.policies import EpsilonGreedyMlp, GaussianMlp, Policy, SoftmaxMlp
+from ope_gym.policies.mlp import ACTIVATIONS, Network, Standardiser
 from ope_gym.policies.torch import TorchPolicy
 
 __all__ = ["actor_module", "check_model", "observation_normaliser", "snapshot", "why_not_fixed"]
