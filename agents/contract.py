@@ -7,8 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Floats, Policy
+from ope_gym.policies import Policy
 
 
 @runtime_checkable
@@ -63,7 +64,7 @@ def refuse_held_out(episodes: Trajectories) -> None:
         )
 
 
-def rewards_to_go(episodes: Trajectories, gamma: float = 1.0) -> Floats:
+def rewards_to_go(episodes: Trajectories, gamma: float = 1.0) -> FloatArray:
     """Return (S,) Σ_{u ≥ t} γ^(u-t) r_u, summed within the episode of each step."""
     if len(episodes) == 0:
         return np.empty(0)
