@@ -169,15 +169,15 @@ def contributions(
         mine = group == g
         value, error, effective = _without(fused, mine)
         row = Contribution(
-            f"policy {_number(fused, mine)}",
-            int(mine.sum()),
-            _share(total, g),
-            float(ess[g]),
-            _share(ess, g),
-            _share(variance, g),
-            value,
-            error,
-            effective,
+            name=f"policy {_number(fused, mine)}",
+            episodes=int(mine.sum()),
+            weight_share=_share(total, g),
+            ess=float(ess[g]),
+            ess_share=_share(ess, g),
+            variance_share=_share(variance, g),
+            value_without=value,
+            standard_error_without=error,
+            ess_without=effective,
         )
         rows.append(row)
     error = standard_error(found.influence, strata)
