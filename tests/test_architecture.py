@@ -46,7 +46,7 @@ AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS,
     "wrappers/recording": RECORDS,
-    "wrappers/sb3": RECORDS | {"evaluation", "options", "report", "results"},
+    "wrappers/sb3": RECORDS | {"analysis", "evaluation", "options", "report", "results"},
 }
 
 
