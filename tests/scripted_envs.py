@@ -22,7 +22,7 @@ BOX = spaces.Box(-100.0, 100.0, (3,), np.float32)
 
 
 def script(*episodes: str) -> list[str]:
-    """Episodes as strings, one letter a step; the reward of step t is t + 1.
+    """Return episodes given as strings, one letter a step; the reward of step t is t + 1.
 
     >>> script("..T", "C")
     ['..T', 'C']
@@ -32,7 +32,7 @@ def script(*episodes: str) -> list[str]:
 
 
 class ScriptedEnv(gym.Env[Any, Any]):
-    """Plays the episodes of a script in turn; observations say (who, episode, step).
+    """Plays the episodes of a script in turn; observations are (who, episode, step).
 
     Args:
         episodes: The script.
@@ -81,7 +81,7 @@ class ScriptedEnv(gym.Env[Any, Any]):
 
 
 def reused() -> Callable[[int, int, int], NDArray[np.float32]]:
-    """Observations that are always the same array, overwritten."""
+    """Return a function whose observations are always the same array, overwritten."""
     array = np.zeros(3, dtype=np.float32)
 
     def observe(who: int, episode: int, step: int) -> NDArray[np.float32]:
@@ -93,7 +93,7 @@ def reused() -> Callable[[int, int, int], NDArray[np.float32]]:
 
 @dataclass(frozen=True)
 class Constant(Policy):
-    """Says the same about everything."""
+    """Policy that gives every action the same log-probability."""
 
     value: float = -0.5
 

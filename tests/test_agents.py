@@ -1,4 +1,4 @@
-"""The contract of agents, which agent an env gets, and the softmax-linear one.
+"""The protocol of agents, the choice of an agent for an env, and the softmax-linear agent.
 
 `python -m tests.test_agents` prints the returns that the docstrings of `agents` state.
 """
@@ -33,7 +33,7 @@ def make_vector(name: str, n: int) -> VectorEnv:
 
 
 def play(envs: VectorEnv, policy: Policy, rng: np.random.Generator) -> Trajectories:
-    """The first episode of each sub-env."""
+    """Play the first episode of each sub-env."""
     seen, _ = envs.reset(seed=int(rng.integers(2**31)))
     alive = np.ones(envs.num_envs, dtype=bool)
     rows: list[tuple[Any, ...]] = []
@@ -46,7 +46,7 @@ def play(envs: VectorEnv, policy: Policy, rng: np.random.Generator) -> Trajector
         cut |= alive & truncated
         alive &= ~(terminated | truncated)
         seen = next_seen
-    # (T, n, …) to (n, T, …), without what follows the end of an episode
+    # (T, n, …) to (n, T, …), without the rows after the end of an episode
     x, a, r, played = (np.swapaxes(np.stack(column), 0, 1) for column in zip(*rows, strict=True))
     offsets = np.concatenate([[0], np.cumsum(played.sum(axis=1))])
     x, a, r = x[played], a[played], r[played]
@@ -63,7 +63,7 @@ def play(envs: VectorEnv, policy: Policy, rng: np.random.Generator) -> Trajector
 
 
 def train(envs: VectorEnv, agent: Agent, iterations: int, seed: int) -> np.random.Generator:
-    """One batch of rollouts an iteration; returns the random stream to go on with."""
+    """Learn from one batch of rollouts an iteration; return the generator for further draws."""
     rng = np.random.default_rng(seed)
     for _ in range(iterations):
         agent.learn(play(envs, agent.policy, rng))
@@ -73,7 +73,7 @@ def train(envs: VectorEnv, agent: Agent, iterations: int, seed: int) -> np.rando
 def one_step(
     actions: Any, rewards: Any, *, policy: Policy | None = None, held_out: Any = False
 ) -> Trajectories:
-    """Episodes of one step each, at x = (1,)."""
+    """Return episodes of one step each, at x = (1,)."""
     n = len(actions)
     return Trajectories.from_arrays(
         np.ones((n, 1)),
@@ -129,7 +129,7 @@ class TestContract:
         agent.learn(one_step([0], [1.0]).select(episodes=[]))
         assert agent.policy == before
 
-    def test_refuses_what_is_held_out(self, make: Callable[[], Agent]) -> None:
+    def test_refuses_held_out_episodes(self, make: Callable[[], Agent]) -> None:
         agent = make()
         episodes = one_step([0, 1], [1.0, 2.0], policy=agent.policy, held_out=[False, True])
         with pytest.raises(ValueError, match=r"episode 1 is held out.*select\(held_out=False\)"):
@@ -195,7 +195,7 @@ class TestMakeAgent:
         )
         assert isinstance(make_agent(env), SoftmaxLinearAgent)
 
-    def test_options_arrive(self) -> None:
+    def test_options_are_passed_on(self) -> None:
         env = gym.make("CartPole-v1")
         agent = make_agent(env, gamma=0.9)
         assert isinstance(agent, Power)
@@ -210,7 +210,7 @@ class TestMakeAgent:
             (gym.spaces.Discrete(16), gym.spaces.Discrete(4)),
         ],
     )
-    def test_anything_else_is_told_what_is_supported(
+    def test_the_error_lists_what_is_supported(
         self, seen: gym.Space[Any], done: gym.Space[Any]
     ) -> None:
         env: Any = SimpleNamespace(observation_space=seen, action_space=done, spec=None)
@@ -273,20 +273,20 @@ class TestSoftmaxLinear:
         assert plain.policy != SoftmaxLinearAgent(4, 2).policy
 
     def test_no_step_is_far_beyond_the_trust_region(self) -> None:
-        agent = SoftmaxLinearAgent(1, 2, kl=5.0)  # no quadratic approximation holds that far
+        agent = SoftmaxLinearAgent(1, 2, kl=5.0)  # too far for the quadratic approximation
         before = agent.policy
         agent.learn(one_step([0, 1, 1], [0.0, 2.0, 2.0]))
         x = np.ones((1, 1))
         assert 0 < mean_kl(before.probs(x), agent.policy.probs(x)) <= 7.5
 
     @pytest.mark.parametrize("gamma", [1.0, 0.9])
-    def test_no_step_where_all_episodes_went_alike(self, gamma: float) -> None:
+    def test_no_step_where_all_returns_are_equal(self, gamma: float) -> None:
         agent = SoftmaxLinearAgent(2, 3, gamma=gamma)
         envs = make_vector("MountainCar-v0", 7)
         agent.learn(play(envs, Uniform(3), np.random.default_rng(0)))
         assert agent.policy == SoftmaxLinear(np.zeros((3, 2)))
 
-    def test_a_constant_feature_is_left_alone(self) -> None:
+    def test_the_weight_of_a_constant_feature_stays(self) -> None:
         agent = SoftmaxLinearAgent(1, 2)
         agent.learn(one_step([0, 1, 1], [0.0, 2.0, 2.0]))
         np.testing.assert_array_equal(agent.policy.weights, np.zeros((2, 1)))

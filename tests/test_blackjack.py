@@ -32,13 +32,13 @@ def hit_table(policy: EpsilonGreedyTable) -> Floats:
 
 
 def outcome(hand: Hand) -> tuple[int, bool]:
-    """What decides a game: the score, and whether it is a natural."""
+    """Return what decides a game: the score, and whether the hand is a natural."""
     return rules.score(list(hand)), rules.is_natural(list(hand))
 
 
 @cache
 def dealer_outcomes(hand: Hand) -> dict[tuple[int, bool], float]:
-    """The outcomes a dealer's hand may come to, and their probabilities."""
+    """Return the outcomes of a dealer's hand with their probabilities."""
     if rules.sum_hand(list(hand)) >= 17:
         return {outcome(hand): 1.0}
     found: dict[tuple[int, bool], float] = {}
@@ -50,7 +50,7 @@ def dealer_outcomes(hand: Hand) -> dict[tuple[int, bool], float]:
 
 @cache
 def stick_reward(score: int, natural: bool, shown: int) -> float:
-    """Expected reward of a stick; the dealer has two cards before he looks at his sum."""
+    """Return the expected reward of a stick; the dealer always takes a second card."""
     total = 0.0
     for hidden, p in DECK:
         for (dealer, other), q in dealer_outcomes(tuple(sorted((shown, hidden)))).items():
@@ -93,7 +93,7 @@ def test_equals_the_enumeration_of_hands(seed: int, gamma: float) -> None:
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_optimum_equals_the_enumeration_of_hands(gamma: float) -> None:
-    # each hand may decide for itself there, also a natural, of which a policy knows nothing
+    # here each hand decides for itself, also a natural, which a policy cannot observe
     expected = enumerated_value(lambda stick, after_hit, seen: max(stick, after_hit), gamma)
     best = blackjack.optimal(gamma)
     assert best.value == pytest.approx(expected, abs=1e-12)
@@ -119,7 +119,7 @@ def test_no_single_change_improves_the_optimum() -> None:
     assert (found < value - 1e-12).sum() == 280
 
 
-def test_many_at_once_are_the_same() -> None:
+def test_values_of_many_policies_equal_those_of_each() -> None:
     policies = [random_policy(seed) for seed in range(6)]
     tables = np.stack([hit_table(policy) for policy in policies]).reshape(2, 3, *blackjack.SHAPE)
     found = blackjack.values(tables)
@@ -136,7 +136,7 @@ def test_any_finite_policy() -> None:
 
 @pytest.mark.parametrize("always", [0, 1])
 def test_rollouts_of_gymnasium_agree(always: int) -> None:
-    """Of the policy that plays well and of one that does not; within 4 standard errors."""
+    """Compare a good and a bad policy with rollouts, within 4 standard errors."""
     env = gym.make("Blackjack-v1")
     assert env.unwrapped.sab  # type: ignore[attr-defined]
     table = blackjack.optimal().policy.greedy.copy()

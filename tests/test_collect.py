@@ -1,4 +1,4 @@
-"""Playing a number of episodes on either recorder."""
+"""Playing a number of episodes with either recorder."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_every_sub_env_plays_its_share(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_long_episodes_are_not_left_out(mode: AutoresetMode) -> None:
-    """The first three to end would be those of the quick sub-envs."""
+    """Play fixed shares: the first three to end would come from the quick sub-envs."""
     env = vector(mode)
     collect(env, Uniform(2), 3, rng())
     assert_array_equal(np.sort(env.buffer.view().lengths), [1, 3, 31])
 
 
 def test_held_out_shares_are_exact_in_every_call() -> None:
-    """Extra episodes of sub-envs that have done their share must not take numbers."""
+    """Give no numbers to extra episodes of sub-envs that have played their share."""
     envs = gym.make_vec("CartPole-v1", 4)
     env = wrappers.vector.RecordTrajectories(envs, held_out=0.25)
     for k in range(5):
@@ -89,7 +89,7 @@ def test_held_out_shares_are_exact_in_every_call() -> None:
 
 
 @pytest.mark.parametrize("kind", ["single", "vector"])
-def test_an_open_episode_is_dropped_in_silence(kind: str) -> None:
+def test_an_open_episode_is_dropped_without_a_warning(kind: str) -> None:
     env: Any = vector()
     action: Any = np.zeros(3, dtype=int)
     if kind == "single":
@@ -107,7 +107,7 @@ def test_afterwards_everything_is_recorded_again() -> None:
     env = vector()
     collect(env, Uniform(2), 2, rng())
     for _ in range(40):
-        env.step(np.zeros(3, dtype=int))  # without a reset: episodes that are under way stay out
+        env.step(np.zeros(3, dtype=int))  # episodes that are under way are not recorded
     data = env.buffer.view()
     assert len(data) > 10
     assert (data.observations[data.offsets[:-1], 2] == 0).all()
@@ -161,13 +161,13 @@ def test_actions_in_the_precision_of_the_environment() -> None:
 
 @dataclass(frozen=True)
 class Repeats(Constant):
-    """Answers with actions of any space, and wants batches as they are recorded."""
+    """Policy over any action space that insists on batches as they are recorded."""
 
     element: Callable[[int], Any] | None = None
     space: gym.Space[Any] | None = None
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Any:
-        n = batches.length(observations)  # raises for what is no batch
+        n = batches.length(observations)  # raises if they are not a batch
         return stack(self.space, [self.element(i + 1) for i in range(n)])  # type: ignore[misc]
 
 
@@ -214,7 +214,7 @@ def test_a_policy_that_fails_leaves_the_recorder_usable() -> None:
         assert len(env.buffer) == n + 4
 
 
-def test_what_cannot_be_played() -> None:
+def test_wrong_arguments_are_named() -> None:
     env = wrappers.RecordTrajectories(ScriptedEnv(SCRIPTS[0]))
     with pytest.raises(ValueError, match="episodes=0"):
         collect(env, Uniform(2), 0, rng())

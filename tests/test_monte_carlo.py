@@ -22,7 +22,7 @@ BLACKJACK = (32, 11, 2)
 
 
 def chain(*episodes: Sequence[tuple[int, int, float]]) -> Trajectories:
-    """Episodes as lists of (state, action, reward)."""
+    """Return episodes from lists of (state, action, reward)."""
     rows = [row for episode in episodes for row in episode]
     states, actions, rewards = (np.array(column) for column in zip(*rows, strict=True))
     return Trajectories.from_arrays(
@@ -39,7 +39,7 @@ def chain(*episodes: Sequence[tuple[int, int, float]]) -> Trajectories:
 def play_blackjack(
     env: gym.Env[Any, Any], policy: EpsilonGreedyTable, rng: np.random.Generator, n: int = 1
 ) -> Trajectories:
-    """So many episodes."""
+    """Play n episodes of Blackjack-v1."""
     rows: list[tuple[int, ...]] = []
     actions: list[int] = []
     rewards: list[float] = []
@@ -126,7 +126,7 @@ class TestLearn:
         assert together.policy == apart.policy
         np.testing.assert_array_equal(together.q, apart.q)
 
-    def test_greedy_is_that_of_q(self) -> None:
+    def test_the_greedy_action_maximises_q(self) -> None:
         agent = MonteCarloControl(BLACKJACK, 2)
         train_blackjack(agent, 300, 1, seed=1)
         assert agent.policy == EpsilonGreedyTable.from_q(agent.q, epsilon_1(301))
@@ -168,19 +168,19 @@ class TestTableShape:
             gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(0, 1)]),
         ],
     )
-    def test_refuses_others(self, space: gym.Space[Any]) -> None:
+    def test_refuses_other_spaces(self, space: gym.Space[Any]) -> None:
         with pytest.raises(ValueError, match=r"observation_space=.*Discrete space that counts"):
             table_shape(space)
 
 
 def test_comes_near_the_optimum_of_blackjack() -> None:
-    """After 500 batches of 10 episodes; the uniform policy is 0.351 below the optimum."""
+    """Learn from 500 batches of 10 episodes; the uniform policy is 0.351 below the optimum."""
     best = blackjack.optimal().value
     for seed in range(2):
         agent = MonteCarloControl(BLACKJACK, 2)
         train_blackjack(agent, 500, 10, seed)
         assert 0 < best - blackjack.value(greedy(agent)) < 0.12
-        # the share of exploration costs something, too
+        # exploration costs something, too
         assert blackjack.value(agent.policy) < blackjack.value(greedy(agent))
 
 

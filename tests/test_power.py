@@ -1,4 +1,4 @@
-"""PoWER: the weighted fit, which rollouts count, and that it learns."""
+"""PoWER: the weighted fit, the choice of rollouts, and learning CartPole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linear(theta: float) -> LinearSigmoid:
 
 
 def random_episodes(seed: int, lengths: Any) -> Trajectories:
-    """Two features, random actions, rewards of 1 to 3."""
+    """Return episodes with two features, random actions and rewards of 1 to 3."""
     rng = np.random.default_rng(seed)
     offsets = np.cumsum([0, *lengths])
     n = offsets[-1]
@@ -208,7 +208,7 @@ def test_refuses_options(options: dict[str, Any], message: str) -> None:
     ("weighting", "iterations", "floor"), [("return", 10, 35.0), ("reward-to-go", 5, 100.0)]
 )
 def test_learns_cartpole(weighting: Any, iterations: int, floor: float) -> None:
-    """The geometric mean of the last θ over eight runs is 3 standard errors above the floor.
+    """Require the geometric mean over eight runs to be 3 standard errors above the floor.
 
     θ_0 has 22. The logarithm, since weighting by returns leaves some runs at 50 and takes others
     to 500.
@@ -223,7 +223,7 @@ def test_learns_cartpole(weighting: Any, iterations: int, floor: float) -> None:
 
 
 def test_learns_cartpole_by_perturbed_parameters() -> None:
-    """40 updates from one rollout each; θ_0 has 22."""
+    """Update 40 times from one rollout each; θ_0 has a mean return of 22."""
     one, many = make_vector("CartPole-v1", 1), make_vector("CartPole-v1", 100)
     for seed in range(2):
         agent = Power(4, exploration="parameters", seed=seed)

@@ -34,7 +34,7 @@ SIGMOID = LinearSigmoid(np.array([0.1, -0.2, 0.3]), 0.05)
 
 
 def recorder(env: gym.Env[Any, Any] | None = None, **settings: Any) -> RecordTrajectories:
-    """A recorder that follows a policy; of the usual script, if no environment is given."""
+    """Return a recorder that follows a policy, by default around the usual script."""
     recording = RecordTrajectories(ScriptedEnv(EPISODES) if env is None else env, **settings)
     recording.follow(SIGMOID)
     return recording
@@ -45,7 +45,7 @@ def play(
     episodes: int,
     log_prob: Callable[[int], SupportsFloat | None] | None = None,
 ) -> None:
-    """Whole episodes; action and log-probability of a step depend on the clock alone."""
+    """Play whole episodes; actions and log-probabilities depend on the clock alone."""
     for _ in range(episodes):
         env.reset()
         over = False
@@ -93,7 +93,7 @@ def test_the_time_limit_is_the_horizon(made: int | None) -> None:
     assert recorder().buffer.horizon is None
 
 
-def test_arrays_that_the_environment_or_the_loop_overwrites() -> None:
+def test_arrays_that_are_overwritten_later_are_recorded_as_they_were() -> None:
     space = spaces.Box(-1, 1, (2,), np.float32)
     env = RecordTrajectories(ScriptedEnv(EPISODES, action_space=space, observe=reused()))
     env.follow(Constant())
@@ -105,13 +105,13 @@ def test_arrays_that_the_environment_or_the_loop_overwrites() -> None:
         observation[:] = -1
         action[:] = -1
     data = env.buffer.view()
-    # the loop's own changes of the array are the loop's; what the env gave is what counts
+    # the loop may overwrite the array; the record keeps what the env gave
     assert_array_equal(data.observations, seen(0, (0, 0), (0, 1), (0, 2)))
     assert_array_equal(data.actions, np.array([[0, 0], [0.1, 0.1], [0.2, 0.2]], dtype=np.float32))
 
 
 @pytest.mark.parametrize("odd", [4, (1, 2), (1, 3)])
-def test_observations_of_changing_dtype_and_shape(odd: Any) -> None:
+def test_observations_may_change_their_dtype_but_not_their_shape(odd: Any) -> None:
     def observe(who: int, episode: int, step: int) -> Any:
         if episode == 1 and step == 1:
             return np.zeros(odd)
@@ -127,7 +127,7 @@ def test_observations_of_changing_dtype_and_shape(odd: Any) -> None:
 
 
 @pytest.mark.parametrize(("first", "odd"), [((3,), (4,)), ((2, 3), (3, 2)), ((), (1,))])
-def test_observations_of_the_right_dtype_and_the_wrong_shape(
+def test_observations_of_a_wrong_shape_are_an_error(
     first: tuple[int, ...], odd: tuple[int, ...]
 ) -> None:
     def observe(who: int, episode: int, step: int) -> NDArray[np.float64]:
@@ -144,7 +144,7 @@ def test_observations_of_the_right_dtype_and_the_wrong_shape(
     assert_array_equal(data.observations, [observe(0, 0, t) for t in [0, 1, 2] * 2])
 
 
-def test_a_buffer_in_hand_sees_what_comes_later() -> None:
+def test_a_buffer_shows_episodes_that_end_after_it_was_taken() -> None:
     env = recorder()
     buffer = env.buffer
     for n in range(1, 5):
@@ -154,13 +154,13 @@ def test_a_buffer_in_hand_sees_what_comes_later() -> None:
     play(env, 1)
     env.reset()
     env.step(0)
-    assert len(buffer) == 5  # the open episode goes on where it was
+    assert len(buffer) == 5  # the open episode continues
     buffer.clear()
     env.step(0)
     assert_array_equal(buffer.view().observations, seen(0, (5, 0), (5, 1)))
 
 
-def test_a_buffer_takes_episodes_from_elsewhere_too() -> None:
+def test_a_buffer_can_be_extended_with_other_trajectories() -> None:
     env, other = recorder(), recorder()
     play(other, 2)
     play(env, 1)
@@ -171,7 +171,7 @@ def test_a_buffer_takes_episodes_from_elsewhere_too() -> None:
 
 def test_many_episodes() -> None:
     env = recorder(ScriptedEnv(script("." * 99 + "T", "." * 6 + "C")))
-    play(env, 200)  # the buffer takes them several times on the way
+    play(env, 200)  # they are handed over several times
     data = env.buffer.view()
     assert_array_equal(data.lengths, [100, 7] * 100)
     assert_array_equal(data.observations[:, 1], np.repeat(np.arange(200), data.lengths))
@@ -218,7 +218,7 @@ EXOTIC: dict[str, tuple[gym.Space[Any], Callable[[int], Any]]] = {
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two elements of a space are equal, whatever they are made of."""
+    """Return whether two elements of any space are equal."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple):
@@ -262,7 +262,7 @@ def test_any_space(name: str, tmp_path: Path) -> None:
 
 @dataclass(eq=False)
 class Asked:
-    """A policy that counts the batches it is asked about."""
+    """Policy that counts the batches it computes log-probabilities for."""
 
     batches: list[int] = field(default_factory=list)
 
@@ -274,7 +274,7 @@ class Asked:
         raise NotImplementedError
 
 
-def test_the_policy_is_asked_in_batches() -> None:
+def test_the_policy_computes_log_probs_in_batches() -> None:
     env = RecordTrajectories(ScriptedEnv(EPISODES))
     policy = Asked()
     env.follow(policy)
@@ -306,7 +306,7 @@ def test_a_mismatch_is_raised_at_the_end_of_its_episode() -> None:
     assert (env.dropped_episodes, env.dropped_steps) == (1, 1)
     with pytest.raises(ResetNeeded):
         env.step(0)
-    play(env, 1, lambda t: -0.5)  # life goes on
+    play(env, 1, lambda t: -0.5)  # the recorder stays usable
     assert_array_equal(env.buffer.view().lengths, [3, 2])
     assert_array_equal(env.buffer.view().start_clock, [0, 4])
 
@@ -320,7 +320,7 @@ def test_a_mismatch_leaves_waiting_episodes_alone() -> None:
     assert_array_equal(env.buffer.view().lengths, [3, 1])
 
 
-def test_without_an_audit_the_loop_is_believed() -> None:
+def test_without_an_audit_given_log_probs_are_not_compared() -> None:
     env = RecordTrajectories(ScriptedEnv(EPISODES), audit=False)
     policy = Asked()
     env.follow(policy)
@@ -331,7 +331,7 @@ def test_without_an_audit_the_loop_is_believed() -> None:
         env.buffer.audit()
 
 
-def test_an_action_of_probability_zero() -> None:
+def test_an_action_of_probability_zero_is_an_error() -> None:
     @dataclass(frozen=True)
     class Never(Constant):
         def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
@@ -342,12 +342,12 @@ def test_an_action_of_probability_zero() -> None:
     play(env, 4)
     with pytest.raises(ValueError, match=r"episode 0, step 2: log_probs is -inf.*was dropped"):
         env.buffer.view()
-    # of the others nothing is lost; they are raised once
+    # the other episodes are kept, and the error is raised once
     assert_array_equal(env.buffer.view().observations[:, 1], [1, 3, 3, 3])
     assert (env.dropped_episodes, env.dropped_steps) == (2, 4)
 
 
-def test_a_policy_that_answers_nonsense() -> None:
+def test_log_probs_of_a_wrong_shape_are_an_error() -> None:
     @dataclass(frozen=True)
     class Scalar(Constant):
         def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
@@ -362,7 +362,7 @@ def test_a_policy_that_answers_nonsense() -> None:
         env.buffer.view()
 
 
-def test_a_reward_that_is_no_number() -> None:
+def test_a_reward_of_nan_is_an_error() -> None:
     class Broken(ScriptedEnv):
         def step(self, action: Any) -> Any:
             observation, reward, *rest = super().step(action)
@@ -385,7 +385,7 @@ def test_a_policy_that_changes_between_episodes() -> None:
     play(env, 1)
     assert env.follow(SIGMOID) == 0  # an equal policy is the same
     env.reset()
-    assert env.follow(Constant()) == 1  # nobody has acted yet
+    assert env.follow(Constant()) == 1  # no step since the last follow
     for t in range(2):
         env.step(t)
     data = env.buffer.view()
@@ -396,7 +396,7 @@ def test_a_policy_that_changes_between_episodes() -> None:
 
 def test_a_policy_that_changes_inside_an_episode() -> None:
     env = recorder()
-    play(env, 2)  # they ended before the change, and have the schedule all the same
+    play(env, 2)  # they ended before the change, and still follow the schedule
     env.reset()  # clock 4
     env.step(0)
     assert env.follow(Constant(-0.25)) == 1
@@ -411,7 +411,7 @@ def test_a_policy_that_changes_inside_an_episode() -> None:
     data.audit(1e-12)
 
 
-def test_nobody_acts_unknown() -> None:
+def test_a_step_before_follow_is_an_error() -> None:
     env = RecordTrajectories(ScriptedEnv(EPISODES))
     env.reset()
     with pytest.raises(RuntimeError, match=r"call follow\(policy\) before the first step"):
@@ -432,7 +432,7 @@ def held_out_by_definition(n: int, share: float) -> list[bool]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.7, 1.0])
-def test_the_number_of_an_episode_decides(share: float) -> None:
+def test_the_number_of_an_episode_decides_whether_it_is_held_out(share: float) -> None:
     env = recorder(held_out=share)
     told = []
     for _ in range(40):
@@ -441,7 +441,7 @@ def test_the_number_of_an_episode_decides(share: float) -> None:
         told.append(env.held_out)
         while not any(env.step(0)[2:4]):
             assert env.held_out == told[-1]
-        assert env.held_out == told[-1]  # until the reset it is the last one
+        assert env.held_out == told[-1]  # after its end it describes the last episode
     assert told == held_out_by_definition(40, share)
     assert_array_equal(env.buffer.view().held_out, told)
     assert sum(told) == math.floor(40 * share)
@@ -461,7 +461,7 @@ def test_dropped_episodes_keep_their_number() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, math.nan])
-def test_a_share_that_is_none(share: float) -> None:
+def test_held_out_must_be_a_share(share: float) -> None:
     with pytest.raises(ValueError, match=f"held_out={share}"):
         recorder(held_out=share)
 
@@ -470,7 +470,7 @@ def test_a_share_that_is_none(share: float) -> None:
 
 
 def run(env: gym.Env[Any, Any], log_prob: float | None = None) -> list[Any]:
-    """Everything that a seeded run gives, and the state of the random numbers at its end."""
+    """Return all that a seeded run yields, and the state of its random generator at the end."""
     given = {} if log_prob is None else {"log_prob": log_prob}
     found: list[Any] = [env.reset(seed=3)]
     rng = np.random.default_rng(4)
@@ -483,7 +483,7 @@ def run(env: gym.Env[Any, Any], log_prob: float | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize("log_prob", [None, math.log(0.5)])
-def test_transparent(log_prob: float | None, tmp_path: Path) -> None:
+def test_recording_changes_nothing_for_the_loop(log_prob: float | None, tmp_path: Path) -> None:
     bare = run(gym.make("CartPole-v1"))
     env = RecordTrajectories(gym.make("CartPole-v1"), held_out=0.3, path=tmp_path / "episodes")
     env.follow(Uniform(2))
@@ -522,13 +522,13 @@ def test_a_reset_in_the_middle_warns_once_and_counts() -> None:
         pass
     env.reset()
     env.step(0)
-    env.reset()  # the script says two steps: this one is unfinished, too, and nobody warns
+    env.reset()  # unfinished again, but the warning comes only once
     assert (env.dropped_episodes, env.dropped_steps) == (2, 3)
     assert_array_equal(env.buffer.view().start_clock, [2])
     assert_array_equal(env.buffer.view().truncated, [True])
 
 
-def test_step_only_between_reset_and_end() -> None:
+def test_a_step_before_reset_or_after_the_end_is_an_error() -> None:
     env = recorder()
     with pytest.raises(ResetNeeded):
         env.step(0)
@@ -547,7 +547,7 @@ def test_an_environment_that_raises_leaves_the_buffer_whole() -> None:
     with pytest.raises(OSError, match="gone"):
         env.step(1)
     assert len(env.buffer) == 1
-    # as in the bare environment, the loop may try again; what comes of it is not recorded
+    # as in the bare environment the loop may go on, but these steps are not recorded
     assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
     assert (env.dropped_episodes, env.dropped_steps) == (1, 1)
     with pytest.raises(ResetNeeded):
@@ -559,7 +559,7 @@ def test_an_environment_that_raises_leaves_the_buffer_whole() -> None:
     assert_array_equal(data.observations[3:, 1], [2, 2])
 
 
-def test_a_reset_that_raises() -> None:
+def test_a_reset_that_raises_drops_the_open_episode() -> None:
     class Once(ScriptedEnv):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             if options == "fail":
@@ -577,7 +577,7 @@ def test_a_reset_that_raises() -> None:
     assert len(env.buffer) == 1
 
 
-def test_a_log_prob_that_is_no_number_drops_the_step_with_its_episode() -> None:
+def test_a_log_prob_that_is_not_a_number_drops_the_episode() -> None:
     env = recorder()
     env.reset()
     env.step(0)
@@ -588,7 +588,7 @@ def test_a_log_prob_that_is_no_number_drops_the_step_with_its_episode() -> None:
     assert env.dropped_steps == 1
 
 
-def test_an_interrupt_while_episodes_are_taken_in_loses_nothing() -> None:
+def test_an_interrupt_while_episodes_are_handed_over_loses_nothing() -> None:
     @dataclass(eq=False)
     class Interrupted(Asked):
         def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
@@ -630,7 +630,7 @@ def test_rebuilt_from_its_spec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_copies_go_their_own_way(duplicate: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_copies_record_independently(duplicate: Callable[[Any], Any], tmp_path: Path) -> None:
     path = tmp_path / "episodes"
     env = RecordTrajectories(gym.make("CartPole-v1"), path=path)
     env.follow(Uniform(2))
@@ -657,7 +657,7 @@ def test_a_buffer_can_be_pickled_by_itself() -> None:
     assert (len(buffer), len(env.buffer)) == (2, 3)
 
 
-def test_close_as_often_as_you_like(tmp_path: Path) -> None:
+def test_close_may_be_called_again(tmp_path: Path) -> None:
     for path in (None, tmp_path / "episodes"):
         env = recorder(ScriptedEnv(script("..T")), path=path)
         play(env, 1)
@@ -669,6 +669,6 @@ def test_close_as_often_as_you_like(tmp_path: Path) -> None:
         assert env.dropped_episodes == 1
 
 
-def test_a_vector_env_belongs_into_the_other_wrapper() -> None:
+def test_a_vector_env_is_refused() -> None:
     with pytest.raises(TypeError, match=r"wrappers\.vector\.RecordTrajectories"):
         RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]

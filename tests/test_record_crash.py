@@ -1,4 +1,4 @@
-"""What reaches the file, and what is left of it when the process is killed."""
+"""The file of a recorder: what it holds after each episode, an error or a killed process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recorder(kind: str, path: Path | None) -> Any:
 
 
 def endless(env: Any) -> Iterator[int]:
-    """A run without end, always the same; says after every step how many episodes have ended."""
+    """Play the same endless run; print after every step how many episodes have ended."""
     single = isinstance(env, wrappers.RecordTrajectories)
     rng = np.random.default_rng(0)
     env.reset(seed=1)
@@ -57,7 +57,7 @@ def endless(env: Any) -> Iterator[int]:
 
 
 def announce(kind: str, path: str) -> None:
-    """The process that will be killed."""
+    """Start the process that will be killed."""
     for ended in endless(recorder(kind, Path(path))):
         print(ended, flush=True)
 
@@ -86,11 +86,11 @@ def load_quietly(path: Path) -> Trajectories:
 def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "episodes"
     moments = random.Random(kind)
-    runs: list[int] = []  # episodes of each, as recovered
-    for _ in range(2):  # the second goes on in the file that the first has left
+    runs: list[int] = []  # number of episodes recovered from each
+    for _ in range(2):  # the second continues the file of the first
         announced = announced_by_the_killed(kind, path, moments.uniform(0.0, 0.3))
         recovered = len(load_quietly(path)) - sum(runs)
-        # only what ended in the very step that was not announced any more may be on top
+        # at most the episodes of the last step, which was not printed any more, come on top
         assert announced <= recovered <= announced + (1 if kind == "single" else SUB_ENVS)
         runs.append(recovered)
     data = load_quietly(path)
@@ -104,7 +104,7 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
             data.select(episodes=slice(first, first + n)),
             expected.select(episodes=slice(n)),
         )
-        # the last digit of a probability depends on how many rows a policy is asked about
+        # the last digit of a probability depends on how many rows are computed together
         assert_allclose(part.log_probs, whole.log_probs, rtol=1e-14)
         for name in (
             "observations",
@@ -118,7 +118,7 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
         ):
             assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
     data.audit(1e-12)
-    # what is in the file can be continued without end
+    # the file can be continued again and again
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
         env = recorder(kind, path)
@@ -170,7 +170,7 @@ def test_a_cut_file_is_continued(cut: int, tmp_path: Path) -> None:
     assert data.policies == (Uniform(2),)
 
 
-def test_two_writers(tmp_path: Path) -> None:
+def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
     env = scripted(tmp_path / "episodes")
     with pytest.raises(RuntimeError, match="open in another writer"):
         scripted(tmp_path / "episodes")
@@ -178,21 +178,21 @@ def test_two_writers(tmp_path: Path) -> None:
     scripted(tmp_path / "episodes").close()
 
 
-def test_a_file_of_another_environment(tmp_path: Path) -> None:
+def test_a_file_of_another_environment_is_refused(tmp_path: Path) -> None:
     scripted(tmp_path / "episodes").close()
     env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=tmp_path / "episodes")
     with pytest.raises(ValueError, match="holds episodes of another environment"):
         env.follow(Uniform(2))
 
 
-def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("three years")
     with pytest.raises(blocks.DamagedFileError, match="not an ope_gym file"):
         scripted(tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").read_text() == "three years"
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="its folder does not exist"):
         scripted(tmp_path / "no" / "episodes")
 
@@ -205,7 +205,9 @@ def test_a_file_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(Trajectories.load("episodes")) == 1
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_the_next_write_catches_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = scripted(tmp_path / "episodes")
     play(env, 1)
 
@@ -219,10 +221,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(env, 1)
     env.close()
     assert len(env.buffer) == 3
-    assert len(Trajectories.load(tmp_path / "episodes")) == 3  # the second followed later
+    assert len(Trajectories.load(tmp_path / "episodes")) == 3  # the second was written later
 
 
-def test_a_policy_that_no_file_can_hold(tmp_path: Path) -> None:
+def test_a_policy_that_is_not_registered_is_recorded_with_a_warning(tmp_path: Path) -> None:
     env = wrappers.RecordTrajectories(ScriptedEnv(script("T")), path=tmp_path / "episodes")
     with pytest.warns(UserWarning, match="Constant is not registered"):
         env.follow(Constant())

@@ -1,4 +1,4 @@
-"""Recording vector environments: the twin of the recorder of single ones."""
+"""Recording vector environments, the twin of the recorder of single environments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drive(
     actions: Callable[[int], Any] | None = None,
     log_prob: Callable[[int], Any] | None = None,
 ) -> None:
-    """Vector steps; in the disabled mode sub-envs that have ended are reset by hand."""
+    """Take vector steps; in the disabled mode, reset sub-envs that have ended by hand."""
     by_hand = env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
     for t in range(steps):
         action = np.full(env.num_envs, t % 2) if actions is None else actions(t)
@@ -67,7 +67,7 @@ def drive(
 
 
 def by_sub_env(data: Trajectories) -> dict[int, list[tuple[Any, ...]]]:
-    """Observations (episode, step), rewards and ends, for each sub-env in order."""
+    """Return observations (episode, step), rewards and ends of each sub-env in order."""
     found: dict[int, list[tuple[Any, ...]]] = {}
     for i in range(len(data)):
         rows = slice(data.offsets[i], data.offsets[i + 1])
@@ -102,7 +102,7 @@ def test_the_twins_record_the_same(mode: AutoresetMode) -> None:
             while not any(single.step(0)[2:4]):
                 pass
         assert found[who] == by_sub_env(single.buffer.view())[who]
-    # what each sub-env has not finished is all that is missing
+    # only the unfinished episode of each sub-env is missing
     resets = 1 if mode is AutoresetMode.NEXT_STEP else 0
     for who, episodes in enumerate(SCRIPTS):
         lengths = [len(episodes[i % len(episodes)]) + resets for i in range(60)]
@@ -134,8 +134,10 @@ def test_order_and_clocks(mode: AutoresetMode, starts: list[int], order: list[in
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_run(mode: AutoresetMode, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random scripts, resets, changes of policy and reads, in little room, against plain lists."""
+def test_random_runs_are_recorded_as_plain_lists_would(
+    mode: AutoresetMode, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare random scripts, resets, policy changes and reads with plain lists."""
     monkeypatch.setattr(wrappers.recording.rows, "_ROWS", 1)
     monkeypatch.setattr("wrappers.recording.batched._WAITING_ROWS", 30)
     rng = np.random.default_rng(seed)
@@ -209,7 +211,7 @@ def test_one_long_episode_does_not_hold_the_rows_of_others(
 
 
 def batched(space: gym.Space[Any], elements: list[Any]) -> Any:
-    """Actions as a vector environment takes them."""
+    """Return actions as a vector environment takes them."""
     room: Any = gym.vector.utils.create_empty_array(space, len(elements))
     return gym.vector.utils.concatenate(space, elements, room)
 
@@ -245,7 +247,7 @@ def test_any_space(name: str, mode: AutoresetMode, tmp_path: Path) -> None:
             assert same(row(data.actions, i), element(i % 4 + 4)), i
 
 
-def test_digits_are_never_lost() -> None:
+def test_wider_floats_are_recorded_in_full() -> None:
     env = RecordTrajectories(sync([script("..T"), script("..T")]))
     env.follow(Constant())
     env.env.step = lambda actions: (  # type: ignore[method-assign]
@@ -264,7 +266,7 @@ def test_digits_are_never_lost() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_processes(mode: AutoresetMode) -> None:
+def test_sub_envs_in_other_processes_are_recorded(mode: AutoresetMode) -> None:
     inner = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=mode)
     same_run = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=mode)
     found = []
@@ -344,12 +346,12 @@ def test_the_audit_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("shape", [(), (3, 1), (2,)])
-def test_log_probs_of_another_shape(shape: tuple[int, ...]) -> None:
+def test_log_probs_of_a_wrong_shape_are_an_error(shape: tuple[int, ...]) -> None:
     env = recorder()
     env.reset()
     with pytest.raises(ValueError, match=r"log_prob has shape .*, expected \(3,\)"):
         env.step(np.zeros(3, dtype=int), np.zeros(shape))
-    drive(env, 6)  # nothing has happened
+    drive(env, 6)  # the error has changed nothing
     assert by_sub_env(env.buffer.view())[0][0][2]
 
 
@@ -382,7 +384,9 @@ def test_a_change_of_policy_between_episodes(mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
-def test_the_number_of_an_episode_decides(share: float, mode: AutoresetMode) -> None:
+def test_the_number_of_an_episode_decides_whether_it_is_held_out(
+    share: float, mode: AutoresetMode
+) -> None:
     env = recorder(sync(mode=mode), held_out=share)
     env.reset()
     env.reset()  # begins no episode of its own
@@ -403,7 +407,7 @@ def test_the_number_of_an_episode_decides(share: float, mode: AutoresetMode) -> 
     data = env.buffer.view()
     first = data.observations[data.offsets[:-1]].astype(int)
     assert_array_equal(data.held_out, [told[who, episode] for who, episode, _ in first])
-    # in the order of their start, and of the sub-envs where several start at once
+    # by start, and by sub-env where several start at once
     starts = sorted(
         (int(clock), int(who)) for clock, (who, _, _) in zip(data.start_clock, first, strict=True)
     )
@@ -415,7 +419,7 @@ def test_the_number_of_an_episode_decides(share: float, mode: AutoresetMode) -> 
     assert complete == held_out_by_definition(len(complete), share)
 
 
-def test_nobody_acts_unknown() -> None:
+def test_a_step_before_follow_is_an_error() -> None:
     env = RecordTrajectories(sync())
     env.reset()
     with pytest.raises(RuntimeError, match=r"call follow\(policy\)"):
@@ -438,7 +442,7 @@ def run(env: VectorEnv[Any, Any, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", [*MODES, None])
-def test_transparent(mode: AutoresetMode | None, tmp_path: Path) -> None:
+def test_recording_changes_nothing_for_the_loop(mode: AutoresetMode | None, tmp_path: Path) -> None:
     def make() -> VectorEnv[Any, Any, Any]:
         if mode is None:
             return gym.make_vec("CartPole-v1", 3, "vector_entry_point")
@@ -475,7 +479,7 @@ def test_a_reset_in_the_middle_warns_once_and_counts(mode: AutoresetMode) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reset_of_some(mode: AutoresetMode) -> None:
+def test_a_reset_of_some_sub_envs(mode: AutoresetMode) -> None:
     env = recorder(sync([script("...T")] * 3, mode))
     env.reset()
     drive(env, 2)
@@ -490,13 +494,13 @@ def test_a_reset_of_some(mode: AutoresetMode) -> None:
     assert found[1] == [([[1, 0], [1, 1], [1, 2], [1, 3]], [1, 2, 3, 4], True, False)]
 
 
-def test_a_mask_that_the_environment_may_not_know() -> None:
+def test_a_reset_mask_is_refused_where_the_environment_may_ignore_it() -> None:
     env = RecordTrajectories(gym.make_vec("CartPole-v1", 2, "vector_entry_point"))
     with pytest.raises(ValueError, match="reset_mask"):
         env.reset(options={"reset_mask": np.array([True, False])})
 
 
-def test_step_only_between_reset_and_end() -> None:
+def test_a_step_before_reset_or_after_the_end_is_an_error() -> None:
     for mode in MODES:
         env = recorder(sync(mode=mode))
         with pytest.raises(ResetNeeded, match=r"sub-envs \[0, 1, 2\]"):
@@ -523,9 +527,9 @@ def test_an_environment_that_raises_leaves_the_buffer_whole(mode: AutoresetMode)
     n = len(env.buffer)
     assert n >= 2
     open_steps = env.dropped_steps
-    # with a reset by its own call, sub-env 1 has just ended
+    # in the next-step mode sub-env 1 has just ended
     assert env.dropped_episodes == (1 if mode is AutoresetMode.NEXT_STEP else 2)
-    drive(env, 12)  # as in the bare environment; where it is now is not known, so: not recorded
+    drive(env, 12)  # not recorded: it is not known which sub-envs have moved
     assert len(env.buffer) == n
     assert env.dropped_steps == open_steps
     env.reset()
@@ -535,7 +539,7 @@ def test_an_environment_that_raises_leaves_the_buffer_whole(mode: AutoresetMode)
     assert len(env.buffer) > n
 
 
-def test_a_reset_that_raises() -> None:
+def test_a_reset_that_raises_drops_the_open_episodes() -> None:
     env = recorder(sync([script("...T")] * 2, AutoresetMode.DISABLED))
     env.reset()
     drive(env, 1)
@@ -548,7 +552,7 @@ def test_a_reset_that_raises() -> None:
     assert len(env.buffer) == 2
 
 
-def test_an_action_of_probability_zero() -> None:
+def test_an_action_of_probability_zero_is_an_error() -> None:
     @dataclass(frozen=True)
     class Never(Constant):
         def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
@@ -566,18 +570,18 @@ def test_an_action_of_probability_zero() -> None:
     assert (env.buffer.view().observations.sum(axis=1) != 5).all()
 
 
-def test_actions_of_another_shape() -> None:
+def test_actions_of_a_wrong_shape_are_an_error() -> None:
     env = recorder()
     env.reset()
     for actions in (np.int64(1), np.zeros((3, 1), dtype=int), np.zeros(2, dtype=int)):
         with pytest.raises(ValueError, match=r"actions has shape .*, expected \(3,\)"):
             env.step(actions)
-    drive(env, 6)  # nothing has happened
+    drive(env, 6)  # the error has changed nothing
     assert len(env.buffer) > 0
     assert env.dropped_episodes == 0
 
 
-def test_observations_of_another_shape() -> None:
+def test_observations_of_a_wrong_shape_are_an_error() -> None:
     env = recorder()
     env.reset()
     drive(env, 2)
@@ -603,7 +607,7 @@ def test_the_autoreset_mode_must_be_known() -> None:
         RecordTrajectories(sync(), held_out=2)
 
 
-def test_copies_go_their_own_way() -> None:
+def test_copies_record_independently() -> None:
     env = RecordTrajectories(gym.make_vec("CartPole-v1", 4))
     env.follow(Uniform(2))
     env.reset(seed=1)
@@ -616,7 +620,7 @@ def test_copies_go_their_own_way() -> None:
     assert env._saved_kwargs == {"held_out": 0.0, "path": None, "audit": True}
 
 
-def test_close_as_often_as_you_like(tmp_path: Path) -> None:
+def test_close_may_be_called_again(tmp_path: Path) -> None:
     for path in (None, tmp_path / "episodes"):
         env = recorder(path=path)
         env.reset()

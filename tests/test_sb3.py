@@ -1,4 +1,4 @@
-"""The Stable-Baselines3 callback, against real training: what it records, and what it says."""
+"""The Stable-Baselines3 callback in real training: its records, evaluations and errors."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def dqn(env: Any, **options: Any) -> DQN:
 
 
 def recording(env: Any, **options: Any) -> OPECallback:
-    """Held-out episodes and those of the training."""
+    """Return a callback that records held-out episodes and those of the training."""
     return OPECallback(env, record_training=True, verbose=0, **options)
 
 
 class Witness(BaseCallback):
-    """What happened, written down step by step in plain loops."""
+    """Callback that writes every step down in plain lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Witness(BaseCallback):
         return True
 
     def log_probs(self, steps: list[Any]) -> Any:
-        """Asked of the policies that acted, in SB3's own way."""
+        """Compute log-probabilities by the policies that acted, as SB3 does."""
         found = []
         for observation, action, _, _, k, _ in steps:
             seen, done = torch.tensor(observation[None]), torch.tensor(action[None])
@@ -212,7 +212,7 @@ def test_a_second_learn_goes_on_with_open_episodes() -> None:
     assert len(recorded) == sum(map(len, monitored)) > before
     assert recorded.returns().sum() == sum(map(sum, monitored))
 
-    late = recording(envs("CartPole-v1"))  # comes in the middle of episodes
+    late = recording(envs("CartPole-v1"))  # starts in the middle of episodes
     already = [len(x) for x in monitored]
     model.learn(256, callback=late, reset_num_timesteps=False)
     monitored = model.get_env().env_method("get_episode_rewards")  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ def test_without_eval_env_no_episode_is_missing_for_being_long() -> None:
         ended = recorded.start_clock + recorded.lengths <= clock
         assert evaluation.sample.trajectories == early.sum() < ended.sum()
     assert len(ope.evaluations) == 4
-    assert ope.trajectories().policies[-1] == ope.policy  # of the end, which never acted
+    assert ope.trajectories().policies[-1] == ope.policy  # the final one, which never acted
 
 
 def test_an_unknown_time_limit_is_pointed_out() -> None:
@@ -301,7 +301,7 @@ def test_continuous_actions_are_recorded_before_they_are_clipped() -> None:
 
 
 def count_covering(name: str, limit: int) -> tuple[int, float]:
-    """How many of 80 intervals hold the value of a trained policy, and their median width.
+    """Return how many of 80 intervals cover a trained policy's value, and their median width.
 
     The snapshots are those of one training; for each interval they are played anew. The mean of
     1,500 fresh episodes stands for the value; its error is an eighth of the estimates'.
@@ -332,18 +332,18 @@ def count_covering(name: str, limit: int) -> tuple[int, float]:
 
 
 def test_intervals_cover_the_value_about_as_often_as_they_should() -> None:
-    """Of 160 intervals at least 145 cover: probability 0.02 at 85 %, 0.99 at 95 %."""
+    """Require 145 of 160 intervals to cover: probability 0.02 at 85 %, 0.99 at 95 %."""
     cartpole, narrow = count_covering("CartPole-v1", 25)
     pendulum, wide = count_covering("Pendulum-v1", 10)
     assert cartpole + pendulum >= 145
-    assert narrow < 0.3  # and they say something
+    assert narrow < 0.3  # narrow enough to be useful
     assert wide < 0.6
 
 
 # VecNormalize --------------------------------------------------------------------------------
 
 
-def test_a_learning_normaliser_leaves_held_out_episodes_of_frozen_statistics() -> None:
+def test_snapshots_freeze_the_statistics_of_a_normaliser_that_learns() -> None:
     env = VecNormalize(envs("Pendulum-v1", limit=20))
     model = ppo(env)
     with pytest.raises(ValueError, match="VecNormalize updates its statistics"):
@@ -355,18 +355,20 @@ def test_a_learning_normaliser_leaves_held_out_episodes_of_frozen_statistics() -
     assert len(ope.training) == 0
     held = ope.held_out.view()
     held.audit(1e-9)
-    np.testing.assert_allclose(np.hypot(*held.observations[:, :2].T), 1, atol=1e-6)  # as they are
+    np.testing.assert_allclose(
+        np.hypot(*held.observations[:, :2].T), 1, atol=1e-6
+    )  # not normalised
     assert held.rewards.min() < -1  # normalised ones are small
     normalised = torch.tensor(env.normalize_obs(held.observations))
     with torch.no_grad():
         expected = model.policy.evaluate_actions(normalised, torch.tensor(held.actions))[1].numpy()
-    found = ope.policy.log_prob(held.observations, held.actions)  # with the statistics at the end
+    found = ope.policy.log_prob(held.observations, held.actions)  # with the final statistics
     np.testing.assert_allclose(found, expected, atol=2e-5)
     early = held.policies[0].log_prob(held.observations, held.actions)
     assert np.abs(found - early).max() > 0.01
 
 
-def test_a_normaliser_at_rest_is_part_of_the_policy() -> None:
+def test_a_frozen_normaliser_is_part_of_the_policy() -> None:
     env = VecNormalize(envs("CartPole-v1"))
     env.reset()
     for _ in range(30):
@@ -415,7 +417,7 @@ def test_rewards_and_observations_that_were_normalised_are_not_recorded() -> Non
         ppo(wrapped(seen)).learn(64, callback=OPECallback(wrapped(None)))
     with pytest.raises(ValueError, match=r"the training env has .*NormalizeReward"):
         ppo(wrapped(rewards)).learn(64, callback=recording(wrapped(None)))
-    ope = OPECallback(wrapped(None), verbose=0)  # what is not recorded may be rescaled
+    ope = OPECallback(wrapped(None), verbose=0)  # rewards that are not recorded may be rescaled
     ppo(wrapped(rewards)).learn(64, callback=ope)
     assert (ope.held_out.view().rewards == 1).all()
 
@@ -455,7 +457,7 @@ def test_dqn_is_evaluated_on_held_out_episodes() -> None:
 
 
 class Dicts(gym.Env[Any, Any]):
-    """Dict observations, or any action space."""
+    """Environment with dict observations, or with any action space."""
 
     def __init__(self, action_space: Any = None) -> None:
         box: Any = spaces.Box(-1, 1, (1,))
@@ -520,7 +522,7 @@ def test_episodes_that_never_end_are_an_error() -> None:
         endless.learn(10, callback=ope)
     assert len(ope.held_out) == 0
     bounded = OPECallback(envs("MountainCar-v0"), max_steps=10, verbose=0)
-    model.learn(10, callback=bounded)  # with a time limit there is nothing to fear
+    model.learn(10, callback=bounded)  # with a time limit all episodes end
     assert (bounded.held_out.view().lengths == 40).all()
 
 
@@ -554,7 +556,7 @@ def test_something_must_be_recorded() -> None:
 
 
 class Squares(BaseFeaturesExtractor):
-    """Features of one's own: x and x²."""
+    """Feature extractor of a user: x and x²."""
 
     def __init__(self, space: Any) -> None:
         super().__init__(space, 2 * space.shape[0])
@@ -599,13 +601,13 @@ def test_snapshots_of_images_hold_the_actor_once() -> None:
 
 
 class Louder(ActorCriticPolicy):
-    """Acts by other numbers than those that `get_distribution` gives."""
+    """Policy that acts by other probabilities than `get_distribution` gives."""
 
     def forward(self, obs: Any, deterministic: bool = False) -> Any:
         return super().forward(obs + 1.0, deterministic)
 
 
-def test_a_policy_that_is_not_what_it_says_is_refused() -> None:
+def test_a_policy_that_acts_unlike_its_distribution_is_refused() -> None:
     model = PPO(Louder, envs("CartPole-v1"), n_steps=32, batch_size=32, seed=0, device="cpu")
     policy: Any = model.policy
     policy.action_net.weight.data *= 100
@@ -625,7 +627,7 @@ def test_a_normaliser_may_not_begin_to_learn_later() -> None:
 
 @pytest.mark.parametrize("activation", ["Tanh", "ReLU", "ELU", "LeakyReLU", "SiLU", "Softplus"])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
-def test_snapshots_say_what_sb3_says(activation: str, name: str) -> None:
+def test_snapshots_have_the_probabilities_of_sb3(activation: str, name: str) -> None:
     kind = getattr(torch.nn, activation)
     model = ppo(
         envs(name), policy_kwargs={"net_arch": [7, 5], "activation_fn": kind, "ortho_init": False}
@@ -671,7 +673,7 @@ def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
     assert values[0] == values[1]
     if name != "CartPole-v1":
         return
-    code = (  # a new process, where nobody has loaded torch
+    code = (  # a new process, where torch is not loaded
         "import sys; from ope_gym.__main__ import main; "
         f"assert main(['evaluate', {str(path)!r}, '--target', 'last']) == 0; "
         f"import ope_gym; ope_gym.Trajectories.load({str(path)!r}).audit(); "
