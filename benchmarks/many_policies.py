@@ -27,7 +27,7 @@ import numpy as np
 from agents.power import Power
 from agents.softmax_linear import SoftmaxLinearAgent
 from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, evaluate, kernels
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, offsets_of
 from ope_gym.estimators.table import column_sums
 from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
@@ -102,11 +102,11 @@ def _trained(
         policy = learn(rollouts(policy, 1, HORIZON, rng))
     lengths = [part.n_steps for part in parts]
     data = Trajectories.from_arrays(
-        np.concatenate([part.observations for part in parts]),  # type: ignore[arg-type]
-        np.concatenate([part.actions for part in parts]),  # type: ignore[arg-type]
+        np.concatenate([part.observations for part in parts]),
+        np.concatenate([part.actions for part in parts]),
         np.ones(sum(lengths)),
         np.concatenate([part.log_probs for part in parts]),
-        offsets=np.append(0, np.cumsum(lengths)),
+        offsets=offsets_of(lengths),
         policies=known,
         terminated=True,
         policy_ids=np.repeat(np.arange(policies), lengths),
@@ -117,7 +117,7 @@ def _trained(
 
 
 def _as_sigmoid(policy: SoftmaxLinear) -> LinearSigmoid:
-    bias = np.broadcast_to(policy.bias, 2)
+    bias = np.broadcast_to(np.asarray(policy.bias), 2)
     return LinearSigmoid(policy.weights[1] - policy.weights[0], float(bias[1] - bias[0]))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ope_gym import commands
-from ope_gym.analysis.planning import LIMIT
+from ope_gym.analysis.planning import MOST_EPISODES
 from ope_gym.analysis.ranking import DRAWS
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS, SHARD_ESTIMATORS
@@ -185,7 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     _data(plan)
     plan.add_argument("--gamma", type=float, default=1.0, help="discount (default 1)")
     plan.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"most episodes to consider (default {LIMIT:,})"
+        "--limit",
+        type=int,
+        default=MOST_EPISODES,
+        help=f"most episodes to consider (default {MOST_EPISODES:,})",
     )
     _json(plan)
 

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "scale": WEIGHED | SUMS,
     "evaluation": WEIGHED | SUMS | {"scale"},
     "analysis": WEIGHED | SUMS | {"scale", "evaluation", "report"},
-    "report": SUMS | {"batches", "analysis"},
+    "report": SUMS | {"analysis"},
 }
 EVERYTHING = {"__init__", "__main__", "cli", "commands"}
 

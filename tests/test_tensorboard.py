@@ -17,7 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import Evaluation, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
-from ope_gym.report.tensorboard import EvaluationWriter, markdown
+from ope_gym.report.scalars import scalars, undefined_ends
+from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
 from tests import builders
 
 NAMES = ["BIS", "NFIS", "NFCIS"]
@@ -92,6 +93,15 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
     assert not [tag for tag in tags if tag.endswith("undefined")]
 
 
+def test_scalars_leave_out_what_is_undefined(broken: Evaluation) -> None:
+    found = scalars(broken)
+    assert found["ope/BIS/value"] == broken["BIS"].value
+    assert "ope/BIS/low" not in found
+    assert found["diagnostics/NFIS/support_violations"] == 0.0
+    assert all(math.isfinite(number) for number in found.values())
+    assert undefined_ends(broken["BIS"]) == ["low", "high"]
+
+
 def test_the_layout_is_written_once_with_bands_in_order(
     tmp_path: Path, evaluation: Evaluation
 ) -> None:
@@ -160,7 +170,7 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     assert histogram.histogram_value.min == pytest.approx(logs.min())
     assert histogram.histogram_value.max == pytest.approx(logs.max())
     assert list(series(events, "ope/BIS/value")) == [5]  # not a second time by the report
-    assert text(events) == markdown(evaluation, truth=0.75, notes=[])
+    assert text(events) == evaluation_markdown(evaluation, truth=0.75, notes=[])
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []  # one run, one folder
 
     start = hparams_of(events, "_hparams_/session_start_info").session_start_info
@@ -239,7 +249,7 @@ def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Rec
 def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     few = made.trajectories.select(episodes=slice(0, 6))
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
-    lines = markdown(evaluation, notes=["A note."]).splitlines()
+    lines = evaluation_markdown(evaluation, notes=["A note."]).splitlines()
     assert lines[0].startswith("6 episodes, ")
     assert lines[2].startswith("**Data: in-sample, optimistic.** The target was trained")
     header, rule, *rows = [line for line in lines if line.startswith("|")]
@@ -256,18 +266,18 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
 @pytest.mark.parametrize(("held_out", "words"), [(True, "never trained"), (False, "very episodes")])
 def test_markdown_says_the_regime(held_out: bool, words: str) -> None:
     made = builders.recorded(1, (3, 3), held_out=held_out)
-    assert words in markdown(evaluate(made.trajectories, made.target), notes=[])
+    assert words in evaluation_markdown(evaluate(made.trajectories, made.target), notes=[])
 
 
 def test_markdown_of_arrays_whose_regime_nobody_stated() -> None:
     evaluation = evaluate_log_probs([-0.7, -0.7], [[-0.7, -0.7]], [0, 0], [1.0, 2.0], [0, 1, 2])
-    assert "**Data: unstated.** It is not known" in markdown(evaluation, notes=[])
+    assert "**Data: unstated.** It is not known" in evaluation_markdown(evaluation, notes=[])
 
 
 def test_the_report_says_that_mixtures_are_partial(made: builders.Recorded) -> None:
     parted = evaluate(made.trajectories, made.target, estimators=NAMES, mixture=2)
-    assert f"Weights: {parted.sample.mixture}." in markdown(parted, notes=[])
-    assert "mixtures of 2 of 3 behaviours" in markdown(parted, notes=[])
+    assert f"Weights: {parted.sample.mixture}." in evaluation_markdown(parted, notes=[])
+    assert "mixtures of 2 of 3 behaviours" in evaluation_markdown(parted, notes=[])
 
 
 def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: Evaluation) -> None:

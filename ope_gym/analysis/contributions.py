@@ -11,14 +11,7 @@ from numpy.typing import NDArray
 
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
-from ope_gym.estimators.table import (
-    Moments,
-    centre,
-    column_sums,
-    join_single,
-    moments,
-    standard_error,
-)
+from ope_gym.estimators.table import centre, column_sums, join_single, moments, standard_error
 from ope_gym.inference.diagnostics import AMBER_ESS
 from ope_gym.policies import Target
 from ope_gym.report import text
@@ -190,22 +183,17 @@ def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
     return int(fused.data.policy_ids[first])
 
 
-def _without(fused: FusedWeights, mine: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Return value, standard error and effective sample size of the other episodes."""
-    if mine.all():
-        return np.nan, np.nan, 0.0
-    found = without(fused, mine)
-    error = standard_error(found.influence, fused.behaviours.strata[~mine])
-    return found.value, error, float(found.ess.min())
+def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Return value, standard error and effective sample size from the other episodes.
 
-
-def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Moments:
-    """Estimate from the other episodes, against the mixture of the policies that recorded them.
+    Their weights are against the mixture of the policies that recorded them.
 
     Args:
         fused: all episodes and their mixture.
         left_out: (n,) mask of episodes; all those of some behaviours.
     """
+    if left_out.all():
+        return np.nan, np.nan, 0.0
     data, ids = fused.data, fused.behaviours.ids
     kept, rows = np.flatnonzero(~left_out), np.flatnonzero(~np.repeat(left_out, data.lengths))
     lengths = data.lengths[kept]
@@ -220,7 +208,9 @@ def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Moments:
         )
     log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
     columns = column_sums(log_w, rewards, offsets, fused.gamma, None)
-    return moments(log_w, rewards, offsets, fused.gamma, columns, normalised=fused.normalised)
+    found = moments(log_w, rewards, offsets, fused.gamma, columns, normalised=fused.normalised)
+    error = standard_error(found.influence, fused.behaviours.strata[kept])
+    return found.value, error, float(found.ess.min())
 
 
 def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:

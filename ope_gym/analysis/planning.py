@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ope_gym.data.buffer import TrajectoryBuffer
     from ope_gym.data.trajectories import Trajectories
 
-LIMIT = 1_000_000
+MOST_EPISODES = 1_000_000
 ITSELF = "the target itself"
 _PRECISION = 200  # the search stops at a bracket of 1/200 of the number of episodes
 
@@ -136,7 +136,7 @@ def episodes_needed(
     estimator: str = "NFIS",
     data: str = "all",
     gamma: float = 1.0,
-    limit: int = LIMIT,
+    limit: int = MOST_EPISODES,
 ) -> Plan:
     """Predict how many more episodes of a policy give a wanted standard error.
 

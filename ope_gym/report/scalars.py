@@ -37,6 +37,6 @@ def band(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "low": ends.low, "high": ends.high}
 
 
-def undefined(estimate: Estimate) -> list[str]:
+def undefined_ends(estimate: Estimate) -> list[str]:
     """Return which of value, low and high are not finite."""
     return [end for end, number in band(estimate).items() if not math.isfinite(number)]

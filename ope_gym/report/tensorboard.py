@@ -20,7 +20,7 @@ from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
 from ope_gym.report.canvas import render
-from ope_gym.report.scalars import band, scalars, undefined
+from ope_gym.report.scalars import band, scalars, undefined_ends
 from ope_gym.report.weight_figures import ess_figure, weights_figure
 from ope_gym.results import Evaluation
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
 
-REGIMES = {
+_EXPLAINED = {
     "held-out": "The learner never trained on these episodes: training makes none optimistic.",
     "fresh": "One policy recorded these episodes, and the target was fixed before them.",
     "adaptive": (
@@ -94,7 +94,7 @@ class EvaluationWriter:
         numbers = scalars(evaluation)
         for name, estimate in evaluation.items():
             self._last_step[name] = step
-            missing = undefined(estimate)
+            missing = undefined_ends(estimate)
             if missing:
                 self._undefined.add(name)
                 for end in band(estimate):
@@ -151,7 +151,9 @@ class EvaluationWriter:
                 notes.append(note)
         if truth is not None:
             self._scalar("ope/truth", truth, step)
-        self._writer.add_text("ope/report", markdown(evaluation, truth=truth, notes=notes), step)
+        self._writer.add_text(
+            "ope/report", evaluation_markdown(evaluation, truth=truth, notes=notes), step
+        )
         self._hparams(evaluation, hparams, step)
         self._writer.flush()
 
@@ -167,13 +169,13 @@ class EvaluationWriter:
         """
         for name, ranked in ranking.items():
             folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
-            if not undefined(ranked.estimate):
+            if not undefined_ends(ranked.estimate):
                 for end, value in band(ranked.estimate).items():
                     self._scalar(f"{folder}/{end}", value, step)
             self._scalar(f"{folder}/probability_best", ranked.probability_best, step)
         told = {ranked.estimate.sample.regime for ranked in ranking.values()}
         lines = [ranking.markdown(), ""]
-        lines += [f"**Data: {label(r)}.** {REGIMES[r]}" for r in REGIMES if r in told]
+        lines += [f"**Data: {label(r)}.** {_EXPLAINED[r]}" for r in _EXPLAINED if r in told]
         try:
             self._figure("ranking/figure", ranking.plot(), step)
         except ImportError as error:
@@ -222,7 +224,7 @@ class EvaluationWriter:
             tag: 0.0  # the page shows the last value of the scalar of this tag
             for name, estimate in evaluation.items()
             for tag in (f"ope/{name}/value", f"diagnostics/{name}/ess")
-            if not (undefined(estimate) and tag.startswith("ope/"))
+            if not (undefined_ends(estimate) and tag.startswith("ope/"))
         }
         plain = {key: _plain(value) for key, value in hparams.items()}
         file_writer: Any = self._writer.file_writer
@@ -230,7 +232,9 @@ class EvaluationWriter:
             file_writer.add_summary(summary, step)
 
 
-def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[str]) -> str:
+def evaluation_markdown(
+    evaluation: Evaluation, *, truth: float | None = None, notes: list[str]
+) -> str:
     """Return the evaluation as Markdown: data, regime, table, verdicts with reasons, notes."""
     sample, first = evaluation.sample, next(iter(evaluation.values())).interval
     ends = f"{first.level:.0%} interval ({first.method})"
@@ -251,11 +255,11 @@ def markdown(evaluation: Evaluation, *, truth: float | None = None, notes: list[
             ]
         )
     reasons = text.grouped({name: str(e.verdict) for name, e in evaluation.items()})
-    missing = {name: undefined(e) for name, e in evaluation.items()}
+    missing = {name: undefined_ends(e) for name, e in evaluation.items()}
     marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
     paragraphs = [
         f"{text.size(sample)}, gamma {sample.gamma:g}.",
-        f"**Data: {label(sample.regime)}.** {REGIMES[sample.regime]}",
+        f"**Data: {label(sample.regime)}.** {_EXPLAINED[sample.regime]}",
         *([f"Weights: {sample.mixture}."] if sample.mixture else []),
         "\n".join(text.markdown(rows, left=(0, 7))),
         *([] if truth is None else [f"Truth, from fresh rollouts: {text.number(truth)}."]),
