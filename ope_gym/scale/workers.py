@@ -20,7 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -143,10 +143,10 @@ class LocalProcesses(RemoteWorkers):
     def __init__(self, count: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        self._count = count
+        self._count, self._started = count, False
         self._pool = ProcessPoolExecutor(
             count,
-            initializer=_end_with_parent,
+            initializer=_prepare_worker,
             initargs=(os.getpid(),),
             env={f"{library}_NUM_THREADS": "1" for library in _LIBRARIES},
         )
@@ -162,9 +162,14 @@ class LocalProcesses(RemoteWorkers):
         return self._count
 
     def send(self, function: Any, item: bytes) -> Any:
-        """Send an item to a process."""
-        with _telling_of_lost_processes(), ignoring_interrupts():  # processes inherit the latter
-            return self._pool.submit(compute, function, item, "a worker process")
+        """Send an item to a process; the first one starts them all."""
+        # A terminal sends Ctrl-C to workers, too, which would print a traceback each. So they
+        # inherit that it is ignored: they may be importing when it comes.
+        quiet = nullcontext() if self._started else ignoring_interrupts()
+        with _telling_of_lost_processes(), quiet:
+            handle = self._pool.submit(compute, function, item, "a worker process")
+        self._started = True
+        return handle
 
     def receive(self, handle: Any, name: str) -> bytes:
         """Wait for the outcome of an item."""
@@ -186,8 +191,9 @@ def _telling_of_lost_processes() -> Iterator[None]:
         ) from error
 
 
-def _end_with_parent(parent: int) -> None:
-    """End this worker once its parent is gone: if that was killed, nobody else ends it."""
+def _prepare_worker(parent: int) -> None:
+    """Ignore Ctrl-C, and end once the parent is gone: if that was killed, nobody else does it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
