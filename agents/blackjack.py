@@ -150,7 +150,7 @@ def _add(hand: tuple[int, int], card: int) -> tuple[int, int]:
 
 @cache
 def _dealer(hand: tuple[int, int]) -> FloatArray:
-    """Return (22,) the probabilities of a dealer's final score, who draws to 17; bust is 0."""
+    """Return (22,) the probabilities of the dealer's score; he draws up to 17, a bust is 0."""
     if hand[0] >= 17:
         return np.asarray(np.arange(22) == (hand[0] if hand[0] <= 21 else 0), dtype=np.float64)
     followed = [p * _dealer(_add(hand, int(c))) for c, p in zip(_CARDS, _DECK, strict=True)]

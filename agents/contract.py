@@ -51,7 +51,7 @@ class Agent(Protocol):
         ...
 
     def learn(self, episodes: Trajectories) -> None:
-        """Update the policy from complete episodes, none of them held out; none are fine too."""
+        """Update the policy from complete episodes, none of them held out; if none, do nothing."""
         ...
 
 

@@ -71,6 +71,14 @@ def test_every_sub_env_plays_its_share(
     assert env.dropped_episodes == 0
 
 
+def test_the_autoreset_mode_may_be_a_string() -> None:
+    env = vector(AutoresetMode.DISABLED)
+    env.env.metadata = {"autoreset_mode": AutoresetMode.DISABLED.value}
+    again = wrappers.vector.RecordTrajectories(env.env)
+    collect(again, Uniform(2), 7, rng())
+    assert len(again.buffer) == 7
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_long_episodes_are_not_left_out(mode: AutoresetMode) -> None:
     """Play fixed shares: the first three to end would come from the quick sub-envs."""

@@ -25,6 +25,7 @@ from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
+from wrappers.recording.autoreset import AUTORESETS
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
@@ -593,6 +594,10 @@ def test_observations_of_a_wrong_shape_are_an_error() -> None:
 
 
 # Gymnasium's rules ----------------------------------------------------------------------------
+
+
+def test_every_autoreset_mode_of_gymnasium_is_in_the_table() -> None:
+    assert set(AUTORESETS) == set(AutoresetMode)
 
 
 def test_the_autoreset_mode_must_be_known() -> None:

@@ -20,8 +20,23 @@ _NONE = np.empty(0, dtype=np.int64)
 class BatchedSession(Session):
     """Keeps the rows of N sub-envs, and which episode each of them is in.
 
-    Whoever steps a vector of environments calls `restart` after a reset, and for each step `act`,
-    `advance` and `hand_over_if_due`; `follow` says which policy acts.
+    A loop that steps environments of its own kind calls `restart` after a reset, `follow` when the
+    policy changes, and in each step `act` before and `advance` after it, then `hand_over_if_due`:
+
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from wrappers.recording.autoreset import SAME_STEP
+    >>> session = BatchedSession(Settings(Box(-1, 1, (1,)), Discrete(2), 2), 3, SAME_STEP)
+    >>> session.restart(np.zeros((3, 1)))
+    >>> session.follow(Uniform(2))
+    0
+    >>> for terminated in (False, True, False, True):
+    ...     session.act(np.array([0, 1, 1]), None)
+    ...     terminations, truncations = np.full(3, terminated), np.zeros(3, dtype=bool)
+    ...     session.advance(np.zeros((3, 1)), np.ones(3), terminations, truncations)
+    ...     session.hand_over_if_due()
+    >>> session.buffer
+    TrajectoryBuffer(6 episodes, 12 steps, 1 policy, 0 held out, mean return 2, length 2)
 
     Args:
         settings: The environment and the options.

@@ -1,4 +1,4 @@
-"""What both recorders share: from finished episodes to the buffer and its file."""
+"""Sessions, the part of both recorders that takes finished episodes to the buffer and its file."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class LiveBuffer(TrajectoryBuffer):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a session needs to know of the environment, and how to record it.
+    """The environment's spaces and time limit, and the options of its recording.
 
     Args:
-        observation_space: Of one (sub-)env.
-        action_space: Of one (sub-)env.
+        observation_space: Space of one (sub-)env.
+        action_space: Space of one (sub-)env.
         horizon: The time limit, None if there is none.
         held_out: Share of the episodes that the learner must not train on.
         path: File to which finished episodes are appended, or None.
@@ -133,7 +133,7 @@ class Session:
         self._handing_over = False
         self._warned = False
 
-    # What the two kinds of session know --------------------------------------------------
+    # Defined by the two kinds of session -------------------------------------------------
 
     @property
     def clock(self) -> int:

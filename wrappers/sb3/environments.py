@@ -13,7 +13,7 @@ __all__ = ["check_eval_env", "check_not_normalised", "horizon_of", "shared_time_
 
 
 def check_eval_env(env: Any, training: VecEnv) -> VecEnv:
-    """Return it as a VecEnv without VecNormalize; raise if it is not like the training env."""
+    """Return an env as a VecEnv without VecNormalize; raise if it is unlike the training env."""
     wrapped = BaseAlgorithm._wrap_env(env.venv if isinstance(env, VecNormalize) else env)
     inner = unwrap_vec_normalize(wrapped)
     if inner is not None and (inner.norm_obs or inner.norm_reward):
