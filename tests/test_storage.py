@@ -28,6 +28,7 @@ from ope_gym.data.blocks import DamagedFileError, read_blocks
 from ope_gym.data.buffer import Trajectories, TrajectoryBuffer
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
+ROOT = Path(__file__).parents[1]
 BOX, TWO = S.Box(-1, 1, (2,)), S.Discrete(2)
 SIGMOID = LinearSigmoid(np.array([0.5, -0.5]))
 
@@ -533,8 +534,7 @@ def test_blocks_survive_the_death_of_their_process(tmp_path: Path) -> None:
         "w = BlockWriter(sys.argv[1])\n"
         "w.append('a', {}, {'x': np.arange(5)}); os._exit(9)"
     )
-    root = Path(blocks.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=root, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=False)
     assert done.returncode == 9
     assert [block.kind for block in read_blocks(path)] == ["a"]
 
@@ -832,3 +832,52 @@ def test_an_unregistered_policy_is_announced_when_it_is_lost(tmp_path: Path) -> 
     assert TrajectoryBuffer.load(tmp_path / "run").view().policy_ids.tolist() == [0, 1]
     with pytest.raises(RuntimeError, match="register"):
         found.audit()
+
+
+_TWO_MORE_COLUMNS = """
+import dataclasses, sys
+from importlib.machinery import PathFinder, SourceFileLoader
+import numpy as np
+
+class Changed(SourceFileLoader):
+    def get_code(self, name):
+        source, line = self.get_source(name), "    schedules: tuple[Schedule, ...] = ()"
+        assert line in source
+        more = "    seeds: Ints = field(metadata=_per_episode(np.int64, default=-5))\\n"
+        more += "    noise: Floats = field(metadata=_per_step(np.float64, default=0.5))\\n"
+        return compile(source.replace(line, more + line), self.path, "exec")
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "ope_gym.data.schema":
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = Changed(name, spec.origin)
+            return spec
+
+sys.meta_path.insert(0, Finder)
+
+from ope_gym.data.trajectories import Trajectories
+
+found = Trajectories.load(sys.argv[1])
+assert (found.seeds == -5).all() and len(found.seeds) == 3
+assert (found.noise == 0.5).all() and len(found.noise) == 6
+changed = dataclasses.replace(found, seeds=np.arange(3), noise=np.arange(6.0))
+changed.save(sys.argv[2])
+again = Trajectories.load(sys.argv[2])
+assert again.select(episodes=[2, 0]).seeds.tolist() == [2, 0]
+assert again.merge(found).noise.tolist() == [0, 1, 2, 3, 4, 5] + [0.5] * 6
+"""
+
+
+def test_a_new_column_is_one_line_and_older_files_have_its_default(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", (3, 1, 2))
+    command = [
+        sys.executable,
+        "-c",
+        _TWO_MORE_COLUMNS,
+        str(tmp_path / "old"),
+        str(tmp_path / "new"),
+    ]
+    subprocess.run(command, check=True, timeout=100)
+    with pytest.raises(DamagedFileError, match=r"episodes has shape \(3, 7\)"):
+        Trajectories.load(tmp_path / "new")  # a newer version wrote it

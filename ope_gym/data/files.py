@@ -21,6 +21,7 @@ from ope_gym.data.blocks import Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
 from ope_gym.data.spaces import Space
 from ope_gym.policies import (
+    UNREGISTERED,
     Policy,
     UnavailablePolicy,
     policy_from_arrays,
@@ -41,25 +42,32 @@ def write_spaces(
     horizon: int | None,
 ) -> None:
     """Open a section: the blocks after it have these spaces, own policies and an own clock."""
-    meta = {
-        "observation_space": space_json.space_to_json(observation_space),
-        "action_space": space_json.space_to_json(action_space),
-        "horizon": horizon,
-    }
+    meta = space_json.env_to_json(observation_space, action_space, horizon)
     writer.append("spaces", meta, {})
 
 
 def write_policy(writer: BlockWriter, policy: Policy) -> None:
     """Write the next policy of the section; the first has number 0."""
-    name, arrays = policy_to_arrays(policy)
-    if name.startswith("unregistered:") and not isinstance(policy, UnavailablePolicy):
+    kind, arrays = describe_policy(policy, f"{writer.path}")
+    writer.append("policy", {"policy": kind}, arrays)
+
+
+def describe_policy(policy: Policy, place: str) -> tuple[str, dict[str, NDArray[Any]]]:
+    """Return kind and arrays of a policy; warn if its class is not registered.
+
+    Args:
+        policy: The policy.
+        place: Where it will be stored, for the warning.
+    """
+    kind, arrays = policy_to_arrays(policy)
+    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
         warnings.warn(
-            f"{type(policy).__qualname__} is not registered: {writer.path} will not hold its "
-            "parameters; decorate the class with ope_gym.policies.register_policy",
+            f"{type(policy).__qualname__} is not registered: {place} will not hold its "
+            "parameters; decorate the class with ope_gym.register_policy",
             UserWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
-    writer.append("policy", {"policy": name}, arrays)
+    return kind, arrays
 
 
 def write_change(

@@ -26,23 +26,22 @@ from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
 from ope_gym.data.blocks import MALFORMED
-from ope_gym.data.schema import read_only
+from ope_gym.data.files import describe_policy
+from ope_gym.data.schema import BY_EPISODE, read_only
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space
 from ope_gym.data.trajectories import Schedule, Trajectories, Viewable
-from ope_gym.policies import (
-    UNREGISTERED,
-    Policy,
-    UnavailablePolicy,
-    UnknownPolicy,
-    policy_from_arrays,
-    policy_to_arrays,
-)
+from ope_gym.policies import Policy, UnknownPolicy, policy_from_arrays
 
 __all__ = ["from_minari", "to_minari"]
 
 _KEY = "ope_gym"
 _VERSION = 1
-_BY_EPISODE = {"held_out": "held_out", "start_clock": "start_clock", "schedule": "schedule_ids"}
+# Minari has own fields for the ends of episodes; the other columns are metadata by these names.
+_BY_EPISODE = {
+    {"schedule_ids": "schedule"}.get(name, name): name
+    for name in BY_EPISODE
+    if name not in ("terminated", "truncated")
+}
 _STORABLE = (
     *(gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary),
     *(gym_spaces.Text, gym_spaces.Dict, gym_spaces.Tuple),
@@ -190,9 +189,7 @@ def _require_storable(space: Space | None, name: str) -> None:
 def _metadata(data: Trajectories) -> dict[str, Any]:
     return {
         "version": _VERSION,
-        "observation_space": space_json.space_to_json(data.observation_space),
-        "action_space": space_json.space_to_json(data.action_space),
-        "horizon": data.horizon,
+        **space_json.env_to_json(data.observation_space, data.action_space, data.horizon),
         "last_observation": "repeated",
         "has_propensities": data.has_propensities,
         "policies": [_policy_to_json(policy) for policy in data.policies],
@@ -203,14 +200,7 @@ def _metadata(data: Trajectories) -> dict[str, Any]:
 
 
 def _policy_to_json(policy: Policy) -> dict[str, Any]:
-    kind, arrays = policy_to_arrays(policy)
-    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
-        warnings.warn(
-            f"{type(policy).__qualname__} is not registered: the dataset will not hold its "
-            "parameters; decorate the class with ope_gym.policies.register_policy",
-            UserWarning,
-            stacklevel=5,
-        )
+    kind, arrays = describe_policy(policy, "the dataset")
     return {"kind": kind, "arrays": {name: _array_to_json(x) for name, x in arrays.items()}}
 
 

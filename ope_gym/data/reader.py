@@ -253,7 +253,8 @@ class FileSection:
 
 def _contradiction(path: str, offset: int, error: Exception) -> DamagedFileError:
     reason = f"the contents contradict each other: {error}"
-    return DamagedFileError(path, offset, reason, "not readable")
+    remedy = "the checksums are right, so it was written like this; record the episodes again"
+    return DamagedFileError(path, offset, reason, remedy)
 
 
 def _stretches(block: Block, steps: int | None) -> Iterator[Mapping[str, NDArray[Any]]]:

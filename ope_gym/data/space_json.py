@@ -83,6 +83,17 @@ def _described(space: Space | None) -> Any:
     )
 
 
+def env_to_json(
+    observation_space: Space | None, action_space: Space | None, horizon: int | None
+) -> dict[str, Any]:
+    """Describe what episodes say of their environment: both spaces and the time limit."""
+    return {
+        "observation_space": space_to_json(observation_space),
+        "action_space": space_to_json(action_space),
+        "horizon": horizon,
+    }
+
+
 def space_from_json(data: Any) -> Space | None:
     """Return the space that `space_to_json` described; ValueError if the data describes none."""
     try:

@@ -125,11 +125,7 @@ class EpisodeFile:
         path, buffer = self._path, self._buffer
         if not os.path.exists(path) or os.path.getsize(path) < len(blocks.MAGIC):
             return  # it holds no block; the writer checks whether it is one of our files
-        ours = {
-            "observation_space": space_json.space_to_json(buffer.observation_space),
-            "action_space": space_json.space_to_json(buffer.action_space),
-            "horizon": buffer.horizon,
-        }
+        ours = space_json.env_to_json(buffer.observation_space, buffer.action_space, buffer.horizon)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a damaged end: the writer warns, too
             for block in blocks.read_blocks(path):
