@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Tree: TypeAlias = Any
 
-__all__ = ["Tree", "concatenate", "freeze", "leaves", "length", "map_leaves", "take"]
+__all__ = ["Tree", "concatenate", "distinct", "freeze", "leaves", "length", "map_leaves", "take"]
 
 
 def leaves(tree: Tree) -> list[NDArray[Any]]:
@@ -103,3 +103,17 @@ def _shape_of(tree: Tree) -> str:
     if isinstance(tree, dict):
         return f"a dict with keys {sorted(tree)}"
     return "an array"
+
+
+def distinct(tree: Tree) -> NDArray[np.int64]:
+    """Number the rows (n,) of a batch so that equal rows have equal numbers.
+
+    >>> distinct((np.array([3, 3, 1]), np.array([[0.0], [0.0], [0.0]]))).tolist()
+    [1, 1, 0]
+    """
+    ids = np.zeros(length(tree), dtype=np.int64)
+    for leaf in leaves(tree):
+        rows = np.asarray(leaf).reshape(ids.size, -1)
+        _, part = np.unique(rows, axis=0, return_inverse=True)
+        _, ids = np.unique(ids * (part.max() + 1) + part.ravel(), return_inverse=True)
+    return ids

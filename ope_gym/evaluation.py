@@ -1,11 +1,23 @@
-"""The two doors: evaluate a policy from trajectories, or from arrays of log-probabilities."""
+"""Evaluate a policy from recorded episodes, or from arrays of log-probabilities.
+
+The only place where policies meet estimators. An evaluation surveys who recorded the episodes, fits
+the q model, weighs the episodes, runs the estimators side by side, and concludes:
+
+    survey    the source's roster: behaviours, strata, groups of mixtures
+    fit       q and v at every step, cross-fitted
+    weigh     importance weights, chunk by chunk
+    run       the estimators ask for sums over all episodes, a pass a round
+    conclude  error, interval, diagnostics and verdict of each
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,24 +31,62 @@ from ope_gym.arrays import (
     check_finite,
     check_log_probs,
     check_offsets,
+    episode_ids,
     place,
+    step_numbers,
 )
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.empirical_average import OneStep
+from ope_gym.estimators.methods import estimator
+from ope_gym.estimators.reductions import Bets, Column, Reduction, Weighted
+from ope_gym.estimators.run import Reduce, ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Problem, compute
-from ope_gym.inference import intervals, regimes
-from ope_gym.inference.conclude import Known, estimated
-from ope_gym.inference.estimate import Estimate, PartialMixture, Sample
-from ope_gym.options import Options, check_options
-from ope_gym.policies import Policy, check_target
-from ope_gym.results import Evaluation
-from ope_gym.weights.formula import log_weights
+from ope_gym.estimators.weighted import Setting, Steps
+from ope_gym.inference import bootstrap, regimes
+from ope_gym.inference.computed import Computed
+from ope_gym.inference.conclude import Known, conclude
+from ope_gym.inference.errors import joined
+from ope_gym.inference.intervals import Betting, IntervalKind
+from ope_gym.models.base import (
+    FOLDS,
+    Baseline,
+    CrossFitted,
+    QModel,
+    cross_fit,
+    default_model,
+    folds_within,
+    named_model,
+)
+from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
+from ope_gym.models.rounds import past_only
+from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
+from ope_gym.policies.base import FinitePolicy, Policy
+from ope_gym.results import Evaluation, PartialMixture, Sample
+from ope_gym.scale.passes import (
+    Gathered,
+    Gathering,
+    Item,
+    Items,
+    Job,
+    Recorded,
+    behaviour_marks,
+    merge_all,
+    one_pass,
+    reduce_task,
+    within_discount,
+)
+from ope_gym.scale.sources import Episodes, open_source
+from ope_gym.scale.spool import scratch_folder
+from ope_gym.scale.workers import Workers, start_workers
+from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.formula import log_weights, path_log_probs
+from ope_gym.weights.mixtures import group_size, interleaved
+from ope_gym.weights.rounds import stable_weights
 
 if TYPE_CHECKING:
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
-    from ope_gym.models.base import Baseline, QModel
+    from typing_extensions import Unpack
 
-
+_NONE = np.empty(0, dtype=np.int64)
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
     "long the last one lived, and weights against a mixture are not exactly unbiased"
@@ -44,251 +94,215 @@ _FOLLOWING = (
 
 
 def evaluate(
-    trajectories: Trajectories | TrajectoryBuffer,
-    target: Policy,
-    *,
+    episodes: Episodes | Iterable[Episodes],
+    target: Policy | int | str,
     estimators: str | Iterable[str] | None = None,
-    data: str = "all",
+    *,
     origin: str | None = None,
+    held_out: bool | None = None,
     q_model: QModel | Baseline | str | None = "default",
     gamma: float = 1.0,
-    cap: float = 10.0,
-    interval: str = "ess-t",
+    interval: str | IntervalKind = "ess-t",
     level: float = 0.95,
-    rng: int | np.random.Generator | None = None,
-    resamples: int = 1000,
-    reward_range: tuple[float, float] | None = None,
-    horizon: int | None = None,
-    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
-    mixture: str | int = "auto",
-    progress: Callable[[int], object] | None = None,
+    weighting: Weighting = Weighting(),  # noqa: B008, frozen
+    compute: Compute = Compute(),  # noqa: B008, frozen
+    seed: int = 0,
 ) -> Evaluation:
-    """The value of `target`, from trajectories that other policies recorded.
+    """Estimate the value of a policy from episodes that other policies recorded.
 
     Args:
-        trajectories: recorded episodes with the policies that acted.
-        target: the policy to evaluate.
+        episodes: recorded episodes with the policies that acted: trajectories, a buffer, a
+            recorder, a file, or a list of files, which need not fit into memory.
+        target: the policy to evaluate; or the number of a recorded one, or "last".
         estimators: names from `ope_gym.ESTIMATORS`; by default the common ones that the data
             allow, "EA" only where the time limit is one step.
-        data: "all" episodes, or only the "held-out" ones.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
-            it was not; None to tell it from the recorded policies (`ope_gym.inference.regimes`).
-        q_model: a model of `ope_gym.models` for the estimators that need one, or its name
-            ("tabular", "linear", "dynamics", "network"); "default" is tabular for discrete
-            observations and linear for arrays of numbers; None for none; or a `Baseline`, the
-            values q and v at every step.
+            it was not; None to tell it from the recorded policies.
+        held_out: True for held-out episodes alone, False for all, None for the held-out ones if
+            there are any.
+        q_model: a model of `ope_gym.models`, or its name, for the estimators that need one;
+            "default" chooses by the observations; None for none; or a `Baseline`.
         gamma: discount within [0, 1].
-        cap: upper bound of the weights of capped estimators.
-        interval: "ess-t", "percentile" or "bca" (bootstrap), or "betting" (bounded rewards; made
-            from the plain weights, so it holds the value, not always the normalised estimate).
+        interval: "ess-t", "percentile", "bca", or an object such as `Bootstrap(2000)` or
+            `Betting(reward_range=(0, 1))`.
         level: confidence level of the intervals.
-        rng: seed or generator of the bootstrap draws and of the q model; a fixed seed by default,
-            so that two evaluations of the same trajectories share their draws.
-        resamples: bootstrap replicates.
-        reward_range: lowest and highest possible reward; needed by "betting".
-        horizon: longest possible episode, needed by "betting"; by default the recorded time limit.
-        reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
-            learned from other episodes), or a pair of arrays (S,): mean and variance.
-        mixture: which behaviours the weights of an episode are against: "all"; a number: its own
-            and others from all over the training history, so many in all, which costs so many
-            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more; see
-            `ope_gym.weights.mixtures`.
-        progress: called with the number of bootstrap replicates just finished, for a progress bar.
+        weighting: cap, mixture and reward model of the weights.
+        compute: workers, cluster, memory and progress.
+        seed: of the bootstrap draws and of the q model.
 
     Returns:
-        A mapping from estimator name to `Estimate`; print it for a table.
+        A mapping from estimator name to `Estimate`; print it for a table. See `ope_gym.Options`
+        for more about the options.
     """
     evaluator = Evaluator(
-        trajectories,
-        estimators=estimators,
-        data=data,
+        episodes,
+        estimators,
+        held_out=held_out,
         q_model=q_model,
         gamma=gamma,
-        cap=cap,
         interval=interval,
         level=level,
-        rng=rng,
-        resamples=resamples,
-        reward_range=reward_range,
-        horizon=horizon,
-        reward_model=reward_model,
-        mixture=mixture,
-        progress=progress,
+        weighting=weighting,
+        compute=compute,
+        seed=seed,
     )
     return evaluator.evaluate(target, origin=origin)
 
 
 class Evaluator:
-    """Trajectories made ready once, to evaluate any number of targets.
+    """Episodes made ready once, to evaluate any number of targets.
 
-    The mixtures of the behaviours do not depend on the target, so they are computed for the first
-    and kept: a further target costs its own log-probabilities and its q model. The options are
-    those of `evaluate`.
+    For episodes in memory the mixtures of the behaviours, which do not depend on the target, are
+    computed for the first and kept: a further target costs its own log-probabilities and its q
+    model. The arguments are those of `evaluate`.
     """
 
     def __init__(
         self,
-        trajectories: Trajectories | TrajectoryBuffer,
-        *,
+        episodes: Episodes | Iterable[Episodes],
         estimators: str | Iterable[str] | None = None,
-        data: str = "all",
-        q_model: QModel | Baseline | str | None = "default",
-        gamma: float = 1.0,
-        cap: float = 10.0,
-        interval: str = "ess-t",
-        level: float = 0.95,
-        rng: int | np.random.Generator | None = None,
-        resamples: int = 1000,
-        reward_range: tuple[float, float] | None = None,
-        horizon: int | None = None,
-        reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
-        mixture: str | int = "auto",
-        progress: Callable[[int], object] | None = None,
+        **options: Unpack[OptionValues],
     ) -> None:
-        from ope_gym import kernels
-        from ope_gym.weights.behaviours import behaviours_of
-        from ope_gym.weights.mixtures import group_size, interleaved, joined
-
-        self.data = regimes.held_out_only(_recorded(trajectories), data)
-        self._offsets = check_offsets(self.data.offsets, self.data.n_steps)
-        self._behaviours = behaviours_of(self.data)
+        self.options = Options(**options)
+        self._named = None if estimators is None else estimator_names(estimators)
+        compute = self.options.compute
+        with start_workers(compute.workers, compute.ray) as crew:
+            self._source = open_source(
+                episodes, self.options.held_out, compute.block_steps, crew
+            )
+        self._roster, self._data = self._source.roster, self._source.data
+        self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
-        size = group_size(mixture, len(self._behaviours.plans))
+        size = group_size(self.options.weighting.mixture, len(self._behaviours.plans))
         self._groups = interleaved(self._behaviours.counts, size)
-        self._density = has_densities(self.data)
-        self._named = None if estimators is None else _names(estimators)
-        self._options = check_options(
-            list(ESTIMATORS) if self._named is None else self._named,
-            gamma,
-            cap,
-            interval,
-            level,
-            rng,
-            resamples,
-            reward_range,
-            self.data.horizon if horizon is None else horizon,
-        )
-        check_finite(self.data.rewards, "rewards", self._offsets)
-        self._reward_model = _check_reward_model(reward_model, self.data.n_steps, self._offsets)
-        self._q_model = q_model
         self._bases: dict[str, FloatArray] = {}
         self._mismatch = ""
-        self._fingerprint = kernels.fingerprint(
-            self.data.rewards,
-            self._offsets,
-            self._behaviours.ids,
-            np.nan_to_num(self.data.log_probs[_some_ends(self._offsets)]),  # NaN: not recorded
-        )
-        self._draws = intervals.Resamples(
-            self._strata, self._options.resamples, self._options.seed, progress
-        )
+        self._betting = self.options.betting(self._roster.horizon)
 
-    def evaluate(self, target: Policy, *, origin: str | None = None) -> Evaluation:
-        """The value of `target` by every estimator.
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The recorded policies, by number."""
+        return self._source.policies
+
+    @property
+    def held_out(self) -> bool:
+        """Whether held-out episodes alone are used."""
+        return self._source.held_out
+
+    @property
+    def steps(self) -> int:
+        """Number of recorded steps that are used."""
+        return self._roster.steps
+
+    def passes(self, target: Policy | int | str) -> int:
+        """Return how often an evaluation does all steps, as its progress counts them."""
+        if self._data is not None:
+            return 1
+        names = self._names(self._source.policy(target), self._model_given() is not None)
+        rows = [ESTIMATORS[name] for name in names]
+        fits = 2 if self._model_given() is not None and any(c.uses_q for c in rows) else 0
+        blends = bool(fits) and any(c.method == "auto" for c in rows)
+        return fits + 1 + any(c.normalised for c in rows) + blends
+
+    def evaluate(self, target: Policy | int | str, *, origin: str | None = None) -> Evaluation:
+        """Estimate the value of `target` by every estimator.
 
         Args:
-            target: the policy to evaluate.
+            target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
         """
-        from ope_gym import kernels
-        from ope_gym.weights.behaviours import policy_log_probs
-        from ope_gym.weights.propensities import check_propensities
+        policy, compute = self._source.policy(target), self.options.compute
+        with (
+            scratch_folder(compute.scratch) as folder,
+            start_workers(compute.workers, compute.ray) as crew,
+        ):
+            return self._evaluate(policy, origin, crew, folder)
 
-        check_target(target)
-        data, offsets, options = self.data, self._offsets, self._options
-        model = self._resolve(target)
-        names = self._named or _common(
-            self._behaviours.available,
-            model is not None,
-            options.interval,
-            one_step=data.horizon == 1 and hasattr(target, "probs"),
-            propensities=data.has_propensities,
-        )
+    def _evaluate(
+        self, target: Policy, origin: str | None, crew: Workers, folder: Path | None
+    ) -> Evaluation:
+        options = self.options
+        model = self._model(target, crew)
+        names = self._names(target, model is not None)
         self._require(names, model)
-        schemes = {ESTIMATORS[name].scheme for name in names} - {""}
-        own = policy_log_probs(target, "target", data)
-        check_log_probs(own, "target_log_probs", offsets, self._density)
-        prefix = np.empty(own.size)
-        kernels.cumulate(own, 0, len(data), offsets, prefix)
-        self._prepare(schemes)
-        log_w = {scheme: self._bases[scheme] + prefix for scheme in schemes}
-        regime = regimes.regime_of(data, target, origin)
-        mixture = PartialMixture.of(self._groups) if schemes - {"basic"} else None
-        report = check_propensities(
-            data, target, self._behaviours, self._groups if self._parted else None
-        )
-        known = Known(
-            Sample(
-                len(data),
-                data.n_steps,
-                self._strata,
-                self._behaviours.names,
-                self._behaviours.counts,
-                options.gamma,
-                regime,
-                self._fingerprint,
-                mixture,
-            ),
-            self._behaviours.ids,
-            report.support,
-            report.calibration,
-            report.notes + ((self._mismatch,) if self._mismatch else ()),
-            (_FOLLOWING,) if (data.schedule_ids >= 0).any() else (),
-            self._strata is not self._behaviours.strata,
-        )
-        problem = Problem(
-            data.rewards,
-            offsets,
-            self._behaviours.ids,
-            log_w,
+        schemes = tuple(sorted({ESTIMATORS[name].scheme for name in names} - {""}))
+        uses_q = model is not None and any(ESTIMATORS[name].uses_q for name in names)
+        job = Job(
+            self._source,
+            dataclasses.replace(self._behaviours, ids=_NONE, strata=_NONE),
+            self._groups,
+            target,
+            schemes,
             options.gamma,
-            options.cap,
-            counts=self._behaviours.counts,
-            endings=lambda: self._endings,
-            rounds=lambda: self._rounds(model, target, own),
+            self._reward_model,
+            scratch=folder,
+            done=options.compute.progress,
         )
-        if model is not None and any(ESTIMATORS[name].uses_q for name in names):
-            baseline = self._baseline(model, target)
-            problem.start = baseline.at_start(offsets)
-            problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
-        problem = problem.within_discount()
-        estimates = {}
-        for name in names:
-            if ESTIMATORS[name].method == "average":
-                from ope_gym.estimators.empirical_average import empirical_average
+        reduce = (
+            self._reduce_files(job, model if uses_q else None, crew)
+            if self._data is None
+            else self._reduce_memory(job, model if uses_q else None, names)
+        )
+        setting = self._setting(uses_q)
+        gathering = self._gather(Gathering(target, len(self.policies), self._marks), setting)
+        found = run_all(names, setting, reduce, self._betting, gathering)
+        gathered: Gathered = found.gathered
+        self._mismatch = self._mismatch or gathered.mismatch
+        known = self._known(gathered, target, origin, schemes, model if uses_q else None)
+        return conclude_all(names, found, known, options, self._betting)
 
-                estimates[name] = empirical_average(
-                    data, target, known.sample, self._behaviours.ids, options, self._draws
-                )
-            else:
-                estimates[name] = _estimate(name, problem, known, options, self._draws)
-        return Evaluation(estimates)
+    # Survey ----------------------------------------------------------------------------------
 
-    def _resolve(self, target: Policy) -> QModel | Baseline | None:
-        """The q model, if one may be needed: as given, or the default for these observations."""
-        if self._named is not None and not any(ESTIMATORS[name].uses_q for name in self._named):
+    @property
+    def _parted(self) -> bool:
+        """Whether mixtures are of a part of the behaviours."""
+        return int(self._groups.max()) > 0
+
+    @cached_property
+    def _marks(self) -> bootstrap.HashArray | None:
+        """(K,) numbers of the behaviours, for the bootstrap."""
+        if not self.options.resamples:
             return None
-        from ope_gym.models.base import default_model, named_model
+        return behaviour_marks(self._behaviours, self.policies)
 
-        model = self._q_model
-        if isinstance(model, type):
-            raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
-        if not isinstance(model, str):
+    @cached_property
+    def _reward_model(self) -> str | tuple[FloatArray, FloatArray]:
+        model = self.options.weighting.reward_model
+        if isinstance(model, str) and (model == "deterministic" or self._data is not None):
             return model
-        if model != "default":
-            return named_model(model)
-        return default_model(self.data, target) if len(self.data) > 1 else None
+        if self._data is None:
+            raise ValueError(
+                f"reward_model is {_short(model)}, which needs all episodes in memory, but these "
+                "are read from files in blocks: load them with Trajectories.load, or raise "
+                "Compute(block_steps=...)"
+            )
+        return check_reward_model(model, self._data.n_steps, self._data.offsets)
 
-    def _require(self, names: Iterable[str], model: object) -> None:
-        """Refuse estimators that these data, or these options, cannot give."""
+    def _names(self, target: Policy, q_model: bool) -> tuple[str, ...]:
+        """Return the estimators: those that were named, or the common ones that the data allow."""
+        if self._named is not None:
+            return self._named
+        propensities = self._data is None or self._data.has_propensities
+        return common_estimators(
+            self._behaviours.available,
+            q_model,
+            self.options.kind,
+            one_step=self._data is not None
+            and self._roster.horizon == 1
+            and hasattr(target, "probs"),
+            propensities=propensities,
+        )
+
+    def _require(self, names: Sequence[str], model: object) -> None:
+        """Raise for estimators that these data, or these options, cannot give."""
         if not names:
             raise ValueError(
-                "trajectories have no log_probs, so there are no weights, and without a q model "
+                "episodes have no log_probs, so there are no weights, and without a q model "
                 "there is no estimate: give q_model a model of ope_gym.models"
             )
         for name in names:
             c = ESTIMATORS[name]
-            if c.scheme and not self.data.has_propensities:
+            if c.scheme and self._data is not None and not self._data.has_propensities:
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all actions, but "
                     "an unknown policy acted (trajectories.has_propensities is false): use 'DM', "
@@ -297,106 +311,184 @@ class Evaluator:
             if c.baseline and model is None:
                 raise ValueError(
                     f"estimators has {name!r}, which needs a q model: give q_model a model of "
-                    "ope_gym.models (there is no default for such observations, or for a "
-                    "single episode)"
+                    "ope_gym.models (there is no default for such observations, or for a single "
+                    "episode)"
                 )
-            _refuse_betting(name, self._options.interval)
-            if self._parted and c.method in _NEED_ALL:
+            if c.whole and self._data is None:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs all episodes in memory, but these are "
+                    "read from files in blocks: load them with Trajectories.load, or raise "
+                    "Compute(block_steps=...)"
+                )
+            refuse_betting(name, self.options.kind)
+            if self._parted and c.whole in ("path probabilities", "rounds"):
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all episodes under "
                     f"all {self._groups.size:,} behaviours, but mixtures are of at most "
-                    f"{self._largest}: give mixture='all' if you can wait, or leave {name} out"
+                    f"{np.bincount(self._groups).max()}: give Weighting(mixture='all') if you can "
+                    f"wait, or leave {name} out"
                 )
-            if (
-                self._options.interval == "betting"
-                and c.scheme == "optimal"
-                and (self._reward_model == "cross-fit")
-            ):
-                raise ValueError(
-                    "interval='betting' needs independent episodes, but the weights of "
-                    "reward_model='cross-fit' learn from each other's rewards: give (mean, "
-                    "variance)"
-                )
+            if c.scheme == "optimal" and self._reward_model == "cross-fit":
+                self._require_cross_fit()
 
-    def _prepare(self, schemes: set[str]) -> None:
-        """Log weights of a target that is certain of everything: those of any other add its own."""
-        from ope_gym.weights.reward_model import cross_fitted_log_weights
-
-        missing = sorted(schemes - self._bases.keys())
-        if not missing:
-            return
-        if self._parted and missing != ["basic"]:
-            self._prepare_parts(missing)
-            return
-        certain = np.zeros(self.data.n_steps)
-        rows = self._behaviours.rows(self.data, only_own=missing == ["basic"])
-        model = self._reward_model
-        if "optimal" in missing and model == "cross-fit" and not self._density:
-            self._bases["optimal"] = cross_fitted_log_weights(
-                self.data, certain, self._behaviours, rows
-            )
-            missing.remove("optimal")
-        if missing:
-            self._bases |= log_weights(
-                certain,
-                rows,
-                self._behaviours.ids,
-                self._offsets,
-                missing,
-                counts=self._behaviours.counts,
-                density=self._density,
-                reward_model=model if isinstance(model, tuple) else None,
-            )
-        self._mismatch = self._mismatch or rows.mismatch
-
-    def _prepare_parts(self, missing: list[str]) -> None:
-        """The same, each episode against the behaviours of its group."""
-        from ope_gym.weights.mixtures import partial_log_weights
-
-        model = self._reward_model
-        if "optimal" in missing and model == "cross-fit" and not self._density:
+    def _require_cross_fit(self) -> None:
+        if self.options.kind.name == "betting":
             raise ValueError(
-                "reward_model='cross-fit' weights two halves of the episodes against their own "
-                f"mixtures of all behaviours, but mixtures are of at most {self._largest} of "
-                f"{self._groups.size:,}: give mixture='all', or 'deterministic' or (mean, variance)"
+                "interval='betting' needs independent episodes, but the weights of "
+                "reward_model='cross-fit' learn from each other's rewards: give (mean, variance)"
             )
-        found, mismatch = partial_log_weights(
-            self.data,
-            self._behaviours,
-            self._groups,
-            missing,
-            density=self._density,
-            reward_model=model if isinstance(model, tuple) else None,
+        if self._parted:
+            raise ValueError(
+                "reward_model='cross-fit' weighs two halves of the episodes against their own "
+                "mixtures of all behaviours, but mixtures are of at most "
+                f"{np.bincount(self._groups).max()} of {self._groups.size:,}: give "
+                "Weighting(mixture='all'), or 'deterministic' or (mean, variance)"
+            )
+
+    # Fit -------------------------------------------------------------------------------------
+
+    def _model_given(self) -> Any:
+        """Return the q model as it was given; None if no estimator uses one."""
+        model = self.options.q_model
+        if self._named is not None and not any(ESTIMATORS[n].uses_q for n in self._named):
+            return None
+        if isinstance(model, type):
+            raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
+        return model
+
+    def _model(self, target: Policy, crew: Workers) -> QModel | Baseline | None:
+        """Return the q model: as given, or the default for these observations."""
+        model = self._model_given()
+        if isinstance(model, str) and model != "default":
+            model = named_model(model)
+        if self._data is None and not (model is None or isinstance(model, LinearQ | str)):
+            raise TypeError(
+                f"q_model is {_short(model)}, but episodes that are read from files in blocks take "
+                "a LinearQ, 'default' or None: load them with Trajectories.load, or raise "
+                "Compute(block_steps=...)"
+            )
+        if not isinstance(model, str):
+            return model  # type: ignore[no-any-return]
+        if len(self._roster) < 2:
+            return None
+        if self._data is not None:
+            return default_model(self._data, target)
+        return LinearQ() if self._fits(target) else None
+
+    def _fits(self, target: Policy) -> bool:
+        """Return whether `LinearQ` can be fitted to episodes like the first ones."""
+        if not isinstance(target, FinitePolicy):
+            return False
+        _, chunk = next(self._source.chunks(self._source.tasks[0]))
+        if default_model(chunk, target) is None:
+            return False
+        survey = FeatureSurvey(LinearQ(), target)
+        survey.update(chunk)
+        return survey.phi(self._roster.longest).weights <= WIDEST
+
+    def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
+        """Return q and v at every step of the episodes in memory."""
+        assert self._data is not None
+        if isinstance(model, Baseline):
+            return check_baseline(model, self._data.n_steps, self._data.offsets)
+        return cross_fit(
+            model,
+            self._data,
+            target,
+            self._behaviours.ids,
+            gamma=self.options.gamma,
+            horizon=self._roster.longest,
+            rng=np.random.default_rng(self.options.seed),
         )
-        self._bases |= found
-        self._mismatch = self._mismatch or mismatch
 
-    @property
-    def _parted(self) -> bool:
-        """Whether mixtures are of a part of the behaviours."""
-        return int(self._groups.max()) > 0
+    def _fit_chunks(self, job: Job, model: LinearQ, crew: Workers) -> tuple[CrossFitted, IntArray]:
+        """Fit the q model to chunks, in two passes; return its values and the folds (n,)."""
+        folds = min(FOLDS, len(self._roster))
+        if folds < 2:
+            raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
+        fold = folds_within(self._behaviours.ids, folds)
+        items = Items(self._source.tasks, self._behaviours.ids, fold)
+        survey = FeatureSurvey(model, job.target)
+        for seen in one_pass(job, crew, _Survey(survey), items):
+            survey.merge(seen)
+        empty = survey.equations(
+            gamma=self.options.gamma, horizon=self._roster.longest, folds=folds
+        )
+        equations = dataclasses.replace(empty)
+        for part in one_pass(job, crew, _Equations(empty), items):
+            equations.merge(part)
+        return equations.cross_fitted(), fold
 
-    @property
-    def _largest(self) -> int:
-        """Behaviours of the largest group."""
-        return int(np.bincount(self._groups).max())
+    # Weigh and run ---------------------------------------------------------------------------
+
+    def _setting(self, has_q: bool) -> Setting:
+        strata, behaviours = self._strata, self._behaviours
+        lone = strata is not behaviours.strata  # single ones show no spread
+        return Setting(
+            len(self._roster),
+            strata if lone else behaviours.ids,
+            behaviours.ids,
+            behaviours.counts,
+            self.options.gamma,
+            self.options.weighting.cap,
+            has_q,
+        )
+
+    def _gather(self, gathering: Gathering, setting: Setting) -> Steps[Gathered]:
+        """Ask for the facts about the data, and make the bootstrap draws from them."""
+        gathered: Gathered = yield from ask(gathering)
+        if gathered.identities is not None:
+            setting.draws = bootstrap.PoissonDraws(
+                gathered.identities, self._strata, self.options.resamples, self.options.seed
+            )
+        return gathered
+
+    def _reduce_memory(
+        self, job: Job, model: QModel | Baseline | None, names: Sequence[str]
+    ) -> Reduce:
+        """Answer requests from the episodes in memory: one chunk, weighed once."""
+        assert self._data is not None
+        baseline = None if model is None else self._baseline(model, job.target)
+        chunk = job.weigh(self._data, self._behaviours.ids, 0, baseline, self._bases)
+        makers = {
+            "path probabilities": lambda: self._path_log_probs,
+            "rounds": lambda: self._rounds(chunk, model, job.target),
+            "one step": lambda: one_step(chunk.episodes.data, job.target),
+        }
+        if job.done is not None:
+            job.done(self._data.n_steps)
+        return reduce_chunk(dataclasses.replace(chunk, whole=makers))
+
+    def _reduce_files(self, job: Job, model: Any, crew: Workers) -> Reduce:
+        """Answer requests in passes over the files."""
+        fold: IntArray | None = None
+        if model is not None:
+            values, fold = self._fit_chunks(job, model, crew)
+            job = dataclasses.replace(job, q=values)
+
+        def reduce(requests: Sequence[Reduction]) -> list[Any]:
+            items = Items(self._source.tasks, self._behaviours.ids, fold, requests)
+            merged: list[Any] = []
+            for parts in one_pass(job, crew, reduce_task, items):
+                merge_all(merged, parts)
+            return [r.total(parts) for r, parts in zip(requests, merged, strict=True)]
+
+        return reduce
 
     @cached_property
-    def _endings(self) -> FloatArray:
-        """(n, K) log-probabilities of whole trajectories."""
-        from ope_gym.estimators.control_variates import last_log_probs
-
-        return last_log_probs(self._behaviours.rows(self.data), self._offsets)
+    def _path_log_probs(self) -> FloatArray:
+        """(n, K) log-probabilities of whole episodes."""
+        assert self._data is not None
+        return path_log_probs(self._behaviours.rows(self._data), self._data.offsets)
 
     def _rounds(
-        self, model: QModel | Baseline | None, target: Policy, own: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Past-only v at the start and residuals, and the weights of the behaviours, for ADR."""
-        from ope_gym.estimators.adaptive import past_only, stable_weights
-        from ope_gym.models.base import Baseline
-
+        self, chunk: Weighted, model: QModel | Baseline | None, target: Policy
+    ) -> tuple[Weighted, FloatArray]:
+        """Return the episodes with residuals of a q of earlier rounds, and weights of the rounds."""
+        assert self._data is not None
         assert model is not None  # `_require` saw to it
-        data, offsets, gamma = self.data, self._offsets, self._options.gamma
+        data, offsets, gamma = self._data, self._data.offsets, self.options.gamma
+        recorded: Recorded = chunk.episodes
         values = (
             self._baseline(model, target)
             if isinstance(model, Baseline)
@@ -406,34 +498,75 @@ class Evaluator:
                 target,
                 self._behaviours,
                 gamma,
-                self._longest,
-                np.random.default_rng(self._options.seed),
+                self._roster.longest,
+                np.random.default_rng(self.options.seed),
             )
         )
         start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
-        rows = self._behaviours.rows(data)
-        ids = self._behaviours.ids
-        return start, residuals, stable_weights(own, rows, ids, offsets, gamma, start, residuals)
+        rows, ids = self._behaviours.rows(data), self._behaviours.ids
+        weights = stable_weights(recorded.own, rows, ids, offsets, gamma, start, residuals)
+        kept = step_numbers(offsets) < np.diff(chunk.offsets).max()  # the steps within discount
+        return dataclasses.replace(chunk, residuals=residuals[kept], start=start), weights
 
-    @property
-    def _longest(self) -> int:
-        """The time limit; `horizon` is for betting, and may be loose."""
-        return max(int(self.data.lengths.max()), self.data.horizon or 0)
+    # Conclude --------------------------------------------------------------------------------
 
-    def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
-        from ope_gym.models.base import Baseline, cross_fit
-
-        if isinstance(model, Baseline):
-            return _check_baseline(model, self.data.n_steps, self._offsets)
-        return cross_fit(
-            model,
-            self.data,
-            target,
-            self._behaviours.ids,
-            gamma=self._options.gamma,
-            horizon=self._longest,
-            rng=np.random.default_rng(self._options.seed),
+    def _known(
+        self,
+        gathered: Gathered,
+        target: Policy,
+        origin: str | None,
+        schemes: Sequence[str],
+        model: object,
+    ) -> Known:
+        report = gathered.propensities
+        mixed = any(scheme != "basic" for scheme in schemes)  # else no mixture was needed
+        sample = Sample(
+            len(self._roster),
+            self._roster.steps,
+            self._strata,
+            self._behaviours.names,
+            self._behaviours.counts,
+            self.options.gamma,
+            self._roster.regime(target, origin),
+            bootstrap.fingerprint(gathered.hashes),
+            PartialMixture.of(self._groups) if mixed else None,
+            None if model is None else type(model).__name__,
         )
+        return Known(
+            sample,
+            self._behaviours.ids,
+            report.support,
+            report.calibration,
+            report.notes + ((self._mismatch,) if self._mismatch else ()),
+            (_FOLLOWING,) if self._roster.clocked else (),
+        )
+
+
+class _Survey:
+    """Survey the features of the chunks of a task, for a q model."""
+
+    def __init__(self, empty: FeatureSurvey) -> None:
+        self._empty = empty
+
+    def __call__(self, job: Job, item: Item) -> FeatureSurvey:
+        found = FeatureSurvey(self._empty.model, self._empty.target)
+        for _, chunk, _ in job.chunks(item.task, item.ids):
+            found.update(chunk)
+        return found
+
+
+class _Equations:
+    """Accumulate the q model's normal equations over the chunks of a task."""
+
+    def __init__(self, empty: NormalEquations) -> None:
+        self._empty = empty
+
+    def __call__(self, job: Job, item: Item) -> NormalEquations:
+        found = copy.deepcopy(self._empty)
+        assert item.fold is not None
+        for _, chunk, here in job.chunks(item.task, item.ids):
+            found.update(chunk, item.fold[here])
+        return found
 
 
 def evaluate_log_probs(
@@ -442,22 +575,18 @@ def evaluate_log_probs(
     behaviour_ids: ArrayLike,
     rewards: ArrayLike,
     offsets: ArrayLike,
-    *,
     estimators: str | Iterable[str] | None = None,
-    gamma: float = 1.0,
-    cap: float = 10.0,
-    interval: str = "ess-t",
-    level: float = 0.95,
-    rng: int | np.random.Generator | None = None,
-    resamples: int = 1000,
-    reward_range: tuple[float, float] | None = None,
-    horizon: int | None = None,
-    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
+    *,
     baseline: tuple[ArrayLike, ArrayLike] | None = None,
     regime: str = "unstated",
     density: bool = False,
+    gamma: float = 1.0,
+    interval: str | IntervalKind = "ess-t",
+    level: float = 0.95,
+    weighting: Weighting = Weighting(),  # noqa: B008, frozen
+    seed: int = 0,
 ) -> Evaluation:
-    """The value of a target policy, from arrays; S steps, n trajectories, K behaviours.
+    """Estimate the value of a policy from arrays; S steps, n trajectories, K behaviours.
 
     Args:
         target_log_probs: (S,) log-probability of each taken action under the target.
@@ -467,19 +596,15 @@ def evaluate_log_probs(
         rewards: (S,).
         offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
         estimators: as in `evaluate`, but for those that need more than arrays.
-        gamma: as in `evaluate`, and so are the other options.
-        cap: upper bound of the weights of capped estimators.
-        interval: "ess-t", "percentile", "bca" or "betting".
-        level: confidence level.
-        rng: seed or generator of the bootstrap draws.
-        resamples: bootstrap replicates.
-        reward_range: lowest and highest possible reward, for "betting".
-        horizon: longest possible episode, needed by "betting".
-        reward_model: "deterministic", or mean (S,) and variance (S,) of the rewards, for OUIS.
         baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
         regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
             "unstated"; see `ope_gym.inference.regimes`.
         density: the numbers are log densities of continuous actions.
+        gamma: discount within [0, 1].
+        interval: as in `evaluate`.
+        level: confidence level.
+        weighting: cap and reward model of the weights; the mixture is that of all behaviours.
+        seed: of the bootstrap draws.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
@@ -491,10 +616,9 @@ def evaluate_log_probs(
     >>> evaluation["NFIS"].value
     3.0
     """
-    from ope_gym import kernels
-    from ope_gym.estimators.control_variates import last_log_probs
-    from ope_gym.weights.mixtures import joined
-
+    options = Options(
+        gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed
+    )
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
@@ -506,171 +630,160 @@ def evaluate_log_probs(
         raise ValueError(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
         )
-    ids = _check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     names = (
-        _common(True, baseline is not None, interval) if estimators is None else _names(estimators)
-    )
-    options = check_options(
-        names, gamma, cap, interval, level, rng, resamples, reward_range, horizon
+        common_estimators(True, baseline is not None, options.kind)
+        if estimators is None
+        else estimator_names(estimators)
     )
     for name in names:
-        if ESTIMATORS[name].method in _NEED_POLICIES:
+        if ESTIMATORS[name].whole in ("rounds", "one step"):
             raise ValueError(
                 f"estimators has {name!r}, which needs observations and policies: use "
-                "evaluate(trajectories, target)"
+                "evaluate(episodes, target)"
             )
         if ESTIMATORS[name].baseline and baseline is None:
             raise ValueError(f"estimators has {name!r}, which needs baseline=(q, v)")
-        _refuse_betting(name, interval)
-    model = _check_reward_model(reward_model, steps, offsets)
+        refuse_betting(name, options.kind)
+    model = check_reward_model(weighting.reward_model, steps, offsets)
     if model == "cross-fit":
         raise ValueError(
-            "reward_model='cross-fit' needs observations and actions: use evaluate(trajectories, "
+            "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
-    schemes = {ESTIMATORS[name].scheme for name in names} - {""}
     log_w = log_weights(
         target,
         rows,
         ids,
         offsets,
-        sorted(schemes),
+        sorted({ESTIMATORS[name].scheme for name in names} - {""}),
         density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )
-    behaviours = tuple(f"behaviour {k}" for k in range(rows.shape[0]))
-    counts = np.bincount(ids, minlength=rows.shape[0])
-    strata = joined(ids)
+    chunk = Weighted(
+        offsets,
+        rewards,
+        log_w,
+        whole={"path probabilities": lambda: path_log_probs(rows, offsets)},
+    )
+    if baseline is not None:
+        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
+        values = check_baseline(values, steps, offsets)
+        chunk = dataclasses.replace(
+            chunk,
+            start=values.at_start(offsets),
+            residuals=values.residuals(rewards, offsets, options.gamma),
+        )
+    counts, strata = np.bincount(ids, minlength=rows.shape[0]), joined(ids)
+    logged = rows[ids[episode_ids(offsets)], np.arange(steps)]
+    hashes = bootstrap.with_marks(
+        bootstrap.content_hashes([rewards, logged], offsets), ids.astype(np.uint64)
+    )
+    setting = Setting(
+        ids.size, strata, ids, counts, options.gamma, weighting.cap, baseline is not None
+    )
+    if options.resamples:
+        setting.draws = bootstrap.PoissonDraws(
+            bootstrap.identities(hashes), strata, options.resamples, options.seed
+        )
+    betting = options.betting(None)
+    reduce = reduce_chunk(within_discount(chunk, options.gamma))
+    found = run_all(names, setting, reduce, betting)
     sample = Sample(
-        offsets.size - 1,
+        ids.size,
         steps,
         strata,
-        behaviours,
+        tuple(f"behaviour {k}" for k in range(rows.shape[0])),
         counts,
         options.gamma,
         regime,
-        kernels.fingerprint(rewards, offsets, ids, rows[ids[_some(ids.size)], _some_ends(offsets)]),
+        bootstrap.fingerprint(hashes),
     )
-    draws = intervals.Resamples(strata, options.resamples, options.seed)
-    problem = Problem(
-        rewards,
-        offsets,
-        ids,
-        log_w,
-        options.gamma,
-        options.cap,
-        counts=counts,
-        endings=lambda: last_log_probs(rows, offsets),
-    )
-    if baseline is not None:
-        from ope_gym.models.base import Baseline
-
-        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
-        values = _check_baseline(values, steps, offsets)
-        problem.start = values.at_start(offsets)
-        problem.residuals = values.residuals(rewards, offsets, options.gamma)
-    problem = problem.within_discount()
-    known = Known(sample, ids, {}, joined=strata is not ids)
-    return Evaluation({name: _estimate(name, problem, known, options, draws) for name in names})
+    return conclude_all(names, found, Known(sample, ids), options, betting)
 
 
-def _estimate(
-    name: str, problem: Problem, known: Known, options: Options, resamples: intervals.Resamples
-) -> Estimate:
-    """One estimator: its value, error, interval, diagnostics and verdict."""
-    c, strata = ESTIMATORS[name], known.sample.strata
-    if known.joined and c.method != "adaptive":
-        problem = dataclasses.replace(problem, ids=strata)  # single ones show no spread
-    computed = compute(name, problem)
-
-    def draw() -> FloatArray:
-        draws = resamples
-        if computed.pooled:
-            one = np.zeros_like(strata)
-            draws = intervals.Resamples(one, resamples.replicates, resamples.seed)
-        replicates = computed.replicates(draws)
-        resamples.done(replicates.size)
-        return replicates
-
-    return estimated(
-        name, computed, known, options, draw, lambda: _betting(c.scheme, c.capped, problem, options)
-    )
+# Run and conclude ------------------------------------------------------------------------------
 
 
-def _betting(scheme: str, capped: bool, data: Problem, options: Options) -> intervals.Interval:
-    assert options.reward_range is not None  # check_options saw to both
-    assert options.horizon is not None
-    low, high = options.reward_range
-    outside = np.flatnonzero((data.rewards < low) | (data.rewards > high))
-    if outside.size:
-        episode, step = place(int(outside[0]), data.offsets)
-        raise ValueError(
-            f"reward_range is {options.reward_range}, but the reward is "
-            f"{data.rewards[outside[0]]} at episode {episode}, step {step}: widen it"
-        )
-    lengths = np.diff(data.offsets)
-    if lengths.max() > options.horizon:
-        raise ValueError(
-            f"horizon is {options.horizon}, but episode {lengths.argmax()} has {lengths.max()} "
-            "steps: give the longest possible"
-        )
-    return intervals.betting(
-        data.log_w[scheme],
-        options.cap if capped else None,
-        data.rewards,
-        data.offsets,
-        options.gamma,
-        options.horizon,
-        options.reward_range,
-        options.level,
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """The results of all estimators, the sums for betting by (scheme, capped), and the facts."""
+
+    computed: dict[str, Computed]
+    bets: dict[tuple[str, bool], FloatArray]
+    gathered: Any = None
+
+
+def run_all(
+    names: Sequence[str],
+    setting: Setting,
+    reduce: Reduce,
+    betting: Betting | None,
+    gathering: Steps[Gathered] | None = None,
+) -> Found:
+    """Run all estimators side by side.
+
+    Args:
+        names: of the estimators.
+        setting: what they share.
+        reduce: answers their requests.
+        betting: the interval, if it is one by betting.
+        gathering: asks for the facts about the data; it is answered first, and makes the draws.
+    """
+    keys = {(ESTIMATORS[name].scheme, ESTIMATORS[name].capped) for name in names} if betting else ()
+    bets = [_bets(key, setting, betting) for key in keys]
+    first = [] if gathering is None else [gathering]
+    results = run([*first, *bets, *(estimator(name, setting) for name in names)], reduce)
+    gathered = results.pop(0) if gathering is not None else None
+    placed = dict(zip(keys, results, strict=False))
+    return Found(dict(zip(names, results[len(placed) :], strict=True)), placed, gathered)
+
+
+def _bets(key: tuple[str, bool], setting: Setting, betting: Betting | None) -> Steps[FloatArray]:
+    assert betting is not None
+    assert betting.reward_range is not None
+    assert betting.horizon is not None
+    column = Column(key[0], setting.cap if key[1] else None)
+    return ask(Bets(column, setting.gamma, betting.reward_range, betting.horizon))
+
+
+def conclude_all(
+    names: Sequence[str], found: Found, known: Known, options: Options, betting: Betting | None
+) -> Evaluation:
+    """Turn the results of all estimators into an evaluation."""
+    kind = betting or options.kind
+    return Evaluation(
+        {
+            name: conclude(
+                name,
+                ESTIMATORS[name],
+                found.computed[name],
+                known,
+                kind,
+                options.level,
+                options.seed,
+                found.bets.get((ESTIMATORS[name].scheme, ESTIMATORS[name].capped)),
+            )
+            for name in names
+        }
     )
 
 
-def _some(n: int) -> slice:
-    """At most some thousand trajectories, evenly spread."""
-    return slice(None, None, 1 + n // 4096)
-
-
-def _some_ends(offsets: IntArray) -> IntArray:
-    """The last rows of those."""
-    return (offsets[1:] - 1)[_some(offsets.size - 1)]
-
-
-_NEED_POLICIES = ("average", "adaptive")  # methods that need more than arrays
-_NEED_ALL = ("control variates", "adaptive")  # and those that need (n, K) log-probabilities
-
-
-def _recorded(trajectories: Trajectories | TrajectoryBuffer) -> Trajectories:
-    if not hasattr(trajectories, "view"):
-        raise TypeError(
-            f"trajectories is {trajectories!r}: give Trajectories or a TrajectoryBuffer, such "
-            "as the `buffer` of a recorder, or Trajectories.load(path)"
-        )
-    whole = trajectories.view()
-    if not len(whole):
-        raise ValueError("trajectories is empty: record at least one episode first")
-    return whole
-
-
-def _names(estimators: str | Iterable[str]) -> tuple[str, ...]:
-    return (estimators,) if isinstance(estimators, str) else tuple(estimators)
-
-
-def _common(
+def common_estimators(
     policies: bool,
     q_model: bool,
-    interval: str,
+    kind: IntervalKind,
     *,
     one_step: bool = False,
     propensities: bool = True,
 ) -> tuple[str, ...]:
-    """The common estimators that can be had.
+    """Return the common estimators that can be had.
 
     Without the policies only basic weights can, without propensities none.
     """
-    betting = interval == "betting"
+    betting = kind.name == "betting"
     return tuple(
         name
         for name, c in ESTIMATORS.items()
@@ -682,35 +795,30 @@ def _common(
     )
 
 
-def _refuse_betting(name: str, interval: str) -> None:
-    if interval == "betting" and not ESTIMATORS[name].scheme:
+# Checks ----------------------------------------------------------------------------------------
+
+
+def refuse_betting(name: str, kind: IntervalKind) -> None:
+    """Raise if an estimator without weights is to be bounded by betting."""
+    if kind.name == "betting" and not ESTIMATORS[name].scheme:
         raise ValueError(
             f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
         )
 
 
-def _check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
+def check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
+    """Return a baseline of finite numbers, one a step, or raise."""
     for name, values in (("q", baseline.q), ("v", baseline.v)):
         check_finite(check_column(values, f"baseline {name}", steps), f"baseline {name}", offsets)
     return baseline
 
 
-def has_densities(data: Trajectories) -> bool:
-    """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
-    if data.discrete is not None:
-        return not data.discrete
-    return any(leaf.dtype.kind not in "iub" for leaf in batches.leaves(data.actions))
-
-
-def _check_reward_model(
+def check_reward_model(
     model: str | tuple[ArrayLike, ArrayLike], steps: int, offsets: IntArray
 ) -> str | tuple[FloatArray, FloatArray]:
-    if isinstance(model, str) and model in ("deterministic", "cross-fit"):
+    """Return a reward model with arrays that fit the data, or raise."""
+    if isinstance(model, str):
         return model
-    if not isinstance(model, tuple | list | np.ndarray) or len(model) != 2:
-        raise ValueError(
-            f"reward_model is {model!r}; give 'deterministic', 'cross-fit' or (mean, variance)"
-        )
     mean = check_column(model[0], "reward_model mean", steps)
     variance = check_column(model[1], "reward_model variance", steps)
     check_finite(mean, "reward_model mean", offsets)
@@ -725,7 +833,8 @@ def _check_reward_model(
     return mean, variance
 
 
-def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
+def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
+    """Return (n,) numbers of behaviours, or raise."""
     ids = np.asarray(behaviour_ids)
     if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
@@ -740,3 +849,32 @@ def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
             f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
         )
     return ids.astype(np.int64)
+
+
+def one_step(data: Trajectories, target: Policy) -> OneStep:
+    """Return one-step episodes as EA needs them, or raise if they are none."""
+    longest = int(data.lengths.max())
+    if longest > 1:
+        episode = int(np.argmax(data.lengths))
+        raise ValueError(
+            f"EA is defined for one-step data, but episode {episode} has {longest} steps: for "
+            "longer episodes the like of it is a direct method (DM, fitted Q evaluation)"
+        )
+    if not isinstance(target, FinitePolicy):
+        raise ValueError(
+            "EA sums over a finite action set, but the target has no probs(observations): use FIS"
+        )
+    actions = np.asarray(data.actions)
+    if actions.shape != (len(data),) or actions.dtype.kind not in "iub":
+        raise ValueError(
+            f"EA needs one whole number as an action, but actions have shape {actions.shape} and "
+            f"type {actions.dtype}: use FIS"
+        )
+    contexts = batches.distinct(data.observations)
+    probs = target.probs(data.observations)
+    return OneStep(contexts, actions.astype(np.int64), probs, data.rewards)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"a {type(value).__name__}"

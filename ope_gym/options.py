@@ -1,43 +1,178 @@
-"""Options of an evaluation, declared and checked once."""
+"""Options of an evaluation: declared here once, for Python and for the command lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ope_gym.arrays import positive
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.inference.intervals import METHODS
+from ope_gym.inference.intervals import Betting, Bootstrap, IntervalKind, interval_kind
+
+if TYPE_CHECKING:
+    import os
+
+BLOCK_STEPS = 1 << 17  # held in memory at once
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How importance weights are made.
+
+    Args:
+        cap: upper bound of the weights of capped estimators.
+        mixture: which behaviours the weights of an episode are against: "all"; a number: its own
+            and others from all over the training history, so many in all, which costs so many
+            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more. See
+            `ope_gym.weights.mixtures`.
+        reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
+            learned from other episodes), or a pair of arrays (S,): mean and variance.
+    """
+
+    cap: float = 10.0
+    mixture: str | int = "auto"
+    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic"
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0.0:
+            raise ValueError(f"cap is {self.cap!r}; it bounds the weights, so it must be above 0")
+        model = self.reward_model
+        if isinstance(model, str) and model in ("deterministic", "cross-fit"):
+            return
+        if not isinstance(model, tuple | list | np.ndarray) or len(model) != 2:
+            raise ValueError(
+                f"reward_model is {model!r}; give 'deterministic', 'cross-fit' or (mean, variance)"
+            )
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Who computes, and how much is held in memory. Nothing here changes a result.
+
+    Args:
+        workers: processes of this machine that read files; 1 does everything in this one.
+        ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
+            must have the same paths on all nodes.
+        block_steps: about how many steps of files to hold in memory at once. Files with no more
+            than that in all are read whole.
+        scratch: a folder on a disk for the weights of files, 8 bytes a step for each weighting
+            scheme and for the reward; without it later passes evaluate all policies again.
+        progress: called with the number of steps just done; by `rank` and `leave_one_policy_out`
+            with 1 after each policy.
+    """
+
+    workers: int = 1
+    ray: bool | str | None = False
+    block_steps: int = BLOCK_STEPS
+    scratch: str | os.PathLike[str] | None = None
+    progress: Callable[[int], object] | None = None
+
+    def __post_init__(self) -> None:
+        if not positive(self.block_steps):
+            raise ValueError(
+                f"block_steps is {self.block_steps!r}; hold at least 1 step at once"
+            )
+        if self.ray and self.workers != 1:
+            raise ValueError(
+                f"workers is {self.workers!r} and ray is {self.ray!r}: Ray's resources say how "
+                "many tasks run at once; give one of them"
+            )
+
+
+class OptionValues(TypedDict, total=False):
+    """The options as keyword arguments; see `Options`."""
+
+    held_out: bool | None
+    q_model: Any
+    gamma: float
+    interval: str | IntervalKind
+    level: float
+    weighting: Weighting
+    compute: Compute
+    seed: int
 
 
 @dataclass(frozen=True)
 class Options:
-    """Checked options of an evaluation; see `ope_gym.evaluate`."""
+    """Checked options of an evaluation.
 
-    estimators: tuple[str, ...]
-    gamma: float
-    cap: float
-    interval: str
-    level: float
-    seed: int
-    resamples: int
-    reward_range: tuple[float, float] | None
-    horizon: int | None
+    Args:
+        held_out: True for held-out episodes alone, False for all; None for the held-out ones if
+            there are any. The result says which were used.
+        q_model: a model of `ope_gym.models` for the estimators that need one, or its name
+            ("tabular", "linear", "dynamics", "network"); "default" is tabular for discrete
+            observations and linear for arrays of numbers; None for none; or a `Baseline`, the
+            values q and v at every step. Files that are read in blocks take a `LinearQ`.
+        gamma: discount within [0, 1].
+        interval: "ess-t", "percentile" or "bca", or an object: `EssT()`, `Bootstrap(resamples,
+            method)`, `Betting(reward_range, horizon)`; see `ope_gym.inference.intervals`.
+        level: confidence level of the intervals.
+        weighting: cap, mixture and reward model of the weights.
+        compute: workers, cluster, memory and progress.
+        seed: of the bootstrap draws and of the q model; two evaluations of the same trajectories
+            with one seed share their draws.
+    """
+
+    held_out: bool | None = None
+    q_model: Any = "default"
+    gamma: float = 1.0
+    interval: str | IntervalKind = "ess-t"
+    level: float = 0.95
+    weighting: Weighting = field(default_factory=Weighting)
+    compute: Compute = field(default_factory=Compute)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.held_out not in (True, False, None):
+            raise ValueError(
+                f"held_out is {self.held_out!r}; give True, False, or None for the held-out "
+                "episodes if there are any"
+            )
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"gamma is {self.gamma!r}; a discount lies within [0, 1]")
+        if not 0.0 < self.level < 1.0:
+            raise ValueError(
+                f"level is {self.level!r}; a confidence level lies within (0, 1), such as 0.95"
+            )
+        for name, kind in (("weighting", Weighting), ("compute", Compute)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(
+                    f"{name} is {getattr(self, name)!r}; give {kind.__name__}(...) of ope_gym"
+                )
+        object.__setattr__(self, "interval", interval_kind(self.interval))
+        object.__setattr__(self, "gamma", float(self.gamma))
+        object.__setattr__(self, "seed", _seed(self.seed))
+
+    @property
+    def kind(self) -> IntervalKind:
+        """The kind of the intervals."""
+        return interval_kind(self.interval)
+
+    @property
+    def resamples(self) -> int:
+        """Number of bootstrap replicates, 0 without a bootstrap."""
+        return self.kind.resamples if isinstance(self.kind, Bootstrap) else 0
+
+    def betting(self, horizon: int | None) -> Betting | None:
+        """Return the betting interval with its horizon, the recorded time limit unless given."""
+        kind = self.kind
+        if not isinstance(kind, Betting):
+            return None
+        if kind.horizon is None and horizon is None:
+            raise ValueError(
+                "interval='betting' needs horizon, the longest possible episode (the time limit): "
+                "the longest recorded one may fall short of it, and the interval of the truth"
+            )
+        return kind if kind.horizon else dataclasses.replace(kind, horizon=horizon)
 
 
-def check_options(
-    estimators: str | Iterable[str],
-    gamma: float,
-    cap: float,
-    interval: str,
-    level: float,
-    rng: int | np.random.Generator | None,
-    resamples: int,
-    reward_range: tuple[float, float] | None,
-    horizon: int | None,
-) -> Options:
-    """The options, or an error that says which one is wrong."""
+def estimator_names(estimators: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names as a tuple, or raise if one is not in the table."""
     known = tuple(ESTIMATORS)
     names = (estimators,) if isinstance(estimators, str) else tuple(estimators)
     if not names:
@@ -46,52 +181,10 @@ def check_options(
         if name not in known:
             hint = "; fitted q evaluation is DM, the direct method" if name == "FQE" else ""
             raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}{hint}")
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma is {gamma!r}; a discount lies within [0, 1]")
-    if not cap > 0.0:
-        raise ValueError(f"cap is {cap!r}; it bounds the weights, so it must be above 0")
-    if interval not in METHODS:
-        raise ValueError(f"interval is {interval!r}; choose one of {', '.join(METHODS)}")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level is {level!r}; a confidence level lies within (0, 1), such as 0.95")
-    if not resamples >= 2 or resamples % 1:
-        raise ValueError(f"resamples is {resamples!r}; a bootstrap needs at least 2, better 1000")
-    if horizon is not None and (not horizon >= 1 or horizon % 1):
-        raise ValueError(
-            f"horizon is {horizon!r}; the longest possible episode has at least 1 step"
-        )
-    if interval == "betting":
-        if reward_range is None:
-            raise ValueError(
-                'interval="betting" needs reward_range=(lowest, highest) that every reward obeys, '
-                "for instance reward_range=(0, 1) for CartPole"
-            )
-        ends = np.asarray(reward_range, dtype=np.float64)
-        if ends.shape != (2,) or not np.all(np.isfinite(ends)) or ends[0] > ends[1]:
-            raise ValueError(f"reward_range is {reward_range!r}; give finite (lowest, highest)")
-        if horizon is None:
-            raise ValueError(
-                'interval="betting" needs horizon, the longest possible episode (the time limit): '
-                "the longest recorded one may fall short of it, and the interval of the truth"
-            )
-    return Options(
-        names,
-        float(gamma),
-        float(cap),
-        interval,
-        float(level),
-        check_seed(rng),
-        int(resamples),
-        reward_range,
-        None if horizon is None else int(horizon),
-    )
+    return names
 
 
-def check_seed(rng: int | np.random.Generator | None) -> int:
-    """A seed from a seed, from the next draw of a generator, or 0."""
-    if isinstance(rng, np.random.Generator):
-        return int(rng.integers(1 << 62))
-    seed = int(rng or 0)
-    if seed < 0 or seed != (rng or 0):
-        raise ValueError(f"rng is {rng!r}; give a seed of 0 or more, or a numpy Generator")
-    return seed
+def _seed(seed: object) -> int:
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0:
+        return int(seed)
+    raise ValueError(f"seed is {seed!r}; give a whole number of 0 or more")

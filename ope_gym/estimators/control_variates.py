@@ -27,13 +27,18 @@ Reference: Owen & Zhou (2000), Safe and effective importance sampling.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import centre, join_single
-from ope_gym.weights.formula import LogProbRows, block_of, chunks_of
+from ope_gym.estimators.reductions import Whole
+from ope_gym.estimators.run import ask, together
+from ope_gym.estimators.table import Composition
+from ope_gym.estimators.weighted import Setting, Steps, weighted
+from ope_gym.inference.computed import Computed
+from ope_gym.inference.errors import centre, join_single
 
 _SHARE = 4  # one control to so many degrees of freedom, at most
 _FAR = 1.0  # standard deviations of the controls over which a slope is believed
@@ -64,22 +69,27 @@ class Controlled:
     variance_ratio: float
 
 
-def last_log_probs(behaviour_log_probs: FloatArray | LogProbRows, offsets: IntArray) -> FloatArray:
-    """(n, K) log P_k of each whole trajectory, in blocks; the input as `log_weights` checks it."""
-    behaviours = behaviour_log_probs.shape[0]
-    result = np.empty((offsets.size - 1, behaviours))
-    for begin, end in chunks_of(offsets, behaviours):
-        start, stop = int(offsets[begin]), int(offsets[end])
-        block = block_of(behaviour_log_probs, start, stop)
-        result[begin:end] = np.add.reduceat(block, offsets[begin:end] - start, axis=1).T
-    return result
+def fused_with_controls(c: Composition, setting: Setting) -> Steps[Computed]:
+    """Compute FIS with the behaviours' own ratios as control variates."""
+    plain, log_last = yield from together(weighted(c, setting), ask(Whole("path probabilities")))
+    if not np.all(np.isfinite(plain.influence)):
+        return plain
+    ratios = mixture_ratios(log_last, setting.counts)
+    found = control_variates(plain.influence, ratios, plain.log_last, setting.groups)
+    return dataclasses.replace(
+        plain,
+        value=found.value,
+        influence=found.influence,
+        replicates=setting.drawn(found.influence),
+        report={"variance of FIS kept": found.variance_ratio},
+    )
 
 
 def mixture_ratios(log_last: FloatArray, counts: IntArray) -> FloatArray:
     """(n, K') P_k / sum_j rho_j P_j of each trajectory, for the K' behaviours with episodes.
 
     Args:
-        log_last: (n, K) log P_k, from `last_log_probs`.
+        log_last: (n, K) log P_k, from `ope_gym.weights.formula.path_log_probs`.
         counts: (K,) episodes of each behaviour.
     """
     present = counts > 0
@@ -106,7 +116,7 @@ def control_variates(
 ) -> Controlled:
     """Regress the terms of FIS on what the mixture makes known.
 
-    A bootstrap that holds beta fixed is `bootstrap_plain(found.influence, resamples)`; what beta
+    A bootstrap that holds beta fixed is one of the mean of `found.influence`; what beta
     adds is of second order.
 
     Args:

@@ -28,17 +28,30 @@ as `interval` to have theirs.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import Columns, covariance_within
-from ope_gym.inference.intervals import Interval, Resamples, ess_t, undefined
+from ope_gym.estimators.reductions import (
+    Column,
+    Columns,
+    Influence,
+    Replicates,
+    Starts,
+    StepSums,
+    discounts,
+)
+from ope_gym.estimators.run import together
+from ope_gym.estimators.table import Composition
+from ope_gym.estimators.weighted import Setting, Steps, normalise
+from ope_gym.inference.computed import Computed
+from ope_gym.inference.errors import covariance_within
+from ope_gym.inference.intervals import Interval, ess_t, undefined
 
 CUTS = 10
 LEVEL = 0.5  # of the interval of WDR: beyond it a bias counts
-_COLUMNS = 1 << 22  # elements of a block of (trajectories, steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,45 +86,70 @@ def spread_cuts(horizon: int, count: int = CUTS) -> IntArray:
     return np.unique(np.rint(horizon * np.linspace(0.0, 1.0, count) ** 2).astype(np.int64)) - 1
 
 
-def magic(
-    log_w: FloatArray,
-    residuals: FloatArray,
-    offsets: IntArray,
-    gamma: float,
-    start: FloatArray,
-    strata: IntArray,
+def magic(c: Composition, setting: Setting) -> Steps[Computed]:
+    """Compute MAGIC. Its error is that of FWDR.
+
+    The bias of the blend is only known to lie within FWDR's own interval, so the spread of the
+    blend alone, which may be the q model's, says too little.
+    """
+    column = setting.column(c)
+    totals, start = yield StepSums(column, setting.gamma), Starts()
+    columns, cuts = totals.columns, spread_cuts(totals.columns.peak.size)
+    fwdr = normalise(column, totals, start, dataclasses.replace(setting, draws=None))
+    found, shown = yield from together(mix(column, columns, start, cuts, setting), fwdr)
+    weight = float(found.weights[0])
+    cautions: tuple[str, ...] = ()
+    if weight > 0.5:
+        cautions = (f"{weight:.0%} of it is the q model alone, whose error no interval shows",)
+    replicates = None
+    if setting.draws is not None and np.isfinite(found.value):
+        (means,) = yield (Replicates(column, columns, setting.draws),)
+        replicates = bootstrap_magic(found, means, setting.draws.means(start), setting.gamma)
+    return dataclasses.replace(
+        shown,
+        value=found.value,
+        influence=found.influence,
+        spread=shown.influence,
+        replicates=replicates,
+        cautions=cautions,
+        report={"weight of DM": weight},
+    )
+
+
+def mix(
+    column: Column,
     columns: Columns,
+    start: FloatArray,
+    cuts: IntArray,
+    setting: Setting,
     *,
-    cuts: IntArray | None = None,
     level: float = LEVEL,
     interval: Interval | None = None,
-) -> Magic:
-    """MAGIC on any log weights.
+) -> Steps[Magic]:
+    """Mix the parts g_j of one column of weights.
 
     Args:
-        log_w: (S,) log weights of any scheme.
-        residuals: (S,) e, from `Baseline.residuals`.
-        offsets: (n + 1,).
-        gamma: discount.
-        start: (n,) v at the start, from `Baseline.at_start`.
-        strata: (n,) behaviour of each trajectory.
-        columns: the sums of these weights and residuals, with their cap, from `column_sums`.
-        cuts: (m,) rising, first -1 and last T - 1; `spread_cuts` unless given.
+        column: which weights; they multiply the residuals of the q model.
+        columns: the sums of these weights and residuals over all trajectories.
+        start: (n,) v at the start.
+        cuts: (m,) rising, first -1 and last T - 1, from `spread_cuts`.
+        setting: of the evaluation.
         level: of the ess-t interval of WDR.
         interval: another interval of WDR to measure the bias from.
     """
-    horizon, n = columns.peak.size, start.size
-    cuts = _checked(spread_cuts(horizon) if cuts is None else cuts, horizon)
+    n, horizon, size = start.size, columns.peak.size, cuts.size
+    cuts = _checked(cuts, horizon)
     weight, square, paid = columns.sums
-    blank, size = np.full(n, np.nan), cuts.size
     if not np.all(weight > 0):  # at some step no weight is left: there is no WDR
-        nothing = np.full(size, np.nan)
+        blank, nothing = np.full(n, np.nan), np.full(size, np.nan)
         spread, none = np.full((size, size), np.nan), undefined(level, "ess-t")
         return Magic(np.nan, blank, cuts, nothing, nothing, spread, nothing, none)
-    influence = _influence(log_w, residuals, offsets, gamma, start, columns, cuts)
-    paid_by = np.append(0.0, np.cumsum(gamma ** np.arange(horizon) * paid / weight))
+    ends = tuple((cuts[1:] + 1).tolist())
+    (stretches,) = yield (Influence(column, setting.gamma, columns, n, ends),)
+    influence = np.cumsum(np.vstack([start - start.mean(), stretches]), axis=0)
+    paid_by = np.append(0.0, np.cumsum(discounts(setting.gamma, horizon) * paid / weight))
     parts = start.mean() + paid_by[cuts + 1]
-    covariance = covariance_within(influence, strata)
+    covariance = covariance_within(influence, setting.groups)
     if interval is None:
         ess = float(np.min(weight**2 / square))
         interval = ess_t(float(parts[-1]), float(np.sqrt(covariance[-1, -1])), ess, level)
@@ -129,36 +167,6 @@ def _checked(cuts: IntArray, horizon: int) -> IntArray:
             "step of the longest episode"
         )
     return cuts
-
-
-def _influence(
-    log_w: FloatArray,
-    residuals: FloatArray,
-    offsets: IntArray,
-    gamma: float,
-    start: FloatArray,
-    columns: Columns,
-    cuts: IntArray,
-) -> FloatArray:
-    """(m, n) v_0 - mean v_0 + sum_{t <= j} gamma^t n w~_i,t (e_i,t - E_t), E_t = sum w~ e."""
-    from ope_gym import kernels
-
-    weight, mean = columns.sums[0], columns.sums[2] / columns.sums[0]
-    factor = gamma ** np.arange(weight.size) * start.size / weight
-    influence = np.empty((cuts.size, start.size))
-    influence[0] = start - start.mean()
-    kernels.segment_influence(
-        log_w,
-        columns.log_cap,
-        residuals,
-        offsets,
-        factor,
-        mean,
-        columns.peak,
-        cuts[1:] + 1,
-        influence[1:],
-    )
-    return np.cumsum(influence, axis=0, out=influence)
 
 
 def distance(values: FloatArray, interval: Interval) -> FloatArray:
@@ -187,42 +195,27 @@ def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
 
 
 def bootstrap_magic(
-    found: Magic,
-    log_w: FloatArray,
-    residuals: FloatArray,
-    offsets: IntArray,
-    gamma: float,
-    start: FloatArray,
-    columns: Columns,
-    resamples: Resamples,
+    found: Magic, means: FloatArray, starts: FloatArray, gamma: float
 ) -> FloatArray:
     """Replicates (R,): all parts drawn anew, and mixed by the weights that their own biases give.
 
     The covariance and the width of the interval are those of the data; a replicate in which some
     step has no weight at all is NaN.
-    """
-    from ope_gym import kernels
 
-    n, horizon = start.size, columns.peak.size
-    width = max(1, min(horizon, _COLUMNS // n))
+    Args:
+        found: MAGIC on the data.
+        means: (R, T) normalised mean residual at each step in each replicate.
+        starts: (R,) mean of v at the start in each replicate.
+        gamma: discount.
+    """
+    horizon = means.shape[1]
     stretch = np.searchsorted(found.cuts, np.arange(horizon))  # column of a step's stretch
     payer = np.zeros((horizon, found.cuts.size))
-    payer[np.arange(horizon), stretch] = gamma ** np.arange(horizon)
-    parts = np.zeros((resamples.replicates, found.cuts.size))
-    for t0 in range(0, horizon, width):
-        dense = np.empty((2, n, min(width, horizon - t0)))
-        kernels.dense_columns(log_w, columns.log_cap, residuals, offsets, columns.peak, t0, dense)
-        begin = 0
-        for counts in resamples:
-            rows = slice(begin, begin + counts.shape[0])
-            with np.errstate(invalid="ignore", divide="ignore"):
-                mean = (counts @ dense[1]) / (counts @ dense[0])
-            parts[rows] += mean @ payer[t0 : t0 + mean.shape[1]]
-            if t0 == 0:
-                parts[rows, 0] += counts @ start / n
-            begin = rows.stop
+    payer[np.arange(horizon), stretch] = discounts(gamma, horizon)
+    parts = means @ payer
+    parts[:, 0] += starts
     parts = np.cumsum(parts, axis=1)
-    result = np.empty(resamples.replicates)
+    result = np.empty(len(parts))
     shift = parts[:, -1] - found.parts[-1]
     for r, (part, by) in enumerate(zip(parts, shift, strict=True)):
         result[r] = blend(found.covariance, distance(part - by, found.interval)) @ part

@@ -1,73 +1,270 @@
-"""Sums over trajectories that can be made part by part: `update`, `merge`, `finalise`.
+"""Sums over trajectories that can be made chunk by chunk and merged.
+
+An estimator asks for reductions. A reduction makes a part from each chunk of weighted trajectories;
+parts are merged in the order of the chunks, and the total is taken once, at the end: estimates of
+chunks are never averaged. So an estimator is written once, and runs over one chunk in memory, over
+files, over processes or on a cluster.
 
 Weights at step t are held as sums scaled by exp(-M_t), M_t the log of the largest weight so far: a
-larger one rescales what is there, and nothing overflows. Estimates of parts are never averaged:
-parts are merged as sums, and every ratio is taken once, at the end.
-
-The longest episode of a part says nothing about the others. Beyond it all trajectories of the part
-keep their last weight, so its sums are extended by the sums of its last weights.
+larger one rescales what is there, and nothing overflows. The longest episode of a chunk says
+nothing about the others. Beyond it all trajectories of the chunk keep their last weight, so its
+sums are extended by the sums of its last weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import Columns, Moments, column_sums, moments
+from ope_gym.arrays import FloatArray, IntArray, annuity, step_numbers
+from ope_gym.inference.bootstrap import PoissonDraws, Replicated
+
+_LARGEST = 600.0  # log of the largest weight in a bet: a bound that keeps all sums within floats
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Some trajectories after weighing: S steps, n trajectories.
+
+    Args:
+        offsets: (n + 1,).
+        rewards: (S,).
+        log_weights: by scheme, (S,).
+        residuals: (S,) r - q + gamma v of the next step; None without a q model.
+        start: (n,) the q model's v at the start; None without a q model.
+        first: how many trajectories come before these.
+        whole: by name, makes what an estimator needs of all trajectories at once.
+        episodes: the recorded trajectories themselves; None where they were not kept.
+    """
+
+    offsets: IntArray
+    rewards: FloatArray
+    log_weights: Mapping[str, FloatArray]
+    residuals: FloatArray | None = None
+    start: FloatArray | None = None
+    first: int = 0
+    whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    episodes: Any = None
+
+
+class Reduction(Protocol):
+    """A request for a total over all trajectories; frozen, so that equal ones are answered once."""
+
+    def part(self, chunk: Weighted) -> Any:
+        """Return what a chunk contributes: an object with `merge(other)`, for the next chunk's."""
+        ...
+
+    def total(self, merged: Any) -> Any:
+        """Return the answer, from the parts of all chunks merged in order."""
+        ...
+
+
+class Sliced(Reduction, Protocol):
+    """A reduction that holds numbers of all trajectories, of which a task needs its own only."""
+
+    def slice(self, trajectories: slice) -> Reduction:
+        """Return the reduction for some of the trajectories."""
+        ...
+
+
+class Arrays:
+    """Arrays (n,) of the chunks so far, in order; with more axes, trajectories are the last."""
+
+    def __init__(self, array: FloatArray) -> None:
+        self.parts = [array]
+
+    def merge(self, other: Arrays) -> None:
+        """Append the arrays of later chunks."""
+        self.parts += other.parts
+
+    def joined(self) -> FloatArray:
+        """Return one array for all trajectories."""
+        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """An upper bound (T,) on the log weights of each step; compared by identity."""
+
+    limit: FloatArray
+
+
+@dataclass(frozen=True)
+class Column:
+    """Which weights, and what they multiply.
+
+    Args:
+        scheme: of the weights.
+        cap: upper bound of the weights, None without one.
+        baseline: weights multiply the residuals of the q model, not the rewards.
+        clip: upper bounds of each step, None without any.
+    """
+
+    scheme: str
+    cap: float | None = None
+    baseline: bool = False
+    clip: Clip | None = None
+
+    @property
+    def log_cap(self) -> float:
+        """The log of the cap, inf without one."""
+        return np.inf if self.cap is None else float(np.log(self.cap))
+
+    def of(self, chunk: Weighted) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Return log weights (S,) before the cap, what they multiply (S,), and the offsets."""
+        log_w, pay = chunk.log_weights[self.scheme], chunk.rewards
+        if self.clip is not None:
+            log_w = np.minimum(log_w, self.clip.limit[step_numbers(chunk.offsets)])
+        if self.baseline:
+            assert chunk.residuals is not None  # whoever asks has a q model
+            pay = chunk.residuals
+        return log_w, pay, chunk.offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Sums of the weights over all trajectories at each step; T is the longest episode.
+
+    Args:
+        peak: (T,) M_t, log of the largest weight at t; -inf if all weights are zero.
+        sums: (3, T) sum w, sum w^2, sum w r at t, with weights scaled by exp(-M_t).
+    """
+
+    peak: FloatArray
+    sums: FloatArray
+
+    def value(self, gamma: float) -> float:
+        """J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
+        if not np.all(self.sums[0] > 0):
+            return np.nan
+        return float(np.sum(discounts(gamma, self.peak.size) * self.sums[2] / self.sums[0]))
+
+
+def discounts(gamma: float, horizon: int) -> FloatArray:
+    """Return gamma^t (T,)."""
+    return np.asarray(np.float64(gamma) ** np.arange(horizon))
+
+
+@dataclass(frozen=True, eq=False)
+class StepTotals:
+    """The answer to `StepSums`.
+
+    Args:
+        columns: sums of the weights at each step.
+        psi: (n,) plain influence values sum_t gamma^t w r; NaN if all weights are zero.
+        log_last: (n,) log of each trajectory's last weight, after the cap.
+        capped_share: share of the steps whose weight was clipped by the cap.
+        mean_clipped: share of the steps whose weight was above the clip.
+    """
+
+    columns: Columns
+    psi: FloatArray
+    log_last: FloatArray
+    capped_share: float
+    clipped_share: float
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """Sum the weights at each step, and along each trajectory."""
+
+    column: Column
+    gamma: float
+
+    def part(self, chunk: Weighted) -> _StepParts:
+        """Sum over a chunk."""
+        log_w, pay, offsets = self.column.of(chunk)
+        log_cap = self.column.log_cap
+        peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        if peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
+            psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
+        elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
+            psi = np.zeros(psi.size)
+        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        clipped = 0
+        if self.column.clip is not None:
+            clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
+        capped = 0 if np.isinf(log_cap) else int(np.count_nonzero(log_w > log_cap))
+        return _StepParts.of(peak, sums, psi, last, np.array([log_w.size, capped, clipped]))
+
+    def total(self, merged: _StepParts) -> StepTotals:
+        """Take all sums together."""
+        psi = merged.psi.joined()
+        if merged.peak.max() == -np.inf:  # no weight at all is no estimate, not an estimate of 0
+            psi = np.full(psi.size, np.nan)
+        steps, capped, clipped = merged.counts.tolist()
+        columns = Columns(merged.peak, merged.sums)
+        return StepTotals(columns, psi, merged.log_last.joined(), capped / steps, clipped / steps)
 
 
 @dataclass
-class ColumnSums:
-    """Sums of the weights at each step over all trajectories so far; T is the longest episode.
+class _StepParts:
+    """Sums over the chunks so far; T is the longest episode of these.
 
     Args:
-        peak: (T,) M_t, log of the largest weight at t.
-        sums: (3, T) sum w, sum w^2, sum w r at t, with weights scaled by exp(-M_t).
+        peak: (T,) M_t.
+        sums: (3, T) scaled by exp(-M_t).
         last_peak: log of the largest last weight.
         last: (2,) sum w, sum w^2 of the last weights, scaled by exp(-last_peak).
+        psi: plain influence values.
+        log_last: last log weights.
+        counts: steps, steps whose weight was clipped by the cap, and by the clip.
     """
 
-    peak: FloatArray = field(default_factory=lambda: np.empty(0))
-    sums: FloatArray = field(default_factory=lambda: np.empty((3, 0)))
-    last_peak: float = -np.inf
-    last: FloatArray = field(default_factory=lambda: np.zeros(2))
+    peak: FloatArray
+    sums: FloatArray
+    last_peak: float
+    last: FloatArray
+    psi: Arrays
+    log_last: Arrays
+    counts: IntArray
 
-    def update(self, columns: Columns, log_last: FloatArray) -> None:
-        """Add some trajectories by their sums and the logs (n,) of their last weights."""
+    @classmethod
+    def of(
+        cls,
+        peak: FloatArray,
+        sums: FloatArray,
+        psi: FloatArray,
+        log_last: FloatArray,
+        counts: IntArray,
+    ) -> _StepParts:
+        """Describe one chunk."""
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
         last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
-        self.merge(ColumnSums(columns.peak, columns.sums, top, last))
+        return cls(peak, sums, top, last, Arrays(psi), Arrays(log_last), counts)
 
-    def merge(self, other: ColumnSums) -> None:
-        """Add the trajectories of another; the order does not matter, but for rounding."""
+    def merge(self, other: _StepParts) -> None:
+        """Add the sums of later chunks."""
         horizon = max(self.peak.size, other.peak.size)
         both = [part._extended(horizon) for part in (self, other)]
-        peak = np.maximum(both[0].peak, both[1].peak)
+        peak = np.maximum(both[0][0], both[1][0])
         top = max(self.last_peak, other.last_peak)
-        self.sums = sum((_scaled(part.sums, part.peak, peak) for part in both), np.zeros(()))
+        self.sums = sum((_rescaled(sums, old, peak) for old, sums in both), np.zeros(()))
         self.last = sum(
-            (_scaled(part.last, np.array(part.last_peak), np.array(top)) for part in both),
+            (_rescaled(p.last, np.array(p.last_peak), np.array(top)) for p in (self, other)),
             np.zeros(()),
         )
         self.peak, self.last_peak = peak, top
+        self.psi.merge(other.psi)
+        self.log_last.merge(other.log_last)
+        self.counts = self.counts + other.counts
 
-    def _extended(self, horizon: int) -> ColumnSums:
+    def _extended(self, horizon: int) -> tuple[FloatArray, FloatArray]:
+        """Return peaks and sums of `horizon` steps: an episode that has ended pays nothing."""
         more = horizon - self.peak.size
-        if more == 0:
-            return self
-        after = np.append(self.last, 0.0)  # an episode that has ended pays nothing
-        return ColumnSums(
+        after = np.append(self.last, 0.0)
+        return (
             np.append(self.peak, np.full(more, self.last_peak)),
             np.hstack([self.sums, np.repeat(after[:, None], more, axis=1)]),
-            self.last_peak,
-            self.last,
         )
 
 
-def _scaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
+def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
     """Sums of w, w^2 (and w r) of weights scaled by exp(-old), as if scaled by exp(-new)."""
     empty = np.isneginf(old)
     shrink = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, old - np.where(empty, 0.0, new))))
@@ -75,107 +272,203 @@ def _scaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
     return np.asarray(sums * factors[: len(sums)])
 
 
-@dataclass
-class WeightSums:
-    """The weights of one scheme, capped or not: what plain and normalised estimators share.
+def _column_sums(
+    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
+    from ope_gym import kernels
+
+    n, horizon = offsets.size - 1, int(np.diff(offsets).max())
+    peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
+    kernels.column_peaks(log_w, log_cap, offsets, peak, gone)
+    gone = np.maximum.accumulate(gone)
+    peak = np.maximum(peak, gone[:-1])
+    scale = np.where(np.isneginf(peak), 0.0, peak)
+    gone_scale = np.where(np.isneginf(gone), 0.0, gone)
+    with np.errstate(over="ignore"):
+        paid = gamma ** np.arange(horizon) * np.exp(np.minimum(scale, 700.0))
+    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    kernels.column_sums(log_w, log_cap, pay, offsets, scale, gone_scale, paid, sums, ended, psi)
+    kernels.add_ended(scale, gone, ended, sums)
+    return peak, sums, psi
+
+
+def _overflowing(
+    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float
+) -> FloatArray:
+    """Influence values of plain weights some of which exceed the largest float."""
+    steps = step_numbers(offsets)
+    with np.errstate(all="ignore"):
+        discount = np.log(discounts(gamma, int(np.diff(offsets).max())))
+        paid = np.exp(log_w + discount[steps]) * pay
+        paid[pay == 0] = 0.0
+        return np.add.reduceat(paid, offsets[:-1])
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Compute normalised influence values: (n,), or (m, n) of m stretches of steps.
+
+    psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t), with W_t and R_t from the sums over all
+    trajectories, which the pass before made.
 
     Args:
+        column: which weights.
         gamma: discount.
-        cap: upper bound of the weights, None without one.
-        columns: sums at each step.
-        psi: (n,) in parts, plain influence values sum_t gamma^t w r.
-        log_last: (n,) in parts, log of each trajectory's last weight, after the cap.
-        steps: how many.
-        capped: at how many of them the cap met the weight.
-    """
-
-    gamma: float
-    cap: float | None
-    columns: ColumnSums = field(default_factory=ColumnSums)
-    psi: list[FloatArray] = field(default_factory=list)
-    log_last: list[FloatArray] = field(default_factory=list)
-    steps: int = 0
-    capped: int = 0
-
-    def update(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
-        """Add trajectories: log weights (S,), rewards (S,), offsets (n + 1,)."""
-        columns = column_sums(log_w, rewards, offsets, self.gamma, self.cap)
-        found = moments(log_w, rewards, offsets, self.gamma, columns)
-        weightless = columns.peak.max() == -np.inf  # nothing here, but others may have weights
-        self.columns.update(columns, found.log_last)
-        self.psi.append(np.zeros(found.influence.size) if weightless else found.influence)
-        self.log_last.append(found.log_last)
-        self.steps += log_w.size
-        self.capped += int(np.count_nonzero(log_w > columns.log_cap))
-
-    def merge(self, other: WeightSums) -> None:
-        """Add the trajectories of another, after the own."""
-        self.columns.merge(other.columns)
-        self.psi += other.psi
-        self.log_last += other.log_last
-        self.steps += other.steps
-        self.capped += other.capped
-
-    def finalise(self, influence: FloatArray | None = None) -> Moments:
-        """Value, influence and sums; normalised if its influence values (n,) are given."""
-        columns = self.columns
-        log_last = np.concatenate(self.log_last)
-        if influence is None:
-            psi = np.concatenate(self.psi)
-            if columns.peak.max() == -np.inf:  # no weight at all is no estimate, not a value of 0
-                psi = np.full(psi.size, np.nan)
-            with np.errstate(invalid="ignore"):
-                value = float(psi.mean())
-        else:
-            psi, value = influence, normalised_value(columns, self.gamma)
-        share = self.capped / self.steps
-        return Moments(value, psi, columns.peak, columns.sums, log_last, share)
-
-
-def normalised_value(columns: ColumnSums, gamma: float) -> float:
-    """J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
-    if not np.all(columns.sums[0] > 0):
-        return np.nan
-    discount = np.float64(gamma) ** np.arange(columns.peak.size)
-    return float(np.sum(discount * columns.sums[2] / columns.sums[0]))
-
-
-@dataclass
-class InfluenceSums:
-    """Normalised influence values, of a later pass that knows the sums over all trajectories.
-
-    Args:
-        gamma: discount.
-        cap: upper bound of the weights, None without one.
-        columns: the final sums of all n trajectories.
+        columns: the sums over all trajectories.
         trajectories: n.
-        psi: (n,) in parts.
+        ends: one past the last step of each stretch; empty for one value over all steps.
     """
 
+    column: Column
     gamma: float
-    cap: float | None
-    columns: ColumnSums
+    columns: Columns
     trajectories: int
-    psi: list[FloatArray] = field(default_factory=list)
+    ends: tuple[int, ...] = ()
 
-    def update(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
-        """Add trajectories: log weights (S,), rewards (S,), offsets (n + 1,)."""
+    def part(self, chunk: Weighted) -> Arrays:
+        """Compare the trajectories of a chunk with the means over all."""
         from ope_gym import kernels
 
-        psi, columns = np.full(offsets.size - 1, np.nan), self.columns
-        if np.all(columns.sums[0] > 0):
-            discount = np.float64(self.gamma) ** np.arange(columns.peak.size)
-            log_cap = np.inf if self.cap is None else float(np.log(self.cap))
-            kernels.normalised_influence(
-                log_w, log_cap, rewards, offsets, discount, columns.peak, columns.sums, psi
+        log_w, pay, offsets = self.column.of(chunk)
+        peak, sums = self.columns.peak, self.columns.sums
+        shape = (*([len(self.ends)] if self.ends else []), offsets.size - 1)
+        psi = np.full(shape, np.nan)
+        if not np.all(sums[0] > 0):
+            return Arrays(psi)
+        discount = discounts(self.gamma, peak.size)
+        if self.ends:
+            factor, mean = discount * self.trajectories / sums[0], sums[2] / sums[0]
+            ends = np.array(self.ends, dtype=np.int64)
+            kernels.segment_influence(
+                log_w, self.column.log_cap, pay, offsets, factor, mean, peak, ends, psi
             )
-            psi *= self.trajectories / psi.size  # the kernel takes these for all there are
-        self.psi.append(psi)
+        else:
+            kernels.normalised_influence(
+                log_w, self.column.log_cap, pay, offsets, discount, peak, sums, psi
+            )
+            # the kernel normalises by the chunk's n; rescale to all trajectories
+            psi *= self.trajectories / psi.size
+        return Arrays(psi)
 
-    def merge(self, other: InfluenceSums) -> None:
-        """Add the trajectories of another, after the own."""
-        self.psi += other.psi
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return the values of all trajectories."""
+        return merged.joined()
 
-    def finalise(self) -> FloatArray:
-        """(n,)."""
-        return np.concatenate(self.psi)
+
+@dataclass(frozen=True)
+class Replicates:
+    """Compute (R, T) bootstrap replicates of the normalised mean reward at each step.
+
+    Args:
+        column: which weights.
+        columns: the sums over all trajectories.
+        draws: of the bootstrap.
+    """
+
+    column: Column
+    columns: Columns
+    draws: PoissonDraws
+
+    def part(self, chunk: Weighted) -> Replicated:
+        """Sum the weights of a chunk in every replicate."""
+        log_w, pay, offsets = self.column.of(chunk)
+        begin = chunk.first - self.draws.first
+        return Replicated.of(
+            self.draws, begin, log_w, self.column.log_cap, pay, offsets, self.columns.peak
+        )
+
+    def total(self, merged: Replicated) -> FloatArray:
+        """Divide the sums; NaN where some step of a replicate has no weight at all."""
+        return merged.means()
+
+    def slice(self, trajectories: slice) -> Replicates:
+        """Keep the draws of some trajectories."""
+        return dataclasses.replace(self, draws=self.draws.part(trajectories))
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Collect the q model's v at the start of each trajectory, (n,)."""
+
+    def part(self, chunk: Weighted) -> Arrays:
+        """Return the values of a chunk."""
+        assert chunk.start is not None  # whoever asks has a q model
+        return Arrays(chunk.start)
+
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return the values of all trajectories."""
+        return merged.joined()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Ask for something that needs all trajectories at once: they must be in one chunk."""
+
+    name: str
+
+    def part(self, chunk: Weighted) -> Any:
+        """Make it."""
+        return chunk.whole[self.name]()
+
+    def total(self, merged: Any) -> Any:
+        """Return it."""
+        return merged
+
+
+@dataclass(frozen=True)
+class Bets:
+    """Sum discounted weighted rewards above the lowest, and below the highest, possible: (2, n).
+
+    After its end a trajectory is paid 0 with its last weight until the horizon.
+
+    Args:
+        column: which weights.
+        gamma: discount.
+        reward_range: lowest and highest possible reward.
+        horizon: longest possible episode.
+    """
+
+    column: Column
+    gamma: float
+    reward_range: tuple[float, float]
+    horizon: int
+
+    def part(self, chunk: Weighted) -> Arrays:
+        """Sum along the trajectories of a chunk."""
+        log_w, rewards, offsets = self.column.of(chunk)
+        self._check(rewards, offsets, chunk.first)
+        lengths = np.diff(offsets)
+        weights = np.exp(np.minimum(log_w, min(self.column.log_cap, _LARGEST)))
+        discount = discounts(self.gamma, self.horizon + 1)[step_numbers(offsets)]
+        left = annuity(self.gamma, self.horizon)
+        after = weights[offsets[1:] - 1] * (left[self.horizon] - left[lengths])
+        low, high = min(self.reward_range[0], 0.0), max(self.reward_range[1], 0.0)
+        paid = [
+            np.add.reduceat(weights * gain * discount, offsets[:-1]) + after * idle
+            for gain, idle in ((rewards - low, -low), (high - rewards, high))
+        ]
+        return Arrays(np.stack(paid))
+
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return the sums of all trajectories."""
+        return merged.joined()
+
+    def _check(self, rewards: FloatArray, offsets: IntArray, first: int) -> None:
+        """Raise if a reward lies outside the range, or an episode is longer than the horizon."""
+        from ope_gym.arrays import place
+
+        low, high = self.reward_range
+        outside = np.flatnonzero((rewards < low) | (rewards > high))
+        if outside.size:
+            episode, step = place(int(outside[0]), offsets)
+            raise ValueError(
+                f"reward_range is {self.reward_range}, but the reward is {rewards[outside[0]]} at "
+                f"episode {first + episode}, step {step}: widen it"
+            )
+        lengths = np.diff(offsets)
+        if lengths.max() > self.horizon:
+            raise ValueError(
+                f"horizon is {self.horizon}, but episode {first + int(lengths.argmax())} has "
+                f"{lengths.max()} steps: give the longest possible"
+            )

@@ -1,9 +1,9 @@
-"""A bootstrap that does not see how trajectories are cut into shards.
+"""A bootstrap that does not depend on how trajectories are cut into chunks.
 
 How often replicate b draws trajectory i is a Poisson number made from a hash of (seed, b,
 identity of i). The identity is a hash of the trajectory's content and of who recorded it; the j-th
 of several equal trajectories has its own, and since they are equal it does not matter which is the
-j-th. So neither the order of the trajectories nor their split into shards changes a replicate, as
+j-th. So neither the order of the trajectories nor their split into chunks changes a replicate, as
 long as the strata are the same (those of policies with one episode each follow the order of the
 policies), and policies differ in what is stored of them, or in attributes that are arrays.
 
@@ -22,8 +22,8 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import join_single
+from ope_gym.inference.errors import join_single
 from ope_gym.kernels import compiled, dense_columns
 
 HashArray = NDArray[np.uint64]
@@ -210,12 +210,14 @@ class PoissonDraws:
         seed: of the draws.
 
     Attributes:
+        first: how many trajectories come before these.
         sizes: (strata,) trajectories of each.
         drawn: (R, strata) how many each replicate draws; of none, what tells the one to be taken.
     """
 
     def __init__(self, identities: HashArray, strata: IntArray, replicates: int, seed: int) -> None:
         self.identities, self.strata, self.replicates = identities, join_single(strata), replicates
+        self.seed, self.first = seed, 0
         counter = np.arange(replicates, dtype=np.uint64)
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)  # of a seed of any size
         self._keys = with_marks(np.repeat(state, replicates), counter)
@@ -231,7 +233,7 @@ class PoissonDraws:
     def part(self, episodes: slice) -> PoissonDraws:
         """The same draws of some trajectories in a row, with what belongs to their strata alone."""
         found = copy.copy(self)
-        found.identities = self.identities[episodes]
+        found.first, found.identities = self.first + episodes.start, self.identities[episodes]
         used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
         found.sizes, found.drawn = self.sizes[used], self.drawn[:, used]
         return found
@@ -251,6 +253,20 @@ class PoissonDraws:
         )
         return found
 
+    def pooled(self) -> PoissonDraws:
+        """Return draws from all trajectories together, not inside strata."""
+        one = np.zeros_like(self.strata)
+        return PoissonDraws(self.identities, one, self.replicates, self.seed)
+
+    def blocks(self, elements: int) -> Iterator[FloatArray]:
+        """Yield (r, n) how much some replicates count each trajectory, `elements` at a time."""
+        rows = max(1, elements // self.strata.size)
+        for begin in range(0, self.replicates, rows):
+            some = copy.copy(self)
+            some._keys, some.drawn = self._keys[begin : begin + rows], self.drawn[begin : begin + rows]
+            some.replicates = some._keys.size
+            yield some.factors(0, self.strata.size)
+
     def means(self, values: FloatArray) -> FloatArray:
         """(R,) mean of values (n,) in each replicate."""
         total, width = np.zeros(self.replicates), max(1, _ELEMENTS // self.replicates)
@@ -261,63 +277,73 @@ class PoissonDraws:
 
 
 @dataclass
-class NormalisedReplicates:
-    """Sums of w and w r at each step in each replicate: `update`, `merge`, `finalise`.
+class Replicated:
+    """Sums of w and w r at each step in each replicate, over the trajectories so far.
 
     Memory is (2, replicates, longest episode).
 
     Args:
-        draws: of all trajectories.
-        gamma: discount.
-        cap: upper bound of the weights, None without one.
-        peak: (T,) log of the largest weight at each step, over all trajectories.
-        begin: how many trajectories come before the first.
         sums: (2, R, T), with weights scaled by exp(-peak).
     """
 
-    draws: PoissonDraws
-    gamma: float
-    cap: float | None
-    peak: FloatArray
-    begin: int = 0
-    sums: FloatArray = field(init=False)
+    sums: FloatArray
 
-    def __post_init__(self) -> None:
-        self.sums = np.zeros((2, self.draws.replicates, self.peak.size))
+    @classmethod
+    def of(
+        cls,
+        draws: PoissonDraws,
+        begin: int,
+        log_w: FloatArray,
+        log_cap: float,
+        rewards: FloatArray,
+        offsets: IntArray,
+        peak: FloatArray,
+    ) -> Replicated:
+        """Sum over the trajectories of a chunk, a block of them at a time.
 
-    def __getstate__(self) -> dict[str, Any]:
-        """To be merged elsewhere, where the draws are known."""
-        return {name: value for name, value in vars(self).items() if name != "draws"}
-
-    def update(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
-        """Add the next trajectories: log weights (S,), rewards (S,), offsets (n + 1,)."""
+        Args:
+            draws: how much each replicate counts each trajectory.
+            begin: place of the first trajectory among those of the draws.
+            log_w: (S,) log weights.
+            log_cap: upper bound of these.
+            rewards: (S,).
+            offsets: (n + 1,).
+            peak: (T,) log of the largest weight at each step, over all trajectories.
+        """
+        found = cls(np.zeros((2, draws.replicates, peak.size)))
         longest = int(np.diff(offsets).max())
-        width = max(1, _ELEMENTS // max(self.draws.replicates, longest))
+        width = max(1, _ELEMENTS // max(draws.replicates, longest))
         for first in range(0, offsets.size - 1, width):
             rows = offsets[first : first + width + 1]
             part = slice(rows[0], rows[-1])
-            self._add(log_w[part], rewards[part], rows - rows[0])
+            factors = draws.factors(begin + first, begin + first + rows.size - 1)
+            found._add(factors, log_w[part], log_cap, rewards[part], rows - rows[0], peak)
+        return found
 
-    def _add(self, log_w: FloatArray, rewards: FloatArray, offsets: IntArray) -> None:
+    def _add(
+        self,
+        factors: FloatArray,
+        log_w: FloatArray,
+        log_cap: float,
+        rewards: FloatArray,
+        offsets: IntArray,
+        peak: FloatArray,
+    ) -> None:
         n, longest = offsets.size - 1, int(np.diff(offsets).max())
-        log_cap = np.inf if self.cap is None else float(np.log(self.cap))
-        factors = self.draws.factors(self.begin, self.begin + n)
         dense = np.empty((2, n, longest))
-        dense_columns(log_w, log_cap, rewards, offsets, self.peak, 0, dense)
+        dense_columns(log_w, log_cap, rewards, offsets, peak, 0, dense)
         self.sums[:, :, :longest] += factors @ dense
         last = np.minimum(log_w[offsets[1:] - 1], log_cap)
         top = float(last.max())
-        if top > -np.inf and longest < self.peak.size:  # beyond, all keep their last weight
+        if top > -np.inf and longest < peak.size:  # beyond, all keep their last weight
             kept = factors @ np.exp(last - top)
-            self.sums[0, :, longest:] += np.outer(kept, np.exp(top - self.peak[longest:]))
-        self.begin += n
+            self.sums[0, :, longest:] += np.outer(kept, np.exp(top - peak[longest:]))
 
-    def merge(self, other: NormalisedReplicates) -> None:
-        """Add the sums of another, of other trajectories."""
+    def merge(self, other: Replicated) -> None:
+        """Add the sums over other trajectories."""
         self.sums += other.sums
 
-    def finalise(self) -> FloatArray:
-        """(R,) the whole normalised estimator; NaN where some step has no weight at all."""
-        discount = np.float64(self.gamma) ** np.arange(self.peak.size)
+    def means(self) -> FloatArray:
+        """(R, T) sum w r / sum w; NaN where a step has no weight at all."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((self.sums[1] / self.sums[0]) @ discount)
+            return np.asarray(self.sums[1] / self.sums[0])

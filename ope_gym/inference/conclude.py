@@ -1,110 +1,100 @@
-"""From what an estimator computed to an estimate: error, interval, diagnostics and verdict."""
+"""Turn the numbers of an estimator into an estimate: error, interval, diagnostics and verdict.
+
+Every estimator ends here; an estimator only says what its influence values are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import ESTIMATORS, standard_error
-from ope_gym.estimators.weighted import Computed
-from ope_gym.inference import intervals, regimes
+from ope_gym.estimators.table import Composition
+from ope_gym.inference import regimes
+from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
-from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.options import Options
+from ope_gym.inference.errors import standard_error
+from ope_gym.inference.intervals import Evidence, IntervalKind
+from ope_gym.results import Estimate, Sample
 
 _BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of the data beside the numbers.
+    """The facts about the data that verdicts need, beside the numbers.
 
     Args:
         sample: the trajectories.
         ids: (n,) behaviour of each.
         support: by scheme, steps at which the target does what no behaviour can.
         calibration: of the propensities of each policy.
-        notes: red for all.
-        cautions: amber for weights against a mixture.
-        joined: strata of the sample join behaviours of one episode each.
+        notes: reasons that make every estimate red.
+        cautions: reasons that make estimates with weights against a mixture amber.
     """
 
     sample: Sample
     ids: IntArray
-    support: dict[str, int]
+    support: Mapping[str, int] = field(default_factory=dict)
     calibration: FloatArray | None = None
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
-    joined: bool = False
 
 
-def estimated(
+def conclude(
     name: str,
+    composition: Composition,
     computed: Computed,
     known: Known,
-    options: Options,
-    draw: Callable[[], FloatArray],
-    bet: Callable[[], intervals.Interval] | None = None,
+    kind: IntervalKind,
+    level: float,
+    seed: int,
+    bets: FloatArray | None = None,
 ) -> Estimate:
-    """One estimator.
+    """Make an estimate from what its estimator computed.
 
     Args:
-        name: in `ope_gym.ESTIMATORS`.
-        computed: its value and influence.
-        known: of the data.
-        options: of the evaluation.
-        draw: makes the bootstrap replicates, if they are asked for.
-        bet: makes the interval by betting, where that can be.
+        name: of the estimator.
+        composition: its row in the table.
+        computed: its numbers.
+        known: facts about the data.
+        kind: of the interval.
+        level: confidence level.
+        seed: of the bootstrap draws.
+        bets: (2, n) sums for betting.
     """
-    scheme, sample, result = ESTIMATORS[name].scheme, known.sample, computed.moments
+    sample, scheme = known.sample, composition.scheme
     diagnostics = weight_diagnostics(
-        result.sums,
-        result.ess,
-        result.log_last,
-        known.ids,
-        sample.counts.size,
-        result.capped_share,
-        known.support.get(scheme),
-        known.calibration,
+        computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
     )
-    spread = result.influence if computed.spread is None else computed.spread
+    spread = computed.influence if computed.spread is None else computed.spread
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
     error = standard_error(spread, strata)
-    replicates = None
-    notes = list(known.notes)
-    cautions = [*computed.cautions, *regimes.cautions(sample.regime, scheme)]
-    if scheme not in ("", "basic"):
-        cautions += known.cautions
-    if options.interval == "betting":
-        assert bet is not None  # refused where it cannot be
+    replicates = computed.replicates if np.isfinite(error) else None
+    evidence = Evidence(
+        computed.value,
+        computed.influence,
+        spread,
+        strata,
+        error,
+        diagnostics.ess,
+        sample.gamma,
+        replicates,
+        bets,
+    )
+    interval = kind.interval(evidence, level)
+    notes, cautions = _reasons(computed, known, scheme, replicates)
+    if bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
-        interval = bet()
         if np.isnan(interval.low):
             notes.append("no value agrees with the data: reward_range or a propensity is wrong")
-    elif options.interval == "ess-t":
-        cautious = intervals.cautious_error(spread, strata)
-        interval = intervals.ess_t(result.value, cautious, diagnostics.ess, options.level)
-    elif not np.isfinite(error):
-        interval = intervals.undefined(options.level, options.interval)
-    else:
-        replicates = draw()
-        lost = int(np.count_nonzero(~np.isfinite(replicates)))
-        if lost:
-            notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
-        interval = (
-            intervals.bca(replicates, result.value, result.influence, strata, options.level)
-            if options.interval == "bca"
-            else intervals.percentile(replicates, options.level)
-        )
     verdict = judge(
         diagnostics,
-        result.value,
+        computed.value,
         error,
-        sample.trajectories,
         sample.counts,
         sample.behaviours,
         notes=notes,
@@ -112,14 +102,29 @@ def estimated(
     )
     return Estimate(
         name,
-        result.value,
+        computed.value,
         error,
         interval,
         diagnostics,
         verdict,
-        result.influence,
+        computed.influence,
         sample,
         replicates,
-        options.seed if replicates is not None else None,
+        None if replicates is None else seed,
         dict(computed.report),
     )
+
+
+def _reasons(
+    computed: Computed, known: Known, scheme: str, replicates: FloatArray | None
+) -> tuple[list[str], list[str]]:
+    """Collect the reasons that make an estimate red, and those that make it amber."""
+    notes = [*known.notes, *computed.notes]
+    cautions = [*computed.cautions, *regimes.cautions(known.sample.regime, scheme)]
+    if scheme not in ("", "basic"):
+        cautions += known.cautions
+    if replicates is not None:
+        lost = int(np.count_nonzero(~np.isfinite(replicates)))
+        if lost:
+            notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
+    return notes, cautions

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.inference.computed import Computed
 
 GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
@@ -80,24 +81,30 @@ class Verdict:
 
 
 def weight_diagnostics(
-    sums: FloatArray,
-    ess_curve: FloatArray,
-    log_last: FloatArray,
+    computed: Computed,
     behaviour_ids: IntArray,
     behaviours: int,
-    capped_share: float,
-    support_violations: int | None,
-    calibration: FloatArray | None,
+    support_violations: int | None = None,
+    calibration: FloatArray | None = None,
 ) -> Diagnostics:
-    """Diagnostics from the sums of `ope_gym.estimators.table.Moments`."""
+    """Describe the weights of an estimate.
+
+    Args:
+        computed: what the estimator computed.
+        behaviour_ids: (n,) behaviour of each trajectory.
+        behaviours: K.
+        support_violations: see `Diagnostics`.
+        calibration: see `Diagnostics`.
+    """
     from ope_gym import kernels
 
+    ess_curve, log_last = computed.ess, computed.log_last
     step = int(np.argmin(ess_curve))
     top = float(log_last.max())
     last = kernels.exponentials(log_last, top if np.isfinite(top) else 0.0)  # largest is 1
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
     square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
-    weight = sums[0]
+    weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
             ess=float(ess_curve[step]),
@@ -108,7 +115,7 @@ def weight_diagnostics(
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
             mean_weight=float(np.exp(top) * last.mean()),
             pareto_k=pareto_k(last),
-            capped_share=capped_share,
+            capped_share=computed.capped_share,
             log_last=log_last,
             support_violations=support_violations,
             calibration=calibration,
@@ -142,7 +149,6 @@ def judge(
     diagnostics: Diagnostics,
     value: float,
     error: float,
-    trajectories: int,
     behaviour_counts: IntArray,
     names: Sequence[str],
     *,
@@ -160,13 +166,12 @@ def judge(
         diagnostics: of the estimate.
         value: the estimate; NaN if the weights do not support one.
         error: its standard error; NaN if undefined.
-        trajectories: n.
         behaviour_counts: (K,) n_k.
         names: (K,) names of the behaviours.
         notes: further reasons that make the result red.
         cautions: further reasons that make it amber.
     """
-    d = diagnostics
+    d, trajectories = diagnostics, int(behaviour_counts.sum())
     red: list[str] = list(notes)
     amber: list[str] = list(cautions)
     if np.isnan(value) and d.ess == 0:

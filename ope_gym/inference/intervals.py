@@ -1,20 +1,20 @@
-"""Confidence intervals: ess-t, stratified bootstrap (percentile, BCa), betting."""
+"""Confidence intervals: ess-t, bootstrap (percentile, BCa), betting.
+
+A kind of interval is a small frozen class with a name and a method `interval(evidence, level)`; a
+new one is a class here and a line in `KINDS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import centre, join_single
-
-METHODS = ("ess-t", "percentile", "bca", "betting")
-_REPLICATES = 128  # bootstrap replicates handled at once, at most
-_COLUMNS = 1 << 22  # elements of a block of (replicates, trajectories) or (trajectories, steps)
-_KEEP = 1 << 24  # elements of draws that are kept for the next pass
-_LARGEST = 600.0  # log of the largest weight in a bet: a cap that keeps all sums within floats
+from ope_gym.arrays import FloatArray, IntArray, annuity
+from ope_gym.inference.errors import cautious_error, centre, join_single
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Interval:
         low: lower end.
         high: upper end.
         level: nominal coverage.
-        method: how it was made, one of `METHODS`.
+        method: how it was made, a name in `KINDS`.
     """
 
     low: float
@@ -37,32 +37,155 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def undefined(level: float, method: str) -> Interval:
-    """The interval of an estimate whose error cannot be known."""
-    return Interval(np.nan, np.nan, level, method)
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The numbers from which an interval is made; n trajectories.
 
-
-def cautious_error(influence: FloatArray, strata: IntArray) -> float:
-    """The error of ess-t: sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
-
-    u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n is what a trajectory adds to the
-    standard error, SE^2 = sum_i u_i^2; u_max and u_min are the largest above and below 0. A sample
-    lacks the rare trajectories that would have moved the estimate most, and where they are missing
-    SE is too small as well: estimate and SE err together. So the most extreme trajectory on each
-    side counts once more. At most sqrt(2) SE, and SE itself as no trajectory matters by itself any
-    more. NaN where `standard_error` is.
+    Args:
+        value: the estimate.
+        influence: (n,) influence values.
+        spread: (n,) the values whose spread is the error, the influence values as a rule.
+        strata: (n,) the groups inside which trajectories are alike.
+        error: standard error.
+        ess: smallest effective sample size over the steps.
+        gamma: discount.
+        replicates: (R,) of the bootstrap; None without one.
+        bets: (2, n) sums for betting; None without it.
     """
-    strata = join_single(strata)
-    counts = np.bincount(strata)
-    if counts.max() < 2 or not np.all(np.isfinite(influence)):
-        return np.nan
-    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
-    scale = float(np.abs(u).max())
-    if scale == 0.0:
-        return 0.0
-    u /= scale * influence.size  # its squares could overflow
-    extremes = max(float(u.max()), 0.0) ** 2 + min(float(u.min()), 0.0) ** 2
-    return scale * float(np.sqrt(u @ u + extremes))
+
+    value: float
+    influence: FloatArray
+    spread: FloatArray
+    strata: IntArray
+    error: float
+    ess: float
+    gamma: float = 1.0
+    replicates: FloatArray | None = None
+    bets: FloatArray | None = None
+
+
+class IntervalKind(Protocol):
+    """A way to make intervals."""
+
+    @property
+    def name(self) -> str:
+        """The name by which people choose it."""
+        ...
+
+    def interval(self, evidence: Evidence, level: float) -> Interval:
+        """Make the interval of an estimate."""
+        ...
+
+
+@dataclass(frozen=True)
+class EssT:
+    """Take Student's t with as many degrees of freedom as the weights leave; the default."""
+
+    name: ClassVar[str] = "ess-t"
+
+    def interval(self, evidence: Evidence, level: float) -> Interval:
+        """Make the interval from influence values and effective sample size."""
+        error = cautious_error(evidence.spread, evidence.strata)
+        return ess_t(evidence.value, error, evidence.ess, level)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Draw trajectories anew inside each behaviour and recompute the whole estimator.
+
+    Args:
+        resamples: number of replicates.
+        method: "percentile" or "bca" (bias-corrected and accelerated).
+    """
+
+    resamples: int = 1000
+    method: str = "percentile"
+
+    def __post_init__(self) -> None:
+        if not self.resamples >= 2 or self.resamples % 1:
+            raise ValueError(
+                f"resamples is {self.resamples!r}; a bootstrap needs at least 2, better 1000"
+            )
+        if self.method not in ("percentile", "bca"):
+            raise ValueError(f"method is {self.method!r}; choose 'percentile' or 'bca'")
+
+    @property
+    def name(self) -> str:
+        """The method."""
+        return self.method
+
+    def interval(self, evidence: Evidence, level: float) -> Interval:
+        """Make the interval from the replicates."""
+        if evidence.replicates is None:
+            return undefined(level, self.name)
+        if self.method == "percentile":
+            return percentile(evidence.replicates, level)
+        return bca(
+            evidence.replicates, evidence.value, evidence.influence, evidence.strata, level
+        )
+
+
+@dataclass(frozen=True)
+class Betting:
+    """Bound the value for every n by betting against it; rewards must be bounded.
+
+    It is made from the plain weights, so it holds the value, not always the normalised estimate.
+
+    Args:
+        reward_range: lowest and highest possible reward.
+        horizon: longest possible episode; by default the recorded time limit.
+    """
+
+    reward_range: tuple[float, float] | None = None
+    horizon: int | None = None
+    name: ClassVar[str] = "betting"
+
+    def __post_init__(self) -> None:
+        if self.reward_range is None:
+            raise ValueError(
+                "interval='betting' needs the range that every reward obeys: give "
+                "interval=Betting(reward_range=(0, 1)), for instance, for CartPole"
+            )
+        ends = np.asarray(self.reward_range, dtype=np.float64)
+        if ends.shape != (2,) or not np.all(np.isfinite(ends)) or ends[0] > ends[1]:
+            raise ValueError(f"reward_range is {self.reward_range!r}; give finite (lowest, highest)")
+        object.__setattr__(self, "reward_range", (float(ends[0]), float(ends[1])))
+        if self.horizon is not None and (not self.horizon >= 1 or self.horizon % 1):
+            raise ValueError(
+                f"horizon is {self.horizon!r}; the longest possible episode has at least 1 step"
+            )
+
+    def interval(self, evidence: Evidence, level: float) -> Interval:
+        """Make the interval from the sums of weighted rewards above and below the bounds."""
+        assert evidence.bets is not None  # asked for with every betting interval
+        assert self.reward_range is not None  # checked when it was made
+        assert self.horizon is not None  # filled in from the recorded time limit
+        return betting(evidence.bets, evidence.gamma, self.horizon, self.reward_range, level)
+
+
+KINDS: dict[str, Callable[[], IntervalKind]] = {
+    "ess-t": EssT,
+    "percentile": Bootstrap,
+    "bca": lambda: Bootstrap(method="bca"),
+    "betting": Betting,
+}
+
+
+def interval_kind(interval: str | IntervalKind) -> IntervalKind:
+    """Return the kind that a name stands for; a kind is returned as it is."""
+    if isinstance(interval, str) and interval in KINDS:
+        return KINDS[interval]()
+    if isinstance(interval, str) or not hasattr(interval, "interval"):
+        raise ValueError(
+            f"interval is {interval!r}; choose one of {', '.join(KINDS)}, or give EssT(), "
+            "Bootstrap(...) or Betting(...)"
+        )
+    return interval
+
+
+def undefined(level: float, method: str) -> Interval:
+    """Return the interval of an estimate whose error cannot be known."""
+    return Interval(np.nan, np.nan, level, method)
 
 
 def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
@@ -77,100 +200,6 @@ def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
 
     half = float(stdtrit(ess - 1.0, 0.5 + level / 2)) * error * np.sqrt(ess / (ess - 1.0))
     return Interval(value - half, value + half, level, "ess-t")
-
-
-class Resamples:
-    """Bootstrap draws: trajectories with replacement inside each stratum, the same on every pass.
-
-    n_k - 1 of the n_k trajectories of stratum k are drawn and count n_k / (n_k - 1) times each, so
-    that replicates spread like the standard error; n_k draws would spread too little by
-    sqrt((n_k - 1) / n_k), .71 with two episodes a policy. Iterating gives counts (r, n), a block of
-    replicates at a time: how much each trajectory counts. Equal data and seed give equal draws, so
-    that two estimators, or two targets, share them.
-
-    Args:
-        strata: (n,) stratum of each trajectory.
-        replicates: how many.
-        seed: of the draws.
-        progress: called with the number of replicates that an estimator has finished.
-    """
-
-    def __init__(
-        self,
-        strata: IntArray,
-        replicates: int,
-        seed: int,
-        progress: Callable[[int], object] | None = None,
-    ) -> None:
-        self.strata = join_single(strata)
-        self.replicates = replicates
-        self.seed = seed
-        self.done = progress or (lambda replicates: None)
-        self._kept: list[FloatArray] | None = None
-
-    def __iter__(self) -> Iterator[FloatArray]:
-        if self._kept is not None:
-            yield from self._kept
-        elif self.replicates * self.strata.size <= _KEEP:
-            self._kept = list(self._draw())
-            yield from self._kept
-        else:
-            yield from self._draw()
-
-    def _draw(self) -> Iterator[FloatArray]:
-        rng = np.random.default_rng(self.seed)
-        n = self.strata.size
-        order = np.argsort(self.strata, kind="stable")
-        sizes = np.bincount(self.strata)
-        slots = np.maximum(sizes - 1, 1)
-        begin = np.repeat(np.cumsum(sizes) - sizes, slots)  # where the stratum of a draw begins
-        size, scale = np.repeat(sizes, slots), (sizes / slots)[self.strata]
-        block = max(1, min(_REPLICATES, _COLUMNS // n))  # the draws do not depend on it
-        for done in range(0, self.replicates, block):
-            rows = min(block, self.replicates - done)
-            drawn = order[begin + (rng.random((rows, begin.size)) * size).astype(np.int64)]
-            drawn += np.arange(rows)[:, None] * n
-            counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
-            yield counts * scale
-
-
-def bootstrap_plain(influence: FloatArray, resamples: Resamples) -> FloatArray:
-    """Replicates (R,) of the mean of psi: counts @ psi / n."""
-    return np.concatenate([counts @ influence for counts in resamples]) / influence.size
-
-
-def bootstrap_normalised(
-    log_w: FloatArray,
-    cap: float | None,
-    rewards: FloatArray,
-    offsets: IntArray,
-    gamma: float,
-    peak: FloatArray,
-    resamples: Resamples,
-) -> FloatArray:
-    """Replicates (R,) of the whole normalised estimator, its denominators drawn anew as well.
-
-    Per block of steps: (counts @ w r) / (counts @ w), two matrix products. A replicate in which
-    some step has no weight at all is NaN.
-    """
-    from ope_gym import kernels
-
-    n, horizon = offsets.size - 1, peak.size
-    width = max(1, min(horizon, _COLUMNS // n))
-    log_cap = np.inf if cap is None else float(np.log(cap))
-    discount = gamma ** np.arange(horizon)
-    result = np.zeros(resamples.replicates)
-    for t0 in range(0, horizon, width):
-        dense = np.empty((2, n, min(width, horizon - t0)))
-        kernels.dense_columns(log_w, log_cap, rewards, offsets, peak, t0, dense)
-        begin = 0
-        for counts in resamples:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                mean = (counts @ dense[1]) / (counts @ dense[0])
-            stop = begin + counts.shape[0]
-            result[begin:stop] += mean @ discount[t0 : t0 + mean.shape[1]]
-            begin = stop
-    return result
 
 
 def percentile(replicates: FloatArray, level: float) -> Interval:
@@ -194,7 +223,7 @@ def bca(
 
     finite = replicates[np.isfinite(replicates)]
     if finite.size < 2 or not np.isfinite(value) or np.ptp(finite) == 0:
-        return replace(percentile(replicates, level), method="bca")
+        return dataclasses.replace(percentile(replicates, level), method="bca")
     below = np.mean(finite < value) + np.mean(finite == value) / 2
     bias = ndtri(np.clip(below, 0.5 / finite.size, 1 - 0.5 / finite.size))
     u = centre(influence, join_single(strata))
@@ -261,10 +290,7 @@ def _crossing(falling: Callable[[float], float], threshold: float, high: float) 
 
 
 def betting(
-    log_w: FloatArray,
-    cap: float | None,
-    rewards: FloatArray,
-    offsets: IntArray,
+    bets: FloatArray,
     gamma: float,
     horizon: int,
     reward_range: tuple[float, float],
@@ -276,21 +302,18 @@ def betting(
     sum_t gamma^t r_max minus a lower bound on E[sum_t gamma^t w (r_max - r)]. Sums run to the
     horizon; after its end an episode pays 0 with its last weight. A cap only lowers such sums, so
     both ends stay valid. NaN if they cross: such data cannot have come from these propensities.
+
+    Args:
+        bets: (2, n) both sums of each trajectory, from `ope_gym.estimators.reductions.Bets`.
+        gamma: discount.
+        horizon: longest possible episode.
+        reward_range: lowest and highest possible reward.
+        level: confidence level.
     """
     r_min, r_max = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # 0 is paid after the end
-    lengths = np.diff(offsets)
-    log_cap = _LARGEST if cap is None else min(float(np.log(cap)), _LARGEST)
-    weights = np.exp(np.minimum(log_w, log_cap))
-    steps = np.arange(log_w.size) - np.repeat(offsets[:-1], lengths)
-    discount = gamma ** np.arange(horizon + 1)
-    annuity = np.concatenate([[0.0], np.cumsum(discount[:horizon])])  # sum of gamma^t for t < m
-    after = weights[offsets[1:] - 1] * (annuity[horizon] - annuity[lengths])
-    bounds = []
-    for gain, idle in ((rewards - r_min, -r_min), (r_max - rewards, r_max)):
-        paid = np.add.reduceat(weights * gain * discount[steps], offsets[:-1])
-        bounds.append(betting_lower(paid + after * idle, (1 - level) / 2))
-    low = annuity[horizon] * r_min + bounds[0]
-    high = annuity[horizon] * r_max - bounds[1]
+    total = float(annuity(gamma, horizon)[horizon])
+    bounds = [betting_lower(paid, (1 - level) / 2) for paid in bets]
+    low, high = total * r_min + bounds[0], total * r_max - bounds[1]
     if low > high:  # no mean is left: the data contradict the propensities or the range
         low = high = np.nan
     return Interval(float(low), float(high), level, "betting")

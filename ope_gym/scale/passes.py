@@ -1,275 +1,454 @@
-"""The passes over shards: weights and their sums, then normalised influence and replicates.
+"""Passes over the episodes of a source: weigh them, and make the parts of reductions.
 
-Each pass is a set of sums with `update` and `merge`: two workers that each saw some parts of the
-shards, merged in order, are one that saw them all.
+A pass is done task by task and merged in the order of the tasks, which depend on the files alone.
+So one process, several, or a Ray cluster give the same bits. A task is a function of its item and
+of the job, and of nothing else: done twice, because a worker was lost, it gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ope_gym import batches, kernels
-from ope_gym.arrays import FloatArray, IntArray, check_finite, check_log_probs
+from ope_gym import batches
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    check_finite,
+    check_log_probs,
+    offsets_of,
+    step_numbers,
+)
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import InfluenceSums, WeightSums, normalised_value
-from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Problem
-from ope_gym.evaluation import has_densities
+from ope_gym.estimators.reductions import Reduction, Weighted
 from ope_gym.inference import bootstrap
-from ope_gym.models.base import Baseline
-from ope_gym.options import Options
-from ope_gym.policies import Policy
-from ope_gym.scale.census import Mixture
+from ope_gym.models.base import Baseline, CrossFitted
+from ope_gym.policies.base import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.scale.sources import Source, Task, changed
+from ope_gym.scale.spool import Spool
+from ope_gym.scale.workers import Workers
 from ope_gym.weights.behaviours import Behaviours, policy_log_probs
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.mixtures import partial_log_weights
-from ope_gym.weights.propensities import PropensitySums
+from ope_gym.weights.propensities import PropensityReport, PropensitySums
+from ope_gym.weights.reward_model import cross_fitted_log_weights
+
+_NOBODY = np.empty(0, dtype=np.int64)
 
 
-class Key(NamedTuple):
-    """What estimators that share their sums have in common, as in `Composition`."""
+class Mergeable(Protocol):
+    """Sums over some episodes."""
 
-    scheme: str
-    capped: bool
-    baseline: bool
-
-
-FUSED = Key("fused", False, False)
+    def merge(self, other: Any) -> None:
+        """Add the sums over later episodes."""
+        ...
 
 
-def keys_of(estimators: Iterable[str], *, normalised: bool = False) -> list[Key]:
-    """Of the weighted estimators, or of the normalised ones alone."""
-    chosen = [ESTIMATORS[name] for name in estimators]
-    return sorted(
-        {
-            Key(c.scheme, c.capped, c.baseline)
-            for c in chosen
-            if c.method in ("weighted", "auto") and (c.normalised or not normalised)
-        }
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The facts that all tasks of an evaluation share; K behaviours.
+
+    Args:
+        source: the episodes, without their roster.
+        behaviours: who could have recorded them, without the ids of the episodes.
+        groups: (K,) of partial mixtures.
+        target: the policy to evaluate.
+        schemes: weighting schemes that are needed.
+        gamma: discount.
+        reward_model: of the optimal scheme; arrays only if all episodes are in one chunk.
+        q: the values of a q model that was fitted to chunks, or None.
+        scratch: folder for weights, or None.
+        done: called with the number of steps just done, or None.
+    """
+
+    source: Source
+    behaviours: Behaviours
+    groups: IntArray
+    target: Policy
+    schemes: tuple[str, ...]
+    gamma: float = 1.0
+    reward_model: str | tuple[FloatArray, FloatArray] = "deterministic"
+    q: CrossFitted | None = None
+    scratch: Path | None = None
+    done: Callable[[int], object] | None = None
+
+    @property
+    def parted(self) -> bool:
+        """Whether mixtures are of a part of the behaviours."""
+        return int(self.groups.max()) > 0
+
+    def chunks(self, task: Task, ids: IntArray) -> Iterator[tuple[str, Trajectories, slice]]:
+        """Yield where some episodes are from, the episodes, and their place in the task."""
+        starts = np.array([plan[0][1] for plan in self.behaviours.plans])
+        begin = 0
+        for name, chunk in self.source.chunks(task):
+            here = slice(begin, begin + len(chunk))
+            acted = chunk.policy_ids[chunk.offsets[:-1]]
+            if not np.array_equal(starts[ids[here]], acted):
+                raise changed(task, here.stop)
+            yield name, chunk, here
+            begin = here.stop
+            if self.done is not None:
+                self.done(chunk.n_steps)
+
+    def weighted(self, task: Task, ids: IntArray, fold: IntArray | None) -> Iterator[Weighted]:
+        """Yield the chunks of a task with their weights."""
+        for name, data, here in self.chunks(task, ids):
+            first = task.episodes.start + here.start
+            baseline = None
+            if self.q is not None and fold is not None:
+                baseline = self.q.of(data, fold[here])
+            try:
+                yield self.weigh(data, ids[here], first, baseline)
+            except ValueError as error:
+                raise ValueError(f"{name}, episodes counted over all files: {error}") from error
+
+    def weigh(
+        self,
+        data: Trajectories,
+        ids: IntArray,
+        first: int = 0,
+        baseline: Baseline | None = None,
+        bases: dict[str, FloatArray] | None = None,
+    ) -> Weighted:
+        """Weigh some episodes.
+
+        Args:
+            data: the episodes.
+            ids: (n,) their behaviours.
+            first: number of the first episode, for messages.
+            baseline: q and v of their steps; None without a q model.
+            bases: by scheme, cached log weights for a target with log-probability 0; adding a
+                target's own prefix sum gives its weights. Missing ones are added.
+        """
+        offsets = data.offsets.astype(np.int64, copy=False)
+        check_finite(data.rewards, "rewards", offsets, first)
+        behaviours = dataclasses.replace(self.behaviours, ids=ids, strata=ids)
+        bases, mismatch, log_w = {} if bases is None else bases, "", dict[str, FloatArray]()
+        own = np.empty(0)
+        if self.schemes:
+            own, prefix = self._target_prefix(data, offsets, first)
+            missing = sorted(set(self.schemes) - bases.keys())
+            if missing:
+                mismatch = self._add_bases(bases, missing, data, behaviours, first)
+            log_w = {scheme: bases[scheme] + prefix for scheme in self.schemes}
+        residuals = start = None
+        if baseline is not None:
+            residuals = baseline.residuals(data.rewards, offsets, self.gamma)
+            start = baseline.at_start(offsets)
+        recorded = Recorded(data, behaviours, self.groups if self.parted else None, mismatch, own)
+        weighted = Weighted(
+            offsets, data.rewards, log_w, residuals, start, first, episodes=recorded
+        )
+        return within_discount(weighted, self.gamma)
+
+    def _target_prefix(
+        self, data: Trajectories, offsets: IntArray, first: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return log-probabilities (S,) under the target, and their sums up to each step."""
+        from ope_gym import kernels
+
+        if not data.has_propensities:
+            raise ValueError(
+                "an unknown policy acted, and weights need the probabilities of all actions: use "
+                "'DM', or select(policies=...) the episodes of known policies"
+            )
+        own = policy_log_probs(self.target, "target", data)
+        check_log_probs(own, "target_log_probs", offsets, has_densities(data), first)
+        prefix = np.empty(own.size)
+        kernels.cumulate(own, 0, len(data), offsets, prefix)
+        return own, prefix
+
+    def _add_bases(
+        self,
+        bases: dict[str, FloatArray],
+        missing: list[str],
+        data: Trajectories,
+        behaviours: Behaviours,
+        first: int,
+    ) -> str:
+        """Add log weights for a target with log-probability 0; return a mismatch in words."""
+        density, model = has_densities(data), self.reward_model
+        given = model if isinstance(model, tuple) else None
+        if self.parted and missing != ["basic"]:
+            found, mismatch = partial_log_weights(
+                data,
+                behaviours,
+                self.groups,
+                missing,
+                density=density,
+                reward_model=given,
+                first=first,
+            )
+            bases |= found
+            return mismatch
+        certain, episodes = np.zeros(data.n_steps), first + np.arange(len(data))
+        rows = behaviours.rows(data, only_own=missing == ["basic"], episodes=episodes)
+        if "optimal" in missing and model == "cross-fit" and not density:
+            bases["optimal"] = cross_fitted_log_weights(data, certain, behaviours, rows)
+            missing = [scheme for scheme in missing if scheme != "optimal"]
+        if missing:
+            bases |= log_weights(
+                certain,
+                rows,
+                behaviours.ids,
+                data.offsets,
+                missing,
+                counts=behaviours.counts,
+                density=density,
+                reward_model=given,
+                names=(np.arange(behaviours.counts.size), episodes),
+            )
+        return rows.mismatch
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """The recorded episodes behind weighted ones.
+
+    Args:
+        data: the episodes.
+        behaviours: who could have recorded them.
+        groups: (K,) of partial mixtures; None for the mixture of all.
+        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+        own: (S,) log-probabilities under the target; empty if no weights are needed.
+    """
+
+    data: Trajectories
+    behaviours: Behaviours
+    groups: IntArray | None
+    mismatch: str
+    own: FloatArray
+
+
+def has_densities(data: Trajectories) -> bool:
+    """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
+    if data.discrete is not None:
+        return not data.discrete
+    return any(leaf.dtype.kind not in "iub" for leaf in batches.leaves(data.actions))
+
+
+def within_discount(chunk: Weighted, gamma: float) -> Weighted:
+    """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
+    lengths = np.diff(chunk.offsets)
+    counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
+    if counted == lengths.max():
+        return chunk
+    kept = step_numbers(chunk.offsets) < counted
+    return dataclasses.replace(
+        chunk,
+        rewards=chunk.rewards[kept],
+        offsets=offsets_of(np.minimum(lengths, counted)),
+        log_weights={scheme: log_w[kept] for scheme, log_w in chunk.log_weights.items()},
+        residuals=None if chunk.residuals is None else chunk.residuals[kept],
     )
 
 
-@dataclass(frozen=True)
-class WeightedChunk:
-    """Some trajectories as the sums need them: S steps, n trajectories.
+# Passes over tasks ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A task, with what its episodes need.
 
     Args:
-        offsets: (n + 1,).
-        columns: (S,) each: "rewards", with a q model "residuals", and the log weights by scheme.
+        task: the task.
+        ids: (n,) behaviours of its episodes.
+        fold: (n,) their folds; None without a q model.
+        requests: the reductions, with what they need of these episodes.
     """
 
-    offsets: IntArray
-    columns: dict[str, FloatArray]
+    task: Task
+    ids: IntArray
+    fold: IntArray | None = None
+    requests: tuple[Reduction, ...] = ()
 
-    def arguments(self, key: Key) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Log weights (S,), what is paid (S,) and offsets, for the sums of a key."""
-        pay = self.columns["residuals" if key.baseline else "rewards"]
-        return self.columns[key.scheme], pay, self.offsets
+
+class Items(Sequence[Item]):
+    """The items of a pass, made when they are asked for."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        ids: IntArray,
+        fold: IntArray | None,
+        requests: Sequence[Reduction] = (),
+    ) -> None:
+        self._tasks, self._ids, self._fold, self._requests = tasks, ids, fold, requests
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, i: Any) -> Any:
+        task = self._tasks[i]
+        here = task.episodes
+        own = [r.slice(here) if hasattr(r, "slice") else r for r in self._requests]
+        fold = None if self._fold is None else self._fold[here]
+        return Item(task, self._ids[here], fold, tuple(own))
+
+
+def one_pass(
+    job: Job, crew: Workers, function: Callable[[Job, Item], Any], items: Items
+) -> Iterator[Any]:
+    """Yield what a function makes of each task, in order."""
+    sent = dataclasses.replace(
+        job,
+        source=dataclasses.replace(job.source, roster=None, tasks=(), owners=()),
+        done=None if crew.remote else job.done,  # else whole tasks are counted, when they are done
+    )
+    for i, part in enumerate(crew.in_order(partial(function, sent), items)):
+        yield part
+        if crew.remote and job.done is not None:
+            job.done(items[i].task.steps)
+
+
+def reduce_task(job: Job, item: Item) -> list[Mergeable]:
+    """Make the parts of reductions over the chunks of a task; weights are kept in the folder."""
+    merged: list[Mergeable] = []
+    for chunk in _weighted(job, item):
+        parts = [request.part(chunk) for request in item.requests]
+        merge_all(merged, parts)
+    return merged
+
+
+def merge_all(merged: list[Any], parts: Sequence[Any]) -> None:
+    """Merge each of several parts into the sums so far."""
+    if not merged:
+        merged.extend(parts)
+        return
+    for total, part in zip(merged, parts, strict=True):
+        total.merge(part)
+
+
+def _weighted(job: Job, item: Item) -> Iterator[Weighted]:
+    """Yield the weighted chunks of a task, read from the folder if they are there."""
+    kept = Spool(job.scratch, item.task.number)
+    chunks = kept.chunks()
+    if chunks is not None and not any(isinstance(r, Gathering) for r in item.requests):
+        yield from chunks
+        if job.done is not None:
+            job.done(item.task.steps)
+        return
+    with kept:
+        for chunk in job.weighted(item.task, item.ids, item.fold):
+            kept.add(chunk)
+            yield chunk
+
+
+# Facts about the recorded data -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """The facts that verdicts and bootstraps need, over all episodes.
+
+    Args:
+        hashes: (n,) of each episode's rewards and propensities.
+        identities: (n,) hashes of each episode's content and of who recorded it; None without a
+            bootstrap.
+        propensities: checks of the recorded propensities against the policies.
+        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+    """
+
+    hashes: bootstrap.HashArray
+    identities: bootstrap.HashArray | None
+    propensities: PropensityReport
+    mismatch: str
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering:
+    """Ask for the facts about the recorded data, in the first pass.
+
+    Args:
+        target: the policy to evaluate.
+        policies: how many policies are known.
+        marks: (K,) a number for each behaviour, for the bootstrap; None without one.
+    """
+
+    target: Policy
+    policies: int
+    marks: bootstrap.HashArray | None = None
+
+    def part(self, chunk: Weighted) -> _GatheredPart:
+        """Look at the recorded episodes of a chunk."""
+        seen: Recorded = chunk.episodes
+        data = seen.data
+        sums = PropensitySums(self.target, self.policies)
+        sums.update(data, seen.behaviours, seen.groups)
+        hashes = bootstrap.content_hashes([data.rewards, data.log_probs], data.offsets)
+        found = _GatheredPart([hashes], [], sums, seen.mismatch)
+        if self.marks is not None:
+            columns = [*batches.leaves(data.observations), *batches.leaves(data.actions)]
+            columns += [data.rewards, data.log_probs]
+            whole = bootstrap.content_hashes(columns, data.offsets)
+            found.identities.append(
+                bootstrap.with_marks(whole, self.marks[seen.behaviours.ids])
+            )
+        return found
+
+    def total(self, merged: _GatheredPart) -> Gathered:
+        """Take everything together."""
+        identities = None
+        if merged.identities:
+            identities = bootstrap.identities(np.concatenate(merged.identities))
+        hashes = np.concatenate(merged.hashes)
+        return Gathered(hashes, identities, merged.propensities.finalise(), merged.mismatch)
 
 
 @dataclass
-class WeightPass:
-    """The second pass.
+class _GatheredPart:
+    hashes: list[bootstrap.HashArray]
+    identities: list[bootstrap.HashArray]
+    propensities: PropensitySums
+    mismatch: str
 
-    Args:
-        mixture: what the first pass found.
-        target: the policy to evaluate.
-        options: of the evaluation.
-        begin: how many trajectories come before the first.
-        sums: by what they are of.
-        propensities: checks of what was recorded.
-        ids: (n,) in parts, behaviour of each trajectory.
-        hashes: (n,) in parts, of what each trajectory holds.
-        starts: (n,) in parts, the q model's v at the start; empty without a q model.
-        mismatch: the first logged number that its policy contradicts, in words.
-    """
-
-    mixture: Mixture
-    target: Policy
-    options: Options
-    begin: int = 0
-    sums: dict[Key, WeightSums] = field(init=False)
-    propensities: PropensitySums = field(init=False)
-    ids: list[IntArray] = field(default_factory=list)
-    hashes: list[bootstrap.HashArray] = field(default_factory=list)
-    starts: list[FloatArray] = field(default_factory=list)
-    mismatch: str = ""
-
-    def __post_init__(self) -> None:
-        options = self.options
-        self.sums = {
-            key: WeightSums(options.gamma, options.cap if key.capped else None)
-            for key in keys_of(options.estimators)
-        }
-        self.propensities = PropensitySums(self.target, len(self.mixture.policies))
-        self._marks = self.mixture.marks
-
-    def __getstate__(self) -> dict[str, Any]:
-        """To be merged elsewhere, where the mixture with all its policies is known."""
-        known = ("mixture", "target", "options", "_marks")
-        return {name: value for name, value in vars(self).items() if name not in known}
-
-    def update(
-        self, name: str, data: Trajectories, baseline: Baseline | None = None
-    ) -> WeightedChunk:
-        """Add some renumbered episodes of the part called `name`; their weights."""
-        behaviours = self.mixture.behaviours(data)
-        first = self.begin + sum(map(len, self.ids))
-        chunk, mismatch = weigh(
-            self.mixture, self.target, self.options, name, data, baseline, first
-        )
-        if mismatch and not self.mismatch:
-            self.mismatch = f"{mismatch} (in {name}; episodes are counted over all shards)"
-        for key, sums in self.sums.items():
-            sums.update(*chunk.arguments(key))
-        self.propensities.update(data, behaviours, self.mixture.groups)
-        columns = [*batches.leaves(data.observations), *batches.leaves(data.actions)]
-        columns += [data.rewards, data.log_probs]
-        hashes = bootstrap.content_hashes(columns, data.offsets)
-        self.ids.append(behaviours.ids)
-        self.hashes.append(bootstrap.with_marks(hashes, self._marks[behaviours.ids]))
-        if baseline is not None:
-            self.starts.append(baseline.at_start(data.offsets))
-        return chunk
-
-    def merge(self, other: WeightPass) -> None:
-        """Add the episodes of another, after the own."""
-        for key, sums in self.sums.items():
-            sums.merge(other.sums[key])
-        self.propensities.merge(other.propensities)
-        self.ids += other.ids
+    def merge(self, other: _GatheredPart) -> None:
         self.hashes += other.hashes
-        self.starts += other.starts
+        self.identities += other.identities
+        self.propensities.merge(other.propensities)
         self.mismatch = self.mismatch or other.mismatch
 
 
-@dataclass
-class NormalisedPass:
-    """The third pass.
+def behaviour_marks(behaviours: Behaviours, policies: Sequence[Policy]) -> bootstrap.HashArray:
+    """(K,) a number that the content of each behaviour's policies decides, whatever their place."""
+    known = {int(k): _mark(policies[k]) for k in behaviours.policies}
+    found = [
+        known[plan[0][1]]
+        if len(plan) == 1
+        else _digest(repr([(step, known[policy]) for step, policy in plan]).encode())
+        for plan in behaviours.plans
+    ]
+    return np.array(found, dtype=np.uint64)
 
-    Args:
-        sums: of the second pass, over all trajectories; see `NormalisedPass.after`.
-        trajectories: how many there are in all.
-        draws: of the bootstrap, of the trajectories to come; None without one.
-        influence: by what it is of.
-        replicates: by what they are of.
-    """
 
-    sums: dict[Key, WeightSums]
-    trajectories: int
-    draws: bootstrap.PoissonDraws | None
-    influence: dict[Key, InfluenceSums] = field(init=False)
-    replicates: dict[Key, bootstrap.NormalisedReplicates] = field(init=False)
-
-    @classmethod
-    def after(
-        cls,
-        sums: Mapping[Key, WeightSums],
-        trajectories: int,
-        draws: bootstrap.PoissonDraws | None,
-    ) -> NormalisedPass:
-        """What follows the pass that made `sums`: it needs those of each step alone."""
-        steps = {key: WeightSums(s.gamma, s.cap, s.columns) for key, s in sums.items()}
-        return cls(steps, trajectories, draws)
-
-    def __post_init__(self) -> None:
-        self.influence = {
-            key: InfluenceSums(s.gamma, s.cap, s.columns, self.trajectories)
-            for key, s in self.sums.items()
+def _mark(policy: Policy) -> int:
+    """Hash a policy's name and arrays; of an unregistered class, its attributes that are arrays."""
+    kind, arrays = policy_to_arrays(policy)
+    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
+        values = getattr(policy, "__dict__", {})
+        arrays = {
+            name: x
+            for name, x in values.items()  # numbers may count calls
+            if isinstance(x, np.ndarray) and not x.dtype.hasobject
         }
-        self.replicates = {
-            key: bootstrap.NormalisedReplicates(self.draws, s.gamma, s.cap, s.columns.peak)
-            for key, s in self.sums.items()
-            if self.draws is not None and np.isfinite(normalised_value(s.columns, s.gamma))
-        }
-
-    def update(self, chunk: WeightedChunk) -> None:
-        """Add some trajectories."""
-        for sums in (self.influence, self.replicates):
-            for key, one in sums.items():
-                one.update(*chunk.arguments(key))
-
-    def merge(self, other: NormalisedPass) -> None:
-        """Add the trajectories of another, after the own."""
-        for key, influence in self.influence.items():
-            influence.merge(other.influence[key])
-        for key, replicates in self.replicates.items():
-            replicates.merge(other.replicates[key])
+    words = [kind.encode()]
+    for name in sorted(arrays):
+        array: NDArray[Any] = np.ascontiguousarray(arrays[name])
+        words += [f"{name} {array.dtype.str} {array.shape} ".encode(), array.tobytes()]
+    return _digest(*words)
 
 
-def weigh(
-    mixture: Mixture,
-    target: Policy,
-    options: Options,
-    name: str,
-    data: Trajectories,
-    baseline: Baseline | None = None,
-    first: int = 0,
-) -> tuple[WeightedChunk, str]:
-    """The weights of a renumbered chunk, and which policy contradicts what was logged.
-
-    `first` is the number of its first episode among the chosen ones of all shards.
-    """
-    density = has_densities(data)
-    offsets = data.offsets.astype(np.int64, copy=False)
-    schemes = sorted({key.scheme for key in keys_of(options.estimators)})
-    behaviours = mixture.behaviours(data)
-    log_w: dict[str, FloatArray] = {}
-    mismatch = ""
-    try:
-        check_finite(data.rewards, "rewards", offsets, first)
-        if schemes and not data.has_propensities:
-            raise ValueError(
-                "an unknown policy acted, and weights need the probabilities of all actions"
-            )
-        if schemes:
-            own = policy_log_probs(target, "target", data)
-            check_log_probs(own, "target_log_probs", offsets, density, first)
-            log_w, mismatch = _log_weights(mixture, data, behaviours, own, schemes, density, first)
-    except ValueError as error:
-        raise ValueError(f"{name}, episodes counted over all shards: {error}") from error
-    problem = Problem(data.rewards, offsets, behaviours.ids, log_w, options.gamma, options.cap)
-    if baseline is not None:
-        problem.residuals = baseline.residuals(data.rewards, offsets, options.gamma)
-    problem = problem.within_discount()
-    columns = {"rewards": problem.rewards, **problem.log_w}
-    if problem.residuals is not None:
-        columns["residuals"] = problem.residuals
-    return WeightedChunk(problem.offsets, columns), mismatch
-
-
-def _log_weights(
-    mixture: Mixture,
-    data: Trajectories,
-    behaviours: Behaviours,
-    own: FloatArray,
-    schemes: list[str],
-    density: bool,
-    first: int,
-) -> tuple[dict[str, FloatArray], str]:
-    """Log weights (S,) by scheme of a target with log-probabilities `own` (S,), and a mismatch."""
-    alone = schemes == ["basic"]  # needs no mixture
-    if mixture.groups is None or alone:
-        episodes = first + np.arange(len(data))
-        rows = behaviours.rows(data, only_own=alone, episodes=episodes)
-        found = log_weights(
-            own,
-            rows,
-            behaviours.ids,
-            data.offsets,
-            schemes,
-            counts=mixture.counts,
-            density=density,
-            names=(np.arange(mixture.counts.size), episodes),
-        )
-        return found, rows.mismatch
-    found, mismatch = partial_log_weights(
-        data, behaviours, mixture.groups, schemes, density=density, first=first
-    )
-    prefix = np.empty(own.size)
-    kernels.cumulate(own, 0, len(data), data.offsets, prefix)
-    return {scheme: base + prefix for scheme, base in found.items()}, mismatch
+def _digest(*words: bytes) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for word in words:
+        digest.update(word)
+    return int.from_bytes(digest.digest(), "little")

@@ -1,9 +1,9 @@
-"""Recorded episodes that come in shards: who recorded them, and tasks that read some of them.
+"""Sources of episodes: trajectories in memory, or files that are read a block at a time.
 
-A shard is a file, trajectories in memory, or a function that makes some. All are visited once for
-each pass, so a shard must give the same episodes every time. A task is a stretch of all episodes:
-several small shards, one, or some blocks of a large file. How they are cut depends on the shards
-alone, and a task knows what comes before it, so that tasks can be done anywhere and in any order.
+A source has a roster of its episodes, which says who recorded them, and gives them in chunks. A
+task is a stretch of all episodes: several small files, one, or some blocks of a large one. How they
+are cut depends on the files alone, and a task knows how many episodes come before it, so tasks can
+be done anywhere and in any order. Every pass reads the files again: they must not change meanwhile.
 """
 
 from __future__ import annotations
@@ -14,315 +14,392 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ope_gym.arrays import IntArray, positive
-from ope_gym.data.blocks import PathLike
-from ope_gym.data.reader import FileSection, read_layout
-from ope_gym.data.seen_files import SeenFile
+from ope_gym.arrays import IntArray
+from ope_gym.data.reader import FileSection, SeenFile, read_layout
+from ope_gym.data.roster import Numbers, Roster, join_rosters
+from ope_gym.data.schema import join, renumber
 from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
-from ope_gym.scale.census import Census, Described, Mixture, Part
+from ope_gym.policies.base import Policy, resolve_policy
 from ope_gym.scale.workers import Workers
 
-Shard: TypeAlias = PathLike | Viewable | Callable[[], Viewable]
-_DATA = ("held-out", "all", "auto")
+Episodes: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Episodes of one part.
+    """Episodes of one part of a source.
 
     Args:
-        part: its number.
         name: where it is from, for people.
-        source: some blocks of a section of a file, without its policies, which the mixture of
-            all shards has once for all pieces; or the shard.
-        steps: of the chosen episodes.
-        acted: (m,) the policies of the part that acted in the chosen episodes.
-        counts: (m,) their chosen episodes.
+        content: some blocks of a section of a file, without its policies, which the source has
+            once for all pieces; or a function that makes trajectories.
+        numbers: those of its policies and schedules among all.
     """
 
-    part: int
     name: str
-    source: FileSection | Shard | SeenFile
-    steps: int
-    acted: IntArray
-    counts: IntArray
+    content: FileSection | Callable[[], Viewable]
+    numbers: Numbers
 
-    def chunks(self, steps: int, mixture: Mixture) -> Iterator[Trajectories]:
-        """The episodes, about so many steps at a time."""
-        if isinstance(self.source, FileSection):
-            policies = tuple(mixture.policies[k] for k in mixture.numbers[self.part])
-            yield from read_chunks(dataclasses.replace(self.source, policies=policies), steps)
+    def chunks(self, source: Source) -> Iterator[Trajectories]:
+        """Yield the episodes, about as many steps at a time as the source holds at once."""
+        if isinstance(self.content, FileSection):
+            policies = tuple(source.policies[k] for k in self.numbers.policies)
+            content = dataclasses.replace(self.content, policies=policies)
+            parts = read_chunks(content, source.block_steps)
         else:
-            yield from _cut(_view(self.source), steps)
+            parts = _stretches(self.content().view(), source.block_steps)
+        for part in parts:
+            chosen = part.select(held_out=True) if source.held_out else part
+            if len(chosen):
+                first = self.numbers.first_schedule
+                found, _ = renumber(chosen, self.numbers.policies, first_schedule=first)
+                policies = source.policies
+                yield dataclasses.replace(found, policies=policies, schedules=source.schedules)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A stretch of all episodes, by m of the behaviours.
+    """A stretch of all episodes.
 
     Args:
         number: of the task.
         pieces: to be read in order.
         steps: of the chosen episodes.
-        begin: chosen episodes in the tasks before.
-        behaviours: (m,) those that acted in the chosen episodes, rising.
-        before: (m,) their chosen episodes in the tasks before.
-        counts: (m,) their chosen episodes in this one.
+        episodes: their place among all chosen episodes.
     """
 
     number: int
     pieces: tuple[Piece, ...]
     steps: int
-    begin: int
-    behaviours: IntArray
-    before: IntArray
-    counts: IntArray
+    episodes: slice
 
     @property
     def name(self) -> str:
         """Where its episodes are from, for people."""
-        return span([piece.name for piece in self.pieces])
-
-    @property
-    def episodes(self) -> slice:
-        """Its place among all chosen episodes."""
-        return slice(self.begin, self.begin + int(self.counts.sum()))
+        return _span([piece.name for piece in self.pieces])
 
 
-def span(names: Sequence[str]) -> str:
-    """One name for all."""
-    return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What the first pass found.
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Episodes to evaluate a policy from.
 
     Args:
-        mixture: the behaviours of all chosen episodes.
-        tasks: all chosen episodes, in order.
+        roster: of the chosen episodes; empty where a source is sent to workers.
+        policies: all that are known, equal ones once.
+        schedules: which policy acts when, where policies change inside episodes.
         held_out: whether held-out episodes alone are chosen.
-        steps: about how many to hold in memory at once.
-        names: where the parts are from, for people.
+        block_steps: about how many steps to hold in memory at once.
+        data: all chosen episodes, where they are in memory; None where they are in files.
+        tasks: the chosen episodes of files, in order.
+        owners: by name of a file, the numbers of its policies.
     """
 
-    mixture: Mixture
-    tasks: tuple[Task, ...]
+    roster: Roster
+    policies: tuple[Policy, ...]
+    schedules: tuple[Any, ...]
     held_out: bool
-    steps: int
-    names: tuple[str, ...]
+    block_steps: int
+    data: Trajectories | None = None
+    tasks: tuple[Task, ...] = ()
+    owners: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    def policies_of(self, name: str) -> list[int]:
-        """The numbers of the policies of a file."""
-        parts = zip(self.names, self.mixture.numbers, strict=True)
-        return [k for part, numbers in parts if part == name for k in numbers]
+    def policy(self, target: Policy | int | str) -> Policy:
+        """Return the target: a policy, or the recorded one of a number, or the "last".
+
+        The last one is that of the last file, as its own table has it.
+        """
+        if isinstance(target, str) and target == "last" and self.owners:
+            name, own = self.owners[-1]
+            if not own:
+                raise ValueError(
+                    f"target is 'last', but {name}, the last file, holds no policy: give the "
+                    "number of one, see `python -m ope_gym info` with all files"
+                )
+            target = own[-1]
+        return resolve_policy(self.policies, target)
+
+    def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
+        """Yield where some episodes of a task are from, and the episodes; small pieces are joined.
+
+        A task whose episodes are not those of the survey is refused.
+        """
+        names: list[str] = []
+        waiting: list[Trajectories] = []
+        found, expected = 0, task.episodes.stop - task.episodes.start
+        for piece in task.pieces:
+            for chunk in piece.chunks(self):
+                names.append(piece.name)
+                waiting.append(chunk)
+                found += len(chunk)
+                if found > expected:
+                    raise changed(task, found)
+                if sum(part.n_steps for part in waiting) >= self.block_steps:
+                    yield _span(names), self._joined(waiting)
+                    names, waiting = [], []
+        if found != expected:
+            raise changed(task, found)
+        if waiting:
+            yield _span(names), self._joined(waiting)
+
+    def _joined(self, parts: list[Trajectories]) -> Trajectories:
+        if len(parts) == 1:
+            return parts[0]
+        return dataclasses.replace(
+            join(parts), policies=self.policies, schedules=self.schedules
+        )
 
 
-def survey(shards: Shard | Iterable[Shard], data: str, steps: int, crew: Workers) -> Survey:
-    """The first pass: who recorded the episodes, and how to read them again.
+def changed(task: Task, found: int) -> ValueError:
+    """Return the error for files that changed between two passes."""
+    expected = task.episodes.stop - task.episodes.start
+    return ValueError(
+        f"{task.name} had {expected} episodes in the first pass and {found} in a later one, or of "
+        "other policies: files must not change while they are read; close the recorder, and give "
+        "functions that always make the same episodes"
+    )
+
+
+def in_memory(data: Trajectories, held_out: bool | None, block_steps: int = 0) -> Source:
+    """Return the source of trajectories in memory.
 
     Args:
-        shards: files, trajectories or buffers, or functions that make them; or one of these.
-        data: "all" episodes, the "held-out" ones, or "auto": the held-out ones if there are any.
-        steps: about how many to hold in memory at once.
-        crew: who reads.
+        data: all episodes.
+        held_out: as in `ope_gym.Options`.
+        block_steps: as in `ope_gym.Compute`.
     """
-    if data not in _DATA:
-        raise ValueError(f"data is {data!r}; choose 'held-out', 'all' or 'auto'")
-    if not positive(steps):
-        raise ValueError(f"block_steps is {steps!r}; hold at least 1 step at once")
-    listed = list(enumerate(map(_seen, _listed(shards))))
-    _check_different([shard for _, shard in listed])
-    drafts = [_Draft(tag) for tag in (True, False) if data in ("auto", _DATA[0 if tag else 1])]
-    sent = crew.in_order(_parts, [(i, shard) for i, shard in listed if not _is_here(shard)])
-    known: dict[object, str] = {}
-    for i, shard in listed:  # what is in memory need not be sent, and keeps its very policies
-        for found in _parts((i, shard)) if _is_here(shard) else next(sent):
-            if crew.remote and callable(shard) and len(listed) > 1:
-                _check_comparable(found.part)
-            _check_new(found, known)
-            for draft in drafts:
-                draft.add(found, shard, steps)
-    chosen = next((draft for draft in drafts if draft.census.trajectories), drafts[-1])
-    if data == "auto" and chosen.census.held_out:  # nobody asked for them alone
-        chosen.tell_unused()
-    return chosen.finalise(steps)
+    if not len(data):
+        raise ValueError("episodes is empty: record at least one episode first")
+    chosen = _held_out(data.held_out, held_out)
+    if chosen:
+        data = data.select(held_out=True)
+    roster = Roster.of(data)
+    return Source(roster, data.policies, data.schedules, chosen, block_steps, data)
+
+
+def _held_out(tags: Any, wanted: bool | None) -> bool:
+    """Return whether to take the held-out episodes alone."""
+    if wanted and not tags.any():
+        raise ValueError(
+            f"held_out is True, but none of the {len(tags)} episodes is held out: record with a "
+            "held-out share, or use held_out=False and take the result for optimistic"
+        )
+    return bool(tags.any()) if wanted is None else wanted
+
+
+def open_source(
+    episodes: Episodes | Iterable[Episodes],
+    held_out: bool | None,
+    block_steps: int,
+    crew: Workers,
+) -> Source:
+    """Open a source of episodes: list who recorded them, and how to read them.
+
+    Files with at most `block_steps` steps in all are read into memory.
+
+    Args:
+        episodes: trajectories, a buffer, a recorder, a file, a function that makes trajectories,
+            or a list of these.
+        held_out: True for the held-out episodes alone, False for all, None for the held-out ones
+            if there are any.
+        block_steps: about how many steps to hold in memory at once.
+        crew: who reads the files.
+    """
+    if hasattr(episodes, "buffer"):  # a recorder
+        episodes = episodes.buffer
+    if hasattr(episodes, "view") and not isinstance(episodes, np.ndarray):
+        return in_memory(episodes.view(), held_out, block_steps)
+    listed = _listed(episodes)
+    views = [one.view() for one in listed if hasattr(one, "view")]
+    if len(views) == len(listed):
+        whole = views[0].merge(*views[1:]) if len(views) > 1 else views[0]
+        return in_memory(whole, held_out, block_steps)
+    seen = [_seen(i, one) for i, one in enumerate(listed)]
+    _check_different([one for one in seen if isinstance(one, SeenFile)])
+    parts = [part for found in crew.in_order(_parts, list(enumerate(seen))) for part in found]
+    _check_copies(parts)
+    if crew.remote and len(listed) > 1:
+        for part in parts:
+            _check_comparable(part)
+    return _source(parts, held_out, block_steps)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A part, and for a file how to read it again, the episodes of each block, its checksum."""
+class _Part:
+    """A section of a file, or what a function makes.
 
-    part: Part
-    section: FileSection | None
-    blocks: IntArray
+    Args:
+        name: where it is from, for people.
+        roster: of its episodes.
+        content: the section without its policies and its table, or the function.
+        counts: (B,) episodes of each block.
+        last: checksum of the last block of the file; 0 without a file.
+    """
+
+    name: str
+    roster: Roster
+    content: FileSection | Callable[[], Viewable]
+    counts: IntArray
     last: int = 0
 
 
-def _seen(shard: Shard) -> Shard | SeenFile:
-    """A file as it is here and now: workers may have other working directories, or other files."""
-    return SeenFile.of(shard) if isinstance(shard, str | os.PathLike) else shard
-
-
-def _parts(numbered: tuple[int, Shard | SeenFile]) -> list[_Found]:
-    i, shard = numbered
-    if isinstance(shard, SeenFile):
-        return [_part_of_file(section) for section in read_layout(shard)]
-    if not (hasattr(shard, "view") or callable(shard)):
-        raise TypeError(
-            f"shard {i} is {shard!r}: give the path of a file, trajectories, a buffer, or a "
-            "function that makes one"
-        )
-    data = _view(shard)
-    described = Described(data.observation_space, data.action_space, data.horizon)
-    part = Part(
-        f"shard {i}",
-        data.policies,
-        data.policy_ids[data.offsets[:-1]],
-        data.lengths,
-        data.held_out,
-        described,
-        bool((data.schedule_ids >= 0).any()),
-    )
-    return [_Found(part, None, np.array([len(data)]))]
-
-
-def _part_of_file(section: FileSection) -> _Found:
-    part = Part(
-        section.file.name,
-        section.policies,
-        section.first_policies,
-        section.lengths,
-        section.held_out,
-        Described(section.observation_space, section.action_space, section.horizon),
-        section.clocked,
-    )
-    return _Found(part, section.part(0, len(section)), section.counts, section.last)
-
-
-class _Draft:
-    """Survey of the parts so far."""
-
-    def __init__(self, held_out: bool) -> None:
-        self.census = Census(held_out=held_out)
-        self._pieces: list[Piece] = []
-        self._names: list[str] = []
-        self._used: dict[str, list[int]] = {}  # by name, episodes that are chosen, and all
-
-    def add(self, found: _Found, shard: Shard | SeenFile, steps: int) -> None:
-        """A part of a shard, cut into pieces of about so many steps."""
-        part, section = found.part, found.section
-        number = len(self.census.numbers)
-        self.census.update(part)
-        self._names.append(part.name)
-        if not len(part):
-            return
-        chosen = part.held_out if self.census.held_out else np.ones(len(part), dtype=bool)
-        used = self._used.setdefault(part.name, [0, 0])
-        used[0] += int(np.count_nonzero(chosen))
-        used[1] += len(part)
-        ends = np.cumsum(found.blocks)
-        sizes = np.add.reduceat(np.where(chosen, part.lengths, 0), ends - found.blocks)
-        stretch = (np.cumsum(sizes) - sizes) // steps  # of each block, by the steps before it
-        firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
-        if section is not None:  # equal policies of many files are held once, by the census
-            section = dataclasses.replace(section, policies=())
-        for first, stop in zip(firsts, np.append(firsts[1:], ends.size), strict=True):
-            rows = slice(ends[first] - found.blocks[first], ends[stop - 1])
-            source: FileSection | Shard | SeenFile = shard
-            if section is not None:
-                source = section.part(first, stop)
-            who, counts = np.unique(part.first_policies[rows][chosen[rows]], return_counts=True)
-            if who.size:
-                size = int(sizes[first:stop].sum())
-                self._pieces.append(Piece(number, part.name, source, size, who, counts))
-
-    def finalise(self, steps: int) -> Survey:
-        """Pieces in a row make a task of about so many steps."""
-        mixture = self.census.finalise()
-        sizes = np.array([piece.steps for piece in self._pieces])
-        stretch = (np.cumsum(sizes) - sizes) // steps  # of each piece, by the steps before it
-        begin, before = 0, np.zeros_like(mixture.counts)
-        tasks: list[Task] = []
-        for chosen in np.split(np.arange(sizes.size), np.flatnonzero(np.diff(stretch)) + 1):
-            pieces = tuple(self._pieces[i] for i in chosen)
-            who, counts = mixture.counted((p.part, p.acted, p.counts) for p in pieces)
-            size = int(sizes[chosen].sum())
-            tasks.append(Task(len(tasks), pieces, size, begin, who, before[who], counts))
-            before[who] += counts
-            begin += int(counts.sum())
-        return Survey(mixture, tuple(tasks), self.census.held_out, steps, tuple(self._names))
-
-    def tell_unused(self) -> None:
-        """Warn of shards without a held-out episode beside others with some."""
-        unused = [(name, count) for name, (used, count) in self._used.items() if not used]
-        if unused:
-            said = [f"{name}: 0 of {count:,} episodes used" for name, count in unused[:3]]
-            more = f" (and {len(unused) - 3} more shards)" if len(unused) > 3 else ""
-            warnings.warn(
-                f"{', '.join(said)}{more}, as none is held out; data='all' (--data all) takes them",
-                stacklevel=3,
+def _parts(numbered: tuple[int, Any]) -> list[_Part]:
+    """List the parts of a file or of a function."""
+    i, one = numbered
+    if isinstance(one, SeenFile):
+        return [
+            _Part(
+                section.file.name,
+                Roster.of(section),
+                dataclasses.replace(section.part(0, len(section)), policies=()),
+                section.counts,
+                section.last,
             )
+            for section in read_layout(one)
+        ]
+    data = one().view()
+    return [_Part(f"episodes[{i}]", Roster.of(data), one, np.array([len(data)]))]
 
 
-def _listed(shards: Shard | Iterable[Shard]) -> Iterable[Shard]:
-    if isinstance(shards, Iterator):
+def _source(parts: Sequence[_Part], held_out: bool | None, block_steps: int) -> Source:
+    """Cut the chosen episodes of all parts into tasks, or read them if they are few."""
+    whole, numbers = join_rosters([(part.name, part.roster) for part in parts])
+    if not len(whole):
+        raise ValueError("episodes is empty: record at least one episode first")
+    chosen = _held_out(whole.held_out, held_out)
+    if held_out is None and chosen:
+        _tell_unused(parts)
+    roster = whole.select(whole.held_out) if chosen else whole
+    owners: dict[str, list[int]] = {}
+    pieces: list[tuple[int, int, Piece]] = []  # steps, episodes
+    for part, own in zip(parts, numbers, strict=True):
+        owners.setdefault(part.name, []).extend(own.policies.tolist())
+        pieces += _pieces(part, own, chosen, block_steps)
+    source = Source(
+        roster,
+        whole.policies,
+        whole.schedules,
+        chosen,
+        block_steps,
+        tasks=tuple(_tasks(pieces, block_steps)),
+        owners=tuple((name, tuple(own)) for name, own in owners.items()),
+    )
+    if roster.steps > block_steps:
+        return source
+    read = [chunk for task in source.tasks for _, chunk in source.chunks(task)]
+    data = dataclasses.replace(join(read), policies=whole.policies, schedules=whole.schedules)
+    return dataclasses.replace(source, data=data, tasks=())
+
+
+def _pieces(
+    part: _Part, numbers: Numbers, held_out: bool, block_steps: int
+) -> Iterator[tuple[int, int, Piece]]:
+    """Cut a part into pieces of about so many steps; yield steps, episodes and the piece."""
+    if not len(part.roster):
+        return
+    chosen = part.roster.held_out if held_out else np.ones(len(part.roster), dtype=bool)
+    starts = np.cumsum(part.counts) - part.counts
+    steps = np.add.reduceat(np.where(chosen, part.roster.lengths, 0), starts)
+    episodes = np.add.reduceat(chosen.astype(np.int64), starts)
+    stretch = (np.cumsum(steps) - steps) // block_steps  # of each block, by the steps before it
+    firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
+    for first, stop in zip(firsts, np.append(firsts[1:], starts.size), strict=True):
+        content = part.content
+        if isinstance(content, FileSection):
+            content = content.part(int(first), int(stop))
+        if size := int(episodes[first:stop].sum()):
+            yield int(steps[first:stop].sum()), size, Piece(part.name, content, numbers)
+
+
+def _tasks(pieces: Sequence[tuple[int, int, Piece]], block_steps: int) -> Iterator[Task]:
+    """Join pieces in a row to tasks of about so many steps."""
+    sizes = np.array([steps for steps, _, _ in pieces])
+    stretch = (np.cumsum(sizes) - sizes) // block_steps  # of each piece, by the steps before it
+    begin = 0
+    for number, some in enumerate(
+        np.split(np.arange(sizes.size), np.flatnonzero(np.diff(stretch)) + 1)
+    ):
+        end = begin + sum(pieces[i][1] for i in some)
+        own = tuple(pieces[i][2] for i in some)
+        yield Task(number, own, int(sizes[some].sum()), slice(begin, end))
+        begin = end
+
+
+def _listed(episodes: Any) -> list[Any]:
+    """Return what was given as a list."""
+    if isinstance(episodes, Iterator):
         raise ValueError(
-            f"shards is {shards!r}, which can be read only once, but every pass reads all shards: "
+            f"episodes is {episodes!r}, which can be read only once, but every pass reads all: "
             "give a list of files, of trajectories or of functions that make them"
         )
-    if isinstance(shards, np.ndarray):  # of paths; it has a view, too
-        return list(np.atleast_1d(shards).tolist())
-    if isinstance(shards, str | os.PathLike) or hasattr(shards, "view") or callable(shards):
-        return [shards]  # type: ignore[list-item]
-    if not isinstance(shards, Iterable):
+    if isinstance(episodes, np.ndarray):  # of paths
+        return list(np.atleast_1d(episodes).tolist())
+    if isinstance(episodes, str | os.PathLike) or callable(episodes):
+        return [episodes]
+    if not isinstance(episodes, Iterable):
         raise TypeError(
-            f"shards is {shards!r}: give files, trajectories, buffers or functions that make them"
+            f"episodes is {episodes!r}: give Trajectories, a TrajectoryBuffer, a recorder, a file "
+            "of episodes or a list of files"
         )
-    return shards
+    listed = list(episodes)
+    if not listed:
+        raise ValueError("episodes is an empty list: give at least one file")
+    return listed
 
 
-def _check_different(shards: Sequence[Shard | SeenFile]) -> None:
+def _seen(i: int, one: Any) -> Any:
+    """Return a file as it is here and now: workers may have other working directories or files."""
+    if isinstance(one, str | os.PathLike):
+        return SeenFile.of(one)
+    if hasattr(one, "view"):
+        return one.view
+    if callable(one):
+        return one
+    raise TypeError(
+        f"episodes[{i}] is {one!r}: give the path of a file, trajectories, a buffer, or a function "
+        "that makes one"
+    )
+
+
+def _check_different(files: Sequence[SeenFile]) -> None:
     """Refuse a file that is named twice: its episodes would be taken for twice as many."""
     known: dict[object, str] = {}
-    for shard in shards:
-        if isinstance(shard, SeenFile):
-            place: object = os.path.realpath(shard.path)
-            with suppress(OSError):
-                status = os.stat(shard.path)
-                place = status.st_dev, status.st_ino  # links have them in common
-            if place in known:
-                same = "" if known[place] == shard.name else f", which is {known[place]}"
-                raise ValueError(
-                    f"shards has the file {shard.name} twice{same}: its episodes would count "
-                    "twice; give each file once"
-                )
-            known[place] = shard.name
-
-
-def _check_new(found: _Found, known: dict[object, str]) -> None:
-    """Refuse a copy of a file; `known` are the files so far, by what they hold."""
-    if found.section is not None and len(found.part):
-        file = found.section.file
-        same = known.setdefault((file.mark, found.last), file.name)
-        if same != file.name:
+    for file in files:
+        place: object = os.path.realpath(file.path)
+        with suppress(OSError):
+            status = os.stat(file.path)
+            place = status.st_dev, status.st_ino  # links have them in common
+        if place in known:
+            same = "" if known[place] == file.name else f", which is {known[place]}"
             raise ValueError(
-                f"shards has {file.name}, a copy of {same}: its episodes would count twice; give "
-                "each file once"
+                f"episodes has the file {file.name} twice{same}: its episodes would count twice; "
+                "give each file once"
             )
+        known[place] = file.name
 
 
-def _is_here(shard: Shard | SeenFile) -> bool:
-    return hasattr(shard, "view")
+def _check_copies(parts: Sequence[_Part]) -> None:
+    """Refuse a copy of a file."""
+    known: dict[object, str] = {}
+    for part in parts:
+        if isinstance(part.content, FileSection) and len(part.roster):
+            file = part.content.file
+            same = known.setdefault((file.mark, part.last), file.name)
+            if same != file.name:
+                raise ValueError(
+                    f"episodes has {file.name}, a copy of {same}: its episodes would count twice; "
+                    "give each file once"
+                )
 
 
-def _check_comparable(part: Part) -> None:
+def _check_comparable(part: _Part) -> None:
     """Refuse policies that a function made elsewhere, if their copies would be different ones."""
-    for policy in part.policies:
+    if isinstance(part.content, FileSection):
+        return
+    for policy in part.roster.policies:
         if type(policy).__eq__ is object.__eq__:
             raise TypeError(
                 f"{part.name} has the policy {policy!r}, of a class without __eq__: made in other "
@@ -331,13 +408,30 @@ def _check_comparable(part: Part) -> None:
             )
 
 
-def _view(shard: Shard | SeenFile) -> Trajectories:
-    """Of trajectories, a buffer, or a function that makes one."""
-    return shard.view() if hasattr(shard, "view") else shard().view()  # type: ignore[operator]
+def _tell_unused(parts: Sequence[_Part]) -> None:
+    """Warn of files without a held-out episode beside others with some."""
+    used: dict[str, list[int]] = {}
+    for part in parts:
+        counts = used.setdefault(part.name, [0, 0])
+        counts[0] += int(np.count_nonzero(part.roster.held_out))
+        counts[1] += len(part.roster)
+    unused = [(name, count) for name, (chosen, count) in used.items() if count and not chosen]
+    if unused:
+        said = [f"{name}: 0 of {count:,} episodes used" for name, count in unused[:3]]
+        more = f" (and {len(unused) - 3} more files)" if len(unused) > 3 else ""
+        warnings.warn(
+            f"{', '.join(said)}{more}, as none is held out; held_out=False (--data all) takes them",
+            stacklevel=5,
+        )
 
 
-def _cut(data: Trajectories, steps: int) -> Iterator[Trajectories]:
-    """Stretches of about so many steps."""
+def _span(names: Sequence[str]) -> str:
+    """Return one name for all."""
+    return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
+
+
+def _stretches(data: Trajectories, steps: int) -> Iterator[Trajectories]:
+    """Cut trajectories into stretches of about so many steps."""
     first = 0
     while first < len(data):
         last = int(np.searchsorted(data.offsets, data.offsets[first] + steps, side="right")) - 1

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.data.blocks import PathLike
-from ope_gym.scale.passes import WeightedChunk
+from ope_gym.estimators.reductions import Weighted
 
 
 @contextmanager
@@ -89,27 +89,35 @@ class Spool:
         assert self._path is not None
         return self._path.with_name(f"{self._path.name}.{platform.node()}.{os.getpid()}")
 
-    def add(self, chunk: WeightedChunk) -> None:
+    def add(self, chunk: Weighted) -> None:
         """Append a chunk."""
-        if self._file is not None:
-            names = np.array(list(chunk.columns))
-            with self._writing():
-                for array in (names, chunk.offsets, *chunk.columns.values()):
-                    np.save(self._file, array)
+        if self._file is None:
+            return
+        columns = {"rewards": chunk.rewards, "residuals": chunk.residuals, "start": chunk.start}
+        columns = {name: array for name, array in columns.items() if array is not None}
+        columns |= {f"log {scheme}": log_w for scheme, log_w in chunk.log_weights.items()}
+        with self._writing():
+            for array in (np.array(list(columns)), np.array(chunk.first), chunk.offsets):
+                np.save(self._file, array)
+            for array in columns.values():
+                np.save(self._file, array)
 
-    def chunks(self) -> Iterator[WeightedChunk] | None:
-        """All chunks, in order; None if they are not here."""
+    def chunks(self) -> Iterator[Weighted] | None:
+        """Return all chunks, in order; None if they are not here."""
         if self._path is None or not self._path.exists():
             return None
         return _chunks(self._path)
 
 
-def _chunks(path: Path) -> Iterator[WeightedChunk]:
+def _chunks(path: Path) -> Iterator[Weighted]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while file.tell() < size:
-            names, offsets = _read(file), _read(file)
-            yield WeightedChunk(offsets, {str(name): _read(file) for name in names})
+            names, first, offsets = _read(file), int(_read(file)), _read(file)
+            columns = {str(name): _read(file) for name in names}
+            log_w = {name[4:]: x for name, x in columns.items() if name.startswith("log ")}
+            rewards, residuals = columns["rewards"], columns.get("residuals")
+            yield Weighted(offsets, rewards, log_w, residuals, columns.get("start"), first)
 
 
 def _read(file: BinaryIO) -> NDArray[Any]:

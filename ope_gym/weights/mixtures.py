@@ -30,7 +30,6 @@ from ope_gym.weights.formula import log_weights
 
 LIMIT = 256  # behaviours up to which "auto" takes the mixture of all
 SIZE = 64  # of the groups beyond
-NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,22 +157,3 @@ def partial_log_weights(
             result[scheme][part.rows] = log_w
         mismatch = mismatch or rows.mismatch
     return result, mismatch
-
-
-def joined(strata: IntArray) -> IntArray:
-    """Strata of neighbours among those of one trajectory each, so that their spread can be seen.
-
-    The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
-    counts as spread: for independent trajectories errors come out too large, never too small in
-    expectation; a little where neighbours are alike, as in the history of a learner. Strata of
-    several trajectories, and few of one, are left as they are.
-    """
-    order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
-    single = counts == 1
-    lone = int(np.count_nonzero(single))
-    if lone < 2 * NEIGHBOURS:
-        return strata
-    last = lone // NEIGHBOURS - 1
-    names = last + np.cumsum(~single)  # of the others, after those of the single ones
-    names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)
-    return np.asarray(names[order])

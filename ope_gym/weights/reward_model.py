@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, folds_within
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.empirical_average import context_ids
 from ope_gym.weights.behaviours import BehaviourRows, Behaviours
 from ope_gym.weights.formula import log_weights
 
@@ -57,7 +56,7 @@ def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray,
     rewards = data.rewards
     columns = [*batches.leaves(data.observations), *batches.leaves(data.actions)]
     if all(np.issubdtype(column.dtype, np.integer) for column in columns):
-        cell = context_ids(tuple(columns))
+        cell = batches.distinct(tuple(columns))
         size = np.bincount(cell[fit], minlength=cell.max() + 1)
         safe = np.maximum(size, 1)
         mean = np.bincount(cell[fit], rewards[fit], minlength=size.size) / safe

@@ -1,0 +1,68 @@
+"""Run estimators side by side: equal requests are answered once, one pass a round.
+
+An estimator is a generator. Each `yield` asks for reductions over all trajectories and is sent
+their totals; what the generator returns is the result. `together` runs several as one generator,
+so that all requests of a round are answered in a single pass over the trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ope_gym.estimators.reductions import Reduction, Weighted
+from ope_gym.estimators.weighted import Steps
+
+Reduce = Callable[[Sequence[Reduction]], Sequence[Any]]
+
+
+def ask(request: Reduction) -> Steps[Any]:
+    """Ask for one reduction and return its total."""
+    (total,) = yield (request,)
+    return total
+
+
+def together(*generators: Steps[Any]) -> Steps[list[Any]]:
+    """Run generators side by side; yield the requests of all, return the results of all."""
+    results: list[Any] = [None] * len(generators)
+    wanted: dict[int, tuple[Reduction, ...]] = {}
+
+    def advance(i: int, answers: tuple[Any, ...] | None) -> None:
+        try:
+            wanted[i] = generators[i].send(answers)  # type: ignore[arg-type]
+        except StopIteration as end:
+            wanted.pop(i, None)
+            results[i] = end.value
+
+    for i in range(len(generators)):
+        advance(i, None)
+    while wanted:
+        sizes = {i: len(requests) for i, requests in wanted.items()}
+        answers = list((yield tuple(r for requests in wanted.values() for r in requests)))
+        for i, size in sizes.items():
+            advance(i, tuple(answers[:size]))
+            del answers[:size]
+    return results
+
+
+def run(generators: Sequence[Steps[Any]], reduce: Reduce) -> list[Any]:
+    """Run estimators, answering each distinct request once.
+
+    Args:
+        generators: the estimators.
+        reduce: makes the totals of reductions in one pass over all trajectories.
+    """
+    everything = together(*generators)
+    try:
+        requests = next(everything)
+        while True:
+            distinct = list(dict.fromkeys(requests))
+            totals = dict(zip(distinct, reduce(distinct), strict=True))
+            requests = everything.send(tuple(totals[request] for request in requests))
+    except StopIteration as end:
+        return list(end.value)
+
+
+def reduce_chunk(chunk: Weighted) -> Reduce:
+    """Answer requests from one chunk that holds all trajectories."""
+    return lambda requests: [request.total(request.part(chunk)) for request in requests]

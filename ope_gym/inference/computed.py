@@ -1,0 +1,48 @@
+"""The numbers that every estimator hands over, from which the rest follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """The numbers of an estimator; n trajectories, T the longest episode.
+
+    Args:
+        value: the estimate.
+        influence: (n,) psi_i. Plain: J is their mean. Normalised: they average to 0.
+        sums: (3, T) sum w, sum w^2, sum w r at t, scaled so that the largest weight is 1.
+        log_last: (n,) log of the last weight of each trajectory, after the cap.
+        capped_share: share of the steps whose weight was clipped by the cap.
+        replicates: (R,) of the bootstrap; None without one.
+        spread: (n,) the values whose spread is the error, where it is not the influence.
+        pooled: the error is that over all trajectories, not inside strata.
+        notes: reasons of its own that make the result red.
+        cautions: reasons of its own that make the result amber.
+        report: numbers of its own worth showing.
+    """
+
+    value: float
+    influence: FloatArray
+    sums: FloatArray
+    log_last: FloatArray
+    capped_share: float = 0.0
+    replicates: FloatArray | None = None
+    spread: FloatArray | None = None
+    pooled: bool = False
+    notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    report: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ess(self) -> FloatArray:
+        """(T,) effective sample size (sum w)^2 / sum w^2 at each step; 0 without any weight."""
+        weight, square = self.sums[0], self.sums[1]
+        ess: FloatArray = np.divide(weight**2, square, out=np.zeros_like(weight), where=square > 0)
+        return ess

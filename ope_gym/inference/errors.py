@@ -1,0 +1,109 @@
+"""Standard errors from influence values, inside strata of like trajectories."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray
+
+NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
+
+
+def standard_error(influence: FloatArray, strata: IntArray) -> float:
+    """SE^2 = sum_k rho_k^2 s_k^2 / n_k, s_k^2 the variance of psi inside stratum k.
+
+    A stratum of one trajectory is joined to a neighbour, since its own spread cannot be seen. NaN
+    when all are alone.
+    """
+    from ope_gym import kernels
+
+    strata = join_single(strata)
+    n, counts = influence.size, np.bincount(strata)
+    if counts.max() < 2 or not np.all(np.isfinite(influence)):
+        return np.nan
+    squares = kernels.squares_within(influence, strata, counts)
+    return float(np.sqrt(np.sum(counts * squares / (counts - 1.0))) / n)
+
+
+def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
+    """(m, m) covariance of means from influence values (m, n): `standard_error` for several.
+
+    NaN when all strata are single.
+    """
+    strata = join_single(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2:
+        return np.full((len(influence), len(influence)), np.nan)
+    scale = np.sqrt(counts / (counts - 1.0))[strata] / strata.size
+    deviations = np.stack([centre(row, strata) * scale for row in influence])
+    return np.asarray(deviations @ deviations.T)
+
+
+def centre(influence: FloatArray, strata: IntArray) -> FloatArray:
+    """Influence values minus their means inside each stratum."""
+    counts = np.bincount(strata)
+    means = np.bincount(strata, influence) / np.maximum(counts, 1)
+    return influence - means[strata]
+
+
+def join_single(strata: IntArray) -> IntArray:
+    """Strata renumbered 0, 1, ..., each single trajectory put with the neighbour before (or after).
+
+    If all strata are single they are left alone: no spread can be seen inside any of them.
+    """
+    strata = _renumber(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2 or counts.min() >= 2:
+        return strata
+    first = int(np.argmax(counts >= 2))
+    home = np.where(counts >= 2, np.arange(counts.size), 0)
+    home = np.maximum(np.maximum.accumulate(home), first)
+    return _renumber(home[strata])
+
+
+def _renumber(strata: IntArray) -> IntArray:
+    """The same groups numbered 0, 1, ... without gaps."""
+    present = np.bincount(strata) > 0
+    return strata if present.all() else (np.cumsum(present) - 1)[strata]
+
+
+def cautious_error(influence: FloatArray, strata: IntArray) -> float:
+    """The error of ess-t: sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
+
+    u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n is what a trajectory adds to the
+    standard error, SE^2 = sum_i u_i^2; u_max and u_min are the largest above and below 0. A sample
+    lacks the rare trajectories that would have moved the estimate most, and where they are missing
+    SE is too small as well: estimate and SE err together. So the most extreme trajectory on each
+    side counts once more. At most sqrt(2) SE, and SE itself as no trajectory matters by itself any
+    more. NaN where `standard_error` is.
+    """
+    strata = join_single(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2 or not np.all(np.isfinite(influence)):
+        return np.nan
+    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
+    scale = float(np.abs(u).max())
+    if scale == 0.0:
+        return 0.0
+    u /= scale * influence.size  # its squares could overflow
+    extremes = max(float(u.max()), 0.0) ** 2 + min(float(u.min()), 0.0) ** 2
+    return scale * float(np.sqrt(u @ u + extremes))
+
+
+def joined(strata: IntArray) -> IntArray:
+    """Strata of neighbours among those of one trajectory each, so that their spread can be seen.
+
+    The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
+    counts as spread: for independent trajectories errors come out too large, never too small in
+    expectation; a little where neighbours are alike, as in the history of a learner. Strata of
+    several trajectories, and few of one, are left as they are.
+    """
+    order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
+    single = counts == 1
+    lone = int(np.count_nonzero(single))
+    if lone < 2 * NEIGHBOURS:
+        return strata
+    last = lone // NEIGHBOURS - 1
+    names = last + np.cumsum(~single)  # of the others, after those of the single ones
+    names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)
+    return np.asarray(names[order])

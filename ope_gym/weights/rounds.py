@@ -1,0 +1,84 @@
+"""Weights of the rounds of an adaptive experiment; see `ope_gym.estimators.adaptive`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.weights.formula import LogProbRows, block_of, chunks_of
+
+_RANGE = 10.0  # h stays within this factor of that of the first round
+_SEEN = 5.0  # effective earlier episodes below which sigma_k is not estimated
+
+
+def stable_weights(
+    target_log_probs: FloatArray,
+    behaviour_log_probs: FloatArray | LogProbRows,
+    ids: IntArray,
+    offsets: IntArray,
+    gamma: float,
+    start: FloatArray,
+    residuals: FloatArray,
+) -> FloatArray:
+    """(K,) h_k = sigma_0 / sigma_k, both as the episodes before round k let one expect them.
+
+        sigma_k^2 = sum_{i before k} u (Gamma_i,k - mean)^2 / sum u,   u = P_k / mixture of the past
+
+    Gamma_i,k is episode i with weights P_e / P_k and the residuals of its own round: those of round
+    k would need its q on all earlier episodes, and differ little in how h changes. h_0 = 1; where
+    the past is too unlike behaviour k to say (an effective number of episodes below 5), h is that
+    of the round before; h is kept within a factor 10 of 1.
+
+    Args:
+        target_log_probs: (S,) log-probability of the taken actions under the target.
+        behaviour_log_probs: (K, S) the same under each behaviour, or a source of such blocks.
+        ids: (n,) round of each trajectory.
+        offsets: (n + 1,).
+        gamma: discount.
+        start: (n,) past-only v at the start.
+        residuals: (S,) e of the past-only q.
+    """
+    from ope_gym import kernels
+
+    n, rounds = ids.size, behaviour_log_probs.shape[0]
+    prefix = np.empty(target_log_probs.size)
+    kernels.cumulate(target_log_probs, 0, n, offsets, prefix)
+    discount = gamma ** np.arange(int(np.diff(offsets).max()))
+    terms, last = np.empty((rounds, n)), np.empty((rounds, n))
+    for begin, end in chunks_of(offsets, rounds):
+        first, stop = int(offsets[begin]), int(offsets[end])
+        block = block_of(behaviour_log_probs, first, stop)
+        kernels.rival_terms(
+            block, first, begin, end, offsets, prefix, residuals, discount, terms, last
+        )
+    terms += start
+    with np.errstate(divide="ignore"):
+        log_counts = np.log(np.bincount(ids, minlength=rounds))
+    h, mixture = np.ones(rounds), np.full(n, -np.inf)  # of the rounds before k, times their size
+    for k in range(1, rounds):
+        mixture = np.logaddexp(mixture, log_counts[k - 1] + last[k - 1])
+        past = ids < k
+        h[k] = h[k - 1]
+        if past.any():
+            scale = mixture[past]
+            ratio = _spread(terms[0, past], last[0, past] - scale) / _spread(
+                terms[k, past], last[k, past] - scale
+            )
+            if np.isfinite(ratio):
+                h[k] = np.clip(np.sqrt(ratio), 1 / _RANGE, _RANGE)
+    return h
+
+
+def _spread(terms: FloatArray, log_u: FloatArray) -> float:
+    """Variance of terms weighted by u; NaN where u leaves too few of them, or they are equal."""
+    if log_u.max() == -np.inf:
+        return np.nan
+    u = np.exp(log_u - log_u.max())
+    total = u.sum()
+    if total**2 / (u @ u) < _SEEN:
+        return np.nan
+    known = u > 0  # a prefix that behaviour k cannot take has no weight, and no term
+    u, values = u[known], terms[known]
+    with np.errstate(over="ignore", invalid="ignore"):
+        variance = float(u @ (values - u @ values / total) ** 2 / total)
+    return variance if variance > 0 else np.nan
