@@ -14,6 +14,7 @@ import numpy as np
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.data.roster import Roster
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnavailablePolicy
 
@@ -67,10 +68,11 @@ def _name(plan: tuple[tuple[int, int], ...]) -> str:
     return f"policy {plan[0][1]}, then {changes}"
 
 
-def behaviours_of(data: Trajectories) -> Behaviours:
+def behaviours_of(data: Trajectories | Roster) -> Behaviours:
     """Group trajectories by the policies they would have followed over the longest episode."""
+    data = Roster.of(data) if isinstance(data, Trajectories) else data
     longest = int(data.lengths.max())
-    start = data.policy_ids[data.offsets[:-1]]
+    start = data.first_policies
     clocked = data.schedule_ids >= 0
     key = np.stack(  # one row a trajectory; the policy alone where it never changes inside one
         [data.schedule_ids, np.where(clocked, data.start_clock, start)], axis=1
@@ -92,7 +94,7 @@ def behaviours_of(data: Trajectories) -> Behaviours:
 
 
 def _plan(
-    data: Trajectories, schedule_id: int, value: int, longest: int
+    data: Roster, schedule_id: int, value: int, longest: int
 ) -> tuple[tuple[int, int], ...]:
     """The plan of a policy (schedule_id < 0), or of an episode that began at clock `value`."""
     if schedule_id < 0:
