@@ -61,7 +61,8 @@ from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquation
 from ope_gym.models.rounds import past_only
 from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
 from ope_gym.policies.base import FinitePolicy, Policy
-from ope_gym.results import Evaluation, PartialMixture, Sample
+from ope_gym.inference.estimate import PartialMixture, Sample
+from ope_gym.results import Evaluation
 from ope_gym.scale.passes import (
     Gathered,
     Gathering,

@@ -17,7 +17,7 @@ from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
 from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import Evidence, IntervalKind
-from ope_gym.results import Estimate, Sample
+from ope_gym.inference.estimate import Estimate, Sample
 
 _BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 
