@@ -13,7 +13,9 @@ from ope_gym.data.trajectories import Schedule, Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
 from ope_gym.inference.estimate import Difference, Estimate
-from ope_gym.policies import (
+from ope_gym.inference.intervals import Betting, Bootstrap, EssT
+from ope_gym.options import Compute, Options, Weighting
+from ope_gym.policies.closed_form import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     FinitePolicy,
@@ -32,13 +34,11 @@ if TYPE_CHECKING:
     from ope_gym.analysis import overlap as overlap
     from ope_gym.data import minari as minari
     from ope_gym.report import tensorboard as tensorboard
-    from ope_gym.scale import sharded as sharded
 else:
     _LATER = {
         "models": "ope_gym.models",
         "minari": "ope_gym.data.minari",
         "overlap": "ope_gym.analysis.overlap",
-        "sharded": "ope_gym.scale.sharded",
         "tensorboard": "ope_gym.report.tensorboard",
     }
 
@@ -51,15 +51,20 @@ else:
 
 __all__ = [
     "ESTIMATORS",
+    "Betting",
+    "Bootstrap",
     "Calibration",
+    "Compute",
     "DiagonalGaussian",
     "Difference",
     "EpsilonGreedyTable",
+    "EssT",
     "Estimate",
     "Evaluation",
     "Evaluator",
     "FinitePolicy",
     "LinearSigmoid",
+    "Options",
     "Policy",
     "Ranking",
     "Schedule",
@@ -67,6 +72,7 @@ __all__ = [
     "Trajectories",
     "TrajectoryBuffer",
     "Uniform",
+    "Weighting",
     "contributions",
     "episodes_needed",
     "evaluate",

@@ -32,6 +32,7 @@ from ope_gym.arrays import (
     check_log_probs,
     check_offsets,
     episode_ids,
+    folds_within,
     place,
     step_numbers,
 )
@@ -46,6 +47,7 @@ from ope_gym.inference import bootstrap, regimes
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude
 from ope_gym.inference.errors import joined
+from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.inference.intervals import Betting, IntervalKind
 from ope_gym.models.base import (
     FOLDS,
@@ -54,14 +56,12 @@ from ope_gym.models.base import (
     QModel,
     cross_fit,
     default_model,
-    folds_within,
     named_model,
 )
 from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
 from ope_gym.models.rounds import past_only
 from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
 from ope_gym.policies.base import FinitePolicy, Policy
-from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.results import Evaluation
 from ope_gym.scale.passes import (
     Gathered,
@@ -95,7 +95,7 @@ _FOLLOWING = (
 
 
 def evaluate(
-    episodes: Episodes | Iterable[Episodes],
+    episodes: Episodes,
     target: Policy | int | str,
     estimators: str | Iterable[str] | None = None,
     *,
@@ -160,7 +160,7 @@ class Evaluator:
 
     def __init__(
         self,
-        episodes: Episodes | Iterable[Episodes],
+        episodes: Episodes,
         estimators: str | Iterable[str] | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
@@ -168,9 +168,7 @@ class Evaluator:
         self._named = None if estimators is None else estimator_names(estimators)
         compute = self.options.compute
         with start_workers(compute.workers, compute.ray) as crew:
-            self._source = open_source(
-                episodes, self.options.held_out, compute.block_steps, crew
-            )
+            self._source = open_source(episodes, self.options.held_out, compute.block_steps, crew)
         self._roster, self._data = self._source.roster, self._source.data
         self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
@@ -194,6 +192,10 @@ class Evaluator:
     def steps(self) -> int:
         """Number of recorded steps that are used."""
         return self._roster.steps
+
+    def name_of(self, target: Policy | int | str) -> str:
+        """Return the name of a target: "policy 3", with the first file that has it of several."""
+        return self._source.name_of(target)
 
     def passes(self, target: Policy | int | str) -> int:
         """Return how often an evaluation does all steps, as its progress counts them."""
@@ -485,7 +487,7 @@ class Evaluator:
     def _rounds(
         self, chunk: Weighted, model: QModel | Baseline | None, target: Policy
     ) -> tuple[Weighted, FloatArray]:
-        """Return the episodes with residuals of a q of earlier rounds, and weights of the rounds."""
+        """Return the episodes with residuals of past-only q models, and weights of the rounds."""
         assert self._data is not None
         assert model is not None  # `_require` saw to it
         data, offsets, gamma = self._data, self._data.offsets, self.options.gamma
@@ -617,9 +619,7 @@ def evaluate_log_probs(
     >>> evaluation["NFIS"].value
     3.0
     """
-    options = Options(
-        gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed
-    )
+    options = Options(gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed)
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)

@@ -74,9 +74,7 @@ class Compute:
 
     def __post_init__(self) -> None:
         if not positive(self.block_steps):
-            raise ValueError(
-                f"block_steps is {self.block_steps!r}; hold at least 1 step at once"
-            )
+            raise ValueError(f"block_steps is {self.block_steps!r}; hold at least 1 step at once")
         if self.ray and self.workers != 1:
             raise ValueError(
                 f"workers is {self.workers!r} and ray is {self.ray!r}: Ray's resources say how "

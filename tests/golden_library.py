@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import ope_gym
-from ope_gym import __main__ as command_line
+from ope_gym import cli as command_line
 from ope_gym.analysis.overlap import overlap
 from ope_gym.models import (
     Baseline,
@@ -31,19 +31,16 @@ from ope_gym.models import (
     Polynomial,
     TabularQ,
 )
-from ope_gym.policies import (
+from ope_gym.policies.closed_form import (
     DiagonalGaussian,
-    EpsilonGreedyMlp,
     EpsilonGreedyTable,
-    GaussianMlp,
     LinearSigmoid,
-    Network,
     SoftmaxLinear,
-    SoftmaxMlp,
     Uniform,
-    UnknownPolicy,
 )
-from ope_gym.scale.sharded import evaluate_shards
+from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
+from ope_gym.policies.network import Network
+from ope_gym.policies.unknown import UnknownPolicy
 from studies import oracle
 from tests.golden_data import Recording
 
@@ -119,52 +116,69 @@ def make_unknown(recording: Recording, log_probs: ArrayLike, **spaces: Any) -> A
     )
 
 
-def old_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate plain options to those of the library."""
+def library_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate plain options to the option classes of the library."""
     found = dict(options)
-    if "held_out" in found:
-        found["data"] = "held-out" if found.pop("held_out") else "all"
-    if "seed" in found:
-        found["rng"] = found.pop("seed")
+
+    def taken(*names: str) -> dict[str, Any]:
+        return {name: found.pop(name) for name in names if name in found}
+
+    if weighting := taken("cap", "mixture", "reward_model"):
+        found["weighting"] = ope_gym.Weighting(**weighting)
+    if "chunk_steps" in found:
+        found["block_steps"] = found.pop("chunk_steps")
+    if compute := taken("block_steps", "workers", "ray", "scratch"):
+        found["compute"] = ope_gym.Compute(**compute)
+    drawn, bounds = taken("resamples"), taken("reward_range", "horizon")
+    if found.get("interval") in ("percentile", "bca"):
+        found["interval"] = ope_gym.Bootstrap(**drawn, method=found["interval"])
+    if found.get("interval") == "betting":
+        found["interval"] = ope_gym.Betting(**bounds)
     return found
 
 
 def run_evaluate(data: Any, target: Any, estimators: Any = None, **options: Any) -> Any:
-    return ope_gym.evaluate(data, target, estimators=estimators, **old_names(options))
+    options.setdefault("held_out", False)
+    return ope_gym.evaluate(data, target, estimators, **library_options(options))
 
 
 def run_several(data: Any, targets: Sequence[Any], estimators: Any, **options: Any) -> list[Any]:
     """Evaluate several targets on data that are made ready once."""
-    evaluator = ope_gym.Evaluator(data, estimators=estimators, **old_names(options))
+    options.setdefault("held_out", False)
+    evaluator = ope_gym.Evaluator(data, estimators, **library_options(options))
     return [evaluator.evaluate(target) for target in targets]
 
 
 def run_arrays(arrays: Mapping[str, Any], estimators: Any = None, **options: Any) -> Any:
     """Evaluate arrays of log-probabilities; `baseline` is (q, v)."""
-    return ope_gym.evaluate_log_probs(**arrays, estimators=estimators, **old_names(options))
+    return ope_gym.evaluate_log_probs(
+        **arrays, estimators=estimators, **library_options(options)
+    )
 
 
 def run_files(files: Sequence[Path], target: Any, estimators: Any, **options: Any) -> Any:
     """Evaluate files; options are also chunk_steps, scratch, workers and ray."""
-    if "chunk_steps" in options:
-        options["block_steps"] = options.pop("chunk_steps")
-    return evaluate_shards(list(files), target, estimators=estimators, **old_names(options))
+    options.setdefault("held_out", False)
+    return ope_gym.evaluate(list(files), target, estimators, **library_options(options))
 
 
 def run_rank(data: Any, targets: Any, **options: Any) -> Any:
-    return ope_gym.rank(data, targets, **old_names(options))
+    options.setdefault("held_out", False)
+    return ope_gym.rank(data, targets, **library_options(options))
 
 
 def run_leave_one_out(data: Any, **options: Any) -> Any:
-    return ope_gym.leave_one_policy_out(data, **old_names(options))
+    return ope_gym.leave_one_policy_out(data, **library_options(options))
 
 
 def run_contributions(data: Any, target: Any, **options: Any) -> Any:
-    return ope_gym.contributions(data, target, **old_names(options))
+    options.setdefault("held_out", False)
+    return ope_gym.contributions(data, target, **library_options(options))
 
 
 def run_needed(data: Any, target: Any, standard_error: float, **options: Any) -> Any:
-    return ope_gym.episodes_needed(data, target, standard_error, **old_names(options))
+    options.setdefault("held_out", False)
+    return ope_gym.episodes_needed(data, target, standard_error, **library_options(options))
 
 
 def run_overlap(data: Any, target: Any) -> Any:

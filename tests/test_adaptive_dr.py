@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, past_only, stable_weights
-from ope_gym.estimators.table import column_sums, moments, standard_error
+from ope_gym.estimators.table import column_sums, moments
+from ope_gym.inference.errors import standard_error
 from ope_gym.models.base import Baseline
 from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import behaviours_of

@@ -14,7 +14,8 @@ from ope_gym.estimators.control_variates import (
     last_log_probs,
     mixture_ratios,
 )
-from ope_gym.estimators.table import column_sums, standard_error
+from ope_gym.estimators.table import column_sums
+from ope_gym.inference.errors import standard_error
 from ope_gym.weights.formula import log_weights
 from studies import oracle
 from tests import builders, reference, small_mdps

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.estimators.magic import Magic, blend, bootstrap_magic, distance, magic, spread_cuts
-from ope_gym.estimators.table import column_sums, moments, standard_error
+from ope_gym.estimators.table import column_sums, moments
+from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import Interval, Resamples, ess_t
 from ope_gym.models.base import Baseline
 from ope_gym.weights.formula import log_weights

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ope_gym import LinearSigmoid, Trajectories, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main
 from ope_gym.data.schedules import Schedule
-from ope_gym.estimators.table import column_sums, join_single, standard_error
+from ope_gym.estimators.table import column_sums
+from ope_gym.inference.errors import join_single, standard_error
 from ope_gym.inference.estimate import PartialMixture
 from ope_gym.weights import mixtures
 from ope_gym.weights.behaviours import Behaviours, behaviours_of

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ope_gym import Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main as command
 from ope_gym.analysis.ranking import probability_best
-from ope_gym.estimators.table import covariance_within, standard_error
+from ope_gym.inference.errors import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
 from ope_gym.policies import UnavailablePolicy
 from ope_gym.report.canvas import render

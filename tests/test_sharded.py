@@ -25,7 +25,8 @@ from ope_gym.data.blocks import Block, DamagedFileError
 from ope_gym.data.files import write_change, write_policy, write_spaces
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
-from ope_gym.estimators.table import WEIGHTED, standard_error
+from ope_gym.estimators.table import WEIGHTED
+from ope_gym.inference.errors import standard_error
 from ope_gym.inference import bootstrap
 from ope_gym.inference.intervals import Resamples
 from ope_gym.models.features import Columns, ColumnSums, OneHot, Polynomial

@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
-from ope_gym.estimators.table import centre, column_sums, join_single, moments, standard_error
+from ope_gym.estimators.run import weigh_arrays
+from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import AMBER_ESS
-from ope_gym.policies import Target
+from ope_gym.inference.errors import centre, join_single, standard_error
+from ope_gym.policies.base import Target
 from ope_gym.report import text
+from ope_gym.scale.sources import Episodes
 
 if TYPE_CHECKING:
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
+    pass
 
 _CANCELLED = 1e-6  # below this share of the mixture, subtracting a policy loses too many digits
 
@@ -129,11 +131,11 @@ class Contributions(Sequence[Contribution]):
 
 
 def contributions(
-    trajectories: Trajectories | TrajectoryBuffer,
+    episodes: Episodes,
     target: Target,
     *,
     estimator: str = "NFIS",
-    data: str = "all",
+    held_out: bool | None = None,
     gamma: float = 1.0,
 ) -> Contributions:
     """Tell what each past policy brings to the estimate of `target`.
@@ -142,14 +144,15 @@ def contributions(
     spread limits the precision; the error without it says what would be lost.
 
     Args:
-        trajectories: recorded episodes; where the policy changed during episodes, they count for
-            the policy at their start.
+        episodes: recorded episodes, as in `ope_gym.evaluate`; where the policy changed during
+            episodes, they count for the policy at their start.
         target: the policy to evaluate, the number of a recorded one, or "last".
         estimator: "NFIS" or "FIS".
-        data: "all" episodes, or only the "held-out" ones.
+        held_out: True for held-out episodes alone, False for all, None for the held-out ones if
+            there are any.
         gamma: discount within [0, 1].
     """
-    fused = FusedWeights(trajectories, target, estimator=estimator, data=data, gamma=gamma)
+    fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
     found, strata = fused.current, fused.behaviours.strata
     groups, group = np.unique(strata, return_inverse=True)
     top = float(found.log_last.max())
@@ -162,15 +165,15 @@ def contributions(
         mine = group == g
         value, error, effective = _without(fused, mine)
         row = Contribution(
-            name=f"policy {_number(fused, mine)}",
-            episodes=int(mine.sum()),
-            weight_share=_share(total, g),
-            ess=float(ess[g]),
-            ess_share=_share(ess, g),
-            variance_share=_share(variance, g),
-            value_without=value,
-            standard_error_without=error,
-            ess_without=effective,
+            f"policy {_number(fused, mine)}",
+            int(mine.sum()),
+            _share(total, g),
+            float(ess[g]),
+            _share(ess, g),
+            _share(variance, g),
+            value,
+            error,
+            effective,
         )
         rows.append(row)
     error = standard_error(found.influence, strata)
@@ -186,7 +189,9 @@ def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
 def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Return value, standard error and effective sample size from the other episodes.
 
-    Their weights are against the mixture of the policies that recorded them.
+
+def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Computed:
+    """Estimate from the other episodes, against the mixture of the policies that recorded them.
 
     Args:
         fused: all episodes and their mixture.
@@ -207,10 +212,7 @@ def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, f
             np.bincount(ids[kept], minlength=fused.behaviours.counts.size),
         )
     log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
-    columns = column_sums(log_w, rewards, offsets, fused.gamma, None)
-    found = moments(log_w, rewards, offsets, fused.gamma, columns, normalised=fused.normalised)
-    error = standard_error(found.influence, fused.behaviours.strata[kept])
-    return found.value, error, float(found.ess.min())
+    return weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
 
 
 def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:

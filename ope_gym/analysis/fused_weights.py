@@ -7,16 +7,19 @@ under the mixture; the weight is w = P_e / M.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, check_finite, check_log_probs, offsets_of
 from ope_gym.data.schema import BY_STEP
-from ope_gym.data.trajectories import Trajectories, Viewable
-from ope_gym.estimators.table import Columns, Moments, column_sums, moments
-from ope_gym.inference import regimes
-from ope_gym.policies import Policy, Target, UnavailablePolicy, resolve_policy
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.reductions import discounts
+from ope_gym.estimators.run import sum_arrays, weigh_arrays
+from ope_gym.inference.computed import Computed
+from ope_gym.policies.base import Policy, Target, UnavailablePolicy, resolve_policy
+from ope_gym.scale.sources import load_episodes
 from ope_gym.weights.behaviours import Behaviours, behaviours_of, policy_log_probs
 from ope_gym.weights.formula import log_weights
 
@@ -27,24 +30,27 @@ class FusedWeights:
     """Hold trajectories, a target, and the logs of P_e and M at every step.
 
     Args:
-        trajectories: recorded episodes.
+        episodes: recorded episodes, as in `ope_gym.evaluate`.
         target: the policy to evaluate, the number of a recorded one, or "last".
         estimator: "NFIS" or "FIS".
-        data: "all" episodes, or only the "held-out" ones.
+        held_out: as in `ope_gym.evaluate`.
         gamma: discount.
     """
 
     def __init__(
-        self, trajectories: Viewable, target: Target, *, estimator: str, data: str, gamma: float
+        self,
+        episodes: Any,
+        target: Target,
+        *,
+        estimator: str,
+        held_out: bool | None,
+        gamma: float,
     ) -> None:
         if estimator not in NORMALISED:
             raise ValueError(f"estimator is {estimator!r}; choose one of {', '.join(NORMALISED)}")
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f"gamma is {gamma!r}; a discount lies within [0, 1]")
-        whole = trajectories.view()
-        if not len(whole):
-            raise ValueError("trajectories is empty: record at least one episode first")
-        self.data = _counted(regimes.held_out_only(whole, data), gamma)
+        self.data = _counted(load_episodes(episodes, held_out), gamma)
         check_finite(self.data.rewards, "rewards", self.data.offsets)
         self.target = resolve_policy(self.data.policies, target)
         self.normalised, self.gamma = NORMALISED[estimator], gamma
@@ -62,17 +68,18 @@ class FusedWeights:
             )
         self.log_m = self.log_mixture(self.data, self.behaviours.ids, self.behaviours.counts)
         self.log_e = self.prefix(self.target, "target")
-        self.columns = self._columns(self.log_e - self.log_m)
-        self.current = self._moments(self.log_e - self.log_m, self.columns)
+        log_w, rewards, offsets = self.log_e - self.log_m, self.data.rewards, self.data.offsets
+        self._columns = sum_arrays(log_w, rewards, offsets, gamma).columns
+        self.current: Computed = self._weigh(log_w)
 
     @property
     def n(self) -> int:
-        """Return the number of trajectories."""
+        """Number of trajectories."""
         return len(self.data)
 
     @property
     def ends(self) -> IntArray:
-        """Return (n,) the last row of each trajectory."""
+        """Last row (n,) of each trajectory."""
         return np.asarray(self.data.offsets[1:] - 1)
 
     def prefix(self, policy: Policy, name: str) -> FloatArray:
@@ -90,11 +97,11 @@ class FusedWeights:
         from ope_gym import kernels
 
         if not self.normalised:
-            return self._moments(log_w, self._columns(log_w)).influence
-        peak, sums = self.columns.peak, self.columns.sums
+            return self._weigh(log_w).influence
+        peak, sums = self._columns.peak, self._columns.sums
         psi = np.full(self.n, np.nan)
         if np.all(sums[0] > 0):
-            discount = self.gamma ** np.arange(peak.size, dtype=np.float64)
+            discount = discounts(self.gamma, peak.size)
             kernels.normalised_influence(
                 log_w, np.inf, self.data.rewards, self.data.offsets, discount, peak, sums, psi
             )
@@ -118,17 +125,9 @@ class FusedWeights:
             density=True,
         )["fused"]
 
-    def _columns(self, log_w: FloatArray) -> Columns:
-        return column_sums(log_w, self.data.rewards, self.data.offsets, self.gamma, None)
-
-    def _moments(self, log_w: FloatArray, columns: Columns) -> Moments:
-        return moments(
-            log_w,
-            self.data.rewards,
-            self.data.offsets,
-            self.gamma,
-            columns,
-            normalised=self.normalised,
+    def _weigh(self, log_w: FloatArray) -> Computed:
+        return weigh_arrays(
+            log_w, self.data.rewards, self.data.offsets, self.gamma, normalised=self.normalised
         )
 
 

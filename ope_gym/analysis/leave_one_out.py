@@ -7,9 +7,10 @@ weights cannot be trusted that far. No environment is needed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,34 +20,26 @@ import numpy as np
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
-from ope_gym.inference import regimes
 from ope_gym.inference.estimate import Estimate
-from ope_gym.policies import UnavailablePolicy, policy_number
+from ope_gym.options import Options, OptionValues
+from ope_gym.policies.base import UnavailablePolicy, policy_number
 from ope_gym.report import text
+from ope_gym.scale.sources import Episodes, load_episodes
 from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.models.base import QModel
+    from typing_extensions import Unpack
 
 _COLOURS = ("green", "amber", "red")
 
 
 def leave_one_policy_out(
-    trajectories: Trajectories | TrajectoryBuffer,
-    *,
+    episodes: Episodes,
     estimator: str = "auto",
-    data: str | None = None,
+    *,
     policies: Sequence[int | str] | None = None,
     limit: int = 24,
-    q_model: QModel | str | None = "default",
-    gamma: float = 1.0,
-    cap: float = 10.0,
-    interval: str = "ess-t",
-    level: float = 0.95,
-    rng: int | None = None,
-    resamples: int = 1000,
-    progress: Callable[[int], object] | None = None,
+    **options: Unpack[OptionValues],
 ) -> Calibration:
     """Estimate each recorded policy from the others' episodes and compare with its own returns.
 
@@ -54,34 +47,26 @@ def leave_one_policy_out(
     that it learned from, so that estimates of later policies are too high, as they are in use.
 
     Args:
-        trajectories: recorded episodes.
+        episodes: recorded episodes, as in `ope_gym.evaluate`; they are read into memory.
         estimator: a name of `ope_gym.ESTIMATORS`.
-        data: "held-out" or "all"; by default held-out where there are any.
         policies: numbers of those to check, or "last"; by default all that recorded.
         limit: of more policies than this, as many are checked, evenly spread; each takes about as
             long as an evaluation.
-        q_model: as in `ope_gym.evaluate`, and so are the options up to `resamples`.
-        gamma: discount within [0, 1].
-        cap: upper bound of the weights of capped estimators.
-        interval: "ess-t", "percentile" or "bca".
-        level: confidence level of intervals and comparisons.
-        rng: seed.
-        resamples: bootstrap replicates.
-        progress: called with 1 after each policy.
+        options: those of `ope_gym.Options`: `held_out`, `q_model`, `gamma`, `interval`, `level`,
+            `weighting`, `compute`, `seed`.
 
     Returns:
         A mapping from the number of a policy to its `Check`; print it for a table.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit!r}; check at least 1 policy")
-    if interval == "betting":
+    checked = Options(**options)
+    if checked.kind.name == "betting":
         raise ValueError("interval='betting' has no standard error to compare by; take 'ess-t'")
-    whole = trajectories.view()
-    if data is None:
-        data = "held-out" if whole.held_out.any() else "all"
-    used = regimes.held_out_only(whole, data)
-    if not len(used):
-        raise ValueError("trajectories is empty: record at least one episode first")
+    used = load_episodes(episodes, checked.held_out)
+    progress = checked.compute.progress or (lambda _: None)  # counts policies here, not steps
+    options["compute"] = dataclasses.replace(checked.compute, progress=None)
+    options["held_out"] = False  # chosen already
     own = own_episodes(used)
     wanted = list(own) if policies is None else [_number(used, k) for k in policies]
     skipped = {k: why for k in wanted if (why := _unfit(used, own, k))}
@@ -90,23 +75,14 @@ def leave_one_policy_out(
     checks = []
     for k in (chosen[i] for i in evenly(len(chosen), limit)):
         others = np.setdiff1d(np.arange(len(used)), own[k])
-        evaluator = Evaluator(
-            used.select(episodes=others),
-            estimators=estimator,
-            q_model=q_model,
-            gamma=gamma,
-            cap=cap,
-            interval=interval,
-            level=level,
-            rng=rng,
-            resamples=resamples,
-        )
+        evaluator = Evaluator(used.select(episodes=others), estimator, **options)
         estimate = evaluator.evaluate(used.policies[k])[estimator]
-        returns = used.returns(gamma)[own[k]]
+        returns = used.returns(checked.gamma)[own[k]]
         error = float(returns.std(ddof=1) / math.sqrt(returns.size))
-        checks.append(Check(k, returns.size, float(returns.mean()), error, estimate, level))
-        if progress is not None:
-            progress(1)
+        mean = float(returns.mean())
+        checks.append(Check(k, returns.size, mean, error, estimate, checked.level))
+        progress(1)
+    data = "held-out" if used.held_out.all() else "all"
     return Calibration(checks, skipped, data, left_out)
 
 
@@ -200,7 +176,7 @@ class Check:
 
     @property
     def expected_cover(self) -> float:
-        """Return the probability that `covers` is true if all is well.
+        """Return the probability that it does if all is well.
 
         It is below the level, because the own mean has an error, too.
         """
@@ -278,7 +254,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_coverage(self) -> float:
-        """Return the coverage to expect if all is well, given the errors of the own means."""
+        """Return what that share would be if all is well, given the errors of the own means."""
         shares = [check.expected_cover for check in self.values() if check.covers is not None]
         return float(np.mean(shares)) if shares else math.nan
 
@@ -289,7 +265,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_rmse(self) -> float:
-        """Return the root mean square to expect from the errors of estimates and own means."""
+        """Return what that would be if all is well: the errors of estimates and own means."""
         return _root_mean_square([check.error for check in self.values()])
 
     @property

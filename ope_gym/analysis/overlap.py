@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, evenly
-from ope_gym.policies import Target, UnavailablePolicy, resolve_policy
+from ope_gym.policies.base import Target, UnavailablePolicy, resolve_policy
+from ope_gym.scale.sources import Episodes, load_episodes
 from ope_gym.weights.behaviours import policy_log_probs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
 
 _LARGEST = 300.0  # exp of it can still be squared
 
@@ -44,9 +43,7 @@ class Overlap:
         return overlap_figure(self.matrix, self.evaluated, self.recorded)
 
 
-def overlap(
-    trajectories: Trajectories | TrajectoryBuffer, target: Target, *, limit: int = 24
-) -> Overlap:
+def overlap(episodes: Episodes, target: Target, *, limit: int = 24) -> Overlap:
     """Compute the squared affinity of whole episodes between policies.
 
     It is computed for every two recorded policies, and for the target with each of them:
@@ -62,14 +59,15 @@ def overlap(
     the mixture is not known: a policy cannot be asked, or the policy changed during episodes.
 
     Args:
-        trajectories: recorded episodes; the recording policy is the one at an episode's first step.
+        episodes: recorded episodes, as in `ope_gym.evaluate`; the recording policy is the one at
+            an episode's first step.
         target: the policy of the last row: a policy, the number of a recorded one, or "last".
         limit: with more recording policies than this, as many are taken, evenly spread from the
             first to the last.
     """
     if limit < 2:
         raise ValueError(f"limit is {limit}; give at least 2 policies, the first and the last")
-    data = trajectories.view()
+    data = load_episodes(episodes, False)
     if len(data) == 0:
         raise ValueError("trajectories has no episode: record some to compare policies on")
     aim = resolve_policy(data.policies, target)

@@ -26,14 +26,14 @@ import numpy as np
 
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
-from ope_gym.estimators.table import standard_error as error_of
 from ope_gym.inference.diagnostics import GREEN_ESS
-from ope_gym.policies import Policy, Target, policy_number, resolve_policy
+from ope_gym.inference.errors import standard_error as error_of
+from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
 from ope_gym.report import text
+from ope_gym.scale.sources import Episodes
 
 if TYPE_CHECKING:
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
+    pass
 
 MOST_EPISODES = 1_000_000
 ITSELF = "the target itself"
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def best(self) -> Need | None:
-        """Return the policy of which the fewest episodes are needed; None if none suffices."""
+        """The policy of which the fewest episodes are needed; None if none suffices."""
         return self.needs[0] if self.needs[0].episodes is not None else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,26 +128,27 @@ class Plan:
 
 
 def episodes_needed(
-    trajectories: Trajectories | TrajectoryBuffer,
+    episodes: Episodes,
     target: Target,
     standard_error: float,
     *,
     policy: Target | None = None,
     estimator: str = "NFIS",
-    data: str = "all",
+    held_out: bool | None = None,
     gamma: float = 1.0,
     limit: int = MOST_EPISODES,
 ) -> Plan:
     """Predict how many more episodes of a policy give a wanted standard error.
 
     Args:
-        trajectories: recorded episodes.
+        episodes: recorded episodes, as in `ope_gym.evaluate`.
         target: the policy to evaluate, the number of a recorded one, or "last".
         standard_error: to be reached.
         policy: to collect with: the number of a recorded one, "last", a policy, or "target" for the
             target itself; None for all that recorded and the target.
         estimator: "NFIS" or "FIS"; "auto" is about as precise as NFIS, or more.
-        data: "all" episodes, or only the "held-out" ones.
+        held_out: True for held-out episodes alone, False for all, None for the held-out ones if
+            there are any.
         gamma: discount within [0, 1].
         limit: most episodes to consider.
     """
@@ -155,7 +156,7 @@ def episodes_needed(
         raise ValueError(f"standard_error is {standard_error!r}; give a number above 0")
     if limit < 1:
         raise ValueError(f"limit is {limit!r}; consider at least 1 episode")
-    fused = FusedWeights(trajectories, target, estimator=estimator, data=data, gamma=gamma)
+    fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
     now = error_of(fused.current.influence, fused.behaviours.strata)
     if not math.isfinite(now):
         raise ValueError(

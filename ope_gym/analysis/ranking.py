@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ope_gym.analysis.ranking_table import Ranked, Ranking
 from ope_gym.arrays import FloatArray
-from ope_gym.estimators.table import covariance_within
 from ope_gym.evaluation import Evaluator
+from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
-from ope_gym.policies import Policy, Target, policy_number, resolve_policy
+from ope_gym.options import Compute, OptionValues
+from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.scale.sources import Episodes
 
 if TYPE_CHECKING:
-    from ope_gym.data.buffer import TrajectoryBuffer
-    from ope_gym.data.trajectories import Trajectories
-    from ope_gym.models.base import Baseline, QModel
+    from typing_extensions import Unpack
 
 DRAWS = 20_000
 _TIE = 1e-9  # draws closer to the winner than this share of its spread tie with it
@@ -28,25 +27,13 @@ _WIDEST = 1e9  # largest factor by which few effective episodes widen a draw
 
 
 def rank(
-    trajectories: Trajectories | TrajectoryBuffer,
+    episodes: Episodes,
     targets: Mapping[str, Target] | Sequence[Target],
-    *,
     estimator: str = "auto",
-    data: str = "all",
+    *,
     origin: str | Mapping[str, str] | None = None,
-    q_model: QModel | Baseline | str | None = "default",
-    gamma: float = 1.0,
-    cap: float = 10.0,
-    interval: str = "ess-t",
-    level: float = 0.95,
-    rng: int | np.random.Generator | None = None,
-    resamples: int = 1000,
-    reward_range: tuple[float, float] | None = None,
-    horizon: int | None = None,
-    reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic",
-    mixture: str | int = "auto",
     draws: int = DRAWS,
-    progress: Callable[[int], object] | None = None,
+    **options: Unpack[OptionValues],
 ) -> Ranking:
     """Rank several policies from best to worst, each evaluated once on the same trajectories.
 
@@ -56,25 +43,14 @@ def rank(
     not.
 
     Args:
-        trajectories: recorded episodes with the policies that acted.
+        episodes: recorded episodes, as in `ope_gym.evaluate`.
         targets: policies by name, or a list, which names them "target 0", "target 1", ... Each is
             a policy, the number of a recorded one (named "policy 7" in a list), or "last".
         estimator: a name of `ope_gym.ESTIMATORS`.
-        data: "all" episodes, or only the "held-out" ones.
         origin: "learned" or "fixed", for all targets or by name; as in `ope_gym.evaluate`.
-        q_model: as in `ope_gym.evaluate`, and so are the options up to `mixture`.
-        gamma: discount within [0, 1].
-        cap: upper bound of the weights of capped estimators.
-        interval: "ess-t", "percentile", "bca" or "betting".
-        level: confidence level, also of the differences.
-        rng: seed or generator of all draws; a fixed seed by default.
-        resamples: bootstrap replicates.
-        reward_range: lowest and highest possible reward, for "betting".
-        horizon: longest possible episode, for "betting".
-        reward_model: for OUIS.
-        mixture: "all", "auto" or the largest number of behaviours in a mixture.
         draws: joint draws behind the probability of being best, where there is no bootstrap.
-        progress: called with 1 after each policy.
+        options: those of `ope_gym.Options`: `held_out`, `q_model`, `gamma`, `interval`, `level`,
+            `weighting`, `compute`, `seed`.
 
     Returns:
         A mapping from name to `Ranked`, the best first; print it for a table.
@@ -83,24 +59,11 @@ def rank(
         raise ValueError(f"draws is {draws}; give at least 1, better {DRAWS:,}")
     if not isinstance(estimator, str):
         raise ValueError(f"estimator is {estimator!r}; a ranking takes one name, such as 'auto'")
-    seed = int(rng.integers(1 << 62)) if isinstance(rng, np.random.Generator) else rng
-    evaluator = Evaluator(
-        trajectories,
-        estimators=estimator,
-        data=data,
-        q_model=q_model,
-        gamma=gamma,
-        cap=cap,
-        interval=interval,
-        level=level,
-        rng=seed,
-        resamples=resamples,
-        reward_range=reward_range,
-        horizon=horizon,
-        reward_model=reward_model,
-        mixture=mixture,
-    )
-    named = named_targets(targets, evaluator.data.policies)
+    compute = options.get("compute", Compute())
+    progress = compute.progress or (lambda _: None)  # counts policies here, not steps
+    options["compute"] = dataclasses.replace(compute, progress=None)
+    evaluator = Evaluator(episodes, estimator, **options)
+    named = named_targets(targets, evaluator.policies)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)
     unknown = [name for name in origins if name not in named]
     if unknown:
@@ -108,9 +71,8 @@ def rank(
     estimates = {}
     for name, policy in named.items():
         estimates[name] = evaluator.evaluate(policy, origin=origins.get(name))[estimator]
-        if progress is not None:
-            progress(1)
-    return ranked(estimates, draws=draws, seed=int(seed or 0))
+        progress(1)
+    return ranked(estimates, draws=draws, seed=evaluator.options.seed)
 
 
 def named_targets(

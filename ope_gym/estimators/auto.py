@@ -108,9 +108,7 @@ def blend(
         return found
     replicates = None
     if plain.replicates is not None and robust.replicates is not None:
-        replicates = (
-            (1.0 - share) * plain.replicates + share * robust.replicates - left_out
-        )
+        replicates = (1.0 - share) * plain.replicates + share * robust.replicates - left_out
     return dataclasses.replace(
         found,
         value=(1.0 - share) * plain.value + share * robust.value - left_out,

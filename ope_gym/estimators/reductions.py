@@ -293,9 +293,7 @@ def _column_sums(
     return peak, sums, psi
 
 
-def _overflowing(
-    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float
-) -> FloatArray:
+def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
     """Influence values of plain weights some of which exceed the largest float."""
     steps = step_numbers(offsets)
     with np.errstate(all="ignore"):

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ope_gym.estimators.reductions import Reduction, Weighted
-from ope_gym.estimators.weighted import Steps
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.reductions import Column, Reduction, StepSums, StepTotals, Weighted
+from ope_gym.estimators.weighted import Setting, Steps, weigh_column
+from ope_gym.inference.computed import Computed
 
 Reduce = Callable[[Sequence[Reduction]], Sequence[Any]]
 
@@ -66,3 +70,33 @@ def run(generators: Sequence[Steps[Any]], reduce: Reduce) -> list[Any]:
 def reduce_chunk(chunk: Weighted) -> Reduce:
     """Answer requests from one chunk that holds all trajectories."""
     return lambda requests: [request.total(request.part(chunk)) for request in requests]
+
+
+def weigh_arrays(
+    log_weights: FloatArray,
+    rewards: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    *,
+    cap: float | None = None,
+    normalised: bool = False,
+) -> Computed:
+    """Compute a weighted estimate from arrays, all trajectories at once and without a q model."""
+    n = offsets.size - 1
+    nobody = np.zeros(n, dtype=np.int64)
+    setting = Setting(n, nobody, nobody, np.array([n]), gamma)
+    chunk = Weighted(offsets, rewards, {"given": log_weights})
+    (found,) = run([weigh_column(Column("given", cap), normalised, setting)], reduce_chunk(chunk))
+    return found
+
+
+def sum_arrays(
+    log_weights: FloatArray,
+    rewards: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    cap: float | None = None,
+) -> StepTotals:
+    """Sum weights at each step from arrays, all trajectories at once."""
+    request = StepSums(Column("given", cap), gamma)
+    return request.total(request.part(Weighted(offsets, rewards, {"given": log_weights})))

@@ -32,97 +32,11 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.errors import join_single
-from ope_gym.kernels import compiled, dense_columns
 
 HashArray = NDArray[np.uint64]
 
 _ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
 _SMALL = 32  # trajectories of a stratum up to which the rate of its draws is solved for
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
-
-
-@compiled()
-def _mix(x: Any) -> Any:
-    """A hash of 64 bits in which every bit of x moves all bits (the finaliser of splitmix64)."""
-    x = (x ^ (x >> _30)) * _MIX_1
-    x = (x ^ (x >> _27)) * _MIX_2
-    return x ^ (x >> _31)
-
-
-@compiled()
-def _absorb(words: Any, offsets: Any, hashes: Any) -> None:
-    """Add the rows (S, m) of each trajectory to its hash (n,)."""
-    for i in range(offsets.size - 1):
-        h = hashes[i]
-        for row in range(offsets[i], offsets[i + 1]):
-            for j in range(words.shape[1]):
-                h = (h ^ words[row, j]) * _GOLDEN
-                h ^= h >> _31
-        hashes[i] = _mix(h + _GOLDEN)
-
-
-@compiled()
-def _mix_all(hashes: Any, added: Any) -> Any:
-    """Hash of (hashes, added) (n,)."""
-    out = np.empty_like(hashes)
-    for i in range(hashes.size):
-        out[i] = _mix(hashes[i] ^ _mix(added[i] * _GOLDEN + _GOLDEN))
-    return out
-
-
-@compiled()
-def _uniform(identity: Any, key: Any) -> Any:
-    """53 bits."""
-    return _mix(identity ^ key) >> _11
-
-
-@compiled()
-def _count(u: Any, limits: Any, row: int) -> int:
-    """How often a replicate draws a trajectory with the uniform number u."""
-    count = 0
-    while u >= limits[row, count]:
-        count += 1
-    return count
-
-
-@compiled()
-def _draw_strata(
-    identities: Any, strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any
-) -> None:
-    """Write to (R, strata) how many each replicate draws; of none, -1 - the smallest u."""
-    for b in range(keys.size):
-        for i in range(identities.size):
-            k = strata[i]
-            u = _uniform(identities[i], keys[b])
-            count = _count(u, limits, rows[k])
-            if count > 0:
-                drawn[b, k] = max(drawn[b, k], 0) + count
-            elif drawn[b, k] <= 0:
-                drawn[b, k] = max(drawn[b, k], -1 - np.int64(u))
-
-
-@compiled()
-def _scaled(
-    identities: Any,
-    strata: Any,
-    keys: Any,
-    limits: Any,
-    rows: Any,
-    sizes: Any,
-    drawn: Any,
-    out: Any,
-) -> None:
-    """Write to (R, n) by how much each replicate counts each trajectory."""
-    for b in range(keys.size):
-        for i in range(identities.size):
-            k = strata[i]
-            u, total = _uniform(identities[i], keys[b]), drawn[b, k]
-            if total > 0:
-                out[b, i] = sizes[k] * _count(u, limits, rows[k]) / total
-            else:
-                out[b, i] = sizes[k] if -1 - np.int64(u) == total else 0.0
 
 
 @lru_cache(maxsize=1)
@@ -157,15 +71,19 @@ def _rates() -> FloatArray:
 
 def content_hashes(columns: Iterable[NDArray[Any]], offsets: IntArray) -> HashArray:
     """(n,) hashes of the rows offsets[i]:offsets[i + 1] of all columns, whatever they hold."""
+    from ope_gym.inference.draw_kernels import absorb
+
     hashes = np.diff(offsets).astype(np.uint64)
     for column in columns:
-        _absorb(_words(column), offsets, hashes)
+        absorb(_words(column), offsets, hashes)
     return hashes
 
 
 def with_marks(hashes: HashArray, marks: HashArray) -> HashArray:
     """(n,) hashes of both."""
-    return np.asarray(_mix_all(hashes, marks), dtype=np.uint64)
+    from ope_gym.inference.draw_kernels import mix_all
+
+    return np.asarray(mix_all(hashes, marks), dtype=np.uint64)
 
 
 def identities(hashes: HashArray) -> HashArray:
@@ -216,6 +134,8 @@ class PoissonDraws:
     """
 
     def __init__(self, identities: HashArray, strata: IntArray, replicates: int, seed: int) -> None:
+        from ope_gym.inference.draw_kernels import draw_strata
+
         self.identities, self.strata, self.replicates = identities, join_single(strata), replicates
         self.seed, self.first = seed, 0
         counter = np.arange(replicates, dtype=np.uint64)
@@ -223,7 +143,7 @@ class PoissonDraws:
         self._keys = with_marks(np.repeat(state, replicates), counter)
         self.sizes = np.bincount(self.strata)
         self.drawn = np.full((replicates, self.sizes.size), np.iinfo(np.int64).min)
-        _draw_strata(identities, self.strata, self._keys, _limits(), self._rows, self.drawn)
+        draw_strata(identities, self.strata, self._keys, _limits(), self._rows, self.drawn)
 
     @property
     def _rows(self) -> IntArray:
@@ -240,8 +160,10 @@ class PoissonDraws:
 
     def factors(self, begin: int, end: int) -> FloatArray:
         """(R, end - begin) by how much each replicate counts trajectories begin..end-1."""
+        from ope_gym.inference.draw_kernels import scaled
+
         found = np.empty((self.replicates, end - begin))
-        _scaled(
+        scaled(
             self.identities[begin:end],
             self.strata[begin:end],
             self._keys,
@@ -263,7 +185,10 @@ class PoissonDraws:
         rows = max(1, elements // self.strata.size)
         for begin in range(0, self.replicates, rows):
             some = copy.copy(self)
-            some._keys, some.drawn = self._keys[begin : begin + rows], self.drawn[begin : begin + rows]
+            some._keys, some.drawn = (
+                self._keys[begin : begin + rows],
+                self.drawn[begin : begin + rows],
+            )
             some.replicates = some._keys.size
             yield some.factors(0, self.strata.size)
 
@@ -329,6 +254,8 @@ class Replicated:
         offsets: IntArray,
         peak: FloatArray,
     ) -> None:
+        from ope_gym.kernels import dense_columns
+
         n, longest = offsets.size - 1, int(np.diff(offsets).max())
         dense = np.empty((2, n, longest))
         dense_columns(log_w, log_cap, rewards, offsets, peak, 0, dense)

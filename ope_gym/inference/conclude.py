@@ -16,8 +16,8 @@ from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import judge, weight_diagnostics
 from ope_gym.inference.errors import standard_error
-from ope_gym.inference.intervals import Evidence, IntervalKind
 from ope_gym.inference.estimate import Estimate, Sample
+from ope_gym.inference.intervals import Evidence, IntervalKind
 
 _BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
-from ope_gym.estimators.table import standard_error
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
-from ope_gym.inference.intervals import Interval, cautious_error, ess_t, percentile
+from ope_gym.inference.errors import cautious_error, standard_error
+from ope_gym.inference.intervals import Interval, ess_t, percentile
 from ope_gym.inference.regimes import label
 
 

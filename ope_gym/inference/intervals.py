@@ -120,9 +120,7 @@ class Bootstrap:
             return undefined(level, self.name)
         if self.method == "percentile":
             return percentile(evidence.replicates, level)
-        return bca(
-            evidence.replicates, evidence.value, evidence.influence, evidence.strata, level
-        )
+        return bca(evidence.replicates, evidence.value, evidence.influence, evidence.strata, level)
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,9 @@ class Betting:
             )
         ends = np.asarray(self.reward_range, dtype=np.float64)
         if ends.shape != (2,) or not np.all(np.isfinite(ends)) or ends[0] > ends[1]:
-            raise ValueError(f"reward_range is {self.reward_range!r}; give finite (lowest, highest)")
+            raise ValueError(
+                f"reward_range is {self.reward_range!r}; give finite (lowest, highest)"
+            )
         object.__setattr__(self, "reward_range", (float(ends[0]), float(ends[1])))
         if self.horizon is not None and (not self.horizon >= 1 or self.horizon % 1):
             raise ValueError(

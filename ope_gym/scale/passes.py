@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -390,9 +390,7 @@ class Gathering:
             columns = [*batches.leaves(data.observations), *batches.leaves(data.actions)]
             columns += [data.rewards, data.log_probs]
             whole = bootstrap.content_hashes(columns, data.offsets)
-            found.identities.append(
-                bootstrap.with_marks(whole, self.marks[seen.behaviours.ids])
-            )
+            found.identities.append(bootstrap.with_marks(whole, self.marks[seen.behaviours.ids]))
         return found
 
     def total(self, merged: _GatheredPart) -> Gathered:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,14 +20,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ope_gym.arrays import IntArray
-from ope_gym.data.reader import FileSection, SeenFile, read_layout
+from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
+from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
-from ope_gym.policies.base import Policy, resolve_policy
+from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
 
-Episodes: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
+_One: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
+Episodes: TypeAlias = _One | Iterable[_One]
 
 
 @dataclass(frozen=True)
@@ -107,20 +110,29 @@ class Source:
     tasks: tuple[Task, ...] = ()
     owners: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    def policy(self, target: Policy | int | str) -> Policy:
-        """Return the target: a policy, or the recorded one of a number, or the "last".
+    def policy(self, target: Target) -> Policy:
+        """Return the target: a policy, or the recorded one of a number, or the "last"."""
+        return resolve_policy(self.policies, self._number(target))
 
-        The last one is that of the last file, as its own table has it.
-        """
-        if isinstance(target, str) and target == "last" and self.owners:
-            name, own = self.owners[-1]
-            if not own:
-                raise ValueError(
-                    f"target is 'last', but {name}, the last file, holds no policy: give the "
-                    "number of one, see `python -m ope_gym info` with all files"
-                )
-            target = own[-1]
-        return resolve_policy(self.policies, target)
+    def name_of(self, target: Target) -> str:
+        """Return "policy 3", and of several files the first that has it; "the target" if none."""
+        number = policy_number(self.policies, self._number(target))
+        if number is None:
+            return "the target"
+        owner = next((name for name, own in self.owners if number in own), "")
+        return f"policy {number}" + (f", of {owner}" if len(self.owners) > 1 and owner else "")
+
+    def _number(self, target: Target) -> Target:
+        """Replace "last" by the last policy of the last file, as its own table has it."""
+        if not (isinstance(target, str) and target == "last" and self.owners):
+            return target
+        name, own = self.owners[-1]
+        if not own:
+            raise ValueError(
+                f"target is 'last', but {name}, the last file, holds no policy: give the number "
+                "of one, see `python -m ope_gym info` with all files"
+            )
+        return own[-1]
 
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
         """Yield where some episodes of a task are from, and the episodes; small pieces are joined.
@@ -148,9 +160,7 @@ class Source:
     def _joined(self, parts: list[Trajectories]) -> Trajectories:
         if len(parts) == 1:
             return parts[0]
-        return dataclasses.replace(
-            join(parts), policies=self.policies, schedules=self.schedules
-        )
+        return dataclasses.replace(join(parts), policies=self.policies, schedules=self.schedules)
 
 
 def changed(task: Task, found: int) -> ValueError:
@@ -191,7 +201,7 @@ def _held_out(tags: Any, wanted: bool | None) -> bool:
 
 
 def open_source(
-    episodes: Episodes | Iterable[Episodes],
+    episodes: Episodes,
     held_out: bool | None,
     block_steps: int,
     crew: Workers,
@@ -225,6 +235,13 @@ def open_source(
         for part in parts:
             _check_comparable(part)
     return _source(parts, held_out, block_steps)
+
+
+def load_episodes(episodes: Episodes, held_out: bool | None = None) -> Trajectories:
+    """Return the chosen episodes of any source in memory; see `open_source`."""
+    data = open_source(episodes, held_out, sys.maxsize, Workers()).data
+    assert data is not None  # whatever is there is read
+    return data
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,7 @@ def behaviours_of(data: Trajectories | Roster) -> Behaviours:
     )
 
 
-def _plan(
-    data: Roster, schedule_id: int, value: int, longest: int
-) -> tuple[tuple[int, int], ...]:
+def _plan(data: Roster, schedule_id: int, value: int, longest: int) -> tuple[tuple[int, int], ...]:
     """The plan of a policy (schedule_id < 0), or of an episode that began at clock `value`."""
     if schedule_id < 0:
         return ((0, value),)

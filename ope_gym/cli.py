@@ -1,0 +1,384 @@
+"""Evaluate, compare or describe recorded policies without the environment.
+
+Examples:
+  python -m ope_gym info episodes.ope                          what is in the file
+  python -m ope_gym evaluate episodes.ope                      the value of the last policy
+  python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
+  python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
+  python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
+  python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
+  python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
+  python -m ope_gym check episodes.ope                         can such estimates be trusted
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ope_gym.analysis.contributions import contributions
+from ope_gym.analysis.leave_one_out import leave_one_policy_out
+from ope_gym.analysis.planning import LIMIT, episodes_needed
+from ope_gym.analysis.ranking import DRAWS, rank
+from ope_gym.data.roster import Roster, join_rosters
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.evaluation import Evaluator
+from ope_gym.flags import HELD_OUT, add_flags, options_from
+from ope_gym.inference.intervals import KINDS
+from ope_gym.policies.base import Policy, UnavailablePolicy
+from ope_gym.scale.sources import load_episodes
+
+STOPPED = 130  # exit code after Ctrl-C
+
+_EVALUATE = """Estimate the value of a policy from recorded episodes.
+
+Files with many steps are read in blocks: memory grows by about 150 bytes an episode, not with the
+steps, and the result depends neither on the number of workers nor on who they are. Policies are
+numbered over all files, equal ones once.
+"""
+_RANK = f"""Rank policies: which of several is best.
+
+Every policy is evaluated on the same episodes, so their common luck cancels in the differences.
+"to the best" is the paired difference and its standard error. P(best) is the share of
+{DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes first; few
+effective episodes (ESS) leave much open. Trust the order as far as the verdicts are green.
+"""
+_PLAN = """Plan what to collect for a smaller error.
+
+First, what the episodes of each past policy bring to the estimate of the target: their share of
+the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
+error without them. Then, how many more episodes of each policy, or of the target itself, would
+bring the standard error down to the one you want; predicted from the recorded episodes alone.
+"""
+_CHECK = """Check whether estimates from these files can be trusted.
+
+Each recorded policy is estimated from the episodes of the others only, and compared with the mean
+return of its own. z is the difference in standard errors of both. If all is well, about 95 % agree;
+red verdicts may disagree, green ones should not. Without held-out episodes (--data all) estimates
+of later policies are optimistic, because they learned from what they are judged by.
+"""
+
+
+class Said(NamedTuple):
+    """The answer of a command.
+
+    Args:
+        text: to be printed.
+        to_json: writes it to a file.
+        draw: draws it to a file.
+    """
+
+    text: str
+    to_json: Callable[[Path], object] | None = None
+    draw: Callable[[Path], object] | None = None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    try:
+        _check_places(args)
+        said: Said = args.run(args)
+        _print(said.text)
+        if said.to_json is not None and args.json:
+            said.to_json(args.json)
+        if said.draw is not None and args.figure:
+            said.draw(args.figure)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print(text: str) -> None:
+    """Print to a reader that may have gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Raise if a file or folder cannot be written, before the work is done."""
+    for name in ("json", "figure"):
+        path: Path | None = getattr(args, name, None)
+        if path is not None:
+            if str(path) == "-":
+                raise ValueError(f"--{name} -: give the name of a file")
+            place = path if path.exists() else path.parent
+            if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
+                raise ValueError(
+                    f"--{name} {path}: cannot be written; give a file in a folder that exists and "
+                    "can be written"
+                )
+    if getattr(args, "figure", None) is not None:
+        from ope_gym.report.canvas import new_figure
+
+        new_figure(1.0, 1.0)  # or it says what is missing
+    scratch: Path | None = getattr(args, "scratch", None)
+    if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
+        raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
+
+
+# Commands --------------------------------------------------------------------------------------
+
+
+def info_command(args: argparse.Namespace) -> Said:
+    """Describe files: their size, and a line for each policy, numbered as `evaluate` does."""
+    loaded = [(str(path), Trajectories.load(path)) for path in args.files]
+    _, numbers = join_rosters([(name, Roster.of(data)) for name, data in loaded])
+    said: list[str] = []
+    for (name, data), own in zip(loaded, numbers, strict=True):
+        alone = len(loaded) == 1  # numbered as the file does
+        said += [] if alone else [name]
+        said += _described(data, range(len(data.policies)) if alone else own.policies.tolist())
+    return Said("\n".join(said))
+
+
+def _described(data: Trajectories, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield lines about a file whose policies have these numbers."""
+    yield repr(data)
+    if data.observation_space is not None:
+        yield f"observations {data.observation_space}, actions {data.action_space}"
+    if data.horizon is not None:
+        yield f"time limit {data.horizon}"
+    start = data.policy_ids[data.offsets[:-1]]
+    returns = data.returns()
+    for k, (number, policy) in enumerate(zip(numbers, data.policies, strict=True)):
+        mine = start == k
+        count = int(np.count_nonzero(mine))
+        mean = f"mean return {returns[mine].mean():.5g}, " if count else ""
+        yield f"policy {number}: {count} episodes, {mean}{policy!r}"
+
+
+def evaluate_command(args: argparse.Namespace) -> Said:
+    """Estimate the value of one policy."""
+    with _bar("steps") as bar:
+        options = options_from(args, progress=bar.update)
+        evaluator = Evaluator(args.files, args.estimators, **options)
+        target = _target(args.target)
+        bar.reset(evaluator.steps * evaluator.passes(target))
+        name = evaluator.name_of(target)
+        evaluation = evaluator.evaluate(target, origin=args.origin)
+    return Said(f"value of {name}\n{evaluation}", evaluation.to_json)
+
+
+def rank_command(args: argparse.Namespace) -> Said:
+    """Rank several policies from best to worst."""
+    data = load_episodes(args.files, HELD_OUT[args.data])
+    numbers = _numbers(args.policies, data.policies)
+    with _bar("policies", len(numbers)) as bar:
+        options = options_from(args, progress=bar.update)
+        ranking = rank(data, numbers, args.estimator, origin=args.origin, **options)
+    text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
+    return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
+
+
+def plan_command(args: argparse.Namespace) -> Said:
+    """Tell who carries an estimate, and what to collect for a smaller error."""
+    data = load_episodes(args.files, HELD_OUT[args.data])
+    target = _target(args.target)
+    shares = contributions(data, target, estimator=args.estimator, gamma=args.gamma)
+    wanted = args.standard_error
+    if wanted is None:
+        wanted = shares.standard_error / 2
+        if not wanted > 0:
+            raise ValueError(
+                f"the present standard error is {shares.standard_error:g}, which cannot be halved: "
+                "collect some episodes of the target first, or give --standard-error"
+            )
+    plan = episodes_needed(
+        data,
+        target,
+        wanted,
+        policy=_candidate(args.policy),
+        estimator=args.estimator,
+        gamma=args.gamma,
+        limit=args.limit,
+    )
+
+    def to_json(path: Path) -> None:
+        both = {"contributions": shares.to_dict(), "plan": plan.to_dict()}
+        path.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    number = len(data.policies) - 1 if target == "last" else target
+    return Said(f"value of policy {number}: {shares}\n\n{plan}", to_json)
+
+
+def check_command(args: argparse.Namespace) -> Said:
+    """Estimate each policy from the others' episodes, beside its own mean return."""
+    data = load_episodes(args.files, HELD_OUT[args.data])
+    policies = _numbers(args.policies, data.policies) if args.policies else None
+    with _bar("policies") as bar:
+        options = options_from(args, progress=bar.update)
+        calibration = leave_one_policy_out(
+            data, args.estimator, policies=policies, limit=args.limit, **options
+        )
+    return Said(str(calibration), calibration.to_json)
+
+
+def _bar(unit: str, total: int | None = None) -> Any:
+    """Return a progress bar, on a terminal only; it is gone when all is done."""
+    from tqdm import tqdm
+
+    large = unit == "steps"
+    return tqdm(total=total, unit=f" {unit}", unit_scale=large, disable=None, leave=False)
+
+
+def _target(text: str) -> int | str:
+    """Return the number of a policy, or "last"."""
+    if text == "last":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--target {text}: give the number of a policy, or last") from None
+
+
+def _candidate(text: str | None) -> int | str | None:
+    if text is None or text == "target":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--policy {text}: give the number of a policy, or target") from None
+
+
+def _numbers(words: Sequence[str], policies: Sequence[Policy]) -> list[int | str]:
+    """Return the policies that words name: 3, 5-8, last, all (that can be asked)."""
+    size = len(policies)
+    numbers: list[int] = []
+    for word in words:
+        first, dash, last = word.partition("-")
+        if word == "all":
+            numbers += [k for k, p in enumerate(policies) if not isinstance(p, UnavailablePolicy)]
+        elif word == "last":
+            numbers.append(size - 1)
+        elif first.isdigit() and (last.isdigit() if dash else True):
+            numbers += range(int(first), int(last if dash else first) + 1)
+        else:
+            raise ValueError(f"--policies {word}: give numbers, ranges such as 5-8, last, or all")
+    outside = [k for k in numbers if not 0 <= k < size]
+    if outside:
+        raise ValueError(f"--policies {outside[0]}: the file has policies 0 to {size - 1}")
+    return list(dict.fromkeys(numbers))
+
+
+# Flags -----------------------------------------------------------------------------------------
+
+_COMMON = ("data", "q-model", "gamma", "interval", "level", "resamples", "cap", "mixture", "seed")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ope_gym",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], Said], text: str, more: str = ""
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=text,
+            description=more or text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(run=run)
+        made.add_argument(
+            "files", type=Path, metavar="FILE", nargs="+", help="of recorded episodes"
+        )
+        return made
+
+    command("info", info_command, "describe files of recorded episodes")
+    value = command(
+        "evaluate", evaluate_command, "the value of a policy, from recorded episodes", _EVALUATE
+    )
+    _add_target(value)
+    value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
+    add_flags(value, *_COMMON, "reward-range", "horizon", "origin")
+    who = value.add_mutually_exclusive_group()
+    add_flags(who, "workers", "ray")  # type: ignore[arg-type]
+    add_flags(value, "block-steps", "scratch")
+    _add_json(value)
+
+    ranked = command("rank", rank_command, "which of several policies is best", _RANK)
+    _add_policies(ranked, default=["all"])
+    _add_estimator(ranked)
+    add_flags(ranked, *_COMMON, "reward-range", "horizon", "origin")
+    ranked.add_argument(
+        "--differences", action="store_true", help="also the differences of every two policies"
+    )
+    ranked.add_argument("--figure", type=Path, metavar="FILE", help="also draw it (.png, .svg)")
+    _add_json(ranked)
+
+    plan = command("plan", plan_command, "what to collect for a smaller error", _PLAN)
+    _add_target(plan)
+    plan.add_argument(
+        "--standard-error", type=float, metavar="X", help="to reach (default: half of the present)"
+    )
+    plan.add_argument(
+        "--policy", metavar="K", help="number of the one policy to collect with, or target"
+    )
+    plan.add_argument("--estimator", default="NFIS", choices=("NFIS", "FIS"))
+    add_flags(plan, "data", "gamma")
+    plan.add_argument(
+        "--limit", type=int, default=LIMIT, help=f"most episodes to consider (default {LIMIT:,})"
+    )
+    _add_json(plan)
+
+    check = command("check", check_command, "can such estimates be trusted", _CHECK)
+    _add_policies(check)
+    check.add_argument(
+        "--limit", type=int, default=24, help="of more policies, as many evenly spread (default 24)"
+    )
+    _add_estimator(check)
+    kinds = tuple(kind for kind in KINDS if kind != "betting")
+    add_flags(check, *_COMMON, interval={"choices": kinds})
+    _add_json(check)
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", default="last", help="number of the policy to evaluate, or last (default)"
+    )
+
+
+def _add_policies(parser: argparse.ArgumentParser, default: list[str] | None = None) -> None:
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=default,
+        metavar="K",
+        help="numbers, ranges such as 5-8, last, or all (default)",
+    )
+
+
+def _add_estimator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--estimator",
+        default="auto",
+        choices=ESTIMATORS,
+        metavar="NAME",
+        help=f"{', '.join(ESTIMATORS)} (default auto)",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
