@@ -15,7 +15,7 @@ from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
 from ope_gym.inference.estimate import Difference, Estimate
 from ope_gym.inference.intervals import Betting, Bootstrap, EssT
 from ope_gym.options import Compute, Options, Weighting
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
     EpsilonGreedyTable,
     FinitePolicy,

@@ -33,7 +33,7 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator
 from ope_gym.flags import HELD_OUT, add_flags, options_from
 from ope_gym.inference.intervals import KINDS
-from ope_gym.policies.base import Policy, UnavailablePolicy
+from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.scale.sources import load_episodes
 
 STOPPED = 130  # exit code after Ctrl-C

@@ -61,7 +61,7 @@ from ope_gym.models.base import (
 from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
 from ope_gym.models.rounds import past_only
 from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
-from ope_gym.policies.base import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.results import Evaluation
 from ope_gym.scale.passes import (
     Gathered,

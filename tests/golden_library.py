@@ -31,16 +31,18 @@ from ope_gym.models import (
     Polynomial,
     TabularQ,
 )
-from ope_gym.policies.closed_form import (
+from ope_gym.policies import (
     DiagonalGaussian,
+    EpsilonGreedyMlp,
     EpsilonGreedyTable,
+    GaussianMlp,
     LinearSigmoid,
+    Network,
     SoftmaxLinear,
+    SoftmaxMlp,
     Uniform,
+    UnknownPolicy,
 )
-from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
-from ope_gym.policies.network import Network
-from ope_gym.policies.unknown import UnknownPolicy
 from studies import oracle
 from tests.golden_data import Recording
 
@@ -151,9 +153,7 @@ def run_several(data: Any, targets: Sequence[Any], estimators: Any, **options: A
 
 def run_arrays(arrays: Mapping[str, Any], estimators: Any = None, **options: Any) -> Any:
     """Evaluate arrays of log-probabilities; `baseline` is (q, v)."""
-    return ope_gym.evaluate_log_probs(
-        **arrays, estimators=estimators, **library_options(options)
-    )
+    return ope_gym.evaluate_log_probs(**arrays, estimators=estimators, **library_options(options))
 
 
 def run_files(files: Sequence[Path], target: Any, estimators: Any, **options: Any) -> Any:

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "analysis": WEIGHED | SUMS | {"scale", "evaluation", "report"},
     "report": SUMS | {"analysis"},
 }
-EVERYTHING = {"__init__", "__main__", "cli", "commands"}
+EVERYTHING = {"__init__", "__main__", "cli", "flags"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
 RECORDS = {"arrays", "batches", "data", "policies"}

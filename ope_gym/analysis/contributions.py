@@ -15,7 +15,7 @@ from ope_gym.estimators.run import weigh_arrays
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import AMBER_ESS
 from ope_gym.inference.errors import centre, join_single, standard_error
-from ope_gym.policies.base import Target
+from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
 
@@ -165,15 +165,15 @@ def contributions(
         mine = group == g
         value, error, effective = _without(fused, mine)
         row = Contribution(
-            f"policy {_number(fused, mine)}",
-            int(mine.sum()),
-            _share(total, g),
-            float(ess[g]),
-            _share(ess, g),
-            _share(variance, g),
-            value,
-            error,
-            effective,
+            name=f"policy {_number(fused, mine)}",
+            episodes=int(mine.sum()),
+            weight_share=_share(total, g),
+            ess=float(ess[g]),
+            ess_share=_share(ess, g),
+            variance_share=_share(variance, g),
+            value_without=value,
+            standard_error_without=error,
+            ess_without=effective,
         )
         rows.append(row)
     error = standard_error(found.influence, strata)

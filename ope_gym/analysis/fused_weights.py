@@ -18,7 +18,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import discounts
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.computed import Computed
-from ope_gym.policies.base import Policy, Target, UnavailablePolicy, resolve_policy
+from ope_gym.policies import Policy, Target, UnavailablePolicy, resolve_policy
 from ope_gym.scale.sources import load_episodes
 from ope_gym.weights.behaviours import Behaviours, behaviours_of, policy_log_probs
 from ope_gym.weights.formula import log_weights
@@ -74,12 +74,12 @@ class FusedWeights:
 
     @property
     def n(self) -> int:
-        """Number of trajectories."""
+        """Return the number of trajectories."""
         return len(self.data)
 
     @property
     def ends(self) -> IntArray:
-        """Last row (n,) of each trajectory."""
+        """Return (n,) the last row of each trajectory."""
         return np.asarray(self.data.offsets[1:] - 1)
 
     def prefix(self, policy: Policy, name: str) -> FloatArray:

@@ -22,7 +22,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Options, OptionValues
-from ope_gym.policies.base import UnavailablePolicy, policy_number
+from ope_gym.policies import UnavailablePolicy, policy_number
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, load_episodes
 from ope_gym.weights.behaviours import behaviours_of
@@ -176,7 +176,7 @@ class Check:
 
     @property
     def expected_cover(self) -> float:
-        """Return the probability that it does if all is well.
+        """Return the probability that `covers` is true if all is well.
 
         It is below the level, because the own mean has an error, too.
         """
@@ -254,7 +254,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_coverage(self) -> float:
-        """Return what that share would be if all is well, given the errors of the own means."""
+        """Return the coverage to expect if all is well, given the errors of the own means."""
         shares = [check.expected_cover for check in self.values() if check.covers is not None]
         return float(np.mean(shares)) if shares else math.nan
 
@@ -265,7 +265,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def expected_rmse(self) -> float:
-        """Return what that would be if all is well: the errors of estimates and own means."""
+        """Return the root mean square to expect from the errors of estimates and own means."""
         return _root_mean_square([check.error for check in self.values()])
 
     @property

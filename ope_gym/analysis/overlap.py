@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, evenly
-from ope_gym.policies.base import Target, UnavailablePolicy, resolve_policy
+from ope_gym.policies import Target, UnavailablePolicy, resolve_policy
 from ope_gym.scale.sources import Episodes, load_episodes
 from ope_gym.weights.behaviours import policy_log_probs
 

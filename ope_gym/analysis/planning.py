@@ -28,7 +28,7 @@ from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.inference.diagnostics import GREEN_ESS
 from ope_gym.inference.errors import standard_error as error_of
-from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
 
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def best(self) -> Need | None:
-        """The policy of which the fewest episodes are needed; None if none suffices."""
+        """Return the policy of which the fewest episodes are needed; None if none suffices."""
         return self.needs[0] if self.needs[0].episodes is not None else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ope_gym.evaluation import Evaluator
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Compute, OptionValues
-from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.sources import Episodes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import agree
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies.base import Policy
+from ope_gym.policies import Policy
 
 ORIGINS = ("learned", "fixed")
 

@@ -7,7 +7,7 @@ import numpy as np
 from ope_gym.arrays import annuity
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import Baseline, QModel, values_at
-from ope_gym.policies.closed_form import Policy
+from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import Behaviours
 
 _ROWS = 1 << 16  # steps evaluated at once

@@ -31,7 +31,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import Reduction, Weighted
 from ope_gym.inference import bootstrap
 from ope_gym.models.base import Baseline, CrossFitted
-from ope_gym.policies.base import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policies import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers

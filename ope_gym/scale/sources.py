@@ -25,7 +25,7 @@ from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
-from ope_gym.policies.base import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
 
 _One: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
