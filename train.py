@@ -35,6 +35,7 @@ import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
+from ope_gym.flags import FLAGS
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
@@ -43,6 +44,12 @@ from wrappers.vector import RecordTrajectories
 def option(default: Any, text: str, **more: Any) -> Any:
     """A field of `Args` that is also a command-line option."""
     return field(default=default, metadata={"help": text, **more})
+
+
+def shared(flag: str, **changes: Any) -> Any:
+    """Declare an option that `python -m ope_gym` has as well."""
+    declared = {**FLAGS[flag], **changes}
+    return option(declared.pop("default"), declared.pop("help"), **declared)
 
 
 @dataclass(frozen=True)
@@ -60,24 +67,16 @@ class Args:
         "and is optimistic",
     )
     seed: int = option(0, "same seed, same numbers")
-    gamma: float = option(1.0, "discount of the evaluated return")
     estimators: tuple[str, ...] | None = option(
         None,
         f"which ones (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}",
         nargs="+",
         type=str,
     )
-    q_model: str = option(
-        "default",
-        "what auto and the doubly robust estimators learn action values with: default "
-        "(tabular or linear, by the observations), linear, dynamics (a learned model of the "
-        "environment; slow, since it is fitted anew for every policy), network or none",
-        choices=("default", "tabular", "linear", "dynamics", "network", "none"),
-    )
-    level: float = option(0.95, "confidence level of the intervals")
-    interval: str = option(
-        "ess-t", "kind of interval: ess-t, percentile, bca", choices=("ess-t", "percentile", "bca")
-    )
+    gamma: float = shared("gamma")
+    q_model: str = shared("q-model")
+    level: float = shared("level")
+    interval: str = shared("interval", choices=("ess-t", "percentile", "bca"))
     truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with")
     vector_envs: int | None = option(
         None, "environments stepped side by side (default: one an episode, at most 64)", type=int
@@ -181,18 +180,19 @@ class Run:
         self.complete = len(self.env.buffer)
         return float(fresh.returns(self.args.gamma).mean())
 
-    def evaluate(self, **options: Any) -> Evaluation:
+    def evaluate(self) -> Evaluation:
         """The current policy, from what was recorded so far."""
         args = self.args
         return ope_gym.evaluate(
             self.data(),
             self.agent.policy,
-            estimators=args.estimators,
+            args.estimators,
+            held_out=False,  # `data` has chosen
             gamma=args.gamma,
+            interval=args.interval,
             level=args.level,
-            rng=args.seed,
+            seed=args.seed,
             q_model=None if args.q_model == "none" else args.q_model,
-            **options,
         )
 
 
@@ -206,7 +206,7 @@ def train(run: Run, writer: Any, stop: threading.Event) -> None:
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
-                writer.add_evaluation(run.evaluate(interval=run.args.interval), iteration + 1)
+                writer.add_evaluation(run.evaluate(), iteration + 1)
             bar.set_postfix(mean_return=f"{mean_return:.4g}")
             bar.update()
 
@@ -229,18 +229,6 @@ def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
     env.close()
     error = float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else np.nan
     return float(returns.mean()), error
-
-
-def final_evaluation(run: Run) -> Evaluation:
-    """The evaluation of the last policy, with a bar for the bootstrap."""
-    args = run.args
-    bootstrap = args.interval in ("percentile", "bca")
-    common = [name for name, c in ope_gym.ESTIMATORS.items() if c.common]
-    count = len(args.estimators or common)
-    with tqdm(
-        total=1000 * count, desc="bootstrap", unit="rep", disable=_silent(args) or not bootstrap
-    ) as bar:
-        return run.evaluate(interval=args.interval, progress=bar.update)
 
 
 def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
@@ -298,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not len(run.data()):
             print("nothing to evaluate yet: no episode was finished and held out", file=sys.stderr)
             return 130
-        evaluation = final_evaluation(run)
+        evaluation = run.evaluate()
         if args.truth_episodes and run.done == args.updates:
             try:
                 truth = fresh_rollouts(run, agent.policy)

@@ -26,9 +26,9 @@ import numpy as np
 
 from agents.power import Power
 from agents.softmax_linear import SoftmaxLinearAgent
-from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, evaluate, kernels
+from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, Weighting, evaluate, kernels
 from ope_gym.arrays import FloatArray, IntArray, offsets_of
-from ope_gym.estimators.table import column_sums
+from ope_gym.estimators.run import sum_arrays
 from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
 from ope_gym.weights.mixtures import SIZE, interleaved, partial_log_weights
@@ -124,10 +124,10 @@ def _as_sigmoid(policy: SoftmaxLinear) -> LinearSigmoid:
 def run(policies: int, mixture: str | int, seed: int) -> dict[str, Any]:
     """Evaluate once in this process; return seconds, memory and the value."""
     small, target = drifting(300, seed)
-    evaluate(small, target, estimators=ESTIMATORS, mixture=mixture)  # compiles
+    evaluate(small, target, estimators=ESTIMATORS, weighting=Weighting(mixture=mixture))  # compiles
     data, target = drifting(policies, seed)
     before, start = _resident(), time.perf_counter()
-    found = evaluate(data, target, estimators=ESTIMATORS, mixture=mixture)
+    found = evaluate(data, target, estimators=ESTIMATORS, weighting=Weighting(mixture=mixture))
     seconds = time.perf_counter() - start
     nfis = found["NFIS"]
     return {
@@ -181,7 +181,7 @@ def effective(data: Trajectories, target: LinearSigmoid, groups: IntArray) -> Fl
     own = policy_log_probs(target, "target", data)
     kernels.cumulate(own, 0, len(data), data.offsets, prefix)
     found = partial_log_weights(data, behaviours_of(data), groups, ["fused"])[0]["fused"]
-    total, square, _ = column_sums(found + prefix, data.rewards, data.offsets, 1.0, None).sums
+    total, square, _ = sum_arrays(found + prefix, data.rewards, data.offsets, 1.0).columns.sums
     return np.asarray(total**2 / square)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
-from ope_gym.scale.sharded import evaluate_shards
+from ope_gym.options import Compute
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 SHARD = 250_000  # steps
@@ -98,12 +98,12 @@ def run(case: Case) -> dict[str, Any]:
         return data
 
     with tempfile.TemporaryDirectory() as folder:
-        scratch = folder if case.scratch else None
+        compute = Compute(scratch=folder if case.scratch else None)
         small = Case("generated", 4 * case.length, case.behaviours, case.length)
-        evaluate_shards([partial(make, small, 0)], target, scratch=scratch, **options)  # compiles
+        evaluate([partial(make, small, 0)], target, compute=compute, **options)  # compiles
         given: Any = [partial(timed, shard) for shard in range(shards)]
         call: Callable[[], Evaluation] = partial(
-            evaluate_shards, given, target, scratch=scratch, **options
+            evaluate, given, target, compute=compute, **options
         )
         if case.way == "memory":
             evaluate(make(small, 0), target, q_model=None, **options)
@@ -115,7 +115,7 @@ def run(case: Case) -> dict[str, Any]:
             for shard in range(shards):
                 make(case, shard).save(Path(folder) / f"{shard}.ope")
             paths = sorted(Path(folder).glob("*.ope"))
-            call = partial(evaluate_shards, paths, target, scratch=scratch, **options)
+            call = partial(evaluate, paths, target, compute=compute, **options)
         before, made = _resident(), making.copy()
         start = _now()
         found = call()

@@ -55,7 +55,7 @@ class Run:
         """Evaluate the final policy from held-out episodes, and from those it was trained on."""
         seen = self.episodes.select(held_out=False)
         return (
-            evaluate(self.episodes, self.policy, estimators=estimators, data="held-out"),
+            evaluate(self.episodes, self.policy, estimators=estimators, held_out=True),
             evaluate(seen, self.policy, estimators=estimators),
         )
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
-from ope_gym.analysis.planning import LIMIT, episodes_needed
+from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
 from ope_gym.data.roster import Roster, join_rosters
 from ope_gym.data.trajectories import Trajectories
@@ -338,7 +338,10 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("--estimator", default="NFIS", choices=("NFIS", "FIS"))
     add_flags(plan, "data", "gamma")
     plan.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"most episodes to consider (default {LIMIT:,})"
+        "--limit",
+        type=int,
+        default=MOST_EPISODES,
+        help=f"most episodes to consider (default {MOST_EPISODES:,})",
     )
     _add_json(plan)
 

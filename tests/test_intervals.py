@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference.errors import standard_error
 from ope_gym.inference import intervals
+from ope_gym.inference.errors import cautious_error, standard_error
 from ope_gym.inference.intervals import Interval, Resamples, betting_lower
-from ope_gym.inference.errors import cautious_error
 from tests import reference, small_mdps
 from tests.builders import Table, one_step, pick, recorded, value_of
 from tests.reference import Data

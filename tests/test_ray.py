@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from ope_gym.scale.sharded import evaluate_shards
 
 from ope_gym import LinearSigmoid, Trajectories
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.scale import ray as ray_tasks
 from ope_gym.scale.ray import connected
-from ope_gym.scale.sharded import evaluate_shards
 from ope_gym.scale.workers import WorkerError, Workers, start_workers
 from studies.harness import workers
 from studies.harness.runner import collect, folder_of

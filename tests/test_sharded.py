@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from ope_gym.scale.census import _mark
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes
 
 from benchmarks.fuzz import write_episode
 from ope_gym import Estimate, Evaluation, LinearSigmoid, Trajectories, Uniform, evaluate
@@ -26,16 +28,14 @@ from ope_gym.data.files import write_change, write_policy, write_spaces
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference.errors import standard_error
 from ope_gym.inference import bootstrap
+from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import Resamples
 from ope_gym.models.features import Columns, ColumnSums, OneHot, Polynomial
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.options import check_options
 from ope_gym.policies import UnknownPolicy
-from ope_gym.scale.census import _mark
 from ope_gym.scale.passes import WeightPass
-from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes
 from ope_gym.scale.sources import survey
 from ope_gym.scale.workers import Workers
 from ope_gym.weights.behaviours import behaviours_of

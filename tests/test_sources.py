@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ope_gym.scale.shard_tasks import Setting, weight_pass
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 
 from ope_gym import LinearSigmoid
 from ope_gym.options import check_options
-from ope_gym.scale.shard_tasks import Setting, weight_pass
-from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from ope_gym.scale.sources import survey
 from ope_gym.scale.spool import Spool, scratch_folder
 from ope_gym.scale.workers import Workers

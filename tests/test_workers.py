@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import LinearSigmoid, Trajectories, evaluate
@@ -27,7 +28,6 @@ from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import check_options
 from ope_gym.scale.ray import connected
-from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from ope_gym.scale.sources import survey
 from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.workers import _AHEAD, WorkerError, Workers, compute, start_workers

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
 from ope_gym.estimators.run import weigh_arrays
-from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import AMBER_ESS
 from ope_gym.inference.errors import centre, join_single, standard_error
 from ope_gym.policies import Target
@@ -189,9 +188,7 @@ def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
 def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Return value, standard error and effective sample size from the other episodes.
 
-
-def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Computed:
-    """Estimate from the other episodes, against the mixture of the policies that recorded them.
+    Their weights are against the mixture of the policies that recorded them.
 
     Args:
         fused: all episodes and their mixture.
@@ -212,7 +209,9 @@ def without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> Computed:
             np.bincount(ids[kept], minlength=fused.behaviours.counts.size),
         )
     log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
-    return weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
+    found = weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
+    error = standard_error(found.influence, fused.behaviours.strata[kept])
+    return found.value, error, float(found.ess.min())
 
 
 def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from agents import epsilon_1, epsilon_2
 from agents.blackjack import SHAPE, value
-from ope_gym import EpsilonGreedyTable, evaluate
+from ope_gym import EpsilonGreedyTable, Weighting, evaluate
 from ope_gym.arrays import FloatArray
 from studies.blackjack.claims import PAPER, blackjack_claims
 from studies.blackjack.simulation import control, returns, rollouts
@@ -80,7 +80,7 @@ class Blackjack(Study):
                 data = rollouts(policies, self.rollouts, fresh)
                 found = list(
                     evaluate(
-                        data, target, estimators=NAMES, reward_model=self.reward_model
+                        data, target, NAMES, weighting=Weighting(reward_model=self.reward_model)
                     ).values()
                 )
                 truth[r, s] = exact = value(target)

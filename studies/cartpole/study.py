@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from agents import Power
-from ope_gym import LinearSigmoid, Trajectories, evaluate
+from ope_gym import LinearSigmoid, Trajectories, Weighting, evaluate
 from ope_gym.arrays import FloatArray
 from studies.cartpole.claims import PAPER, cartpole_claims
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
@@ -82,7 +82,7 @@ class CartPole(Study):
         by_behaviour = np.empty(self.iterations)
         for t, policy in enumerate((target, other)):
             for s, data in enumerate(sources):
-                found = evaluate(data, policy, estimators=NAMES, cap=self.cap)
+                found = evaluate(data, policy, NAMES, weighting=Weighting(self.cap))
                 values[t, s] = [e.value for e in found.values()]
                 if t == 0:
                     ends = [e.interval for e in found.values()]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ope_gym import ESTIMATORS, Policy, Trajectories, evaluate
+from ope_gym import ESTIMATORS, Betting, Bootstrap, Policy, Trajectories, evaluate
 from ope_gym.arrays import FloatArray
 from ope_gym.inference import intervals
 
@@ -64,9 +64,7 @@ def all_intervals(
         half = _normal(level) * e.standard_error
         put(name, "normal", e.value - half, e.value + half)
         put(name, "ess-t", e.interval.low, e.interval.high)
-    drawn = evaluate(
-        data, target, estimators=names, level=level, interval="bca", resamples=resamples
-    )
+    drawn = evaluate(data, target, names, level=level, interval=Bootstrap(resamples, "bca"))
     for name, e in drawn.items():
         put(name, "bca", e.interval.low, e.interval.high)
         if e.replicates is not None:
@@ -78,9 +76,7 @@ def all_intervals(
             target,
             estimators=plain,
             level=level,
-            interval="betting",
-            reward_range=reward_range,
-            horizon=horizon,
+            interval=Betting(reward_range, horizon),
         )
         for name, e in bets.items():
             empty = math.isnan(e.interval.low)  # no value agrees with the data: a miss

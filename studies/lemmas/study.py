@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ope_gym import evaluate_log_probs
+from ope_gym import Weighting, evaluate_log_probs
 from ope_gym.arrays import FloatArray
 from studies import oracle
 from studies.harness.markdown import number
@@ -264,7 +264,7 @@ def library_terms(problem: Problem) -> dict[str, FloatArray]:
         _rewards(problem)[actions, signs],
         np.arange(ids.size + 1),
         estimators=NAMES[:3],
-        reward_model=(problem.mean[actions], problem.variance[actions]),
+        weighting=Weighting(reward_model=(problem.mean[actions], problem.variance[actions])),
     )
     first = np.searchsorted(ids, np.arange(k))
     rows = first[:, None] + np.arange(2 * a)

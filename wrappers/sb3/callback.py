@@ -15,7 +15,7 @@ from ope_gym.data.blocks import PathLike
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
-from ope_gym.options import check_options
+from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
 from wrappers.sb3.environments import check_not_normalised, horizon_of
@@ -106,8 +106,8 @@ class OPECallback(BaseCallback):
         self._n_eval_episodes = n_eval_episodes
         self._eval_every = eval_every
         self._window = window
-        checked = check_options(estimators, gamma, 1.0, "ess-t", 0.95, 0, 2, None, None)
-        self._options: dict[str, Any] = {"estimators": checked.estimators, "gamma": checked.gamma}
+        self._estimators = estimator_names(estimators)
+        self._gamma = Options(gamma=gamma).gamma
         self._record_training = record_training
         self._epsilon = epsilon
         self._file = None if path is None else _RecordFile(path, self.trajectories)
@@ -229,7 +229,7 @@ class OPECallback(BaseCallback):
             return
         settings = {
             "algorithm": type(self.model).__name__,
-            "gamma": self._options["gamma"],
+            "gamma": self._gamma,
             "n_eval_episodes": self._n_eval_episodes,
             "window": self._window,
         }
@@ -262,7 +262,7 @@ class OPECallback(BaseCallback):
         data = self._data()
         if not len(data):
             return None
-        evaluation = evaluate(data, self.policy, **self._options)
+        evaluation = evaluate(data, self.policy, self._estimators, gamma=self._gamma)
         self.evaluations.append((step, evaluation))
         self._log.add(self.logger, evaluation, step, held_out=self._held_out is not None)
         if self._file is not None:
