@@ -1,4 +1,4 @@
-"""Loads damaged and forged files, and sees that nothing worse than an error comes of it.
+"""Load damaged and forged files, and check that nothing worse than an error comes of it.
 
     python benchmarks/fuzz.py [--mutations 100000] [--seed 0] [--workers 2]
 
@@ -66,7 +66,7 @@ Blocks = list[bytes]
 
 
 def originals(folder: Path) -> dict[str, bytes]:
-    """Files as recorders and `save` write them, by name."""
+    """Return files as recorders and `save` write them, by name."""
     folder.mkdir(exist_ok=True)
     makers: dict[str, Callable[[Path], None]] = {
         "discrete": _discrete,
@@ -131,7 +131,7 @@ def write_episode(
 
 
 def _discrete(path: Path, seed: int = 0) -> None:
-    """A recorder's file: many blocks of equal size, which could pass for each other."""
+    """Write a recorder's file: many blocks of equal size, which could pass for each other."""
     rng, spaces = np.random.default_rng(seed), (S.Discrete(5), S.Discrete(2))
     with BlockWriter(path) as writer:
         write_spaces(writer, *spaces, 8)
@@ -188,7 +188,7 @@ def _objects(path: Path) -> None:
 
 
 def _torch(path: Path) -> None:
-    """What a `TorchPolicy` leaves in a file, without torch."""
+    """Write what a `TorchPolicy` leaves in a file, without torch."""
     from ope_gym.policies import UnavailablePolicy
 
     rng = np.random.default_rng(4)
@@ -201,7 +201,7 @@ def _torch(path: Path) -> None:
 
 
 def _schedules(path: Path) -> None:
-    """Two runs in one file, with policies that change inside episodes."""
+    """Write two runs into one file, with policies that change inside episodes."""
     spaces = S.Box(-1, 1, (2,)), S.Discrete(2)
     for run in range(2):
         with BlockWriter(path) as writer:
@@ -227,7 +227,7 @@ def _schedules(path: Path) -> None:
 
 
 def _plain(path: Path) -> None:
-    """Episodes whose spaces nobody knows, with several policies, in one block."""
+    """Write episodes without spaces, by several policies, in one block."""
     rng = np.random.default_rng(5)
     Trajectories.from_arrays(
         {"a": rng.normal(size=(12, 2)), "b": rng.integers(9, size=12)},
@@ -243,7 +243,7 @@ def _plain(path: Path) -> None:
 
 
 def blocks_of(data: bytes) -> Blocks:
-    """The blocks of a good file, each as bytes."""
+    """Cut a good file into its blocks, each as bytes."""
     found, position = [], len(MAGIC)
     while position < len(data):
         _, text, payload, *_ = struct.unpack_from("<IIQII", data, position)
@@ -254,7 +254,7 @@ def blocks_of(data: bytes) -> Blocks:
 
 
 def digest(found: Trajectories) -> str:
-    """Of everything that was loaded, to the last bit."""
+    """Return a digest of everything that was loaded, to the last bit."""
     hashed = hashlib.blake2b()
 
     def add(value: Any) -> None:
@@ -279,7 +279,7 @@ def digest(found: Trajectories) -> str:
 
 
 def damage(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, bytes]:
-    """One way to hurt a file without regard for its checksums, and the result."""
+    """Damage a file without regard for its checksums; return the kind of damage and the result."""
     name = str(rng.choice(list(_DAMAGES)))
     return name, _DAMAGES[name](rng, data, other)
 
@@ -296,7 +296,7 @@ def _cut(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
 
 
 def _stretch(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """A stretch of bytes left out, doubled, zeroed, or another file's in its place."""
+    """Leave out, double or zero a stretch of bytes, or put another file's in its place."""
     first, last = sorted(rng.integers(len(data) + 1, size=2).tolist())
     begin = int(rng.integers(len(other)))
     middle = (b"", data[first:last] * 2, bytes(last - first), other[begin : begin + last - first])
@@ -304,7 +304,7 @@ def _stretch(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
 
 
 def _lengths(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """A header with other lengths, its own checksum right."""
+    """Change the lengths in a header, and make its own checksum right."""
     blocks = blocks_of(data)
     i = int(rng.integers(len(blocks)))
     magic, *lengths, crc, _ = struct.unpack_from("<IIQII", blocks[i])
@@ -317,7 +317,7 @@ def _lengths(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
 
 
 def _move_blocks(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """Whole blocks swapped, doubled, left out, or another file's in their place."""
+    """Swap, double or leave out whole blocks, or put another file's in their place."""
     blocks, others = blocks_of(data), blocks_of(other)
     for _ in range(rng.integers(1, 3)):
         i, j = rng.integers(len(blocks), size=2)
@@ -390,7 +390,7 @@ _ODD: list[Any] = [
 
 
 def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, bytes]:
-    """Blocks with other contents and right checksums: what somebody could make on purpose."""
+    """Change the contents of blocks and make the checksums right, as somebody could on purpose."""
     blocks = [taken_apart(block) for block in blocks_of(data)]
     kinds = []
     for _ in range(rng.integers(1, 4)):
@@ -409,7 +409,7 @@ def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, byt
 
 
 def taken_apart(block: bytes) -> tuple[Any, bytes]:
-    """Contents of a block, without the name of the block before it."""
+    """Return JSON and payload of a block, without the checksum of the block before it."""
     length = struct.unpack_from("<I", block, 4)[0]
     meta = json.loads(block[24 : 24 + length])
     meta.pop("after", None)
@@ -417,7 +417,7 @@ def taken_apart(block: bytes) -> tuple[Any, bytes]:
 
 
 def put_together(blocks: list[tuple[Any, bytes]]) -> bytes:
-    """A file of blocks with these contents."""
+    """Make a file of blocks with these contents."""
     data, last = MAGIC, 0
     for meta, payload in blocks:
         chained = {**meta, "after": last} if isinstance(meta, dict) else meta
@@ -427,7 +427,7 @@ def put_together(blocks: list[tuple[Any, bytes]]) -> bytes:
 
 
 def raw_block(offset: int, meta: Any, payload: bytes) -> tuple[bytes, int]:
-    """A block with right checksums for a place in the file, and the checksum of its header."""
+    """Make a block with right checksums for a place in the file; also return that of its header."""
     text = meta if isinstance(meta, bytes) else json.dumps(meta).encode()
     text += b" " * (-(offset + 24 + len(text)) % 64)
     crc = zlib.crc32(payload, zlib.crc32(text))
@@ -437,7 +437,7 @@ def raw_block(offset: int, meta: Any, payload: bytes) -> tuple[bytes, int]:
 
 
 def _change_json(rng: np.random.Generator, value: Any) -> Any:
-    """The same with one value, somewhere, replaced, left out or doubled."""
+    """Replace, leave out or double one value somewhere in JSON data."""
     places = list(_places(value))
     if not places:
         return _ODD[rng.integers(len(_ODD))]
@@ -496,7 +496,7 @@ _FORBIDDEN = (
 
 
 class Watch:
-    """Sees, by an audit hook, what the interpreter does while it is on."""
+    """Watch, by an audit hook, what the interpreter does while it is on."""
 
     def __init__(self) -> None:
         self.on = False
@@ -515,7 +515,7 @@ class Watch:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[list[str]]:
-        """On inside the block; gives what was seen of what is forbidden."""
+        """Watch inside the block; give a list of the forbidden things that were seen."""
         self.seen, self.on = [], True
         try:
             yield self.seen
@@ -524,7 +524,7 @@ class Watch:
 
 
 class TooSlow(BaseException):
-    """A load that took longer than `SECONDS`."""
+    """Raised in a load that takes longer than `SECONDS`."""
 
 
 def _stop(*_: object) -> None:
@@ -533,7 +533,7 @@ def _stop(*_: object) -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """A limit on memory and an alarm for time, where the system has them."""
+    """Limit memory and set an alarm for time, where the system has them."""
     if sys.platform == "win32":
         yield
         return
@@ -564,7 +564,7 @@ def alarm() -> Iterator[None]:
 
 
 def fits_together(found: Trajectories) -> bool:
-    """Whether the columns of a forged file are such as an evaluation can use."""
+    """Return whether an evaluation could use the columns of a forged file."""
     steps, episodes = len(found.rewards), len(found)
     rows = [leaf for name in BY_STEP for leaf in batches.leaves(getattr(found, name))]
     return (
@@ -584,7 +584,7 @@ Read = Callable[[], Trajectories]
 
 
 def attempt(read: Read, watch: Watch) -> tuple[str, Trajectories | None]:
-    """What came of reading: "error", "data", or what is wrong with it; and the data."""
+    """Read, and return "error", "data", or what went wrong; and the data."""
     try:
         with alarm(), watch() as seen, warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -600,7 +600,7 @@ def attempt(read: Read, watch: Watch) -> tuple[str, Trajectories | None]:
 
 
 def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch) -> Any:
-    """What came of a load, as `attempt` has it.
+    """Load a file and judge the result, as `attempt` does.
 
     Args:
         path: The file.
@@ -618,7 +618,7 @@ def loaded(path: Path, *, recover: bool, allowed: set[str] | None, watch: Watch)
 
 
 def read_in_chunks(path: Path, steps: int) -> Trajectories:
-    """The episodes of a file, so many steps at a time, put together."""
+    """Read the episodes of a file, so many steps at a time, and join them."""
     parts = []
     for section in read_layout(path):
         none = nothing(section.observation_space, section.action_space, section.horizon)
@@ -630,7 +630,7 @@ def read_in_chunks(path: Path, steps: int) -> Trajectories:
 
 
 def compared(path: Path, came: str, found: Trajectories | None, steps: int, watch: Watch) -> str:
-    """What came of the file read in chunks, beside what came of `Trajectories.load`."""
+    """Read the file in chunks, and compare with the result of `Trajectories.load`."""
     came_too, in_chunks = attempt(lambda: read_in_chunks(path, steps), watch)
     if came_too not in GOOD:
         return f"IN CHUNKS {came_too}"
@@ -646,7 +646,7 @@ Findings = dict[str, tuple[str, bytes]]
 
 
 def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Counter[str], Findings]:
-    """How often each kind of mutation ended how, and one case of each kind of finding."""
+    """Count how each kind of mutation ended, and keep one case of each kind of finding."""
     files = originals(folder)
     path, names, watch = folder / "fuzzed", list(files), Watch()
     allowed = set()
@@ -685,7 +685,7 @@ def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Coun
 def run_all(
     mutations: int, seed: int, workers: int, folder: Path
 ) -> tuple[collections.Counter[str], Findings]:
-    """The same in portions, each in a process that may crash without taking this one along."""
+    """Run all mutations in portions, each in a process of its own, which may crash."""
     counts: collections.Counter[str] = collections.Counter()
     findings: Findings = {}
     sizes = [min(PORTION, mutations - first) for first in range(0, mutations, PORTION)]

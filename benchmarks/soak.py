@@ -1,4 +1,4 @@
-"""Whether memory grows with anything but the recorded columns, over an hour's worth of steps.
+"""Check over an hour's worth of steps that memory grows only by the recorded columns.
 
     python benchmarks/soak.py [--steps 10000000] [--envs 256]
 
@@ -50,13 +50,13 @@ ALLOWANCE, SHARE = 48e6, 0.10  # bytes for arenas of the allocator, and for its 
 
 
 def resident() -> int:
-    """Bytes of this process in memory now."""
+    """Return the bytes of this process in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 
 
 def widths() -> tuple[int, int]:
-    """Bytes of the columns for a step, and for an episode."""
+    """Return the bytes of all columns for a step, and for an episode."""
     env = wrappers.vector.RecordTrajectories(make(1))
     env.follow(LinearSigmoid(np.zeros(4)))
     env.reset(seed=0)
@@ -73,7 +73,7 @@ def make(num_envs: int) -> Any:
 
 
 class Single:
-    """A single env with the calls of a vector env; an end is followed by a reset, in one call."""
+    """Give a single env the calls of a vector env: a step after which an episode ends resets it."""
 
     def __init__(self, path: Path | None) -> None:
         self._env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=path)
@@ -82,11 +82,11 @@ class Single:
 
     @property
     def buffer(self) -> TrajectoryBuffer:
-        """Of the recorder."""
+        """The buffer of the recorder."""
         return self._env.buffer
 
     def step(self, action: int) -> None:
-        """One step, and the start of the next episode if it was the last."""
+        """Take one step, and begin the next episode if it was the last."""
         *_, terminated, truncated, _ = self._env.step(action)
         if terminated or truncated:
             self.finished_episodes += 1
@@ -94,7 +94,7 @@ class Single:
 
 
 def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connection) -> None:
-    """The process of one case; sends one line of figures after each tenth of the run."""
+    """Record in the process of one case; send a line of figures after each tenth of the run."""
     warnings.simplefilter("ignore")  # the run ends in the middle of episodes
     step_width, episode_width = widths()
     single = case.startswith("single")
@@ -144,7 +144,7 @@ def record(case: str, steps: int, num_envs: int, path: Path | None, out: Connect
 
 
 def soak(case: str, steps: int, num_envs: int, folder: Path) -> bool:
-    """Run one case and print its lines; whether memory stayed within its bounds."""
+    """Run one case, print its lines, and return whether memory stayed within its bounds."""
     path = folder / "episodes" if "file" in case else None
     if path is not None:
         path.unlink(missing_ok=True)

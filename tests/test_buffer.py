@@ -1,4 +1,4 @@
-"""What a buffer keeps, what it refuses, and what it gives back."""
+"""Tests of buffers and trajectories: what they keep, refuse and give back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sigmoid(*theta: float) -> LinearSigmoid:
 
 
 def episode(n: int = 3, **changes: Any) -> dict[str, Any]:
-    """Arguments of a valid `append`."""
+    """Return arguments of a valid `append`."""
     return {
         "observations": np.zeros((n, 2), dtype=np.float32),
         "actions": np.arange(n) % 2,
@@ -49,7 +49,7 @@ def small_buffer(n_policies: int = 1, horizon: int | None = None) -> TrajectoryB
 
 
 def filled() -> TrajectoryBuffer:
-    """Six episodes: policies 0 0 2 2 3 3 of five, every second one held out."""
+    """Return six episodes of policies 0 0 2 2 3 3 of five, every second one held out."""
     buffer = small_buffer(5)
     for i, k in enumerate([0, 0, 2, 2, 3, 3]):
         buffer.append(
@@ -59,7 +59,7 @@ def filled() -> TrajectoryBuffer:
 
 
 def fingerprint(data: Trajectories) -> Any:
-    """Everything in it, for comparison with `same`."""
+    """Return everything in a buffer, for comparison with `same`."""
     return tuple(getattr(data, field.name) for field in dataclasses.fields(data))
 
 
@@ -265,7 +265,7 @@ def test_clear_keeps_policies() -> None:
 
 
 def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """Arguments of `append_many` for arguments of several `append`."""
+    """Return arguments of `append_many` for arguments of several `append`."""
     lengths = [len(one["rewards"]) for one in episodes]
     joined = {
         name: batches.concatenate([one[name] for one in episodes])
@@ -293,7 +293,7 @@ def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
 def test_many_at_once_are_as_one_by_one(
     seed: int, known: bool, gaps: list[int], mid_episode: bool
 ) -> None:
-    """With and without spaces, changes of policy, clocks; after and before other episodes."""
+    """Compare with and without spaces, changes of policy and clocks, after and before others."""
     rng = np.random.default_rng(seed)
     space = (BOX, TWO) if known else (None, None)
     one_by_one, at_once = TrajectoryBuffer(*space), TrajectoryBuffer(*space)
@@ -448,7 +448,7 @@ def test_many_are_copied_unless_told_otherwise() -> None:
 
 
 class Unhashable:
-    """Equal by content, like a plain dataclass."""
+    """A policy that is equal by content, like a plain dataclass."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -484,7 +484,7 @@ def test_what_is_no_policy_is_refused() -> None:
 
 
 def clocked_buffer() -> TrajectoryBuffer:
-    """Policy 0 acts at clocks 0-4, policy 1 at 5-9, policy 2 from 10 on."""
+    """Return a buffer where policy 0 acts at clocks 0-4, policy 1 at 5-9, policy 2 from 10 on."""
     buffer = small_buffer(3)
     buffer.change_policy(0, 0, mid_episode=False)
     buffer.append(**episode(3, start_clock=0))
@@ -822,7 +822,7 @@ def test_merging_nothing() -> None:
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
-    """Arguments of a valid `from_arrays`: episodes of 2, 1 and 3 steps."""
+    """Return arguments of a valid `from_arrays`: episodes of 2, 1 and 3 steps."""
     return {
         "observations": np.zeros((6, 2)),
         "actions": [0, 1, 0, 1, 0, 1],
@@ -983,7 +983,7 @@ def test_an_empty_buffer_survives_a_file(tmp_path: Path) -> None:
 def test_any_history_reads_back_as_appended(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Appends, views, extensions and a file in any order against a plain list of episodes."""
+    """Compare appends, views, extensions and a file, in any order, with a list of episodes."""
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     buffer, expected = small_buffer(3), list[tuple[Any, ...]]()

@@ -1,4 +1,4 @@
-"""What is left when the disk, another process, a signal or somebody's bytes get in the way."""
+"""Tests of what is left when the disk, another process, a signal or forged bytes interfere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load(path: Path) -> Trajectories:
 
 
 def read_in_chunks(path: Path, steps: int = 3) -> Trajectories:
-    """The same as files larger than memory are read."""
+    """Load a file as files larger than memory are read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
         return fuzz.read_in_chunks(path, steps)
@@ -65,7 +65,7 @@ def recorder(path: Path | None) -> wrappers.RecordTrajectories:
 
 
 def loop(env: wrappers.RecordTrajectories, policies: tuple[Policy, ...], ignore: Any = ()) -> int:
-    """Two episodes with each policy, in spite of errors; how many there were."""
+    """Play two episodes with each policy in spite of errors, and return how many there were."""
     errors = 0
     for policy in policies:
         try:
@@ -85,7 +85,7 @@ def loop(env: wrappers.RecordTrajectories, policies: tuple[Policy, ...], ignore:
 
 
 def expected(runs: int = 1) -> Trajectories:
-    """What `loop` records, with two policies, on a good day."""
+    """Return what `loop` records with two policies if nothing fails."""
     env = recorder(None)
     loop(env, (Uniform(2), SIGMOID))
     data = env.buffer.view()
@@ -97,7 +97,7 @@ def expected(runs: int = 1) -> Trajectories:
 
 @contextlib.contextmanager
 def room(size: int) -> Iterator[None]:
-    """No file may become larger than this."""
+    """Let no file become larger than this."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -111,7 +111,7 @@ def room(size: int) -> Iterator[None]:
 @posix
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_disk_that_was_full_for_a_while_costs_no_episode(tmp_path: Path, runs: int) -> None:
-    """In whatever block it happens, and also where a second run begins."""
+    """The disk fills up in any block, and also where a second run begins."""
     path = tmp_path / "run"
     first = b""
     if runs == 2:
@@ -220,7 +220,7 @@ assert fuzz.digest(Trajectories.load(folder / "run")) == fuzz.digest(env.buffer.
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a small disk")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """One of 256 kB, seen by no other process, with room again before the recorder is closed."""
+    """A disk of 256 kB of its own has room again before the recorder is closed."""
     small = 'mount -t tmpfs -o size=256k none "$0" && touch "$0/here" && rm "$0/here"'
     start = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     try:
@@ -241,7 +241,7 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     write_all = block_writer._write_all
 
     class Stuck:
-        """A file that can be written to, and not be cut."""
+        """A file that can be written to, but not be cut."""
 
         def __init__(self, file: Any) -> None:
             self.file = file
@@ -347,7 +347,7 @@ for i in range(10**9):
 
 
 def terminated(code: str, *arguments: str) -> tuple[int, int]:
-    """The last number that a process printed before SIGTERM, and its return code."""
+    """Return the last number that a process printed before SIGTERM, and its return code."""
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -407,7 +407,7 @@ for moment in range(100):
 
 @posix
 def test_sigterm_at_every_moment_of_a_save(tmp_path: Path) -> None:
-    """In the middle of each write, before and after the new file takes its place."""
+    """It is stopped in the middle of each write, before and after the new file takes its place."""
     command = [sys.executable, "-W", "ignore", "-c", _SAVE_AND_DIE, str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     (code, first), *killed, last = (line.split() for line in done.stdout.splitlines())
@@ -462,7 +462,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path) -> No
 def test_a_file_replaced_while_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between opening and locking it: its episodes would go to a file without a name."""
+    """A save comes between opening and locking: episodes would go to a file without a name."""
     path = tmp_path / "run"
     expected().save(path)
     expected(2).save(tmp_path / "other")
@@ -501,7 +501,7 @@ def test_a_target_is_locked_until_it_is_replaced(
 def test_a_recorder_that_opens_a_new_path_meanwhile_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the path and the moment when the new file takes its place."""
+    """A recorder comes between the look at the path and the moment of the new file."""
     path, link, opened = tmp_path / "run", os.link, []
 
     def late(*names: Any) -> None:
@@ -594,7 +594,7 @@ def test_nothing_that_records_or_stores_asks_for_the_time() -> None:
 def test_cut_at_every_byte_of_the_last_block(
     tmp_path: Path, files: dict[str, bytes], kind: str, stride: int
 ) -> None:
-    """Or at every seventh, for other contents: the block around them is the same."""
+    """Other contents are cut at every seventh byte: the block around them is the same."""
     path, data = tmp_path / "cut", files[kind]
     last = len(data) - len(fuzz.blocks_of(data)[-1])
     path.write_bytes(data[:last])
@@ -643,7 +643,7 @@ def test_blocks_keep_their_order_and_their_file(tmp_path: Path, files: dict[str,
 def test_a_file_whose_blocks_do_not_say_what_they_follow(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
-    """As the first version wrote them; it can be read and continued."""
+    """The first version wrote such files; they can be read and continued."""
     path, data = tmp_path / "old", MAGIC
     for block in fuzz.blocks_of(files["discrete"]):
         meta, payload = fuzz.taken_apart(block)
@@ -658,7 +658,7 @@ def test_a_file_whose_blocks_do_not_say_what_they_follow(
 
 
 def test_fuzzed_files(tmp_path: Path) -> None:
-    """In a process of its own, which is watched and limited; `benchmarks.fuzz` itself does more."""
+    """It runs in a process that is watched and limited; `benchmarks.fuzz` itself does more."""
     command = [sys.executable, "-m", "benchmarks.fuzz", "--mutations", "600", "--seed", "7"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -702,7 +702,7 @@ def test_the_layout_of_a_file_tells_its_episodes_without_their_contents(
 
 
 def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:
-    """The file with the contents of its last block changed and all checksums right."""
+    """Change the contents of the last block of a file and make all checksums right."""
     blocks = [fuzz.taken_apart(block) for block in fuzz.blocks_of(data)]
     meta, payload = blocks[-1][0], bytearray(blocks[-1][1])
     change(meta, payload)
@@ -710,7 +710,7 @@ def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> 
 
 
 def put(name: str, row: int, value: int) -> Callable[[dict[str, Any], bytearray], None]:
-    """Another number in an array of the last block."""
+    """Put another number into an array of the last block."""
 
     def change(meta: dict[str, Any], payload: bytearray) -> None:
         entry = meta["arrays"][name]
@@ -721,7 +721,7 @@ def put(name: str, row: int, value: int) -> Callable[[dict[str, Any], bytearray]
 
 
 def describe(name: str, **changed: Any) -> Callable[[dict[str, Any], bytearray], None]:
-    """Another description of an array."""
+    """Describe an array in another way."""
     return lambda meta, payload: meta["arrays"][name].update(changed)
 
 

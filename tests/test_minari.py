@@ -1,4 +1,4 @@
-"""Minari datasets: what is written comes back, and what others wrote says no more than it knows."""
+"""Tests of Minari datasets: ours come back unchanged, and those of others without policies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_identical(a: Trajectories, b: Trajectories) -> None:
-    """Bit by bit, with dtypes and structure."""
+    """Assert equality bit by bit, with dtypes and structure."""
     for name in (*BY_STEP, "offsets", *BY_EPISODE):
         one, other = getattr(a, name), getattr(b, name)
         assert type(one) is type(other), name
@@ -62,7 +62,7 @@ def assert_identical(a: Trajectories, b: Trajectories) -> None:
 
 
 def recording() -> Trajectories:
-    """Policies that change inside and between episodes, ends of all kinds, some held out."""
+    """Return episodes whose policies change inside and between them, with ends of all kinds."""
     rng = np.random.default_rng(5)
     lengths = np.array([3, 1, 4, 2])
     steps = int(lengths.sum())
@@ -479,7 +479,7 @@ def test_forged_metadata(change: Callable[[Any], object], message: str, root: Pa
 
 
 def logged_by_nobody() -> Trajectories:
-    """Episodes of CartPole of which only observations, actions and rewards are known."""
+    """Make episodes of CartPole of which only observations, actions and rewards are known."""
     env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=20), held_out=1.0)
     collect(env, LinearSigmoid(np.zeros(4)), 60, 7, seed=3)
     data = env.buffer.view()

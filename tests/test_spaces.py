@@ -1,4 +1,4 @@
-"""Every Gymnasium space as columns and as JSON."""
+"""Tests of every Gymnasium space as columns and as JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL_SPACES: list[gym.Space[Any]] = [
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality of elements, dtypes and array shapes included."""
+    """Return whether two elements are equal, dtypes and array shapes included."""
     if isinstance(left, tuple | list):
         return (
             type(left) is type(right)
@@ -106,7 +106,7 @@ def test_the_order_of_characters_and_keys_survives() -> None:
 
 
 class Custom(gym.Space[Any]):
-    """Not one of Gymnasium's own."""
+    """A space that is not one of Gymnasium's own."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Block files: whole, cut, damaged, forged, and written by two runs."""
+"""Tests of block files: whole, cut, damaged, forged, and written by two runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGMOID = LinearSigmoid(np.array([0.5, -0.5]))
 
 
 def write_run(path: Path, lengths: tuple[int, ...], *, close: bool = True) -> list[int]:
-    """A recorder's file: spaces, a policy, one block an episode. Where each block ends."""
+    """Write a recorder's file, one block an episode, and return where each block ends."""
     ends = []
     with BlockWriter(path) as writer:
         files.write_spaces(writer, BOX, TWO, 50)
@@ -61,7 +61,7 @@ def write_run(path: Path, lengths: tuple[int, ...], *, close: bool = True) -> li
 
 
 def check_run(found: Trajectories, lengths: tuple[int, ...]) -> None:
-    """Exactly the first episodes of `write_run`, to the last bit."""
+    """Assert that these are the first episodes of `write_run`, to the last bit."""
     n = len(found)
     assert found.lengths.tolist() == list(lengths[:n])
     if n == 0:
@@ -90,7 +90,7 @@ def load_quietly(path: Path, *, recover: bool = False) -> tuple[Trajectories, li
 
 
 def raw_block(offset: int, meta: dict[str, Any] | bytes, payload: bytes = b"") -> bytes:
-    """A block with correct checksums and whatever contents, for a position in the file."""
+    """Make a block with right checksums and any contents, for a position in the file."""
     text = meta if isinstance(meta, bytes) else json.dumps(meta).encode()
     text += b" " * (-(offset + 24 + len(text)) % 64)
     head = struct.pack(

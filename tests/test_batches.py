@@ -1,4 +1,4 @@
-"""Nested batches."""
+"""Tests of nested batches."""
 
 from __future__ import annotations
 
