@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ope_gym import evaluate, evaluate_log_probs
+from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
@@ -245,7 +245,7 @@ def test_what_is_allowed() -> None:
     evaluate_log_probs(*changed("behaviour_log_probs", (0, 0), 5e-10))
     evaluate_log_probs(*changed("behaviour_log_probs", (0, 0), 3.0), density=True)
     evaluate_log_probs(*changed("target_log_probs", 0, 3.0), density=True)
-    evaluate_log_probs(*arrays(), cap=math.inf, gamma=0, level=0.5)
+    evaluate_log_probs(*arrays(), gamma=0, level=0.5, weighting=Weighting(cap=math.inf))
     with pytest.raises(ValueError, match="target_log_probs is inf at episode 0, step 0"):
         evaluate_log_probs(*changed("target_log_probs", 0, math.inf), density=True)
     with pytest.raises(ValueError, match="behaviour_log_probs is inf of behaviour=0"):
@@ -374,7 +374,7 @@ def test_a_behaviour_that_gives_no_probability_is_named_with_episode_and_step(
 
     wrong = dataclasses.replace(t, policies=(t.policies[0], LogProbOnly(broken)))
     with pytest.raises(ValueError, match=rf"is {value} of behaviour=1 at episode {other}, step 0"):
-        evaluate(wrong, data.target, estimators="OUIS", reward_model=model)
+        evaluate(wrong, data.target, estimators="OUIS", weighting=Weighting(reward_model=model))
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.25, math.inf])

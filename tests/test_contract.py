@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, Evaluation, arrays, evaluate, evaluate_log_probs
+from ope_gym import (
+    ESTIMATORS,
+    Bootstrap,
+    Evaluation,
+    Weighting,
+    arrays,
+    evaluate,
+    evaluate_log_probs,
+)
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED, Composition, column_sums, moments
@@ -257,7 +265,7 @@ def test_inputs_may_be_lists_strided_or_of_other_types() -> None:
     )
     assert_same(evaluate_log_probs(target, table, *data[2:]), evaluate_log_probs(*rounded))
     before = [column.copy() for column in data]
-    evaluate_log_probs(*data, interval="bca", resamples=10)
+    evaluate_log_probs(*data, interval=Bootstrap(10, "bca"))
     for old, new in zip(before, data, strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -349,7 +357,7 @@ def test_ten_thousand_steps_do_not_underflow(name: str) -> None:
         np.arange(n + 1) * steps,
     )
     w = np.minimum([0.5, 1.5, 1.2, 0.8], 1.25 if name in CAPPED else np.inf)
-    got = evaluate_log_probs(*data, estimators=name, cap=1.25)[name]
+    got = evaluate_log_probs(*data, estimators=name, weighting=Weighting(cap=1.25))[name]
     expected = steps if name in NORMALISED else w.mean() * steps
     assert got.value == pytest.approx(expected, rel=1e-10)
     assert got.diagnostics.ess == pytest.approx(w.sum() ** 2 / (w**2).sum(), rel=1e-10)
@@ -418,12 +426,18 @@ def test_weights_that_become_zero_are_red_and_say_where(name: str) -> None:
 def test_partial_mixtures_are_used_or_refused(name: str) -> None:
     horizon = 1 if ESTIMATORS[name].method == "average" else 6
     data = recorded(31, (4, 5, 3, 4), horizon=horizon)
-    whole = evaluate(data.trajectories, data.target, estimators=name, mixture="all")
+    whole = evaluate(
+        data.trajectories, data.target, estimators=name, weighting=Weighting(mixture="all")
+    )
     if ESTIMATORS[name].method in ("control variates", "adaptive"):
         with pytest.raises(ValueError, match=rf"'{name}', which needs .* mixture='all'"):
-            evaluate(data.trajectories, data.target, estimators=name, mixture=2)
+            evaluate(
+                data.trajectories, data.target, estimators=name, weighting=Weighting(mixture=2)
+            )
         return
-    found = evaluate(data.trajectories, data.target, estimators=name, mixture=2)
+    found = evaluate(
+        data.trajectories, data.target, estimators=name, weighting=Weighting(mixture=2)
+    )
     against = ESTIMATORS[name].scheme not in ("", "basic")
     assert (found.sample.mixture is not None) == against
     assert (found[name].value != whole[name].value) == against
@@ -518,8 +532,10 @@ def test_a_new_estimator_is_a_line_and_a_new_scheme_a_function(
     monkeypatch.setitem(ESTIMATORS, "NOUCIS", Composition("optimal", True, True))
     monkeypatch.setitem(ESTIMATORS, "HIS", Composition("halfway"))
     monkeypatch.setitem(formula.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2)
-    got = evaluate(data.trajectories, data.target, estimators=["NOUCIS", "HIS"], cap=1.2)
-    want = reference.evaluate("optimal", data.arrays, cap=1.2, normalised=True)
+    got = evaluate(
+        data.trajectories, data.target, estimators=["NOUCIS", "HIS"], weighting=Weighting(cap=1.2)
+    )
+    want = reference.evaluate("optimal", data.arrays, normalised=True, weighting=Weighting(cap=1.2))
     assert got["NOUCIS"].value == pytest.approx(want.value, rel=1e-12)
     basic, fused = (
         np.concatenate(reference.log_weights(s, data.arrays)) for s in ("basic", "fused")
@@ -566,7 +582,7 @@ def padded(data: Data) -> NDArray[np.float64]:
 @properties
 @given(data=ragged(), gamma=gammas)
 def test_everything_agrees_with_the_reference(data: Data, gamma: float) -> None:
-    got = evaluate_log_probs(*data, gamma=gamma, cap=2.0)
+    got = evaluate_log_probs(*data, gamma=gamma, weighting=Weighting(cap=2.0))
     if gamma == 0:  # only the first step counts, whatever the weights are later
         first = data.offsets[:-1]
         data = Data(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ope_gym import evaluate, evaluate_log_probs
+from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.diagnostics import Diagnostics, Verdict, judge, pareto_k
@@ -28,7 +28,9 @@ def by_weights() -> Data:
 
 
 def test_every_field_by_hand() -> None:
-    got = evaluate_log_probs(*by_weights(), estimators=["BIS", "BCIS"], cap=1.5)
+    got = evaluate_log_probs(
+        *by_weights(), estimators=["BIS", "BCIS"], weighting=Weighting(cap=1.5)
+    )
     d = got["BIS"].diagnostics
     curve = [7**2 / 21, 2.5**2 / 2.25, 2.25**2 / 2.0625]  # 2 1 4, then 1 1 .5, then 1 1 .25
     np.testing.assert_allclose(d.ess_curve, curve, rtol=1e-14)

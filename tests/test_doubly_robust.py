@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
+from ope_gym import ESTIMATORS, Betting, evaluate, evaluate_log_probs
 from ope_gym.models import Baseline, LinearQ, TabularQ
 from tests import reference, small_mdps
 from tests.builders import Recorded, pick, recorded
@@ -429,6 +429,5 @@ def test_bad_baselines_are_named() -> None:
             data.target,
             estimators="DM",
             q_model=Baseline(good, good),
-            interval="betting",
-            reward_range=(-1, 2),
+            interval=Betting((-1, 2)),
         )

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ope_gym import ESTIMATORS, Evaluation, evaluate, evaluate_log_probs
+from ope_gym import ESTIMATORS, Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.arrays import folds_within
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Schedule, Trajectories
@@ -87,7 +87,7 @@ def test_blackjack_with_its_tuple_observations(tmp_path: Path) -> None:
             terminated=True,
             held_out=True,
         )
-    got = evaluate(buffer, policies[2], gamma=0.9, cap=1.5)
+    got = evaluate(buffer, policies[2], gamma=0.9, weighting=Weighting(cap=1.5))
     data = buffer.view()
     rows = np.stack([p.log_prob(data.observations, data.actions) for p in policies[:2]])
     target = policies[2].log_prob(data.observations, data.actions)
@@ -99,7 +99,13 @@ def test_blackjack_with_its_tuple_observations(tmp_path: Path) -> None:
     assert all(abs(z) < 4 for z in got["NFIS"].diagnostics.calibration)  # type: ignore[union-attr]
     buffer.save(tmp_path / "games")
     assert_same(
-        evaluate(Trajectories.load(tmp_path / "games"), policies[2], gamma=0.9, cap=1.5), got
+        evaluate(
+            Trajectories.load(tmp_path / "games"),
+            policies[2],
+            gamma=0.9,
+            weighting=Weighting(cap=1.5),
+        ),
+        got,
     )
 
 
@@ -133,7 +139,9 @@ def test_continuous_actions_have_densities_above_one(space: spaces.Box | None) -
     assert got["OUIS"].value == pytest.approx(got["FIS"].value)  # one path has no probability
     truth = 0.02 * (1 + 0.9 + 0.81)
     assert got["NFIS"].value == pytest.approx(truth, abs=4 * got["NFIS"].standard_error)
-    crossed = evaluate(data, narrow[2], gamma=0.9, estimators="OUIS", reward_model="cross-fit")
+    crossed = evaluate(
+        data, narrow[2], gamma=0.9, estimators="OUIS", weighting=Weighting(reward_model="cross-fit")
+    )
     assert crossed["OUIS"].value == pytest.approx(got["FIS"].value)
 
 
@@ -516,7 +524,9 @@ def test_cross_fitted_weights_are_unbiased(ids: tuple[int, ...]) -> None:
     truth, terms = small_mdps.value(mdp, target.table, 1.0), []
     for episodes, p in small_mdps.data_sets(mdp, behaviours, ids):
         data = buffer_of(episodes, ids, behaviours)
-        got = evaluate(data, target, estimators="OUIS", reward_model="cross-fit")["OUIS"]
+        got = evaluate(
+            data, target, estimators="OUIS", weighting=Weighting(reward_model="cross-fit")
+        )["OUIS"]
         terms.append(p * got.value)
     assert math.fsum(terms) == pytest.approx(truth, abs=1e-12)
 
@@ -529,7 +539,9 @@ def test_a_model_fitted_on_its_own_rewards_is_biased() -> None:
     for episodes, p in small_mdps.data_sets(mdp, behaviours, ids):
         data = buffer_of(episodes, ids, behaviours).view()
         own = fit_rewards(data, np.ones(len(data), dtype=bool))
-        got = evaluate_log_probs(*arrays_of(data, target), estimators="OUIS", reward_model=own)
+        got = evaluate_log_probs(
+            *arrays_of(data, target), estimators="OUIS", weighting=Weighting(reward_model=own)
+        )
         terms.append(p * got["OUIS"].value)
     assert abs(math.fsum(terms) - truth) > 1e-3
 
@@ -576,7 +588,9 @@ def test_rewards_of_continuous_observations_are_learnt_by_regression() -> None:
     mean, variance = fit_rewards(data, fit)
     np.testing.assert_allclose(mean, 1 + x @ [2.0, -1.0] + 3 * actions, atol=0.25)
     np.testing.assert_allclose(variance, 0.25, rtol=0.3)
-    got = evaluate(data, LinearSigmoid(np.array([0.3, 0.0])), reward_model="cross-fit")
+    got = evaluate(
+        data, LinearSigmoid(np.array([0.3, 0.0])), weighting=Weighting(reward_model="cross-fit")
+    )
     assert got["OUIS"].value == pytest.approx(got["FIS"].value, abs=3 * got["FIS"].standard_error)
 
 
@@ -597,7 +611,7 @@ def test_rewards_of_objects_cannot_be_learnt() -> None:
     )
     target = LogProbOnly(lambda observations, actions: np.full(len(actions), -1.0))
     with pytest.raises(ValueError, match=r"cross-fit.*object.*\(mean, variance\)"):
-        evaluate(data, target, estimators="OUIS", reward_model="cross-fit")
+        evaluate(data, target, estimators="OUIS", weighting=Weighting(reward_model="cross-fit"))
 
 
 # --- results ----------------------------------------------------------------------------------
@@ -792,7 +806,7 @@ def test_cross_fit_needs_two_episodes_of_each_behaviour() -> None:
     steps = [small_mdps.Path((0,), (k,), (1.0,), 1.0) for k in (0, 1)]
     data, target = buffer_of(steps, [0, 1], sure), Table(np.array([[0.5, 0.5]]))
     with pytest.raises(ValueError, match="policy 0 has only 1"):
-        evaluate(data, target, estimators="OUIS", reward_model="cross-fit")
+        evaluate(data, target, estimators="OUIS", weighting=Weighting(reward_model="cross-fit"))
     assert evaluate(data, target, estimators="OUIS")["OUIS"].value == 1.0
 
 

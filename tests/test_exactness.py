@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import evaluate_log_probs
+from ope_gym import Weighting, evaluate_log_probs
 from ope_gym.weights.formula import log_weights
 from studies import oracle
 from tests import reference, small_mdps
@@ -21,14 +21,20 @@ COUNTS = [(3,), (1, 2), (4, 1, 2), (1, 3, 2, 1)]  # of one to four behaviours
 
 
 def value_of(name: str, data: Data, *, gamma: float = 1.0, cap: float = 10.0) -> float:
-    return float(evaluate_log_probs(*data, estimators=[name], gamma=gamma, cap=cap)[name].value)
+    return float(
+        evaluate_log_probs(*data, estimators=[name], gamma=gamma, weighting=Weighting(cap=cap))[
+            name
+        ].value
+    )
 
 
 def plain_moments(
     population: Population, gamma: float, model: str | tuple[Array, Array] = "deterministic"
 ) -> dict[str, tuple[float, float]]:
     """Exact mean and variance of the library's plain estimators."""
-    found = evaluate_log_probs(*population.data, estimators=PLAIN, gamma=gamma, reward_model=model)
+    found = evaluate_log_probs(
+        *population.data, estimators=PLAIN, gamma=gamma, weighting=Weighting(reward_model=model)
+    )
     return {name: population.moments(np.asarray(found[name].influence)) for name in PLAIN}
 
 
@@ -254,7 +260,9 @@ CASES: dict[str, Callable[[], Data]] = {
 
 
 def assert_agrees(name: str, data: Data, *, gamma: float, cap: float) -> None:
-    got = evaluate_log_probs(*data, estimators=[name], gamma=gamma, cap=cap)[name]
+    got = evaluate_log_probs(*data, estimators=[name], gamma=gamma, weighting=Weighting(cap=cap))[
+        name
+    ]
     want = reference.estimate(name, data, gamma=gamma, cap=cap)
     psi, size = np.asarray(want.influence), float(np.abs(want.influence).max())
     assert float(got.value) == pytest.approx(want.value, rel=1e-10, nan_ok=True)
@@ -284,7 +292,9 @@ def test_agreement_with_the_reference_for_given_reward_moments(case: str, name: 
     mean, variance = rng.normal(size=data.rewards.size), rng.exponential(size=data.rewards.size)
     mean[rng.random(mean.size) < 0.2] = 0.0
     variance[rng.random(mean.size) < 0.2] = 0.0  # some steps have neither: any f will do, a = 0
-    got = evaluate_log_probs(*data, estimators=[name], gamma=0.95, reward_model=(mean, variance))
+    got = evaluate_log_probs(
+        *data, estimators=[name], gamma=0.95, weighting=Weighting(reward_model=(mean, variance))
+    )
     a = reference.reward_share(list(mean), list(variance))
     want = reference.estimate(name, data, gamma=0.95, a=a)
     assert float(got[name].value) == pytest.approx(want.value, rel=1e-10)

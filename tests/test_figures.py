@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Evaluation, evaluate, evaluate_log_probs
+from ope_gym import Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
@@ -371,7 +371,7 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
         np.ones(4),
         np.arange(5),
         estimators=["BIS", "NBIS", "BCIS"],
-        cap=2.0,
+        weighting=Weighting(cap=2.0),
     )
     figure = weight_figures.weights_figure(evaluation)
     left, right = figure.axes

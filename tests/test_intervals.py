@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import ESTIMATORS, evaluate, evaluate_log_probs
+from ope_gym import ESTIMATORS, Betting, Bootstrap, Compute, Weighting, evaluate, evaluate_log_probs
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference import intervals
 from ope_gym.inference.errors import cautious_error, standard_error
@@ -218,7 +218,7 @@ def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
     data = recorded(1, (6, 4, 6)).arrays
     options: dict[str, Any] = {"gamma": 0.9, "cap": 1.3}
     got = evaluate_log_probs(
-        *data, estimators=name, interval="percentile", resamples=25, rng=5, level=0.8, **options
+        *data, estimators=name, level=0.8, seed=5, interval=Bootstrap(25), **options
     )[name]
     counts = copies(data.behaviour_ids.tolist(), 25, 5)
     loop = np.array(
@@ -234,7 +234,7 @@ def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
 def test_the_bootstrap_of_the_empirical_average_is_such_a_loop() -> None:
     data = recorded(2, (9, 7), horizon=1)
     got = evaluate(
-        data.trajectories, data.target, estimators="EA", interval="bca", resamples=30, rng=3
+        data.trajectories, data.target, estimators="EA", seed=3, interval=Bootstrap(30, "bca")
     )["EA"]
     starts = data.trajectories.policy_ids[data.trajectories.offsets[:-1]]
     counts = copies(starts.tolist(), 30, 3)
@@ -272,7 +272,7 @@ def bca_by_hand(
 def test_bca_by_hand(name: str) -> None:
     data = recorded(3, (12, 9)).arrays
     got = evaluate_log_probs(
-        *data, estimators=name, interval="bca", resamples=400, rng=8, level=0.9
+        *data, estimators=name, level=0.9, seed=8, interval=Bootstrap(400, "bca")
     )[name]
     assert got.replicates is not None
     want = bca_by_hand(got.replicates, got.value, got.influence, data.behaviour_ids, 0.9)
@@ -282,7 +282,7 @@ def test_bca_by_hand(name: str) -> None:
 
 def test_bca_is_that_of_scipy_for_a_plain_mean() -> None:
     data = recorded(4, (40,)).arrays
-    got = evaluate_log_probs(*data, estimators="BIS", interval="bca", resamples=999)["BIS"]
+    got = evaluate_log_probs(*data, estimators="BIS", interval=Bootstrap(999, "bca"))["BIS"]
     given = SimpleNamespace(bootstrap_distribution=got.replicates)
     want = scipy.stats.bootstrap(
         (got.influence,), np.mean, n_resamples=0, method="BCa", bootstrap_result=given
@@ -312,7 +312,7 @@ def test_bca_stays_in_order_under_one_huge_episode() -> None:
 def test_bca_of_rewards_without_spread(name: str) -> None:
     data = one_step([0.5, 0.5, 0.25, 0.25], [[0.5] * 4], [0] * 4, [1.0] * 4)
     data = data._replace(target_log_probs=data.behaviour_log_probs[0])
-    got = evaluate_log_probs(*data, estimators=name, interval="bca", resamples=50)[name]
+    got = evaluate_log_probs(*data, estimators=name, interval=Bootstrap(50, "bca"))[name]
     assert (got.interval.low, got.interval.high) == pytest.approx((1.0, 1.0))
     exact = intervals.bca(
         np.array([1.0, 1.0 + 1e-16, 1 + 1e-15]), 1.0, np.zeros(4), np.zeros(4, np.int64), 0.9
@@ -329,7 +329,7 @@ def test_percentiles_of_too_few_replicates_are_undefined() -> None:
 
 def test_replicates_that_lost_all_weight_are_counted_and_red() -> None:
     data = one_step([0.5, 0, 0, 0, 0], [[0.5] * 5], [0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
-    got = evaluate_log_probs(*data, estimators="NFIS", interval="percentile", resamples=200)["NFIS"]
+    got = evaluate_log_probs(*data, estimators="NFIS", interval=Bootstrap(200))["NFIS"]
     assert got.replicates is not None
     lost = int(np.isnan(got.replicates).sum())
     assert lost == int(np.sum(draws([0] * 5, 200, 0)[:, 0] == 0)) > 0
@@ -343,7 +343,7 @@ def test_not_a_bootstrap_of_already_normalised_terms(name: str) -> None:
     """Every episode returns 3: there is nothing to be uncertain about, and yet the terms vary."""
     data = recorded(5, (20, 20), early=False, horizon=3).arrays
     data = data._replace(rewards=np.ones_like(data.rewards))
-    got = evaluate_log_probs(*data, estimators=name, interval="percentile", resamples=500)[name]
+    got = evaluate_log_probs(*data, estimators=name, interval=Bootstrap(500))[name]
     scheme, _, capped = reference.ESTIMATORS[name]
     logs = reference.capped(reference.log_weights(scheme, data), 10.0 if capped else None)
     terms = np.sum([reference.shares(logs, t) for t in range(3)], axis=0)
@@ -358,7 +358,7 @@ def test_not_a_bootstrap_of_already_normalised_terms(name: str) -> None:
 @pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS", "OUIS"])
 def test_replicates_spread_as_the_standard_error_says(name: str) -> None:
     data = recorded(6, (150, 150)).arrays
-    got = evaluate_log_probs(*data, estimators=name, interval="percentile", resamples=4000)[name]
+    got = evaluate_log_probs(*data, estimators=name, interval=Bootstrap(4000))[name]
     assert got.replicates is not None
     assert np.std(got.replicates) == pytest.approx(got.standard_error, rel=0.06)
     assert np.mean(got.replicates) == pytest.approx(got.value, abs=0.2 * got.standard_error)
@@ -368,7 +368,10 @@ def test_progress_counts_every_replicate_of_every_estimator() -> None:
     data = recorded(7, (4, 4), horizon=1)
     seen: list[int] = []
     got = evaluate(
-        data.trajectories, data.target, interval="percentile", resamples=150, progress=seen.append
+        data.trajectories,
+        data.target,
+        compute=Compute(progress=seen.append),
+        interval=Bootstrap(150),
     )
     assert sum(seen) == 150 * len(got)
 
@@ -560,12 +563,10 @@ def test_betting_covers_at_its_level_for_every_n(case: str, name: str) -> None:
         return evaluate_log_probs(
             *data,
             estimators=name,
-            interval="betting",
             level=level,
             gamma=gamma,
-            cap=1.2,
-            reward_range=reward_range,
-            horizon=mdp.horizon,
+            weighting=Weighting(cap=1.2),
+            interval=Betting(reward_range, mdp.horizon),
         )[name].interval
 
     below, above = misses(mdp, target, behaviours, counts, find, gamma)
@@ -649,13 +650,7 @@ def test_betting_by_hand(gamma: float) -> None:
         logs, np.full((1, 3), np.log(0.4)), np.zeros(2, np.int64), rewards, np.array([0, 2, 3])
     )
     got = evaluate_log_probs(
-        *data,
-        estimators="BIS",
-        interval="betting",
-        level=0.5,
-        gamma=gamma,
-        reward_range=(-2.0, 4.0),
-        horizon=3,
+        *data, estimators="BIS", level=0.5, gamma=gamma, interval=Betting((-2.0, 4.0), 3)
     )["BIS"].interval
     w = [[1.25, 1.25, 1.25], [0.5, 0.5, 0.5]]
     r = [[1.0, -1.0, 0.0], [3.0, 0.0, 0.0]]
@@ -672,9 +667,7 @@ def test_an_empty_betting_interval_is_undefined_and_red(name: str) -> None:
     """Weights of 5 on every episode, though they average 1: no value agrees."""
     n = 200
     data = one_step([0.5] * n, [[0.1] * n], [0] * n, [1.0, 0.0] * (n // 2))
-    got = evaluate_log_probs(
-        *data, estimators=name, interval="betting", reward_range=(0, 1), horizon=1
-    )[name]
+    got = evaluate_log_probs(*data, estimators=name, interval=Betting((0, 1), 1))[name]
     assert math.isnan(got.interval.low)
     assert math.isnan(got.interval.high)
     assert got.verdict.colour == "red"
@@ -706,9 +699,8 @@ def test_betting_and_cross_fitted_weights_do_not_go_together() -> None:
             data.trajectories,
             data.target,
             estimators="OUIS",
-            interval="betting",
-            reward_range=(-1, 2),
-            reward_model="cross-fit",
+            weighting=Weighting(reward_model="cross-fit"),
+            interval=Betting((-1, 2)),
         )
 
 
@@ -731,7 +723,7 @@ def test_ess_t_and_bootstrap_cover_about_as_they_say() -> None:
         )
         for method in hits:
             interval = evaluate_log_probs(
-                *data, estimators="NFIS", interval=method, level=level, rng=run, resamples=200
+                *data, estimators="NFIS", interval=method, level=level, resamples=200, seed=run
             )["NFIS"].interval
             hits[method] += truth in interval
     error = math.sqrt(level * (1 - level) / runs)
@@ -786,9 +778,7 @@ def test_paired_replicates_are_those_of_a_loop_on_the_same_draws() -> None:
     data = recorded(14, (7, 6))
     other = nearby(data, 0.3)
     a, b = (
-        evaluate(data.trajectories, t, estimators="NFIS", interval="percentile", resamples=12)[
-            "NFIS"
-        ]
+        evaluate(data.trajectories, t, estimators="NFIS", interval=Bootstrap(12))["NFIS"]
         for t in (data.target, other)
     )
     ids = data.arrays.behaviour_ids.tolist()
@@ -805,7 +795,7 @@ def test_paired_replicates_are_those_of_a_loop_on_the_same_draws() -> None:
 
 def test_estimators_can_be_compared_on_one_evaluation() -> None:
     data = recorded(15, (20, 20)).arrays
-    got = evaluate_log_probs(*data, interval="percentile", resamples=50)
+    got = evaluate_log_probs(*data, interval=Bootstrap(50))
     difference = got["FIS"].difference(got["NFIS"])
     assert (difference.minuend, difference.subtrahend) == ("FIS", "NFIS")
     assert difference.value == pytest.approx(got["FIS"].value - got["NFIS"].value)
@@ -816,12 +806,10 @@ def test_estimators_can_be_compared_on_one_evaluation() -> None:
 
 def test_draws_that_are_not_shared_are_not_subtracted() -> None:
     data = recorded(16, (10, 10)).arrays
-    one = evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=1)["FIS"]
+    one = evaluate_log_probs(*data, estimators="FIS", interval="percentile", seed=1)["FIS"]
     for other in (
-        evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=2)["FIS"],
-        evaluate_log_probs(*data, estimators="FIS", interval="percentile", rng=1, resamples=7)[
-            "FIS"
-        ],
+        evaluate_log_probs(*data, estimators="FIS", interval="percentile", seed=2)["FIS"],
+        evaluate_log_probs(*data, estimators="FIS", seed=1, interval=Bootstrap(7))["FIS"],
         evaluate_log_probs(*data, estimators="FIS")["FIS"],
     ):
         assert one.difference(other).interval.method == "ess-t"
@@ -832,12 +820,12 @@ def test_a_generator_gives_new_draws_and_a_seed_the_same() -> None:
     data = recorded(17, (10, 10)).arrays
     options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 20}
     rng = np.random.default_rng(3)
-    first, second = (evaluate_log_probs(*data, rng=rng, **options)["FIS"] for _ in range(2))
+    first, second = (evaluate_log_probs(*data, seed=rng, **options)["FIS"] for _ in range(2))
     assert first.seed != second.seed
     assert not np.array_equal(first.replicates, second.replicates)  # type: ignore[arg-type]
-    again = evaluate_log_probs(*data, rng=np.random.default_rng(3), **options)["FIS"]
+    again = evaluate_log_probs(*data, seed=np.random.default_rng(3), **options)["FIS"]
     np.testing.assert_array_equal(first.replicates, again.replicates)
-    by_default, zero = (evaluate_log_probs(*data, rng=r, **options)["FIS"] for r in (None, 0))
+    by_default, zero = (evaluate_log_probs(*data, seed=r, **options)["FIS"] for r in (None, 0))
     np.testing.assert_array_equal(by_default.replicates, zero.replicates)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtr, stdtrit
 
-from ope_gym import Calibration, evaluate, leave_one_policy_out
+from ope_gym import Calibration, Compute, evaluate, leave_one_policy_out
 from ope_gym.__main__ import main as command
 from ope_gym.analysis.leave_one_out import Check
 from ope_gym.inference.estimate import Estimate
@@ -147,7 +147,7 @@ def test_held_out_episodes_are_taken_where_there_are_any() -> None:
     assert clean.data == "held-out"
     assert sum(check.episodes for check in clean.values()) == 20
     assert {c.estimate.sample.regime for c in clean.values()} == {"held-out"}
-    both = leave_one_policy_out(some, estimator="NFIS", q_model=None, data="all")
+    both = leave_one_policy_out(some, estimator="NFIS", q_model=None, held_out=False)
     assert sum(check.episodes for check in both.values()) == 40
     trained = leave_one_policy_out(made.trajectories, estimator="NFIS", q_model=None)
     assert trained.data == "all"
@@ -161,7 +161,11 @@ def test_of_many_policies_some_are_checked(made: builders.Recorded) -> None:
     assert "1 more policies were left out" in str(found)
     seen: list[int] = []
     one = leave_one_policy_out(
-        made.trajectories, estimator="NFIS", q_model=None, policies=[1], progress=seen.append
+        made.trajectories,
+        estimator="NFIS",
+        q_model=None,
+        policies=[1],
+        compute=Compute(progress=seen.append),
     )
     assert list(one) == [1]
     assert seen == [1]

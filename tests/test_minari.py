@@ -529,7 +529,7 @@ def test_held_out_can_be_stated() -> None:
     data = from_minari("foreign-v0", log_prob="logp", held_out=True)
     assert data.held_out.all()
     assert not data.held_out.flags.writeable
-    found = evaluate(data, LinearSigmoid(np.zeros(4)), estimators="BIS", data="held-out")
+    found = evaluate(data, LinearSigmoid(np.zeros(4)), estimators="BIS", held_out=True)
     assert found.sample.regime == "held-out"
     to_minari(data, ID)
     assert from_minari(ID).held_out.all()

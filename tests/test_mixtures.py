@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import LinearSigmoid, Trajectories, evaluate, evaluate_log_probs, rank
+from ope_gym import (
+    Bootstrap,
+    LinearSigmoid,
+    Trajectories,
+    Weighting,
+    evaluate,
+    evaluate_log_probs,
+    rank,
+)
 from ope_gym.__main__ import main
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.table import column_sums
@@ -122,7 +130,12 @@ def test_groups_of_one_are_basic_weights(scheme: str) -> None:
     made = recorded(4, (5, 3, 8))
     basic = partial(made, np.arange(3), "basic")
     np.testing.assert_allclose(partial(made, np.arange(3), scheme), basic, rtol=0, atol=1e-12)
-    found = evaluate(made.trajectories, made.target, mixture=1, estimators=["BIS", "FIS", "NFIS"])
+    found = evaluate(
+        made.trajectories,
+        made.target,
+        estimators=["BIS", "FIS", "NFIS"],
+        weighting=Weighting(mixture=1),
+    )
     assert found["FIS"].value == pytest.approx(found["BIS"].value, rel=1e-12)
 
 
@@ -130,7 +143,7 @@ def test_options_that_take_all_behaviours_change_no_bit() -> None:
     made = recorded(5, (5, 3, 8))
     want = evaluate(made.trajectories, made.target)
     for mixture in ("all", 3, 100):
-        found = evaluate(made.trajectories, made.target, mixture=mixture)
+        found = evaluate(made.trajectories, made.target, weighting=Weighting(mixture=mixture))
         assert_same(found, want)
         assert found.sample.mixture is None
     assert want.to_dict()["mixture"] is None
@@ -181,7 +194,7 @@ def test_an_error_in_a_group_names_the_episode_and_the_behaviour_of_the_whole() 
     row = int(made.trajectories.offsets[episode])
     logged[row] -= 0.3
     other = dataclasses.replace(made.trajectories, log_probs=logged)
-    found = evaluate(other, made.target, mixture=2, estimators="FIS")["FIS"]
+    found = evaluate(other, made.target, estimators="FIS", weighting=Weighting(mixture=2))["FIS"]
     assert f"contradict the policy: episode {episode}, step 0" in str(found.verdict)
 
 
@@ -216,7 +229,13 @@ def test_values_average_to_the_truth_over_all_data_sets(
     means: dict[str, list[float]] = {"FIS": [], "OUIS": []}
     for episodes, chance in small_mdps.data_sets(mdp, policies, range(4)):
         data = buffer_of(episodes, range(4), policies, horizon=1).view().select(policies=kept)
-        found = evaluate(data, Table(target), estimators=list(means), mixture=mixture, q_model=None)
+        found = evaluate(
+            data,
+            Table(target),
+            estimators=list(means),
+            q_model=None,
+            weighting=Weighting(mixture=mixture),
+        )
         for name, terms in means.items():
             terms.append(chance * found[name].value)
     for name, terms in means.items():
@@ -263,14 +282,17 @@ def test_auto_takes_all_of_a_few_hundred_and_groups_of_more() -> None:
 def test_a_mixture_that_makes_no_sense_is_refused(mixture: Any) -> None:
     made = recorded(9)
     with pytest.raises(ValueError, match=f"mixture is {mixture!r}; give 'all', 'auto'"):
-        evaluate(made.trajectories, made.target, mixture=mixture)
+        evaluate(made.trajectories, made.target, weighting=Weighting(mixture=mixture))
 
 
 def test_a_cross_fitted_reward_model_is_refused() -> None:
     made = recorded(9, (4, 4, 4))
     with pytest.raises(ValueError, match=r"'cross-fit' weights two halves .* mixture='all'"):
         evaluate(
-            made.trajectories, made.target, estimators="OUIS", mixture=2, reward_model="cross-fit"
+            made.trajectories,
+            made.target,
+            estimators="OUIS",
+            weighting=Weighting(mixture=2, reward_model="cross-fit"),
         )
 
 
@@ -286,7 +308,9 @@ def test_support_is_what_the_group_covers() -> None:
     whole = evaluate(made, target, estimators=["FIS", "BIS"])
     assert whole["FIS"].diagnostics.support_violations == 0
     assert whole["BIS"].diagnostics.support_violations == 4
-    parted = evaluate(made, target, estimators=["FIS", "BIS"], mixture=2)  # 0, 2; 1, 3
+    parted = evaluate(
+        made, target, estimators=["FIS", "BIS"], weighting=Weighting(mixture=2)
+    )  # 0, 2; 1, 3
     assert parted["FIS"].diagnostics.support_violations == 4
     assert parted["BIS"].diagnostics.support_violations == 4
 
@@ -297,7 +321,9 @@ def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
     rng = np.random.default_rng(0)
     model = rng.normal(size=data.n_steps), rng.random(data.n_steps)
     groups = mixtures.interleaved(behaviours_of(data).counts, 2)
-    found = evaluate(data, made.target, estimators="OUIS", mixture=2, reward_model=model)["OUIS"]
+    found = evaluate(
+        data, made.target, estimators="OUIS", weighting=Weighting(mixture=2, reward_model=model)
+    )["OUIS"]
     terms = np.empty(len(data))
     for g in range(2):
         episodes = np.flatnonzero(groups[behaviours_of(data).ids] == g)
@@ -306,7 +332,7 @@ def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
             data.select(episodes=episodes),
             made.target,
             estimators="OUIS",
-            reward_model=(model[0][rows], model[1][rows]),
+            weighting=Weighting(reward_model=(model[0][rows], model[1][rows])),
         )["OUIS"]
         terms[episodes] = alone.influence
     np.testing.assert_allclose(found.influence, terms, rtol=1e-12)
@@ -390,7 +416,7 @@ def test_errors_of_single_episodes_are_right_or_a_little_large() -> None:
 
 def test_an_update_per_episode_has_intervals_and_a_calibrated_auto() -> None:
     data, target = drifting(64)
-    found = evaluate(data, target, interval="percentile", resamples=50)
+    found = evaluate(data, target, interval=Bootstrap(50))
     for name, estimate in found.items():
         assert np.isfinite(estimate.standard_error), name
         assert np.isfinite(estimate.interval.low), name

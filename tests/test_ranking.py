@@ -14,7 +14,7 @@ from scipy.special import stdtr
 from scipy.stats import chi2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ope_gym import Ranking, evaluate, evaluate_log_probs, rank
+from ope_gym import Bootstrap, Compute, Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.__main__ import main as command
 from ope_gym.analysis.ranking import probability_best
 from ope_gym.inference.errors import covariance_within, standard_error
@@ -161,9 +161,7 @@ def _quantile(ess: float, u: float) -> float:
 def test_bootstrap_probabilities_count_the_shared_replicates(
     made: builders.Recorded, targets: dict[str, Any]
 ) -> None:
-    ranked = rank(
-        made.trajectories, targets, q_model=None, interval="percentile", resamples=200, rng=4
-    )
+    ranked = rank(made.trajectories, targets, q_model=None, seed=4, interval=Bootstrap(200))
     estimates = [with_ess(r.estimate, 1e9) for r in ranked.values()]  # nothing is widened
     wins = np.zeros(len(estimates))
     for r in range(200):
@@ -219,7 +217,7 @@ def test_same_seed_same_numbers_and_a_generator_will_do(
     made: builders.Recorded, targets: dict[str, Any]
 ) -> None:
     def chances(rng: Any) -> list[float]:
-        found = rank(made.trajectories, targets, q_model=None, rng=rng, draws=500)
+        found = rank(made.trajectories, targets, q_model=None, draws=500, seed=rng)
         return [r.probability_best for r in found.values()]
 
     assert chances(3) == chances(3)
@@ -339,7 +337,7 @@ def test_results_go_to_json_and_pandas(tmp_path: Path, ranking: Ranking) -> None
 
 def test_progress_is_told_after_each_policy(made: builders.Recorded) -> None:
     seen: list[int] = []
-    rank(made.trajectories, [0, 1], q_model=None, progress=seen.append)
+    rank(made.trajectories, [0, 1], q_model=None, compute=Compute(progress=seen.append))
     assert seen == [1, 1]
 
 

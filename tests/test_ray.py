@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ope_gym.scale.sharded import evaluate_shards
 
-from ope_gym import LinearSigmoid, Trajectories
+from ope_gym import Compute, LinearSigmoid, Trajectories
+from ope_gym import evaluate as evaluate_shards
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.scale import ray as ray_tasks
@@ -112,16 +112,16 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     with pytest.raises(
         DamagedFileError, match=r"run\.ope: the contents of a block do not"
     ) as caught:
-        evaluate_shards(path, TARGET, ray=True)
+        evaluate_shards(path, TARGET, compute=Compute(ray=True))
     assert caught.value.offset > 0
     assert f"in a Ray worker on {platform.node()}:" in str(caught.value.__cause__)
     path.write_bytes(good[:-3])
     with pytest.warns(UserWarning, match="ends inside its last block"):
-        assert evaluate_shards(path, TARGET, ray=True).sample.trajectories == 4
+        assert evaluate_shards(path, TARGET, compute=Compute(ray=True)).sample.trajectories == 4
     with monkeypatch.context() as patch:
         patch.setattr(ray_tasks, "code_mark", lambda: "another")
         with pytest.raises(WorkerError, match="runs another ope_gym or numpy"):
-            evaluate_shards(data, TARGET, ray=True)
+            evaluate_shards(data, TARGET, compute=Compute(ray=True))
     monkeypatch.setattr(workers, "fingerprint", lambda study, seed: "another")
     with pytest.raises(WorkerError, match="coin: a Ray worker has other code"):
         collect(Coin(), tmp_path, runs=4, seed=0, ray=True, progress=False)
@@ -146,7 +146,7 @@ def test_shards_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.Monke
     seen: list[int] = []
     here = evaluate_shards(shards, TARGET, **options)
     there = evaluate_shards(
-        shards, TARGET, ray=True, scratch=tmp_path, progress=seen.append, **options
+        shards, TARGET, compute=Compute(ray=True, scratch=tmp_path, progress=seen.append), **options
     )
     assert_same(here, there)
     assert sum(seen) == 4 * here.sample.steps  # two of them for the q model
@@ -234,7 +234,9 @@ def test_a_node_is_removed_while_it_works(cluster: Any, tmp_path: Path) -> None:
     thread = threading.Thread(target=remove)
     thread.start()
     seen: list[int] = []
-    there = evaluate_shards(shards, TARGET, ray=True, progress=seen.append, **options)
+    there = evaluate_shards(
+        shards, TARGET, compute=Compute(ray=True, progress=seen.append), **options
+    )
     thread.join()
     assert_same(here, there)
     assert there.sample.trajectories == sum(6 + i for i in range(6))

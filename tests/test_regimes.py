@@ -80,7 +80,7 @@ def test_the_regime(
 
 def test_only_the_held_out_episodes_on_request() -> None:
     data = episodes([0, 1, 2, 0], [False, True, True, False], [ZERO, ONE, TWO])
-    got = evaluate(data, TWO, data="held-out", estimators=["FIS", "NFIS"])
+    got = evaluate(data, TWO, estimators=["FIS", "NFIS"], held_out=True)
     want = evaluate(data.select(held_out=True), TWO, estimators=["FIS", "NFIS"])
     assert got.sample.regime == "held-out"
     assert got.sample.trajectories == 60
@@ -93,7 +93,7 @@ def test_only_the_held_out_episodes_on_request() -> None:
 def test_errors_say_what_to_choose() -> None:
     data = episodes([0, 1], [False, False], [ZERO, ONE])
     with pytest.raises(ValueError, match="none of the 60 episodes is held out"):
-        evaluate(data, ONE, data="held-out")
+        evaluate(data, ONE, held_out=True)
     with pytest.raises(ValueError, match="data is 'test'; choose 'held-out' or 'all'"):
         evaluate(data, ONE, data="test")
     with pytest.raises(ValueError, match="origin is 'random'; choose one of learned, fixed"):

@@ -20,7 +20,16 @@ from ope_gym.scale.census import _mark
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey, passes
 
 from benchmarks.fuzz import write_episode
-from ope_gym import Estimate, Evaluation, LinearSigmoid, Trajectories, Uniform, evaluate
+from ope_gym import (
+    Bootstrap,
+    Compute,
+    Estimate,
+    Evaluation,
+    LinearSigmoid,
+    Trajectories,
+    Uniform,
+    evaluate,
+)
 from ope_gym.data import reader
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import Block, DamagedFileError
@@ -209,7 +218,9 @@ def test_linear_q_models_of_any_split(seed: int, cuts: int, gamma: float, block_
     parts = split(r.trajectories, seed, cuts)
     options: dict[str, Any] = {"estimators": WITH_Q, "gamma": gamma}
     together = evaluate(parts[0].merge(*parts[1:]), r.target, q_model=LinearQ(), **options)
-    found = evaluate_shards(parts, r.target, q_model=LinearQ(), block_steps=block_steps, **options)
+    found = evaluate_shards(
+        parts, r.target, q_model=LinearQ(), compute=Compute(block_steps=block_steps), **options
+    )
     assert_equal(found, together)
     for name, number in together["auto"].report.items():
         assert found["auto"].report[name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
@@ -221,7 +232,9 @@ def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
     parts, model = split(data, 0, 5), LinearQ(features)
     options: dict[str, Any] = {"estimators": WITH_Q, "gamma": 0.95}
     together = evaluate(parts[0].merge(*parts[1:]), target, q_model=model, **options)
-    found = evaluate_shards(parts, target, q_model=model, scratch=tmp_path, **options)
+    found = evaluate_shards(
+        parts, target, q_model=model, compute=Compute(scratch=tmp_path), **options
+    )
     assert_equal(found, together)
     options |= {"interval": "percentile", "resamples": 400}
     drawn = evaluate_shards(parts, target, q_model=model, **options)
@@ -255,7 +268,11 @@ def test_steps_of_no_weight_and_of_unknown_policies(case: str, block_steps: int)
     assert together["DM"].value != 0
     seen: list[int] = []
     found = evaluate_shards(
-        parts, target, q_model=LinearQ(), block_steps=block_steps, progress=seen.append, **options
+        parts,
+        target,
+        q_model=LinearQ(),
+        compute=Compute(block_steps=block_steps, progress=seen.append),
+        **options,
     )
     for name, estimate in found.items():
         expected = together[name]
@@ -311,7 +328,7 @@ def test_partial_mixtures_of_any_split(
     parts, model = split(r.trajectories, seed, cuts), LinearQ(ridge=1e-3)
     options: dict[str, Any] = {"estimators": [*ALL, "FWDR"], "mixture": mixture, "q_model": model}
     together = evaluate(parts[0].merge(*parts[1:]), r.target, **options)
-    found = evaluate_shards(parts, r.target, block_steps=30, **options)
+    found = evaluate_shards(parts, r.target, compute=Compute(block_steps=30), **options)
     assert_equal(found, together)
     told, whole_told = found.sample.mixture, together.sample.mixture
     assert told == whole_told
@@ -327,7 +344,7 @@ def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("weights against one's own policy were taken against a group")
 
     monkeypatch.setattr("ope_gym.scale.passes.partial_log_weights", never)
-    found = evaluate_shards(parts, r.target, block_steps=30, **options)
+    found = evaluate_shards(parts, r.target, compute=Compute(block_steps=30), **options)
     assert_equal(found, together)
     assert found.sample.mixture is None
     assert together.sample.mixture is None
@@ -344,7 +361,7 @@ def test_the_bootstrap_does_not_see_the_sharding(seed: int, cuts: int, block_ste
     options: dict[str, Any] = {"estimators": ALL, "interval": "percentile", "resamples": 60}
     first = evaluate_shards([r.trajectories], r.target, **options)
     parts = split(r.trajectories, seed, cuts)
-    found = evaluate_shards(parts, r.target, block_steps=block_steps, **options)
+    found = evaluate_shards(parts, r.target, compute=Compute(block_steps=block_steps), **options)
     for name, estimate in found.items():
         one, other = estimate.replicates, first[name].replicates
         assert one is not None
@@ -427,7 +444,7 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories() -> None:
     r = recorded(11, (5, 7))
     data, gamma = r.trajectories, 0.8
     found = evaluate_shards(
-        [data], r.target, estimators=BOTH, gamma=gamma, interval="percentile", resamples=5, rng=3
+        [data], r.target, estimators=BOTH, gamma=gamma, seed=3, interval=Bootstrap(5)
     )
     second = WeightPass(
         _mixture([data]),
@@ -481,12 +498,10 @@ def test_draws_are_poisson_and_unrelated() -> None:
 @pytest.mark.parametrize("name", ["FIS", "NFIS", "NBIS"])
 def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
     r = recorded(2, (300, 200, 250))
-    found = evaluate_shards(
-        [r.trajectories], r.target, estimators=name, interval="percentile", resamples=2000
-    )[name]
-    other = evaluate(
-        r.trajectories, r.target, estimators=name, interval="percentile", resamples=2000
-    )[name]
+    found = evaluate_shards([r.trajectories], r.target, estimators=name, interval=Bootstrap(2000))[
+        name
+    ]
+    other = evaluate(r.trajectories, r.target, estimators=name, interval=Bootstrap(2000))[name]
     assert found.replicates is not None
     assert found.replicates.std() == pytest.approx(found.standard_error, rel=0.08)
     width = other.interval.high - other.interval.low
@@ -542,7 +557,7 @@ def test_paired_differences_share_the_draws() -> None:
     parts = split(r.trajectories, 0, 5)
     other = Table(np.asarray(r.policies[0]))
     a, b = (
-        evaluate_shards(parts, target, estimators=BOTH, interval="percentile", resamples=200)
+        evaluate_shards(parts, target, estimators=BOTH, interval=Bootstrap(200))
         for target in (r.target, other)
     )
     gap = a["FIS"].difference(b["FIS"])
@@ -774,7 +789,7 @@ def test_progress_counts_steps() -> None:
             r.target,
             estimators=estimators,
             q_model=q_model,
-            progress=seen.append,
+            compute=Compute(progress=seen.append),
         )
         assert sum(seen) == count * r.trajectories.n_steps
         options = check_options(estimators, 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
@@ -792,7 +807,7 @@ def test_held_out_episodes_alone() -> None:
             assert_equal(found, whole(parts, r.target, **options))
     none = dataclasses.replace(data, held_out=np.zeros(len(data), dtype=bool))
     with pytest.raises(ValueError, match="no held-out episode"):
-        evaluate_shards([none], r.target, data="held-out")
+        evaluate_shards([none], r.target, held_out=True)
 
 
 def test_wrong_propensities_are_found() -> None:
@@ -869,7 +884,7 @@ def test_memory_does_not_grow_with_the_number_of_shards() -> None:
                 [partial(made, i) for i in range(shards)],
                 target,
                 estimators=ALL,
-                block_steps=10_000,
+                compute=Compute(block_steps=10_000),
             )
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -887,10 +902,10 @@ def test_a_large_file_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.Mo
     data.save(path)
     together = evaluate(data, target, estimators=BOTH)
     del data
-    evaluate_shards(path, target, estimators=BOTH, block_steps=5000)  # compiles
+    evaluate_shards(path, target, estimators=BOTH, compute=Compute(block_steps=5000))  # compiles
     tracemalloc.start()
     try:
-        found = evaluate_shards(path, target, estimators=BOTH, block_steps=5000)
+        found = evaluate_shards(path, target, estimators=BOTH, compute=Compute(block_steps=5000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -914,7 +929,9 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data], r.target, q_model="tabular")
     learned = LinearQ(OneHot())
     with pytest.raises(ValueError, match="learns from all episodes at once"):
-        evaluate_shards([data], r.target, estimators="DM", q_model=learned, block_steps=4)
+        evaluate_shards(
+            [data], r.target, estimators="DM", q_model=learned, compute=Compute(block_steps=4)
+        )
     with pytest.raises(ValueError, match="at least 2 episodes"):
         evaluate_shards([data.select(episodes=[0])], r.target, estimators="DM", q_model=LinearQ())
     log_prob_only = LogProbOnly(r.target.log_prob)
@@ -926,11 +943,11 @@ def test_what_cannot_be_done_is_refused() -> None:
         evaluate_shards([data], r.target, data="some")
     for steps in (0, "x", None):
         with pytest.raises(ValueError, match=f"block_steps is {steps!r}"):
-            evaluate_shards([data], r.target, block_steps=steps)  # type: ignore[arg-type]
+            evaluate_shards([data], r.target, compute=Compute(block_steps=steps))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="shards is None: give files"):
         evaluate_shards(None, r.target)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="scratch is 'missing': No such file or directory; give a"):
-        evaluate_shards([data], r.target, scratch="missing")
+        evaluate_shards([data], r.target, compute=Compute(scratch="missing"))
     with pytest.raises(TypeError, match="target is 3"):
         evaluate_shards([data], 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="shard 1 is 7"):
@@ -987,7 +1004,7 @@ def test_workers_read_the_files_that_were_meant(
     monkeypatch.chdir(tmp_path)
     r.trajectories.save("run.ope")
     recorded(2, (30, 30)).trajectories.save(others / "run.ope")
-    expected = evaluate_shards("run.ope", r.target, block_steps=50)
+    expected = evaluate_shards("run.ope", r.target, compute=Compute(block_steps=50))
 
     class Moved(Workers):
         """Works in another folder."""

@@ -12,7 +12,7 @@ import pytest
 from ope_gym.scale.shard_tasks import Setting, weight_pass
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 
-from ope_gym import LinearSigmoid
+from ope_gym import Compute, LinearSigmoid
 from ope_gym.options import check_options
 from ope_gym.scale.sources import survey
 from ope_gym.scale.spool import Spool, scratch_folder
@@ -103,4 +103,4 @@ def test_a_full_scratch_disk_is_named(
 ) -> None:
     monkeypatch.setattr(Spool, "_partial", lambda _: Path("/dev/full"))
     with pytest.raises(OSError, match=rf"scratch is '{tmp_path}': the disk is full; give a folder"):
-        evaluate_shards(files, TARGET, scratch=tmp_path, estimators="NFIS")
+        evaluate_shards(files, TARGET, estimators="NFIS", compute=Compute(scratch=tmp_path))

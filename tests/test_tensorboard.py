@@ -15,7 +15,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from torch.utils.tensorboard import SummaryWriter
 
-from ope_gym import Evaluation, evaluate, evaluate_log_probs
+from ope_gym import Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
 from ope_gym.report.scalars import scalars, undefined_ends
 from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
@@ -275,7 +275,9 @@ def test_markdown_of_arrays_whose_regime_nobody_stated() -> None:
 
 
 def test_the_report_says_that_mixtures_are_partial(made: builders.Recorded) -> None:
-    parted = evaluate(made.trajectories, made.target, estimators=NAMES, mixture=2)
+    parted = evaluate(
+        made.trajectories, made.target, estimators=NAMES, weighting=Weighting(mixture=2)
+    )
     assert f"Weights: {parted.sample.mixture}." in evaluation_markdown(parted, notes=[])
     assert "mixtures of 2 of 3 behaviours" in evaluation_markdown(parted, notes=[])
 

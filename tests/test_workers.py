@@ -23,7 +23,7 @@ import pytest
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ope_gym import LinearSigmoid, Trajectories, evaluate
+from ope_gym import Compute, LinearSigmoid, Trajectories, evaluate
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import check_options
@@ -161,7 +161,7 @@ def test_impossible_workers_are_refused(files: list[Path], monkeypatch: pytest.M
         with pytest.raises(ValueError, match=f"ray is {address!r}"), start_workers(ray=address):  # type: ignore[arg-type]
             pass
     with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
-        evaluate_shards(files, TARGET, workers=2, ray=True)
+        evaluate_shards(files, TARGET, compute=Compute(workers=2, ray=True))
     monkeypatch.setitem(sys.modules, "ray", None)
     with start_workers(ray=None) as here:
         assert not here.remote
@@ -223,7 +223,11 @@ def test_workers_have_ended_when_their_folder_is_removed(
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", Watched)
     with pytest.raises(RuntimeError, match="of the user"):
-        evaluate_shards(files, TARGET, workers=2, block_steps=150, scratch=tmp_path, progress=stop)
+        evaluate_shards(
+            files,
+            TARGET,
+            compute=Compute(workers=2, scratch=tmp_path, block_steps=150, progress=stop),
+        )
     assert left == [set()]
     assert not list(tmp_path.iterdir())
 
