@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, files, spaces
 from ope_gym.data.block_writer import replacing
@@ -20,7 +19,7 @@ from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
 from ope_gym.data.spaces import Space
-from ope_gym.policies import Policy, acts_unknown
+from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
 __all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
 
@@ -115,11 +114,7 @@ class Viewable:
             PropensityMismatch: For the first step that differs by more.
         """
         data = self.view()
-        found = np.empty(data.n_steps)
-        for k in np.unique(data.policy_ids):
-            rows = np.flatnonzero(data.policy_ids == k)
-            seen, chosen = batches.take(data.observations, rows), batches.take(data.actions, rows)
-            found[rows] = data.policies[k].log_prob(seen, chosen)
+        found = acting_log_probs(data.policies, data.policy_ids, data.observations, data.actions)
         wrong = np.flatnonzero(~(np.abs(found - data.log_probs) <= tolerance))
         if len(wrong):
             row = int(wrong[0])

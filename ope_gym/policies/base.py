@@ -11,7 +11,7 @@ rest (storage, equality, repr) from its fields.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import (
@@ -29,13 +29,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.arrays import FloatArray
-from ope_gym.batches import Tree, freeze
+from ope_gym.batches import Tree, freeze, take
 from ope_gym.policies.numerics import moments_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
 UNREGISTERED = "unregistered:"
+
+_ASK_ROWS = 4096  # for more rows at once a policy's arrays are fresh memory, slower than its work
 
 
 @runtime_checkable
@@ -249,6 +251,42 @@ def acts_unknown(policies: tuple[Policy, ...], policy_ids: ArrayLike) -> NDArray
         return None
     unknown = np.array([isinstance(policy, UnknownPolicy) for policy in policies], dtype=bool)
     return np.asarray(unknown[np.asarray(policy_ids)])
+
+
+def acting_log_probs(
+    policies: Sequence[Policy], policy_ids: NDArray[np.int32], observations: Tree, actions: Tree
+) -> FloatArray:
+    """Return (S,) the log-probability of each action by the policy that chose it.
+
+    Args:
+        policies: K policies.
+        policy_ids: (S,) which of them acted.
+        observations: Batch of S rows.
+        actions: Batch of S rows.
+    """
+    found = np.empty(len(policy_ids))
+    for k, rows in _rows_by_policy(policy_ids):
+        answer = policies[k].log_prob(take(observations, rows), take(actions, rows))
+        expected = found[rows].shape
+        if np.shape(answer) != expected:
+            raise ValueError(
+                f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {expected}, "
+                "one number for each step"
+            )
+        found[rows] = answer
+    return found
+
+
+def _rows_by_policy(
+    policy_ids: NDArray[np.int32],
+) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """Yield each policy with rows in which it acts, at most `_ASK_ROWS` at a time."""
+    alone = len(policy_ids) > 0 and policy_ids.min() == policy_ids.max()
+    for k in policy_ids[:1] if alone else np.unique(policy_ids):
+        own = None if alone else np.flatnonzero(policy_ids == k)
+        for first in range(0, len(policy_ids) if own is None else len(own), _ASK_ROWS):
+            block = slice(first, first + _ASK_ROWS)
+            yield int(k), block if own is None else own[block]
 
 
 def check_target(target: object, name: str = "target") -> Policy:

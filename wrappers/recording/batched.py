@@ -24,7 +24,7 @@ class BatchedSession(Session):
     policy changes, and in each step `act` before and `advance` after it, then `hand_over_if_due`:
 
     >>> from gymnasium.spaces import Box, Discrete
-    >>> from ope_gym.policies.closed_form import Uniform
+    >>> from ope_gym.policies import Uniform
     >>> from wrappers.recording.autoreset import SAME_STEP
     >>> session = BatchedSession(Settings(Box(-1, 1, (1,)), Discrete(2), 2), 3, SAME_STEP)
     >>> session.restart(np.zeros((3, 1)))

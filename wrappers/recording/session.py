@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import batches
 from ope_gym.data import blocks
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, acting_log_probs
 from wrappers.recording.file import EpisodeFile, PolicyChange
 from wrappers.recording.finished import Finished
 
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
-_ASK_ROWS = 4096  # for more rows at once a policy's arrays are fresh memory, slower than its work
 
 
 class LiveBuffer(TrajectoryBuffer):
@@ -318,29 +316,18 @@ class Session:
     def _log_probs(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return (S,) the log-probabilities that the loop gave, and the policy's own elsewhere."""
         if finished.given is None:
-            return self._ask_policies(finished, ids)
+            return self._by_policies(finished, ids)
         log_probs, given = finished.given
         if not self.settings.audit and given.all():
             return log_probs
-        found = self._ask_policies(finished, ids)
+        found = self._by_policies(finished, ids)
         if self.settings.audit:
             self._audit(finished, found, ids)
         return np.where(given, log_probs, found)
 
-    def _ask_policies(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Return (S,) the log-probabilities by the policies that acted."""
-        found, policies = np.empty(len(ids)), self.buffer.policies
-        for k, rows in _rows_by_policy(ids):
-            observations = batches.take(finished.observations, rows)
-            actions = batches.take(finished.actions, rows)
-            answer, expected = policies[k].log_prob(observations, actions), found[rows].shape
-            if np.shape(answer) != expected:
-                raise ValueError(
-                    f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {expected}, "
-                    "one number for each step"
-                )
-            found[rows] = answer
-        return found
+    def _by_policies(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        policies = self.buffer.policies
+        return acting_log_probs(policies, ids, finished.observations, finished.actions)
 
     def _audit(
         self, finished: Finished, found: NDArray[np.float64], ids: NDArray[np.int32]
@@ -363,13 +350,3 @@ class Session:
             episode=int(finished.numbers[i]),
             step=step,
         )
-
-
-def _rows_by_policy(ids: NDArray[np.int32]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """Yield each policy with rows in which it acts, at most `_ASK_ROWS` at a time."""
-    alone = ids.min() == ids.max()
-    for k in ids[:1] if alone else np.unique(ids):
-        own = None if alone else np.flatnonzero(ids == k)
-        for first in range(0, len(ids) if own is None else len(own), _ASK_ROWS):
-            block = slice(first, first + _ASK_ROWS)
-            yield int(k), block if own is None else own[block]
