@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,7 @@ class Settings:
             raise FileNotFoundError(f"path={os.fspath(path)!r}: its folder does not exist")
 
 
-class Session:
+class Session(ABC):
     """Keeps the policies and their changes, the finished episodes that wait, buffer and file.
 
     `SingleSession` and `BatchedSession` keep the open episodes; they say what the clock is and how
@@ -134,34 +135,34 @@ class Session:
     # Defined by the two kinds of session -------------------------------------------------
 
     @property
+    @abstractmethod
     def clock(self) -> int:
         """Number of (vector) steps so far."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def mid_episode(self) -> bool:
         """Whether a recorded episode has begun and not ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _batch(self) -> Any:
         """Return all episodes that wait."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _part(self, batch: Any, first: int, last: int) -> Any:
         """Return the episodes first … last - 1 of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _size(self, batch: Any) -> tuple[int, int]:
         """Return how many episodes and how many steps a batch has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _columns(self, batch: Any) -> Finished:
         """Return the columns of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget_waiting(self) -> None:
         """Forget the episodes that wait: they are in the buffer, or dropped."""
-        raise NotImplementedError
 
     # Policies ----------------------------------------------------------------------------
 
