@@ -11,9 +11,21 @@ from numpy.typing import NDArray
 
 from ope_gym import LinearSigmoid, Trajectories
 from ope_gym.models.base import QModel, cross_fit
-from ope_gym.models.dynamics import DynamicsQ, DynamicsValues, _recorded
-from ope_gym.models.model_values import ValueFeatures, fit_value, mean_return, play
-from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions, monomials
+from ope_gym.models.dynamics import (
+    DynamicsQ,
+    DynamicsValues,
+    ValueFeatures,
+    _recorded,
+    fit_value,
+)
+from ope_gym.models.transitions import (
+    Steps,
+    TransitionModel,
+    fit_transitions,
+    mean_return,
+    monomials,
+    play,
+)
 from ope_gym.policies import DiagonalGaussian, Uniform
 from studies.cartpole.simulation import mean_return as true_return
 from studies.cartpole.simulation import rollouts

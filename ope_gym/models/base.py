@@ -25,6 +25,7 @@ from ope_gym.arrays import FloatArray, IntArray, annuity, folds_within
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.numerics import choices
 
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target for v where actions are continuous
@@ -236,8 +237,7 @@ def values_at(
         everything = np.clip(
             q_all(values, observations, steps, probs.shape[1]), low[:, None], high[:, None]
         )
-        chosen = np.asarray(actions, dtype=np.int64).reshape(-1, 1)
-        q = np.take_along_axis(everything, chosen, axis=1)[:, 0]
+        q = of_chosen(everything, actions)
         v = np.einsum("na,na->n", probs, everything)
     else:
         q = np.clip(values.q(observations, actions, steps), low, high)
@@ -264,6 +264,12 @@ def q_all(values: ActionValues, observations: Tree, steps: IntArray, actions: in
     return np.stack(
         [values.q(observations, np.full(steps.size, a), steps) for a in range(actions)], axis=1
     )
+
+
+def of_chosen(everything: FloatArray, actions: Tree) -> FloatArray:
+    """Return the values (n,) of the chosen actions, from those of all actions (n, A)."""
+    chosen = choices(actions, *everything.shape)
+    return np.asarray(everything[np.arange(chosen.size), chosen])
 
 
 def checked_fold(fold: IntArray, episodes: int) -> IntArray:

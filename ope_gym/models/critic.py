@@ -12,6 +12,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.models.base import of_chosen
 from ope_gym.policies import Policy
 
 Values: TypeAlias = Callable[..., Any]  # of numpy batches, or a torch module of tensors
@@ -64,7 +65,7 @@ class Critic:
         horizon: int,
         rng: np.random.Generator,
     ) -> CriticValues | AllActionValues:
-        """The critic itself."""
+        """Return the values of the critic itself."""
         return AllActionValues(self) if self.all_actions else CriticValues(self)
 
 
@@ -75,7 +76,7 @@ class CriticValues:
     critic: Critic
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,)."""
+        """Return q (n,) of the chosen actions."""
         n = len(steps)
         if self.critic.q is not None:
             return _column("q", _ask(self.critic.q, observations, actions), (n,))
@@ -90,12 +91,11 @@ class AllActionValues:
     critic: Critic
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,) of the chosen actions."""
-        chosen = np.asarray(actions, dtype=np.int64).reshape(-1, 1)
-        return np.take_along_axis(self.q_all(observations, steps), chosen, axis=1)[:, 0]
+        """Return q (n,) of the chosen actions."""
+        return of_chosen(self.q_all(observations, steps), actions)
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """(n, A)."""
+        """Return q (n, A) of every action."""
         assert self.critic.q is not None
         return _column("q", _ask(self.critic.q, observations), (len(steps), None))
 

@@ -1,4 +1,16 @@
-"""DynamicsQ: learn how the environment moves, and evaluate the target inside what was learned."""
+"""DynamicsQ: learn how the environment moves, and evaluate the target inside what was learned.
+
+The model of a step is in `transitions`. The target's value V(s, t) = φ(s, t)·θ in that model is
+fitted to the returns of episodes played there, after what luck gave is taken out. With q and v made
+from V in the model, m_u = q(s_u, a_u) - v(s_u) has mean 0 whatever θ is, so
+
+    y_t = sum_{u >= t} γ^(u-t) sum_a π(a|s_u) r(s_u, a)
+    x_t = φ(s_t) + sum_{u >= t} γ^(u-t+1) [1(on) φ(s_{u+1}) - sum_a π(a|s_u) P(on|s_u, a) φ(s'_a)]
+
+satisfy y_t = x_t·θ without any noise if V is right, and otherwise up to what φ cannot express.
+Least squares of y on x is stable for γ = 1, unlike sweeps of fitted values, and far less noisy than
+to regress returns on φ.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +20,31 @@ from functools import cached_property
 from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.model_values import (
+from ope_gym.models.base import of_chosen
+from ope_gym.models.transitions import (
     Played,
     Probs,
-    ValueFeatures,
-    fit_value,
-    learn_metric,
+    Steps,
+    TransitionModel,
+    fit_transitions,
     mean_return,
+    monomials,
     play,
 )
-from ope_gym.models.transition_model import Steps, TransitionModel, fit_transitions
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
 _SLOPES = 3000  # played states at which the slope of V is taken
 _WIDEST = 1000  # monomials of a state
+_CLIP = 4.0  # standardised states beyond are taken as at the border
+_RIDGE = 1e-3
+_WIDTH = 2.0  # of a wave before the metric is known, in standard deviations
+_SHIFT = 0.05  # for slopes of V, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class DynamicsQ:
         q(s, a, t) = r(s, a) + γ P(on | s, a) V(s + f_a(s), t + 1)
 
     f, r and the chance of the end are learned from the recorded steps, V from episodes of the
-    target played in that model (see `transition_model` and `model_values`).
+    target played in that model (see above).
 
     Use it where states are a few real numbers that move smoothly, as those of a mechanical system:
     it learns from all steps of all policies alike, and reaches states that the target visits but
@@ -120,7 +138,7 @@ class DynamicsQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> tuple[ValueFeatures, FloatArray]:
-        """φ and θ: first roughly, to learn the directions that matter, then with luck taken out."""
+        """Fit φ and θ: first roughly, to learn which directions matter, then without luck."""
         states = np.concatenate([step.states for step in played])
         times = np.concatenate([step.times for step in played])
         features = ValueFeatures.around(states, horizon, self.value_degree, self.cosines, rng)
@@ -143,7 +161,7 @@ class DynamicsQ:
         horizon: int,
         seed: int,
     ) -> FloatArray:
-        """(members,) mean value at `starts` in models of resampled episodes, with the same luck."""
+        """Return the mean value (members,) at `starts` in models of resampled episodes."""
         rng = np.random.default_rng(seed)
         found = np.empty(self.members)
         times = np.zeros(len(starts), dtype=np.int64)
@@ -166,7 +184,7 @@ class DynamicsQ:
 
 @dataclass(frozen=True, eq=False)
 class DynamicsValues:
-    """A fitted q.
+    """The fitted q of DynamicsQ.
 
     Args:
         model: what was learned of the environment.
@@ -187,34 +205,179 @@ class DynamicsValues:
     resampled: Callable[[], FloatArray]
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """(n, A) expected return of the target from step `steps` on, after every action."""
+        """Return the expected return (n, A) from step `steps` on, after every action."""
         following, rewards, ending = self.model.step(_states(observations))
         after = np.stack([self.value(states, steps + 1) for states in following])
         return np.asarray((rewards + self.gamma * (1.0 - ending) * after).T)
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,) the same after `actions`."""
-        everything = self.q_all(observations, steps)
-        chosen = choices(actions, len(everything), everything.shape[1])
-        return np.asarray(everything[np.arange(len(everything)), chosen])
+        """Return the expected return (n,) from step `steps` on, after `actions`."""
+        return of_chosen(self.q_all(observations, steps), actions)
 
     def value(self, states: FloatArray, steps: IntArray) -> FloatArray:
-        """(n,) V before the action of step `steps`, within what the rewards seen allow."""
+        """Return V (n,) before the action of step `steps`, clipped to what the rewards allow."""
         low, high = self.bounds[:, np.maximum(self.horizon - steps, 0)]
         return np.clip(self.theta @ self.features(states, steps), low, high)
 
     @cached_property
     def starts(self) -> FloatArray:
-        """(members,) mean value at the recorded first states, in models of resampled episodes."""
+        """Return the mean value (members,) at recorded starts, in models of resampled episodes."""
         return self.resampled()
 
     @property
     def uncertainty(self) -> float:
-        """Standard deviation of the value at the start among models of resampled episodes.
+        """Return the standard deviation of the value over models of resampled episodes.
 
         It sees what the data leave open, not what no model of this kind can express.
         """
         return float(self.starts.std(ddof=1))
+
+
+@dataclass(frozen=True, eq=False)
+class ValueFeatures:
+    """φ(s, t): products of z and random cosines of z; z is the standardised state and time left.
+
+    Zero when no time is left.
+
+    Args:
+        centre: (d,) of the states.
+        scale: (d,) of the states.
+        horizon: longest possible episode.
+        degree: of the products.
+        waves: (cosines, d + 1) directions of the cosines.
+        phases: (cosines,).
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    horizon: int
+    degree: int
+    waves: NDArray[np.float32]
+    phases: NDArray[np.float32]
+
+    @classmethod
+    def around(
+        cls,
+        states: FloatArray,
+        horizon: int,
+        degree: int,
+        cosines: int,
+        rng: np.random.Generator,
+        metric: FloatArray | None = None,
+    ) -> ValueFeatures:
+        """Return features for `states`; a metric (d + 1, d + 1) stretches some directions."""
+        if metric is None:
+            metric = np.eye(states.shape[1] + 1) / _WIDTH
+        waves = rng.standard_normal((cosines, states.shape[1] + 1)) @ metric.T
+        phases = rng.uniform(0.0, 2 * np.pi, cosines)
+        scale = states.std(axis=0)
+        return cls(
+            states.mean(axis=0),
+            np.where(scale > 0, scale, 1.0),
+            horizon,
+            degree,
+            waves.astype(np.float32),
+            phases.astype(np.float32),
+        )
+
+    def __call__(self, states: FloatArray, times: IntArray) -> NDArray[np.float32]:
+        """Return the features (F, n): a row a feature, which is faster."""
+        out = self.of(self.coordinates(states, times))
+        out[:, times >= self.horizon] = 0.0
+        return out
+
+    def coordinates(self, states: FloatArray, times: IntArray) -> NDArray[np.float32]:
+        """Return the standardised state and time left, z (d + 1, n)."""
+        z = np.empty((states.shape[1] + 1, len(states)), dtype=np.float32)
+        z[:-1] = np.clip((states - self.centre) / self.scale, -_CLIP, _CLIP).T
+        z[-1] = 2.0 * (self.horizon - times) / self.horizon - 1.0
+        return z
+
+    def of(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the features (F, n) of coordinates."""
+        products = monomials(z.T, self.degree).T
+        out = np.empty((len(products) + len(self.phases), z.shape[1]), dtype=np.float32)
+        out[: len(products)] = products
+        angles = out[len(products) :]
+        np.matmul(self.waves, z, out=angles)
+        angles += self.phases[:, None]
+        np.cos(angles, out=angles)
+        return out
+
+
+def learn_metric(
+    features: ValueFeatures, theta: FloatArray, states: FloatArray, times: IntArray
+) -> FloatArray:
+    """Return the root (d + 1, d + 1) of the mean of ∇V ∇V', scaled to mean square 1 overall.
+
+    V changes fast along its large directions: cosines stretched by it spend their waves there.
+    """
+    z = features.coordinates(states, times)
+    shifts = _SHIFT * np.eye(len(z), dtype=np.float32)[:, :, None]
+    slopes = np.stack([theta @ (features.of(z + e) - features.of(z - e)) for e in shifts])
+    size, axes = np.linalg.eigh(slopes @ slopes.T)
+    if not size[-1] > 0:
+        return np.eye(len(z))
+    root = (axes * np.sqrt(np.maximum(size, 1e-9 * size[-1]))) @ axes.T
+    return np.asarray(root * np.sqrt(len(size)) / np.linalg.norm(root))
+
+
+def fit_value(
+    model: TransitionModel,
+    features: ValueFeatures,
+    played: list[Played],
+    *,
+    gamma: float,
+    rows: int,
+    rng: np.random.Generator,
+    luck_out: bool = True,
+) -> FloatArray:
+    """Return θ (F,), by least squares of y on x over about `rows` played steps and all first ones.
+
+    First steps at time 0 together weigh half as much as all others, since the value is theirs.
+
+    Args:
+        model: where they were played.
+        features: φ.
+        played: episodes.
+        gamma: discount.
+        rows: played steps to fit to.
+        rng: chooses them.
+        luck_out: False for x = φ: cheap, but as noisy as returns are.
+    """
+    total = sum(len(step.times) for step in played)
+    share = min(1.0, rows / total)
+    start = played[0].times == 0
+    heavy = max(1.0, 0.5 * share * total / max(int(np.count_nonzero(start)), 1))
+    size = features(played[0].states[:1], played[0].times[:1]).shape[0]
+    y = np.zeros(start.size)
+    luck = np.zeros((size, start.size), dtype=np.float32)
+    square, product, mass = np.zeros((size, size)), np.zeros(size), 0.0
+    for u in range(len(played) - 1, -1, -1):
+        step = played[u]
+        m = len(step.times)
+        y[:m] = gamma * y[:m] + step.rewards
+        if luck_out:
+            following, _, ending = model.step(step.states)
+            part = -gamma * step.probs.T * (1.0 - ending)  # (A, m)
+            part[step.actions, np.arange(m)] += gamma * ~step.ended
+            luck[:, :m] *= np.float32(gamma)
+            for factor, states in zip(part.astype(np.float32), following, strict=True):
+                phi = features(states, step.times + 1)
+                phi *= factor
+                luck[:, :m] += phi
+        chosen = np.flatnonzero(rng.random(m) < share) if u else np.arange(m)
+        if not chosen.size:
+            continue
+        x = features(step.states[chosen], step.times[chosen]) + luck[:, chosen]
+        weight = np.where(start, heavy, 1.0) if u == 0 else np.ones(chosen.size)
+        weighted = x * weight.astype(np.float32)
+        square += weighted @ x.T
+        product += weighted @ y[chosen].astype(np.float32)
+        mass += float(weight.sum())
+    penalty = np.full(size, _RIDGE * mass)
+    penalty[0] *= 1e-6  # the level of V is free
+    return np.asarray(np.linalg.solve(square + np.diag(penalty), product))
 
 
 def _states(observations: Tree) -> FloatArray:
@@ -223,7 +386,7 @@ def _states(observations: Tree) -> FloatArray:
 
 
 def _recorded(data: Trajectories, target: Policy) -> tuple[Steps, Probs, int]:
-    """The steps as arrays, the target's probabilities of states, and the number of actions."""
+    """Return the steps as arrays, the target's probabilities, and the number of actions."""
     seen = data.observations
     if not isinstance(seen, np.ndarray) or seen.dtype.kind != "f":
         kind = seen.dtype if isinstance(seen, np.ndarray) else type(seen).__name__

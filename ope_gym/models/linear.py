@@ -36,7 +36,13 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import CrossFitted, bounds_of_others, checked_fold, reward_bounds
+from ope_gym.models.base import (
+    CrossFitted,
+    bounds_of_others,
+    checked_fold,
+    of_chosen,
+    reward_bounds,
+)
 from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
@@ -417,8 +423,7 @@ class FiniteLinearValues(LinearValues):
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
-        chosen = choices(actions, len(steps), len(self.theta))
-        return np.asarray(self.q_all(observations, steps)[np.arange(chosen.size), chosen])
+        return of_chosen(self.q_all(observations, steps), actions)
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""

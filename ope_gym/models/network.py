@@ -12,6 +12,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.models.base import of_chosen
 from ope_gym.models.features import Columns
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
@@ -77,7 +78,7 @@ class NetworkQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> NetworkValues:
-        """The values learned from all episodes; `rng` decides start, order and draws."""
+        """Return the values learned from all episodes; `rng` decides start, order and draws."""
         import torch
 
         finite = isinstance(target, FinitePolicy)
@@ -113,7 +114,7 @@ class NetworkQ:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Batches as the inputs of the network."""
+    """Turn batches into the inputs of the network."""
 
     columns: Columns
     finite: bool
@@ -121,7 +122,7 @@ class Inputs:
 
     @classmethod
     def of(cls, data: Trajectories, finite: bool, horizon: int) -> Inputs:
-        """The scale of the data; refused where there are too many numbers."""
+        """Return the inputs in the scale of the data; raise if there are too many numbers."""
         batch = data.observations if finite else (data.observations, data.actions)
         size = sum(leaf[0].size for leaf in batches.leaves(batch) if leaf.dtype != object)
         if size > _WIDEST:
@@ -133,11 +134,11 @@ class Inputs:
 
     @property
     def width(self) -> int:
-        """How many inputs."""
+        """Return the number of inputs."""
         return self.columns.width + 1
 
     def __call__(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n, width)."""
+        """Return the inputs (n, width)."""
         found = self.columns(observations if self.finite else (observations, actions))
         left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
         return np.hstack([found, left[:, None]]).astype(np.float32)
@@ -152,14 +153,14 @@ class NetworkValues:
             self.q_all = self._all
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,)."""
+        """Return q (n,) of the chosen actions."""
         found = self._ask(observations, actions, steps)
         if not self._actions:
             return found[:, 0]
-        return np.asarray(found[np.arange(len(steps)), choices(actions, len(steps), self._actions)])
+        return of_chosen(found, actions)
 
     def _all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """(n, A)."""
+        """Return q (n, A) of every action."""
         return self._ask(observations, None, steps)
 
     def _ask(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -176,7 +177,7 @@ class NetworkValues:
 
 
 class _Learner:
-    """Gradient steps on the squared one-step error."""
+    """Take gradient steps on the squared one-step error."""
 
     def __init__(
         self, model: NetworkQ, table: dict[str, Any], width: int, outputs: int, seed: int
@@ -191,7 +192,7 @@ class _Learner:
         self.slow.requires_grad_(False)
 
     def train(self, learn: IntArray, kept: IntArray, rng: np.random.Generator) -> Any:
-        """The network with the least error on the steps kept aside."""
+        """Return the network with the least error on the steps kept aside."""
         import torch
 
         model = self.model
@@ -237,7 +238,7 @@ class _Learner:
         return ((own - goal) ** 2).mean()
 
     def _goal(self, rows: Any) -> Any:
-        """What the reward and the slow network say, within the bounds."""
+        """Return reward + gamma · the slow network's value of the next step, within the bounds."""
         import torch
 
         table = self.table
@@ -251,7 +252,7 @@ class _Learner:
             return torch.minimum(torch.maximum(goal, table["low"][rows]), table["high"][rows])
 
     def _error(self, kept: IntArray) -> float:
-        """Root of the mean squared error of one step on the episodes kept aside."""
+        """Return the root mean squared one-step error on the episodes kept aside."""
         import torch
 
         total = 0.0
@@ -279,7 +280,7 @@ def _single(values: FloatArray) -> Any:
 
 
 def _steps(data: Trajectories, target: Policy, inputs: Inputs) -> tuple[FloatArray, IntArray]:
-    """The inputs of all recorded steps and which output is the action's."""
+    """Return the inputs of all recorded steps, and which output belongs to the action."""
     now = inputs(data.observations, data.actions, data.steps)
     if not isinstance(target, FinitePolicy):
         return now, np.zeros(data.n_steps, dtype=np.int64)
@@ -290,7 +291,7 @@ def _steps(data: Trajectories, target: Policy, inputs: Inputs) -> tuple[FloatArr
 def _ahead(
     data: Trajectories, target: Policy, inputs: Inputs, rng: np.random.Generator
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """The target's probabilities (S, A), or the inputs (S, draws, width) with its own actions."""
+    """Return the target's probabilities (S, A), or inputs (S, draws, width) of drawn actions."""
     if isinstance(target, FinitePolicy):
         return np.asarray(target.probs(data.observations)), None
     drawn = [
@@ -301,7 +302,7 @@ def _ahead(
 
 
 def _kept_aside(episodes: int, rng: np.random.Generator) -> Any:
-    """(n,) a tenth of the episodes, at least one, at most all but one."""
+    """Choose a tenth (n,) of the episodes, at least one, at most all but one."""
     if episodes < 2:
         raise ValueError(
             "NetworkQ needs at least 2 episodes: it stops by the error on some of them"

@@ -1,4 +1,4 @@
-"""TabularQ: the values of the target in the empirical decision process, for finite observations."""
+"""TabularQ: the target's values in the empirical decision process, for finite observations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import checked_fold
+from ope_gym.models.base import checked_fold, of_chosen
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
@@ -55,7 +55,7 @@ class TabularQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> TableValues:
-        """The values learned from all episodes; nothing is drawn from `rng`."""
+        """Return the values learned from all episodes; nothing is drawn from `rng`."""
         nowhere = np.full(len(data), -1)
         (values,) = self._fit(data, nowhere, 1, target, gamma, horizon)
         return values
@@ -70,7 +70,7 @@ class TabularQ:
         horizon: int,
         rng: np.random.Generator,
     ) -> Iterator[TableValues]:
-        """For each fold the values learned from the others: all counts less those of the fold."""
+        """Yield for each fold the values learned from the others: all counts less its own."""
         fold = checked_fold(fold, len(data))
         return self._fit(data, fold, int(fold.max()) + 1, target, gamma, horizon)
 
@@ -117,7 +117,7 @@ class TabularQ:
     def _next(
         self, data: Trajectories, state: IntArray, end: int, horizon: int
     ) -> tuple[IntArray, Any]:
-        """(S,) the next state or the end, and (S,) whether it is known."""
+        """Return the next state (S,), or the end, and whether it is known (S,)."""
         following = np.append(state[1:], end)
         last = data.offsets[1:] - 1
         following[last] = end
@@ -159,21 +159,21 @@ class _Model:
         return cls(paid / np.maximum(seen, 1), moves, total.reshape(seen.shape), seen, probs, gamma)
 
     def backup(self, q: FloatArray) -> FloatArray:
-        """(S, A) one step more."""
+        """Return q (S, A) for one step more to go."""
         v = np.einsum("sa,sa->s", self.probs, q)
-        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # of steps that were cut off
+        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # for steps that were cut off
         return self.filled(np.asarray(self.rewards + self.gamma * ahead))
 
     def overall(self, q: FloatArray) -> float:
-        """The mean over the recorded steps."""
+        """Return the mean of q over the recorded steps."""
         return float(np.sum(self.seen * q) / max(self.seen.sum(), 1.0))
 
     def filled(self, q: FloatArray) -> FloatArray:
-        """Actions never seen in a state are given the mean of those seen there."""
+        """Give actions never seen in a state the mean of those seen there."""
         return _fill(q, self.seen)
 
     def fixed_point(self) -> FloatArray:
-        """(S, A) q = r + gamma P_pi q, the mean of seen actions standing for unseen ones.
+        """Solve q = r + gamma P_pi q, (S, A), the mean of seen actions standing for unseen ones.
 
         A state whose target actions lead nowhere but in a circle, without discount, has none.
         """
@@ -211,13 +211,11 @@ class TableValues:
         self._fixed = model.fixed_point() if horizon is None else None
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """(n,) of the chosen actions."""
-        everything = self.q_all(observations, steps)
-        chosen = choices(actions, everything.shape[0], everything.shape[1])
-        return np.asarray(everything[np.arange(chosen.size), chosen])
+        """Return q (n,) of the chosen actions."""
+        return of_chosen(self.q_all(observations, steps), actions)
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """(n, A) of every action."""
+        """Return q (n, A) of every action."""
         state = self._states.numbers(observations)
         found = np.empty((state.size, self._model.probs.shape[1]))
         if self._fixed is not None or self._horizon is None:
@@ -248,7 +246,7 @@ class TableValues:
 def _by_fold(
     cell: IntArray, part: IntArray, folds: int, size: int, amounts: FloatArray | None
 ) -> FloatArray:
-    """(folds, size) sums over the steps outside of each fold."""
+    """Return the sums (folds, size) over the steps outside of each fold."""
     whole = np.bincount(cell, amounts, minlength=size).astype(np.float64)
     inside = part >= 0
     own = np.bincount(
@@ -260,7 +258,7 @@ def _by_fold(
 
 
 def _fill(values: FloatArray, seen: FloatArray) -> FloatArray:
-    """(S, A) values where `seen`; elsewhere the mean of those seen in the state, or of all."""
+    """Return values (S, A) where `seen`; elsewhere the mean of those in the state, or of all."""
     known = seen > 0
     count = known.sum(axis=1)
     mean = np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1)

@@ -1,4 +1,4 @@
-"""A learned model of one step: where the state goes, what it pays, whether the episode ends.
+"""Learn a model of one step (where the state goes, what it pays, whether it ends), and play in it.
 
     s' = s + f_a(s),    r = g_a(s),    P(end | s, a) = σ(h(s') + h_a)
 
@@ -8,11 +8,13 @@ the middle, by logistic regression. The next state is the one that was seen, or 
 after the last step of an episode, which is not recorded. The powers are for limits: where any of
 several numbers ends the episode, a quadric rounds the corners off, and what it cannot express
 becomes a chance to end anywhere. An episode cut off by the time limit did not end by itself. Only
-the mean of the increment is learned: noise of the transitions is not.
+the mean of the increment is learned: noise of the transitions is not. Played episodes (`play`) draw
+actions and ends; next states and rewards are the means.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb
 from typing import TypeVar
@@ -29,11 +31,14 @@ _OUTSIDE = 1.05  # places beyond are taken as here: powers know nothing of what 
 _ENDING_RIDGE = 1e-4  # of the squared coefficients: a sharp edge stays finite
 _NEWTON = 40
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
+_NEGLIGIBLE = 1e-6  # discounts below end a played episode
+
+Probs = Callable[[FloatArray], FloatArray]
 _Real = TypeVar("_Real", np.float32, np.float64)
 
 
 def monomials(z: NDArray[_Real], degree: int) -> NDArray[_Real]:
-    """(n, F) products of at most `degree` columns of z, 1 first.
+    """Return the products (n, F) of at most `degree` columns of z, 1 first.
 
     >>> monomials(np.array([[2.0, 3.0]]), 2)
     array([[1., 2., 3., 4., 6., 9.]])
@@ -98,13 +103,13 @@ class TransitionModel:
     degree: int
 
     def step(self, states: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """After every action: next states (A, n, d), rewards (A, n), chances of the end (A, n)."""
+        """Return next states (A, n, d), rewards (A, n) and chances of the end (A, n)."""
         features = monomials((states - self.centre) / self.scale, self.degree)
         following = np.stack([self._move(states, features, c) for c in self.increments])
         return following, self.rewards @ features.T, self.ends(following)
 
     def ends(self, following: FloatArray) -> FloatArray:
-        """(A, n) probability that the episode ends with the step to `following` (A, n, d)."""
+        """Return the probability (A, n) that an episode ends at the states `following` (A, n, d)."""
         actions, rows = following.shape[:2]
         if self.ending is None:
             return np.zeros((actions, rows))
@@ -163,7 +168,7 @@ def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
 def _by_action(
     features: FloatArray, values: FloatArray, taken: IntArray, actions: int
 ) -> FloatArray:
-    """(A, F, k) least squares of values (m, k) for each action.
+    """Return coefficients (A, F, k) of the least squares of values (m, k) for each action.
 
     The difference from the fit to all actions has the least norm, so few steps say little.
     """
@@ -180,7 +185,7 @@ def _by_action(
 
 
 def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
-    """Coefficients that minimise the log loss plus ridge / 2 times their squares, by Newton."""
+    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton."""
     ridge = _ENDING_RIDGE * np.eye(x.shape[1])
     weights = np.zeros(x.shape[1])
     weights[0] = np.log(y.mean() + 1e-12) - np.log(1 - y.mean() + 1e-12)
@@ -213,3 +218,75 @@ def _log_loss(logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray) -> f
 
 def _sigmoid(logit: FloatArray) -> FloatArray:
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logit, -40.0, 40.0))))
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One step of all episodes that still run, which are the first m of all.
+
+    Args:
+        states: (m, d).
+        times: (m,) number of the step.
+        actions: (m,).
+        probs: (m, A) of the target.
+        rewards: (m,) mean over its actions.
+        ended: (m,) terminated with this step.
+    """
+
+    states: FloatArray
+    times: IntArray
+    actions: IntArray
+    probs: FloatArray
+    rewards: FloatArray
+    ended: NDArray[np.bool_]
+
+
+def play(
+    model: TransitionModel,
+    probs: Probs,
+    states: FloatArray,
+    times: IntArray,
+    *,
+    gamma: float,
+    horizon: int,
+    rng: np.random.Generator,
+) -> list[Played]:
+    """Play episodes from `states` at `times` on, all at once; the longest come first."""
+    episode = np.arange(len(states))
+    life = np.zeros(len(states), dtype=np.int64)
+    found: list[tuple[IntArray, Played]] = []
+    longest = horizon
+    if gamma < 1:
+        longest = 1 if gamma == 0 else min(horizon, 1 + int(np.log(_NEGLIGIBLE) / np.log(gamma)))
+    while episode.size and len(found) < longest:
+        rows = np.arange(episode.size)
+        chances = probs(states)
+        luck = rng.random((2, len(life)))[:, episode]  # the same for like episodes of two models
+        actions = (luck[0][:, None] >= chances.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        following, rewards, ending = model.step(states)
+        paid = np.einsum("na,an->n", chances, rewards)
+        ended = luck[1] < ending[actions, rows]
+        found.append((episode, Played(states, times, actions, chances, paid, ended)))
+        life[episode] += 1
+        on = np.flatnonzero(~ended & (times + 1 < horizon))
+        states, times, episode = following[actions[on], on], times[on] + 1, episode[on]
+    place = np.empty_like(life)
+    place[np.argsort(-life, kind="stable")] = np.arange(life.size)
+    return [_sorted(step, np.argsort(place[who])) for who, step in found]
+
+
+def mean_return(played: list[Played], gamma: float) -> float:
+    """Return the mean over the episodes of the discounted rewards, each a mean over the actions."""
+    paid = [gamma**u * float(step.rewards.sum()) for u, step in enumerate(played)]
+    return sum(paid) / len(played[0].times)
+
+
+def _sorted(step: Played, order: IntArray) -> Played:
+    return Played(
+        step.states[order],
+        step.times[order],
+        step.actions[order],
+        step.probs[order],
+        step.rewards[order],
+        step.ended[order],
+    )
