@@ -159,21 +159,14 @@ def place(row: int, offsets: IntArray) -> tuple[int, int]:
     return episode, row - int(offsets[episode])
 
 
-def folds_within(groups: IntArray, folds: int, first: IntArray | None = None) -> IntArray:
+def folds_within(groups: IntArray, folds: int) -> IntArray:
     """Return the fold (n,) of each episode: 0, 1, ..., 0, 1, ... inside a group, then the next.
 
-    Args:
-        groups: (n,) group of each episode, 0, 1, ...
-        folds: how many.
-        first: (K,) place of the next episode of each group among all episodes sorted by group;
-            by default these episodes are all.
+    >>> folds_within(np.array([0, 1, 0, 0, 1]), 2).tolist()
+    [0, 1, 1, 0, 0]
     """
-    sizes = np.bincount(groups, minlength=0 if first is None else first.size)
-    before = np.cumsum(sizes) - sizes
-    shift = np.zeros_like(before) if first is None else first - before
-    order = np.argsort(groups, kind="stable")
     result = np.empty(groups.size, dtype=np.int64)
-    result[order] = (np.arange(groups.size) + shift[groups[order]]) % folds
+    result[np.argsort(groups, kind="stable")] = np.arange(groups.size) % folds
     return result
 
 

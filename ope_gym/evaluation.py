@@ -12,10 +12,9 @@ the q model, weighs the episodes, runs the estimators side by side, and conclude
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +56,9 @@ from ope_gym.models.base import (
     cross_fit,
     default_model,
     named_model,
+    past_only,
 )
 from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
-from ope_gym.models.rounds import past_only
 from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.results import Evaluation
@@ -414,11 +413,11 @@ class Evaluator:
         survey = FeatureSurvey(model, job.target)
         for seen in one_pass(job, crew, _Survey(survey), items):
             survey.merge(seen)
-        empty = survey.equations(
-            gamma=self.options.gamma, horizon=self._roster.longest, folds=folds
+        make = partial(
+            survey.equations, gamma=self.options.gamma, horizon=self._roster.longest, folds=folds
         )
-        equations = dataclasses.replace(empty)
-        for part in one_pass(job, crew, _Equations(empty), items):
+        equations = make()
+        for part in one_pass(job, crew, _Equations(make), items):
             equations.merge(part)
         return equations.cross_fitted(), fold
 
@@ -499,10 +498,10 @@ class Evaluator:
                 model,
                 data,
                 target,
-                self._behaviours,
-                gamma,
-                self._roster.longest,
-                np.random.default_rng(self.options.seed),
+                self._behaviours.ids,
+                gamma=gamma,
+                horizon=self._roster.longest,
+                rng=np.random.default_rng(self.options.seed),
             )
         )
         start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
@@ -561,11 +560,11 @@ class _Survey:
 class _Equations:
     """Accumulate the q model's normal equations over the chunks of a task."""
 
-    def __init__(self, empty: NormalEquations) -> None:
-        self._empty = empty
+    def __init__(self, make: Callable[[], NormalEquations]) -> None:
+        self._make = make
 
     def __call__(self, job: Job, item: Item) -> NormalEquations:
-        found = copy.deepcopy(self._empty)
+        found = self._make()
         assert item.fold is not None
         for _, chunk, here in job.chunks(item.task, item.ids):
             found.update(chunk, item.fold[here])

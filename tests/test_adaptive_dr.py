@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, past_only, stable_weights
+from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, stable_weights
 from ope_gym.estimators.table import column_sums, moments
 from ope_gym.inference.errors import standard_error
-from ope_gym.models.base import Baseline
+from ope_gym.models.base import Baseline, past_only
 from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
@@ -334,7 +334,8 @@ class _Table(_Single):
 
 def fit_past(recorded: builders.Recorded, model: ByAction, data: Trajectories) -> Baseline:
     rng = np.random.default_rng(0)
-    return past_only(model, data, recorded.target, behaviours_of(data), 0.9, 6, rng)
+    rounds = behaviours_of(data).ids
+    return past_only(model, data, recorded.target, rounds, gamma=0.9, horizon=6, rng=rng)
 
 
 @pytest.mark.parametrize("offer_all", [True, False])

@@ -26,7 +26,7 @@ from ope_gym.models import (
     TabularQ,
     cross_fit,
 )
-from ope_gym.models.base import SAMPLES, Folds
+from ope_gym.models.base import SAMPLES
 from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
@@ -521,14 +521,13 @@ def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> N
     for i, chunk in enumerate(chunks):
         (survey, other)[i % 2].update(chunk)
     survey.merge(other)
-    folds = Folds(np.bincount(groups), 5)
-    fold = [folds.of(groups[slice(*span)]) for span in spans]
-    np.testing.assert_array_equal(np.concatenate(fold), folds_within(groups, 5))
+    folds = folds_within(groups, 5)
+    fold = [folds[slice(*span)] for span in spans]
     sums = [survey.equations(folds=5, **options) for _ in range(3)]
     for i, (chunk, own) in enumerate(zip(chunks, fold, strict=True)):
         sums[i % 2].update(chunk, own)
     sums[0].merge(sums[1])
-    sums[2].update(data, np.concatenate(fold))
+    sums[2].update(data, folds)
     for name in ("system", "answer", "squares", "bounds"):
         one, all_ = (getattr(sums[i], name) for i in (0, 2))
         np.testing.assert_allclose(one, all_, rtol=0, atol=1e-12 * np.abs(all_).max())

@@ -6,7 +6,8 @@ at the start. An episode that ends, by itself or at the time limit, pays nothing
 
 The values at an episode must come from other episodes, or the estimate would be biased. `cross_fit`
 cuts the episodes into folds, learns for each fold from all others, and returns a `Baseline`, q and
-v of every step. `CrossFitted` does the second half of this for some episodes at a time.
+v of every step. `CrossFitted` does the second half of this for some episodes at a time. `past_only`
+learns from the past instead of from other folds.
 
 A new model is a class with `fit` in a file of this room, and a row in `NAMED`.
 """
@@ -142,26 +143,6 @@ class CrossFitted:
         return Baseline(q, v)
 
 
-class Folds:
-    """Give episodes that come in chunks the folds that `folds_within` gives to all at once.
-
-    Args:
-        counts: (K,) episodes of each behaviour in all.
-        folds: how many.
-        before: (K,) episodes of each behaviour that came before the first chunk.
-    """
-
-    def __init__(self, counts: IntArray, folds: int, before: IntArray | int = 0) -> None:
-        self._first = np.cumsum(counts) - counts + before
-        self._folds = folds
-
-    def of(self, ids: IntArray) -> IntArray:
-        """Return the folds (n,) of the next episodes, of behaviours `ids` (n,)."""
-        fold = folds_within(ids, self._folds, self._first)
-        self._first = self._first + np.bincount(ids, minlength=self._first.size)
-        return fold
-
-
 def cross_fit(
     model: QModel,
     data: Trajectories,
@@ -201,6 +182,44 @@ def cross_fit(
         values = one_by_one()
     bounds = bounds_of_others(reward_bounds(data, fold, folds))
     return CrossFitted(values, target, gamma, horizon, bounds).of(data, fold, rng)
+
+
+def past_only(
+    model: QModel,
+    data: Trajectories,
+    target: Policy,
+    rounds: IntArray,
+    *,
+    gamma: float,
+    horizon: int,
+    rng: np.random.Generator,
+) -> Baseline:
+    """Return q and v of every step, learned from the episodes of earlier rounds; 0 in the first.
+
+    Args:
+        model: the Q model to fit, once a round.
+        data: recorded episodes.
+        target: the policy to evaluate.
+        rounds: (n,) round of each episode, in the order of time.
+        gamma: discount.
+        horizon: longest possible episode.
+        rng: of the learner, and of the target's continuous actions.
+    """
+    present = np.unique(rounds)
+
+    def one_by_one() -> Iterator[ActionValues | None]:
+        for k in range(int(present[-1]) + 1):
+            if k == present[0] or k not in present:
+                yield None
+                continue
+            past = data.select(episodes=np.flatnonzero(rounds < k))
+            yield model.fit(past, target, gamma=gamma, horizon=horizon, rng=rng)
+
+    own = reward_bounds(data, rounds, int(present[-1]) + 1)
+    earlier = np.roll(own, 1, axis=1)
+    earlier[:, 0] = np.inf, -np.inf
+    bounds = np.stack([np.minimum.accumulate(earlier[0]), np.maximum.accumulate(earlier[1])])
+    return CrossFitted(one_by_one(), target, gamma, horizon, bounds).of(data, rounds, rng)
 
 
 def reward_bounds(data: Trajectories, fold: IntArray, folds: int) -> FloatArray:

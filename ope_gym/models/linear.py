@@ -18,7 +18,7 @@ chunk by chunk, by several processes, and merged; episodes in memory are the cas
     fitted = equations.cross_fitted()
     baseline = fitted.of(chunk, fold)                     # q and v of the steps of any chunk
 
-with the folds (n,) of a chunk's episodes from `base.Folds`. Other processes begin with an empty
+with the folds (n,) of a chunk's episodes cut from those of all. Other processes begin with an empty
 `FeatureSurvey(model, target)` or `survey.equations(...)`, and `merge(other)` adds what they have
 gathered. Memory is that of the sums and of one chunk. Two things need all episodes in one chunk:
 continuous actions, for there the mean over the target is one of draws, which would depend on how

@@ -109,7 +109,7 @@ class TransitionModel:
         return following, self.rewards @ features.T, self.ends(following)
 
     def ends(self, following: FloatArray) -> FloatArray:
-        """Return the probability (A, n) that an episode ends at the states `following` (A, n, d)."""
+        """Return the probability (A, n) that an episode ends at `following` (A, n, d)."""
         actions, rows = following.shape[:2]
         if self.ending is None:
             return np.zeros((actions, rows))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import (
@@ -31,7 +30,13 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import Reduction, Weighted
 from ope_gym.inference import bootstrap
 from ope_gym.models.base import Baseline, CrossFitted
-from ope_gym.policies import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policies import (
+    UNREGISTERED,
+    Policy,
+    UnavailablePolicy,
+    content_digest,
+    policy_to_arrays,
+)
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
@@ -438,11 +443,7 @@ def _mark(policy: Policy) -> int:
             for name, x in values.items()  # numbers may count calls
             if isinstance(x, np.ndarray) and not x.dtype.hasobject
         }
-    words = [kind.encode()]
-    for name in sorted(arrays):
-        array: NDArray[Any] = np.ascontiguousarray(arrays[name])
-        words += [f"{name} {array.dtype.str} {array.shape} ".encode(), array.tobytes()]
-    return _digest(*words)
+    return int.from_bytes(content_digest(kind, arrays, 8), "little")
 
 
 def _digest(*words: bytes) -> int:
