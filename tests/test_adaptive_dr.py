@@ -10,13 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr, stable_weights
+from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr
 from ope_gym.estimators.table import column_sums, moments
 from ope_gym.inference.errors import standard_error
 from ope_gym.models.base import Baseline, past_only
 from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
+from ope_gym.weights.rounds import stable_weights
 from studies.adaptive.study import EXACT, two_round_bias
 from tests import builders, reference, small_mdps
 from tests.reference import Data
