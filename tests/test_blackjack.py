@@ -91,8 +91,8 @@ def test_equals_the_enumeration_of_hands(seed: int, gamma: float) -> None:
     assert blackjack.value(policy, gamma) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_optimum_equals_the_enumeration_of_hands(gamma: float) -> None:
+def test_optimum_equals_the_enumeration_of_hands() -> None:
+    gamma = 0.9  # without a discount it is known: see the next test
     # here each hand decides for itself, also a natural, which a policy cannot observe
     expected = enumerated_value(lambda stick, after_hit, seen: max(stick, after_hit), gamma)
     best = blackjack.optimal(gamma)
@@ -143,7 +143,7 @@ def test_rollouts_of_gymnasium_agree(always: int) -> None:
     table[17, :, 0] = always  # hard 17 is frequent
     returns = []
     env.reset(seed=5)
-    for _ in range(8000):
+    for _ in range(4000):
         seen, _ = env.reset()
         ended = False
         while not ended:
