@@ -46,6 +46,51 @@ def unflatten(space: Space, leaves: Iterator[NDArray[Any]]) -> Tree:
     return next(leaves)
 
 
+class _Columns:
+    """The arrays of one space, with a row for each sub-env and step.
+
+    Args:
+        name: How messages name the batch.
+        space: Space of one row.
+        num_envs: N.
+    """
+
+    def __init__(self, name: str, space: Space, num_envs: int) -> None:
+        self.arrays: list[NDArray[Any]] = []  # made when the first batch shows their dtypes
+        self._name = name
+        self._space = space
+        self._is_column = spaces.is_column(space)
+        self._shapes = [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
+
+    def put(self, batch: Any, first: int, last: int, capacity: int) -> None:
+        """Write a batch to the rows first … last - 1, in arrays of `capacity` rows."""
+        if self._is_column and self.arrays:  # the usual case, as fast as possible
+            array, column = np.asarray(batch), self.arrays[0]
+            if array.dtype == column.dtype and array.shape == self._shapes[0]:
+                column[first:last] = array
+                return
+        leaves = flatten(self._space, batch)
+        for leaf, shape in zip(leaves, self._shapes, strict=True):
+            if leaf.shape != shape:
+                raise ValueError(
+                    f"{self._name} has shape {leaf.shape}, expected {shape}: a row for each "
+                    f"sub-env, as in {self._space}"
+                )
+        if not self.arrays:
+            self.arrays = [np.empty((capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
+        for i, leaf in enumerate(leaves):
+            column = self.arrays[i]
+            if leaf.dtype != column.dtype:  # widen the column: no digit may be lost
+                both = np.promote_types(column.dtype, leaf.dtype)
+                self.arrays[i] = np.empty(column.shape, dtype=both)
+                self.arrays[i][:first] = column[:first]  # further rows are not written yet
+            self.arrays[i][first:last] = leaf
+
+    def read(self, rows: NDArray[np.int64]) -> Tree:
+        """Return the batch of these rows."""
+        return unflatten(self._space, iter([array.take(rows, axis=0) for array in self.arrays]))
+
+
 class Rows:
     """Keeps the rows of N sub-envs from the oldest open episode on.
 
@@ -61,20 +106,15 @@ class Rows:
 
     def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
         self.clock = 0
-        self._spaces = (observation_space, action_space)
-        self._simple = tuple(map(spaces.is_column, self._spaces))
-        self._shapes = [
-            [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
-            for space in self._spaces
-        ]
+        self._observation_space = observation_space
+        self._observations = _Columns("observations", observation_space, num_envs)
+        self._actions = _Columns("actions", action_space, num_envs)
         self._num_envs = num_envs
         self._base = 0
         self._carried = 0
         self._carried_at = np.zeros(num_envs, dtype=np.int64)
         self._at = 0  # row of the first sub-env at `clock`
         self._capacity = 0
-        self._seen: list[NDArray[Any]] = []
-        self._chosen: list[NDArray[Any]] = []
         self._rewards = np.empty(0)
         self._ever_given = False  # until then, the two columns below are not needed
         self._log_probs = np.empty(0)
@@ -87,16 +127,17 @@ class Rows:
 
     def see(self, observations: Any) -> None:
         """Store the observations that the policy acts on at `clock`."""
-        if not self._seen:
-            leaves = flatten(self._spaces[0], observations)
+        if not self._observations.arrays:
+            leaves = flatten(self._observation_space, observations)
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
             self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
             self._rewards = np.empty(self._capacity)
-        self._put(self._seen, observations, 0)
+        last = self._at + self._num_envs
+        self._observations.put(observations, self._at, last, self._capacity)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """Store the actions at `clock`, and their log-probabilities if the loop gives them."""
-        self._put(self._chosen, actions, 1)
+        self._actions.put(actions, self._at, self._at + self._num_envs, self._capacity)
         if not self._ever_given and log_prob is None:
             return
         if not self._ever_given:
@@ -120,42 +161,13 @@ class Rows:
         self._at += self._num_envs
         self.clock += 1
 
-    def _put(self, columns: list[NDArray[Any]], batch: Any, what: int) -> None:
-        first, last = self._at, self._at + self._num_envs
-        if self._simple[what] and columns:  # the usual case, as fast as possible
-            array, column = np.asarray(batch), columns[0]
-            if array.dtype == column.dtype and array.shape == self._shapes[what][0]:
-                column[first:last] = array
-                return
-        leaves = flatten(self._spaces[what], batch)
-        for leaf, shape in zip(leaves, self._shapes[what], strict=True):
-            if leaf.shape != shape:
-                name = ("observations", "actions")[what]
-                raise ValueError(
-                    f"{name} has shape {leaf.shape}, expected {shape}: a row for each sub-env, as "
-                    f"in {self._spaces[what]}"
-                )
-        if not columns:
-            columns += [np.empty((self._capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
-        for i, leaf in enumerate(leaves):
-            if leaf.dtype != columns[i].dtype:  # widen the column: no digit may be lost
-                both = np.promote_types(columns[i].dtype, leaf.dtype)
-                wider = np.empty(columns[i].shape, dtype=both)
-                wider[:first] = columns[i][:first]  # further rows are not written yet
-                columns[i] = wider
-            columns[i][first:last] = leaf
-
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> tuple[Tree, Tree, NDArray[np.float64], GivenLogProbs]:
         """Return observations, actions, rewards and given log-probabilities of whole episodes."""
         rows = self._index(envs, starts, lengths)
-        seen, chosen = (
-            unflatten(space, iter([column.take(rows, axis=0) for column in columns]))
-            for space, columns in zip(self._spaces, (self._seen, self._chosen), strict=True)
-        )
         given = (self._log_probs[rows], self._given[rows]) if self._ever_given else None
-        return seen, chosen, self._rewards[rows], given
+        return self._observations.read(rows), self._actions.read(rows), self._rewards[rows], given
 
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -191,8 +203,8 @@ class Rows:
             return column
 
         at = self._at  # from this row on: the observation that waits for its action
-        self._seen = [moved(column, at + n) for column in self._seen]
-        self._chosen = [moved(column, at) for column in self._chosen]
+        self._observations.arrays = [moved(x, at + n) for x in self._observations.arrays]
+        self._actions.arrays = [moved(x, at) for x in self._actions.arrays]
         self._rewards = moved(self._rewards, at)
         if self._ever_given:
             self._log_probs, self._given = moved(self._log_probs, at), moved(self._given, at)
