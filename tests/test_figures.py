@@ -110,7 +110,7 @@ def test_overlap_refuses_what_it_cannot_compare() -> None:
     made = builders.recorded(0, (2, 2))
     with pytest.raises(ValueError, match="limit is 1"):
         overlap(made.trajectories, made.target, limit=1)
-    with pytest.raises(ValueError, match="no episode"):
+    with pytest.raises(ValueError, match="is empty"):
         overlap(TrajectoryBuffer(), Uniform(2))
 
 

@@ -16,7 +16,7 @@ from ope_gym import Calibration, Compute, evaluate, leave_one_policy_out
 from ope_gym.__main__ import main as command
 from ope_gym.analysis.leave_one_out import Check
 from ope_gym.inference.estimate import Estimate
-from ope_gym.inference.intervals import ess_t
+from ope_gym.inference.intervals import Betting, ess_t
 from ope_gym.policies import UnavailablePolicy
 from tests import builders, small_mdps
 from tests.test_evaluate import clocked, may_stop
@@ -203,9 +203,9 @@ def test_a_policy_whose_rewards_are_other_than_the_others_disagrees() -> None:
     ("options", "words"),
     [
         ({"limit": 0}, "limit is 0"),
-        ({"interval": "betting"}, "take 'ess-t'"),
+        ({"interval": Betting(reward_range=(-9, 9))}, "take 'ess-t'"),
         ({"policies": [9]}, r"policies is 9; .* \(0 to 3\)"),
-        ({"data": "some"}, "data is 'some'"),
+        ({"held_out": "some"}, "held_out is 'some'"),
         ({"estimator": "WIS"}, "'WIS'"),
     ],
 )
@@ -227,7 +227,7 @@ def test_table_and_json_and_command(
     assert lines[6].startswith(f"agree: {found.agreement[0]} of 3; about 2.8 would")
     path, out = str(tmp_path / "a.ope"), tmp_path / "check.json"
     made.trajectories.save(path)
-    more = ["--estimator", "NFIS", "--no-q-model", "--gamma", "0.9", "--json", str(out)]
+    more = ["--estimator", "NFIS", "--q-model", "none", "--gamma", "0.9", "--json", str(out)]
     assert command(["check", path, *more]) == 0
     assert capsys.readouterr().out == f"{found}\n"
     assert json.loads(out.read_text()) == json.loads(found.to_json())

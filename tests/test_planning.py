@@ -32,7 +32,7 @@ def made() -> builders.Recorded:
 
 
 def prediction(data: Any, target: Any, policy: Any, estimator: str = "NFIS") -> Prediction:
-    made = FusedWeights(data, target, estimator=estimator, data="all", gamma=1.0)
+    made = FusedWeights(data, target, estimator=estimator, held_out=False, gamma=1.0)
     return Prediction(made, made.prefix(policy, "policy"))
 
 
@@ -345,7 +345,7 @@ def test_a_policy_that_never_does_what_the_target_does_is_of_no_use() -> None:
         ({"policy": "best"}, "policy is 'best'"),
         ({"estimator": "BIS"}, "choose one of NFIS, FIS"),
         ({"gamma": 2.0}, "gamma is 2.0"),
-        ({"data": "some"}, "data is 'some'"),
+        ({"held_out": "some"}, "held_out is 'some'"),
     ],
 )
 def test_errors_name_what_is_wrong(

@@ -213,16 +213,13 @@ def test_the_same_policy_under_two_names_shares_its_chance(made: builders.Record
     assert sum(r.probability_best for r in found.values()) == pytest.approx(1.0)
 
 
-def test_same_seed_same_numbers_and_a_generator_will_do(
-    made: builders.Recorded, targets: dict[str, Any]
-) -> None:
-    def chances(rng: Any) -> list[float]:
-        found = rank(made.trajectories, targets, q_model=None, draws=500, seed=rng)
+def test_same_seed_same_numbers(made: builders.Recorded, targets: dict[str, Any]) -> None:
+    def chances(seed: int) -> list[float]:
+        found = rank(made.trajectories, targets, q_model=None, draws=500, seed=seed)
         return [r.probability_best for r in found.values()]
 
     assert chances(3) == chances(3)
     assert chances(3) != chances(4)
-    assert chances(np.random.default_rng(1)) == chances(np.random.default_rng(1))
 
 
 def test_a_policy_without_support_comes_last_and_takes_no_part() -> None:
@@ -381,7 +378,7 @@ def test_command_ranks_a_file(
 ) -> None:
     path, out, picture = (str(tmp_path / name) for name in ("a.ope", "r.json", "r.png"))
     made.trajectories.save(path)
-    more = ["--no-q-model", "--json", out, "--figure", picture, "--differences"]
+    more = ["--q-model", "none", "--json", out, "--figure", picture, "--differences"]
     assert command(["rank", path, "--policies", "0-1", "last", *more]) == 0
     text = capsys.readouterr().out
     assert "3 policies by auto" in text
@@ -389,9 +386,9 @@ def test_command_ranks_a_file(
     same = rank(made.trajectories, [0, 1, 2], q_model=None)
     assert json.loads(Path(out).read_text())["best"] == same.best.name
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
-    assert command(["rank", path, "--no-q-model"]) == 0
+    assert command(["rank", path, "--q-model", "none"]) == 0
     assert "3 policies" in capsys.readouterr().out
-    origin = ["--origin", "fixed", "--no-q-model", "--estimators", "NFIS"]
+    origin = ["--origin", "fixed", "--q-model", "none", "--estimators", "NFIS"]
     trained = dataclasses.replace(made.trajectories, held_out=np.zeros(180, dtype=bool))
     trained.save(path)
     assert command(["evaluate", path, *origin]) == 0

@@ -7,7 +7,6 @@ under the mixture; the weight is w = P_e / M.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,9 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import discounts
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.computed import Computed
+from ope_gym.options import Options
 from ope_gym.policies import Policy, Target, UnavailablePolicy, resolve_policy
-from ope_gym.scale.sources import load_episodes
+from ope_gym.scale.sources import Episodes, load_episodes
 from ope_gym.weights.behaviours import Behaviours, behaviours_of, policy_log_probs
 from ope_gym.weights.formula import log_weights
 
@@ -39,7 +39,7 @@ class FusedWeights:
 
     def __init__(
         self,
-        episodes: Any,
+        episodes: Episodes,
         target: Target,
         *,
         estimator: str,
@@ -48,12 +48,11 @@ class FusedWeights:
     ) -> None:
         if estimator not in NORMALISED:
             raise ValueError(f"estimator is {estimator!r}; choose one of {', '.join(NORMALISED)}")
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma is {gamma!r}; a discount lies within [0, 1]")
-        self.data = _counted(load_episodes(episodes, held_out), gamma)
+        options = Options(held_out=held_out, gamma=gamma)  # checks both
+        self.data = _counted(load_episodes(episodes, options.held_out), options.gamma)
         check_finite(self.data.rewards, "rewards", self.data.offsets)
         self.target = resolve_policy(self.data.policies, target)
-        self.normalised, self.gamma = NORMALISED[estimator], gamma
+        self.normalised, self.gamma = NORMALISED[estimator], options.gamma
         self.behaviours: Behaviours = behaviours_of(self.data)
         if not self.behaviours.available:
             missing = next(
