@@ -26,7 +26,7 @@ from ope_gym import (
 )
 from ope_gym.__main__ import main
 from ope_gym.data.schedules import Schedule
-from ope_gym.estimators.table import column_sums
+from ope_gym.estimators.run import sum_arrays
 from ope_gym.inference.errors import join_single, standard_error
 from ope_gym.inference.estimate import PartialMixture
 from ope_gym.weights import mixtures
@@ -214,7 +214,7 @@ def test_fis_is_unbiased_for_any_partition(groups: list[int], gamma: float) -> N
     made = Recorded(mdp, policies, Table(target), data)
     for scheme in ("fused", "optimal"):
         log_w = partial(made, np.array(groups), scheme)
-        psi = column_sums(log_w, data.rewards, data.offsets, gamma, None).psi
+        psi = sum_arrays(log_w, data.rewards, data.offsets, gamma).psi
         truth = small_mdps.value(mdp, target, gamma)
         assert every.moments(psi)[0] == pytest.approx(truth, abs=1e-12), scheme
 
@@ -350,7 +350,8 @@ def test_interleaved_groups_lose_little_and_blocks_of_history_much() -> None:
 
     def ess(groups: Ints) -> float:
         base = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
-        total, square, _ = column_sums(base + prefix, data.rewards, data.offsets, 1.0, None).sums
+        summed = sum_arrays(base + prefix, data.rewards, data.offsets, 1.0)
+        total, square, _ = summed.columns.sums
         return float(np.min(total**2 / square))
 
     whole = ess(np.zeros(600, dtype=np.int64))
