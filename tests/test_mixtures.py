@@ -27,7 +27,7 @@ from ope_gym import (
 from ope_gym.__main__ import main
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.run import sum_arrays
-from ope_gym.inference.errors import join_single, standard_error
+from ope_gym.inference.errors import join_single, joined, standard_error
 from ope_gym.inference.estimate import PartialMixture
 from ope_gym.weights import mixtures
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
@@ -287,7 +287,7 @@ def test_a_mixture_that_makes_no_sense_is_refused(mixture: Any) -> None:
 
 def test_a_cross_fitted_reward_model_is_refused() -> None:
     made = recorded(9, (4, 4, 4))
-    with pytest.raises(ValueError, match=r"'cross-fit' weights two halves .* mixture='all'"):
+    with pytest.raises(ValueError, match=r"'cross-fit' weighs two halves .*mixture='all'"):
         evaluate(
             made.trajectories,
             made.target,
@@ -392,13 +392,13 @@ def test_the_command_line_takes_a_mixture(
 
 def test_neighbours_of_one_episode_each_show_their_spread() -> None:
     strata = np.random.default_rng(0).permutation(np.arange(70) * 3)
-    groups = mixtures.joined(strata)
+    groups = joined(strata)
     assert np.bincount(groups).tolist() == [8] * 7 + [14]
     assert np.all(np.diff(groups[np.argsort(strata)]) >= 0)
     few, several = np.arange(15), np.repeat(np.arange(40), 2)
-    assert mixtures.joined(few) is few
-    assert mixtures.joined(several) is several
-    one_pair = mixtures.joined(np.append(np.arange(40), 0))  # policy 0 has two episodes
+    assert joined(few) is few
+    assert joined(several) is several
+    one_pair = joined(np.append(np.arange(40), 0))  # policy 0 has two episodes
     assert np.bincount(one_pair).tolist() == [8] * 3 + [15, 2]
     assert one_pair[0] == one_pair[-1] == 4
 
@@ -407,7 +407,7 @@ def test_errors_of_single_episodes_are_right_or_a_little_large() -> None:
     rng, n, runs = np.random.default_rng(1), 200, 400
     means, spread = np.linspace(0.0, 2.0, n), np.linspace(1.0, 3.0, n)
     truth = float(np.sum(spread**2)) / n**2
-    strata = mixtures.joined(np.arange(n))
+    strata = joined(np.arange(n))
     squares = [
         standard_error(means + spread * rng.standard_normal(n), strata) ** 2 for _ in range(runs)
     ]
