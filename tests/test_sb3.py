@@ -724,7 +724,8 @@ def test_a_file_is_written_before_the_end(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ope_gym.Trajectories, "save", counted)
     model = ppo(envs("CartPole-v1"), n_steps=16, batch_size=32)
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=tmp_path / "run.ope", verbose=0)
+    cheap: dict[str, Any] = {"n_eval_episodes": 1, "estimators": "NFIS", "verbose": 0}
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=tmp_path / "run.ope", **cheap)
     model.learn(32 * 30, callback=ope)
     assert 5 < len(sizes) < 25  # not after each of 31 evaluations
     assert sizes == sorted(sizes)
@@ -740,7 +741,7 @@ def test_training_and_its_logs_are_the_same_with_and_without_the_callback(
 ) -> None:
     found, weights = [], []
     for run in ("with", "without"):
-        ope = OPECallback(envs("CartPole-v1"), eval_every=1 if make is ppo else 80, verbose=0)
+        ope = OPECallback(envs("CartPole-v1"), eval_every=2 if make is ppo else 80, verbose=0)
         model = make(envs("CartPole-v1", 1), tensorboard_log=str(tmp_path / run))
         model.learn(256, callback=ope if run == "with" else None, log_interval=2)
         weights.append(torch.cat([p.flatten() for p in model.policy.parameters()]))
