@@ -200,9 +200,10 @@ class Evaluator:
         """Return how often an evaluation does all steps, as its progress counts them."""
         if self._data is not None:
             return 1
-        names = self._names(self._source.policy(target), self._model_given() is not None)
-        rows = [ESTIMATORS[name] for name in names]
-        fits = 2 if self._model_given() is not None and any(c.uses_q for c in rows) else 0
+        policy = self._source.policy(target)
+        model = self._model(policy)
+        rows = [ESTIMATORS[name] for name in self._names(policy, model is not None)]
+        fits = 2 if model is not None and any(c.uses_q for c in rows) else 0
         blends = bool(fits) and any(c.method == "auto" for c in rows)
         return fits + 1 + any(c.normalised for c in rows) + blends
 
@@ -224,7 +225,7 @@ class Evaluator:
         self, target: Policy, origin: str | None, crew: Workers, folder: Path | None
     ) -> Evaluation:
         options = self.options
-        model = self._model(target, crew)
+        model = self._model(target)
         names = self._names(target, model is not None)
         self._require(names, model)
         schemes = tuple(sorted({ESTIMATORS[name].scheme for name in names} - {""}))
@@ -358,7 +359,7 @@ class Evaluator:
             raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
         return model
 
-    def _model(self, target: Policy, crew: Workers) -> QModel | Baseline | None:
+    def _model(self, target: Policy) -> QModel | Baseline | None:
         """Return the q model: as given, or the default for these observations."""
         model = self._model_given()
         if isinstance(model, str) and model != "default":

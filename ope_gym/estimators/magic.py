@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from ope_gym.estimators.reductions import (
     StepSums,
     discounts,
 )
-from ope_gym.estimators.run import together
+from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps, normalise
 from ope_gym.inference.computed import Computed
@@ -96,15 +97,17 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     totals, start = yield StepSums(column, setting.gamma), Starts()
     columns, cuts = totals.columns, spread_cuts(totals.columns.peak.size)
     fwdr = normalise(column, totals, start, dataclasses.replace(setting, draws=None))
-    found, shown = yield from together(mix(column, columns, start, cuts, setting), fwdr)
+    wanted: list[Steps[Any]] = [mix(column, columns, start, cuts, setting), fwdr]
+    if setting.draws is not None and np.isfinite(columns.value(setting.gamma)):
+        wanted.append(ask(Replicates(column, columns, setting.draws)))
+    found, shown, *means = yield from together(*wanted)
     weight = float(found.weights[0])
     cautions: tuple[str, ...] = ()
     if weight > 0.5:
         cautions = (f"{weight:.0%} of it is the q model alone, whose error no interval shows",)
     replicates = None
-    if setting.draws is not None and np.isfinite(found.value):
-        (means,) = yield (Replicates(column, columns, setting.draws),)
-        replicates = bootstrap_magic(found, means, setting.draws.means(start), setting.gamma)
+    if setting.draws is not None and means and np.isfinite(found.value):
+        replicates = bootstrap_magic(found, means[0], setting.draws.means(start), setting.gamma)
     return dataclasses.replace(
         shown,
         value=found.value,

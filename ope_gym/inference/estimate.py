@@ -56,7 +56,7 @@ class Sample:
         regime: what the learner saw of the data, one of `ope_gym.inference.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
-        q_model: name of the q model of shards, or "none", if an estimator uses one.
+        q_model: name of the q model; None if no estimator uses one.
     """
 
     trajectories: int

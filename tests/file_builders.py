@@ -1,0 +1,182 @@
+"""Recorded episodes in files and in parts, for tests that read them a chunk at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.fuzz import write_episode
+from ope_gym import Compute, Evaluation, Evaluator, LinearSigmoid, Trajectories, evaluate
+from ope_gym.data.block_writer import BlockWriter
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.files import write_change, write_policy, write_spaces
+from tests.builders import Table
+
+
+def split(data: Trajectories, seed: int, cuts: int) -> list[Trajectories]:
+    """Cut episodes, in random order, at random places; each part has its own policy table."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(data))
+    places = np.sort(rng.integers(1, len(data), size=cuts if len(data) > 1 else 0))
+    parts = [data.select(episodes=chosen) for chosen in np.split(order, places) if len(chosen)]
+    return [_compact(part, rng) for part in parts]
+
+
+def _compact(part: Trajectories, rng: np.random.Generator) -> Trajectories:
+    """Keep the policies that acted, in any order."""
+    acted = rng.permutation(np.unique(part.policy_ids))
+    table = np.zeros(len(part.policies), dtype=np.int32)
+    table[acted] = np.arange(acted.size)
+    policies = tuple(part.policies[k] for k in acted)
+    return dataclasses.replace(part, policies=policies, policy_ids=table[part.policy_ids])
+
+
+def merged(parts: Sequence[Trajectories]) -> Trajectories:
+    """Join parts in memory."""
+    return parts[0].merge(*parts[1:])
+
+
+def functions(parts: Iterable[Trajectories]) -> list[Callable[[], Trajectories]]:
+    """Return functions that make the parts, which `evaluate` reads as it reads files."""
+    return [partial(_itself, part) for part in parts]
+
+
+def _itself(part: Trajectories) -> Trajectories:
+    return part
+
+
+def in_memory(
+    parts: Sequence[Trajectories], target: Any, estimators: Any, **options: Any
+) -> Evaluation:
+    """Evaluate all parts at once."""
+    return evaluate(merged(parts), target, estimators, **options)
+
+
+def in_blocks(
+    parts: Sequence[Trajectories],
+    target: Any,
+    estimators: Any,
+    *,
+    block_steps: int = 30,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate parts a block at a time, at least two blocks."""
+    steps = sum(part.n_steps for part in parts)
+    compute = Compute(block_steps=max(1, min(block_steps, steps - 1)))
+    evaluator = Evaluator(functions(parts), estimators, compute=compute, **options)
+    assert evaluator._data is None
+    return evaluator.evaluate(target)
+
+
+def in_one_chunk(data: Trajectories, target: Any, estimators: Any, **options: Any) -> Evaluation:
+    """Evaluate all episodes as a file that is read in blocks, but in a single chunk."""
+    evaluator = Evaluator(functions([data]), estimators, compute=Compute(block_steps=1), **options)
+    assert evaluator._data is None
+    evaluator._source = dataclasses.replace(evaluator._source, block_steps=data.n_steps)
+    (task,) = evaluator._source.tasks
+    assert len(list(evaluator._source.chunks(task))) == 1
+    return evaluator.evaluate(target)
+
+
+def made(part: int, episodes: int = 40, length: int = 250) -> Trajectories:
+    """Make episodes of linear policies, the same whenever they are made."""
+    rng = np.random.default_rng([5, part])
+    steps = episodes * length
+    x = rng.standard_normal((steps, 3))
+    policies = [LinearSigmoid(np.full(3, 0.02 * k)) for k in range(8)]
+    ids = np.repeat(rng.integers(8, size=episodes), length)
+    actions: NDArray[np.int64] = (rng.random(steps) < 0.5).astype(np.int64)
+    table = LinearSigmoid.log_prob_stack(policies, x, actions)
+    return Trajectories.from_arrays(
+        x,
+        actions,
+        rng.random(steps),
+        table[ids, np.arange(steps)],
+        policies=policies,
+        offsets=np.arange(episodes + 1) * length,
+        terminated=True,
+        policy_ids=ids,
+    )
+
+
+def mixed_files(folder: Path) -> list[Path]:
+    """Write files, large and small, that were saved in one block or recorded one by one."""
+    sizes = [1, 30, 2, 3, 25]
+    paths = [folder / f"{i}.ope" for i in range(len(sizes))]
+    for i, path in enumerate(paths):
+        data = made(i, episodes=sizes[i], length=20)
+        record(data, path) if i % 2 else data.save(path)
+    return paths
+
+
+def record(data: Trajectories, path: Path) -> None:
+    """Write episode by episode, as a recorder does, policies where they first act."""
+    numbers: dict[int, int] = {}
+    with BlockWriter(path) as writer:
+        write_spaces(writer, data.observation_space, data.action_space, data.horizon)
+        clock = 0
+        for i, (start, stop) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+            k = int(data.policy_ids[start])
+            if k not in numbers:
+                numbers[k] = len(numbers)
+                write_policy(writer, data.policies[k])
+            write_change(writer, numbers[k], clock, mid_episode=False)
+            write_episode(
+                writer,
+                data.observations[start:stop],
+                data.actions[start:stop],
+                data.rewards[start:stop],
+                data.log_probs[start:stop],
+                numbers[k],
+                terminated=True,
+                held_out=bool(data.held_out[i]),
+                start_clock=clock,
+                observation_space=data.observation_space,
+                action_space=data.action_space,
+            )
+            clock += int(stop - start)
+
+
+def clocked(seed: int, tables: Sequence[Any], episodes: int = 12) -> TrajectoryBuffer:
+    """Record a loop whose policy changes every few steps, also in the midst of episodes.
+
+    Args:
+        seed: of everything.
+        tables: of the policies, (states, 2) each.
+        episodes: to be recorded, of 1 to 6 steps.
+    """
+    from gymnasium.spaces import Discrete
+
+    rng, states = np.random.default_rng(seed), len(tables[0])
+    buffer = TrajectoryBuffer(Discrete(states), Discrete(2), horizon=6)
+    numbers = [buffer.add_policy(Table(table)) for table in tables]
+    clock, acting, due = 0, 0, 0
+    for _ in range(episodes):
+        length = int(rng.integers(1, 7))
+        ids = []
+        for step in range(length):
+            if clock + step >= due:
+                acting = int(rng.integers(len(tables)))
+                buffer.change_policy(numbers[acting], clock + step, mid_episode=step > 0)
+                due = clock + step + int(rng.integers(2, 10))
+            ids.append(acting)
+        seen = rng.integers(states, size=length)
+        chances = np.array([tables[k][s] for k, s in zip(ids, seen, strict=True)])
+        actions = (rng.random(length) < chances[:, 1]).astype(np.int64)
+        buffer.append(
+            seen,
+            actions,
+            rng.random(length),
+            np.log(chances[np.arange(length), actions]),
+            [numbers[k] for k in ids],
+            terminated=True,
+            start_clock=clock,
+        )
+        clock += length
+    return buffer
