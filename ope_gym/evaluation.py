@@ -42,7 +42,8 @@ from ope_gym.estimators.reductions import Bets, Column, Reduction, Weighted
 from ope_gym.estimators.run import Reduce, ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting, Steps
-from ope_gym.inference import bootstrap, regimes
+from ope_gym.inference import regimes
+from ope_gym.inference.bootstrap import PoissonDraws, fingerprint
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude
 from ope_gym.inference.errors import joined
@@ -69,7 +70,6 @@ from ope_gym.scale.passes import (
     Items,
     Job,
     Recorded,
-    behaviour_marks,
     merge_all,
     one_pass,
     reduce_task,
@@ -247,7 +247,7 @@ class Evaluator:
             else self._reduce_memory(job, model if uses_q else None, names)
         )
         setting = self._setting(uses_q)
-        gathering = self._gather(Gathering(target, len(self.policies), self._marks), setting)
+        gathering = Gathering(target, len(self.policies))
         found = run_all(names, setting, reduce, self._betting, gathering)
         gathered: Gathered = found.gathered
         self._mismatch = self._mismatch or gathered.mismatch
@@ -260,13 +260,6 @@ class Evaluator:
     def _parted(self) -> bool:
         """Whether mixtures are of a part of the behaviours."""
         return int(self._groups.max()) > 0
-
-    @cached_property
-    def _marks(self) -> bootstrap.HashArray | None:
-        """(K,) numbers of the behaviours, for the bootstrap."""
-        if not self.options.resamples:
-            return None
-        return behaviour_marks(self._behaviours, self.policies)
 
     @cached_property
     def _reward_model(self) -> str | tuple[FloatArray, FloatArray]:
@@ -435,16 +428,8 @@ class Evaluator:
             self.options.gamma,
             self.options.weighting.cap,
             has_q,
+            make_draws(strata, self.options),
         )
-
-    def _gather(self, gathering: Gathering, setting: Setting) -> Steps[Gathered]:
-        """Ask for the facts about the data, and make the bootstrap draws from them."""
-        gathered: Gathered = yield from ask(gathering)
-        if gathered.identities is not None:
-            setting.draws = bootstrap.PoissonDraws(
-                gathered.identities, self._strata, self.options.resamples, self.options.seed
-            )
-        return gathered
 
     def _reduce_memory(
         self, job: Job, model: QModel | Baseline | None, names: Sequence[str]
@@ -531,7 +516,9 @@ class Evaluator:
             self._behaviours.counts,
             self.options.gamma,
             self._roster.regime(target, origin),
-            bootstrap.fingerprint(gathered.hashes),
+            fingerprint(
+                gathered.returns, gathered.log_probs, self._roster.lengths, self._behaviours.ids
+            ),
             PartialMixture.of(self._groups) if mixed else None,
             None if model is None else type(model).__name__,
         )
@@ -678,17 +665,16 @@ def evaluate_log_probs(
             residuals=values.residuals(rewards, offsets, options.gamma),
         )
     counts, strata = np.bincount(ids, minlength=rows.shape[0]), joined(ids)
-    logged = rows[ids[episode_ids(offsets)], np.arange(steps)]
-    hashes = bootstrap.with_marks(
-        bootstrap.content_hashes([rewards, logged], offsets), ids.astype(np.uint64)
-    )
     setting = Setting(
-        ids.size, strata, ids, counts, options.gamma, weighting.cap, baseline is not None
+        ids.size,
+        strata,
+        ids,
+        counts,
+        options.gamma,
+        weighting.cap,
+        baseline is not None,
+        make_draws(strata, options),
     )
-    if options.resamples:
-        setting.draws = bootstrap.PoissonDraws(
-            bootstrap.identities(hashes), strata, options.resamples, options.seed
-        )
     betting = options.betting(None)
     reduce = reduce_chunk(within_discount(chunk, options.gamma))
     found = run_all(names, setting, reduce, betting)
@@ -700,7 +686,12 @@ def evaluate_log_probs(
         counts,
         options.gamma,
         regime,
-        bootstrap.fingerprint(hashes),
+        fingerprint(
+            np.add.reduceat(rewards, offsets[:-1]),
+            np.add.reduceat(rows[ids[episode_ids(offsets)], np.arange(steps)], offsets[:-1]),
+            np.diff(offsets),
+            ids,
+        ),
     )
     return conclude_all(names, found, Known(sample, ids), options, betting)
 
@@ -722,7 +713,7 @@ def run_all(
     setting: Setting,
     reduce: Reduce,
     betting: Betting | None,
-    gathering: Steps[Gathered] | None = None,
+    gathering: Gathering | None = None,
 ) -> Found:
     """Run all estimators side by side.
 
@@ -731,15 +722,22 @@ def run_all(
         setting: what they share.
         reduce: answers their requests.
         betting: the interval, if it is one by betting.
-        gathering: asks for the facts about the data; it is answered first, and makes the draws.
+        gathering: asks for the facts about the recorded data, in the first pass.
     """
     keys = {(ESTIMATORS[name].scheme, ESTIMATORS[name].capped) for name in names} if betting else ()
     bets = [_bets(key, setting, betting) for key in keys]
-    first = [] if gathering is None else [gathering]
+    first = [] if gathering is None else [ask(gathering)]
     results = run([*first, *bets, *(estimator(name, setting) for name in names)], reduce)
     gathered = results.pop(0) if gathering is not None else None
     placed = dict(zip(keys, results, strict=False))
     return Found(dict(zip(names, results[len(placed) :], strict=True)), placed, gathered)
+
+
+def make_draws(strata: IntArray, options: Options) -> PoissonDraws | None:
+    """Return the draws of the bootstrap; None without one."""
+    if not options.resamples:
+        return None
+    return PoissonDraws(strata, options.resamples, options.seed)
 
 
 def _bets(key: tuple[str, bool], setting: Setting, betting: Betting | None) -> Steps[FloatArray]:

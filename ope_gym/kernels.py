@@ -296,29 +296,6 @@ def cumulate_own(
 
 
 @compiled()
-def fingerprint(
-    rewards: Any, offsets: Any, ids: Any, chosen: Any
-) -> tuple[float, float, float, float]:
-    """Sums in which all trajectories take part, in order: rewards, lengths, behaviours, choices.
-
-    Rewards and lengths alone may agree by chance (CartPole pays 1): the log-probabilities `chosen`
-    of the last actions of some trajectories do not.
-    """
-    paid, lengths, behaviours, choices = 0.0, 0.0, 0.0, 0.0
-    for i in range(ids.size):
-        place = i + 0.5
-        total = 0.0
-        for j in range(offsets[i], offsets[i + 1]):
-            total += rewards[j]
-        paid += place * total
-        lengths += place * offsets[i + 1]
-        behaviours += place * ids[i]
-    for i in range(chosen.size):
-        choices += (i + 0.5) * chosen[i]
-    return paid, lengths, behaviours, choices
-
-
-@compiled()
 def first_outside(values: Any, low: float, high: float) -> int:
     """Index of the first value that is NaN or outside [low, high]; -1 if there is none."""
     for begin in range(0, values.size, _TILE):

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import Evaluation, evaluate_log_probs
+from ope_gym import Betting, Bootstrap, Compute, Evaluation, Weighting, evaluate_log_probs
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Snapshot, register_policy
@@ -220,3 +220,23 @@ def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 0.0) -> None:
         assert (one.replicates is None) == (other.replicates is None)
         if one.replicates is not None and other.replicates is not None:
             np.testing.assert_allclose(one.replicates, other.replicates, rtol=rtol, atol=rtol)
+
+
+def plain_options(**found: Any) -> dict[str, Any]:
+    """Translate plain options (cap, resamples, workers, ...) to the option classes."""
+
+    def taken(*names: str) -> dict[str, Any]:
+        return {name: found.pop(name) for name in names if name in found}
+
+    if weighting := taken("cap", "mixture", "reward_model"):
+        found["weighting"] = Weighting(**weighting)
+    if "chunk_steps" in found:
+        found["block_steps"] = found.pop("chunk_steps")
+    if compute := taken("block_steps", "workers", "ray", "scratch", "progress"):
+        found["compute"] = Compute(**compute)
+    drawn, bounds = taken("resamples"), taken("reward_range", "horizon")
+    if found.get("interval") in ("percentile", "bca"):
+        found["interval"] = Bootstrap(**drawn, method=found["interval"])
+    if found.get("interval") == "betting":
+        found["interval"] = Betting(**bounds)
+    return found

@@ -44,6 +44,7 @@ from ope_gym.policies import (
     UnknownPolicy,
 )
 from studies import oracle
+from tests.builders import plain_options
 from tests.golden_data import Recording
 
 __all__ = [  # what the cases build data, targets and q models from
@@ -118,67 +119,46 @@ def make_unknown(recording: Recording, log_probs: ArrayLike, **spaces: Any) -> A
     )
 
 
-def library_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate plain options to the option classes of the library."""
-    found = dict(options)
-
-    def taken(*names: str) -> dict[str, Any]:
-        return {name: found.pop(name) for name in names if name in found}
-
-    if weighting := taken("cap", "mixture", "reward_model"):
-        found["weighting"] = ope_gym.Weighting(**weighting)
-    if "chunk_steps" in found:
-        found["block_steps"] = found.pop("chunk_steps")
-    if compute := taken("block_steps", "workers", "ray", "scratch"):
-        found["compute"] = ope_gym.Compute(**compute)
-    drawn, bounds = taken("resamples"), taken("reward_range", "horizon")
-    if found.get("interval") in ("percentile", "bca"):
-        found["interval"] = ope_gym.Bootstrap(**drawn, method=found["interval"])
-    if found.get("interval") == "betting":
-        found["interval"] = ope_gym.Betting(**bounds)
-    return found
-
-
 def run_evaluate(data: Any, target: Any, estimators: Any = None, **options: Any) -> Any:
     options.setdefault("held_out", False)
-    return ope_gym.evaluate(data, target, estimators, **library_options(options))
+    return ope_gym.evaluate(data, target, estimators, **plain_options(**options))
 
 
 def run_several(data: Any, targets: Sequence[Any], estimators: Any, **options: Any) -> list[Any]:
     """Evaluate several targets on data that are made ready once."""
     options.setdefault("held_out", False)
-    evaluator = ope_gym.Evaluator(data, estimators, **library_options(options))
+    evaluator = ope_gym.Evaluator(data, estimators, **plain_options(**options))
     return [evaluator.evaluate(target) for target in targets]
 
 
 def run_arrays(arrays: Mapping[str, Any], estimators: Any = None, **options: Any) -> Any:
     """Evaluate arrays of log-probabilities; `baseline` is (q, v)."""
-    return ope_gym.evaluate_log_probs(**arrays, estimators=estimators, **library_options(options))
+    return ope_gym.evaluate_log_probs(**arrays, estimators=estimators, **plain_options(**options))
 
 
 def run_files(files: Sequence[Path], target: Any, estimators: Any, **options: Any) -> Any:
     """Evaluate files; options are also chunk_steps, scratch, workers and ray."""
     options.setdefault("held_out", False)
-    return ope_gym.evaluate(list(files), target, estimators, **library_options(options))
+    return ope_gym.evaluate(list(files), target, estimators, **plain_options(**options))
 
 
 def run_rank(data: Any, targets: Any, **options: Any) -> Any:
     options.setdefault("held_out", False)
-    return ope_gym.rank(data, targets, **library_options(options))
+    return ope_gym.rank(data, targets, **plain_options(**options))
 
 
 def run_leave_one_out(data: Any, **options: Any) -> Any:
-    return ope_gym.leave_one_policy_out(data, **library_options(options))
+    return ope_gym.leave_one_policy_out(data, **plain_options(**options))
 
 
 def run_contributions(data: Any, target: Any, **options: Any) -> Any:
     options.setdefault("held_out", False)
-    return ope_gym.contributions(data, target, **library_options(options))
+    return ope_gym.contributions(data, target, **plain_options(**options))
 
 
 def run_needed(data: Any, target: Any, standard_error: float, **options: Any) -> Any:
     options.setdefault("held_out", False)
-    return ope_gym.episodes_needed(data, target, standard_error, **library_options(options))
+    return ope_gym.episodes_needed(data, target, standard_error, **plain_options(**options))
 
 
 def run_overlap(data: Any, target: Any) -> Any:

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from ope_gym.estimators.control_variates import (
     Controlled,
     control_variates,
-    last_log_probs,
     mixture_ratios,
 )
-from ope_gym.estimators.table import column_sums
+from ope_gym.estimators.run import sum_arrays
 from ope_gym.inference.errors import standard_error
-from ope_gym.weights.formula import log_weights
+from ope_gym.weights.formula import log_weights, path_log_probs
 from studies import oracle
 from tests import builders, reference, small_mdps
 from tests.reference import Data
@@ -43,16 +42,16 @@ class Blocks:
 def parts_of(data: Data, gamma: float = 0.9) -> tuple[Array, Array, Array]:
     """Terms of FIS, ratios of the behaviours, last log weights."""
     log_w = log_weights(*data[:3], data.offsets, ["fused"])["fused"]
-    psi = column_sums(log_w, data.rewards, data.offsets, gamma, None).psi
+    psi = sum_arrays(log_w, data.rewards, data.offsets, gamma).psi
     counts = np.bincount(data.behaviour_ids, minlength=len(data.behaviour_log_probs))
-    ratios = mixture_ratios(last_log_probs(data.behaviour_log_probs, data.offsets), counts)
+    ratios = mixture_ratios(path_log_probs(data.behaviour_log_probs, data.offsets), counts)
     return psi, ratios, log_w[data.offsets[1:] - 1]
 
 
 # --- the controls -----------------------------------------------------------------------------
 
 
-def test_last_log_probs_in_blocks_are_the_sums_of_plain_loops(
+def test_path_log_probs_in_blocks_are_the_sums_of_plain_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = builders.recorded(0, (5, 3, 8), horizon=9).arrays
@@ -62,9 +61,9 @@ def test_last_log_probs_in_blocks_are_the_sums_of_plain_loops(
     ]
     monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 30)
     source = Blocks(data.behaviour_log_probs)
-    np.testing.assert_allclose(last_log_probs(source, data.offsets), np.transpose(want), rtol=1e-13)
+    np.testing.assert_allclose(path_log_probs(source, data.offsets), np.transpose(want), rtol=1e-13)
     assert source.asked > 3
-    again = last_log_probs(data.behaviour_log_probs, data.offsets)
+    again = path_log_probs(data.behaviour_log_probs, data.offsets)
     np.testing.assert_allclose(again, np.transpose(want), rtol=1e-13)
 
 

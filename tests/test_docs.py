@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import ope_gym
-from ope_gym.__main__ import _parser
+from ope_gym.cli import make_parser
 from ope_gym.data.blocks import MAGIC
 from ope_gym.inference import diagnostics, intervals, regimes
 from ope_gym.policies import POLICY_KINDS
@@ -156,7 +156,7 @@ def test_commands_exist() -> None:
         program, arguments = Path(words[0]).name, words[1:]
         try:
             if program == "python" and arguments[:2] == ["-m", "ope_gym"]:
-                _parser().parse_args(arguments[2:])
+                make_parser().parse_args(arguments[2:])
             elif program == "python" and arguments[0] != "-m":
                 check_script(arguments[0], arguments[1:])
             elif program == "pip":
@@ -208,7 +208,7 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     text = text_of("trust")
     for regime in regimes.REGIMES:
         assert re.search(rf"^\| {regime} \|", text, re.M), regime
-    for method in intervals.METHODS:
+    for method in intervals.KINDS:
         assert re.search(rf"^\| `?{method}`? ", text, re.M), method
     assert f"| ESS | below {diagnostics.AMBER_ESS:g}," in text
     assert f"| ESS | below {diagnostics.GREEN_ESS:g} |" in text

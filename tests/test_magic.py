@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym.estimators.magic import Magic, blend, bootstrap_magic, distance, magic, spread_cuts
-from ope_gym.estimators.table import column_sums, moments
+from ope_gym.estimators import run as engine
+from ope_gym.estimators.magic import Magic, blend, bootstrap_magic, distance, mix, spread_cuts
+from ope_gym.estimators.reductions import Column, Replicates, StepSums, Weighted
+from ope_gym.estimators.weighted import Setting
+from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import standard_error
-from ope_gym.inference.intervals import Interval, Resamples, ess_t
+from ope_gym.inference.intervals import Interval, ess_t
 from ope_gym.models.base import Baseline
 from ope_gym.weights.formula import log_weights
 from tests import builders, reference, small_mdps
@@ -43,9 +46,33 @@ def weights_of(data: Data, scheme: str = "fused") -> Array:
 def on_weights(
     log_w: Array, residuals: Array, data: Data, q: Baseline, cap: float | None = None
 ) -> Magic:
-    columns = column_sums(log_w, residuals, data.offsets, GAMMA, cap)
     start = q.at_start(data.offsets)
-    return magic(log_w, residuals, data.offsets, GAMMA, start, data.behaviour_ids, columns)
+    return magic(log_w, residuals, data.offsets, GAMMA, start, data.behaviour_ids, cap=cap)
+
+
+def magic(
+    log_w: Array,
+    residuals: Array,
+    offsets: NDArray[np.int64],
+    gamma: float,
+    start: Array,
+    strata: NDArray[np.int64],
+    *,
+    cap: float | None = None,
+    cuts: NDArray[np.int64] | None = None,
+    interval: Interval | None = None,
+) -> Magic:
+    """Mix on any log weights, all trajectories in one chunk."""
+    chunk = Weighted(offsets, residuals, {"given": log_w}, residuals, start)
+    column = Column("given", cap, baseline=True)
+    request = StepSums(column, gamma)
+    columns = request.total(request.part(chunk)).columns
+    cuts = spread_cuts(columns.peak.size) if cuts is None else cuts
+    setting = Setting(start.size, strata, strata, np.bincount(strata), gamma, has_q=True)
+    mixing = mix(column, columns, start, cuts, setting, interval=interval)
+    (found,) = engine.run([mixing], engine.reduce_chunk(chunk))
+    assert isinstance(found, Magic)
+    return found
 
 
 # --- the slow reference ---------------------------------------------------------------------
@@ -110,8 +137,7 @@ def test_the_ends_are_the_direct_method_and_wdr() -> None:
     data, q = ragged(3)
     log_w, residuals = weights_of(data), q.residuals(data.rewards, data.offsets, GAMMA)
     got = run(data, q)
-    columns = column_sums(log_w, residuals, data.offsets, GAMMA, None)
-    wdr = moments(log_w, residuals, data.offsets, GAMMA, columns, normalised=True)
+    wdr = engine.weigh_arrays(log_w, residuals, data.offsets, GAMMA, normalised=True)
     start = q.at_start(data.offsets)
     assert got.cuts[0] == -1
     assert got.parts[0] == pytest.approx(start.mean())
@@ -179,7 +205,6 @@ def test_bias_is_what_lies_outside_the_interval() -> None:
     data, q = ragged(6)
     narrow, log_w = Interval(0.0, 0.0, 0.5, "percentile"), weights_of(data)
     residuals = q.residuals(data.rewards, data.offsets, GAMMA)
-    columns = column_sums(log_w, residuals, data.offsets, GAMMA, None)
     got_magic = magic(
         log_w,
         residuals,
@@ -187,7 +212,6 @@ def test_bias_is_what_lies_outside_the_interval() -> None:
         GAMMA,
         q.at_start(data.offsets),
         data.behaviour_ids,
-        columns,
         interval=narrow,
     )
     np.testing.assert_allclose(got_magic.bias, got_magic.parts)
@@ -205,7 +229,6 @@ def test_cuts_rise_from_the_model_to_the_last_step(horizon: int) -> None:
 
 @pytest.mark.parametrize("cuts", [[-1], [0, 8], [-1, 4], [-1, 3, 3, 8]])
 def test_bad_cuts_are_refused(cuts: list[int]) -> None:
-    columns = column_sums(np.zeros(9), np.zeros(9), np.array([0, 9]), 1.0, None)
     with pytest.raises(ValueError, match="must rise from -1"):
         magic(
             np.zeros(9),
@@ -214,7 +237,6 @@ def test_bad_cuts_are_refused(cuts: list[int]) -> None:
             1.0,
             np.zeros(1),
             np.zeros(1, np.int64),
-            columns,
             cuts=np.array(cuts),
         )
     with pytest.raises(ValueError, match="count=1"):
@@ -237,31 +259,24 @@ def test_no_weights_or_no_known_error_is_nan() -> None:
 # --- bootstrap ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [1 << 22, 40])
-def test_replicates_are_the_estimator_on_drawn_episodes(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ope_gym.estimators.magic._COLUMNS", block)
+def test_replicates_are_the_estimator_on_weighted_episodes() -> None:
     data, q = ragged(8)
     log_w, residuals = weights_of(data), q.residuals(data.rewards, data.offsets, GAMMA)
     got, start = run(data, q), q.at_start(data.offsets)
-    columns = column_sums(log_w, residuals, data.offsets, GAMMA, None)
-    resamples = Resamples(data.behaviour_ids, 20, 0)
-    replicates = bootstrap_magic(
-        got, log_w, residuals, data.offsets, GAMMA, start, columns, resamples
-    )
-    sizes = np.bincount(data.behaviour_ids)
-    drawn = np.concatenate(list(resamples)) * math.lcm(*(int(size) - 1 for size in sizes))
-    for counts, replicate in zip(drawn, replicates, strict=True):
-        picks = np.repeat(np.arange(16), np.rint(counts).astype(int))
-        rows = np.concatenate([np.arange(data.offsets[j], data.offsets[j + 1]) for j in picks])
-        some = builders.pick(data, picks)
+    chunk = Weighted(data.offsets, residuals, {"given": log_w})
+    column = Column("given")
+    request = StepSums(column, GAMMA)
+    columns = request.total(request.part(chunk)).columns
+    draws = PoissonDraws(data.behaviour_ids, 20, 0)
+    replicates = Replicates(column, columns, draws)
+    means = replicates.total(replicates.part(chunk))
+    found = bootstrap_magic(got, means, draws.means(start), GAMMA)
+    for counts, replicate in zip(draws.factors(0, 16), found, strict=True):
         parts = np.array(
             [
-                start[picks].mean()
+                float(counts @ start / 16)
                 + sum(
-                    normalised_step(log_w[rows], residuals[rows], some.offsets, t)
-                    for t in range(cut + 1)
+                    weighted_step(log_w, residuals, data.offsets, t, counts) for t in range(cut + 1)
                 )
                 for cut in got.cuts
             ]
@@ -271,10 +286,12 @@ def test_replicates_are_the_estimator_on_drawn_episodes(
         assert replicate == pytest.approx(float(weights @ parts), rel=1e-9, abs=1e-12)
 
 
-def normalised_step(log_w: Array, pay: Array, offsets: NDArray[np.int64], t: int) -> float:
+def weighted_step(
+    log_w: Array, pay: Array, offsets: NDArray[np.int64], t: int, counts: Array
+) -> float:
     weight, paid = 0.0, 0.0
-    for begin, end in itertools.pairwise(offsets.tolist()):
-        w = math.exp(log_w[min(begin + t, end - 1)])
+    for count, (begin, end) in zip(counts, itertools.pairwise(offsets.tolist()), strict=True):
+        w = count * math.exp(log_w[min(begin + t, end - 1)])
         weight += w
         paid += w * pay[begin + t] if begin + t < end else 0.0
     return float(GAMMA**t * paid / weight)
@@ -301,8 +318,7 @@ def mean_squares(wrong: float, n: int, runs: int, seed: int) -> tuple[Array, Arr
         log_w = log_weights(np.log(aim), np.log([chance, chance]), ids, offsets, ["fused"])["fused"]
         q = Baseline(actions + (left - 1) * target + wrong * left, left * (target + wrong))
         residuals, start = q.residuals(rewards, offsets, 1.0), q.at_start(offsets)
-        columns = column_sums(log_w, residuals, offsets, 1.0, None)
-        got = magic(log_w, residuals, offsets, 1.0, start, ids, columns, cuts=np.arange(-1, 6))
+        got = magic(log_w, residuals, offsets, 1.0, start, ids, cuts=np.arange(-1, 6))
         squares += (np.array([got.parts[0], got.parts[-1], got.value]) - truth) ** 2
         weights += got.weights
     return squares / runs, weights / runs

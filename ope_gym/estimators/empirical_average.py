@@ -61,7 +61,7 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
     value, total = float(np.mean(worth[context])), weights.sum()
     if total == 0:  # as for weights: no estimate, not an estimate of 0
         value, influence = np.nan, np.full(n, np.nan)
-    largest = max(weights.max(), np.finfo(float).tiny)
+    largest = weights.max() if total > 0 else 1.0
     with np.errstate(divide="ignore"):
         log_last = np.log(weights)
     # residuals from a fitted mean are too small by (n - 1) / n; those of a single draw are 0

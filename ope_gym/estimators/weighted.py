@@ -29,7 +29,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[tuple[Reduction, ...], tuple[Any, ...], T]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Setting:
     """The facts that the estimators of one evaluation share; n trajectories, K behaviours.
 
@@ -41,7 +41,7 @@ class Setting:
         gamma: discount.
         cap: upper bound of the weights of capped estimators.
         has_q: whether there is a q model.
-        draws: of the bootstrap; known after the first pass, None without a bootstrap.
+        draws: of the bootstrap; None without one.
     """
 
     trajectories: int

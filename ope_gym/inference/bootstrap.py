@@ -1,11 +1,8 @@
 """A bootstrap that does not depend on how trajectories are cut into chunks.
 
-How often replicate b draws trajectory i is a Poisson number made from a hash of (seed, b,
-identity of i). The identity is a hash of the trajectory's content and of who recorded it; the j-th
-of several equal trajectories has its own, and since they are equal it does not matter which is the
-j-th. So neither the order of the trajectories nor their split into chunks changes a replicate, as
-long as the strata are the same (those of policies with one episode each follow the order of the
-policies), and policies differ in what is stored of them, or in attributes that are arrays.
+How often replicate b draws trajectory i is a Poisson number made from a hash of (seed, b, i). So
+the split of the trajectories into chunks changes no replicate, and two evaluations of the same
+trajectories with one seed share their draws.
 
 Inside each stratum the drawn numbers are scaled to the number n_k of its trajectories, as if n_k
 were drawn from it. If nothing is drawn from one, as can happen to a small one, the trajectory with
@@ -21,11 +18,9 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +28,12 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.errors import join_single
 
-HashArray = NDArray[np.uint64]
-
 _ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
 _SMALL = 32  # trajectories of a stratum up to which the rate of its draws is solved for
 
 
 @lru_cache(maxsize=1)
-def _limits() -> HashArray:
+def _limits() -> NDArray[np.uint64]:
     """(sizes, 18): a number of 53 bits below the j-th limit is at most j.
 
     By the size of the stratum, see `_rates`; the last row is of all larger ones.
@@ -69,60 +62,10 @@ def _rates() -> FloatArray:
     return np.append([0.0, 0.0, 0.0], high / sizes)
 
 
-def content_hashes(columns: Iterable[NDArray[Any]], offsets: IntArray) -> HashArray:
-    """(n,) hashes of the rows offsets[i]:offsets[i + 1] of all columns, whatever they hold."""
-    from ope_gym.inference.draw_kernels import absorb
-
-    hashes = np.diff(offsets).astype(np.uint64)
-    for column in columns:
-        absorb(_words(column), offsets, hashes)
-    return hashes
-
-
-def with_marks(hashes: HashArray, marks: HashArray) -> HashArray:
-    """(n,) hashes of both."""
-    from ope_gym.inference.draw_kernels import mix_all
-
-    return np.asarray(mix_all(hashes, marks), dtype=np.uint64)
-
-
-def identities(hashes: HashArray) -> HashArray:
-    """(n,) different ones for equal hashes: of each hash and how many like it came before."""
-    order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    fresh = np.append(True, ordered[1:] != ordered[:-1])
-    place = np.arange(hashes.size)
-    first = np.maximum.accumulate(np.where(fresh, place, 0))
-    earlier = np.empty(hashes.size, dtype=np.uint64)
-    earlier[order] = (place - first).astype(np.uint64)
-    return with_marks(hashes, earlier)
-
-
-def fingerprint(hashes: HashArray) -> tuple[float, ...]:
-    """Numbers in which all hashes take part, in order; exact, so equal for equal data."""
-    with np.errstate(over="ignore"):
-        total = np.sum(hashes * (np.arange(hashes.size, dtype=np.uint64) * 2 + 1), dtype=np.uint64)
-    return float(hashes.size), float(int(total) >> 32), float(int(total) & 0xFFFFFFFF)
-
-
-def _words(column: NDArray[Any]) -> HashArray:
-    """The bytes of each row, filled up to words of 64 bits: (S, m)."""
-    if column.dtype == object:
-        return np.array([[zlib.crc32(repr(row).encode())] for row in column], dtype=np.uint64)
-    rows = np.ascontiguousarray(column).reshape(len(column), -1)
-    if rows.itemsize * rows.shape[1] % 8:
-        width = -(-rows.itemsize * rows.shape[1] // 8) * 8
-        filled = np.zeros((len(rows), width), dtype=np.uint8)
-        filled[:, : rows.itemsize * rows.shape[1]] = rows.view(np.uint8)
-        rows = filled
-    return rows.view(np.uint64)
-
-
 class PoissonDraws:
     """The draws of all replicates, made again whenever they are needed.
 
     Args:
-        identities: (n,) of the trajectories.
         strata: (n,) stratum of each; single ones are joined to a neighbour.
         replicates: how many.
         seed: of the draws.
@@ -133,17 +76,19 @@ class PoissonDraws:
         drawn: (R, strata) how many each replicate draws; of none, what tells the one to be taken.
     """
 
-    def __init__(self, identities: HashArray, strata: IntArray, replicates: int, seed: int) -> None:
+    def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:
         from ope_gym.inference.draw_kernels import draw_strata
 
-        self.identities, self.strata, self.replicates = identities, join_single(strata), replicates
-        self.seed, self.first = seed, 0
-        counter = np.arange(replicates, dtype=np.uint64)
-        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)  # of a seed of any size
-        self._keys = with_marks(np.repeat(state, replicates), counter)
+        self.strata, self.replicates, self.seed, self.first = (
+            join_single(strata),
+            replicates,
+            seed,
+            0,
+        )
+        self._keys = np.random.SeedSequence(seed).generate_state(replicates, np.uint64)
         self.sizes = np.bincount(self.strata)
         self.drawn = np.full((replicates, self.sizes.size), np.iinfo(np.int64).min)
-        draw_strata(identities, self.strata, self._keys, _limits(), self._rows, self.drawn)
+        draw_strata(self.strata, self._keys, _limits(), self._rows, self.drawn)
 
     @property
     def _rows(self) -> IntArray:
@@ -153,7 +98,7 @@ class PoissonDraws:
     def part(self, episodes: slice) -> PoissonDraws:
         """The same draws of some trajectories in a row, with what belongs to their strata alone."""
         found = copy.copy(self)
-        found.first, found.identities = self.first + episodes.start, self.identities[episodes]
+        found.first = self.first + episodes.start
         used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
         found.sizes, found.drawn = self.sizes[used], self.drawn[:, used]
         return found
@@ -164,7 +109,7 @@ class PoissonDraws:
 
         found = np.empty((self.replicates, end - begin))
         scaled(
-            self.identities[begin:end],
+            self.first + begin,
             self.strata[begin:end],
             self._keys,
             _limits(),
@@ -178,7 +123,7 @@ class PoissonDraws:
     def pooled(self) -> PoissonDraws:
         """Return draws from all trajectories together, not inside strata."""
         one = np.zeros_like(self.strata)
-        return PoissonDraws(self.identities, one, self.replicates, self.seed)
+        return PoissonDraws(one, self.replicates, self.seed)
 
     def blocks(self, elements: int) -> Iterator[FloatArray]:
         """Yield (r, n) how much some replicates count each trajectory, `elements` at a time."""
@@ -274,3 +219,20 @@ class Replicated:
         """(R, T) sum w r / sum w; NaN where a step has no weight at all."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(self.sums[1] / self.sums[0])
+
+
+def fingerprint(
+    returns: FloatArray, log_probs: FloatArray, lengths: IntArray, ids: IntArray
+) -> tuple[float, ...]:
+    """Return sums in which all trajectories take part, in order: equal for equal data.
+
+    Rewards and lengths alone may agree by chance (CartPole pays 1); log-probabilities do not.
+
+    Args:
+        returns: (n,) sum of the rewards of each trajectory.
+        log_probs: (n,) sum of its logged log-probabilities.
+        lengths: (n,) its steps.
+        ids: (n,) its behaviour.
+    """
+    place = np.arange(lengths.size) + 0.5
+    return tuple(float(np.sum(place * x)) for x in (returns, log_probs, lengths, ids))

@@ -1,4 +1,4 @@
-"""Compiled loops of the bootstrap: hashes of trajectories, and Poisson numbers made from them.
+"""Compiled loops of the bootstrap: Poisson numbers made from a hash of replicate and trajectory.
 
 Importing this module imports numba; `ope_gym.inference.bootstrap` does so when it first draws.
 """
@@ -11,7 +11,6 @@ import numpy as np
 
 from ope_gym.kernels import compiled
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
@@ -25,30 +24,9 @@ def _mix(x: Any) -> Any:
 
 
 @compiled()
-def absorb(words: Any, offsets: Any, hashes: Any) -> None:
-    """Add the rows (S, m) of each trajectory to its hash (n,)."""
-    for i in range(offsets.size - 1):
-        h = hashes[i]
-        for row in range(offsets[i], offsets[i + 1]):
-            for j in range(words.shape[1]):
-                h = (h ^ words[row, j]) * _GOLDEN
-                h ^= h >> _31
-        hashes[i] = _mix(h + _GOLDEN)
-
-
-@compiled()
-def mix_all(hashes: Any, added: Any) -> Any:
-    """Hash of (hashes, added) (n,)."""
-    out = np.empty_like(hashes)
-    for i in range(hashes.size):
-        out[i] = _mix(hashes[i] ^ _mix(added[i] * _GOLDEN + _GOLDEN))
-    return out
-
-
-@compiled()
-def _uniform(identity: Any, key: Any) -> Any:
-    """53 bits."""
-    return _mix(identity ^ key) >> _11
+def _uniform(place: int, key: Any) -> Any:
+    """Return 53 random bits for a trajectory and a replicate."""
+    return _mix(np.uint64(place) ^ key) >> _11
 
 
 @compiled()
@@ -61,14 +39,12 @@ def _count(u: Any, limits: Any, row: int) -> int:
 
 
 @compiled()
-def draw_strata(
-    identities: Any, strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any
-) -> None:
+def draw_strata(strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any) -> None:
     """Write to (R, strata) how many each replicate draws; of none, -1 - the smallest u."""
     for b in range(keys.size):
-        for i in range(identities.size):
+        for i in range(strata.size):
             k = strata[i]
-            u = _uniform(identities[i], keys[b])
+            u = _uniform(i, keys[b])
             count = _count(u, limits, rows[k])
             if count > 0:
                 drawn[b, k] = max(drawn[b, k], 0) + count
@@ -78,7 +54,7 @@ def draw_strata(
 
 @compiled()
 def scaled(
-    identities: Any,
+    first: int,
     strata: Any,
     keys: Any,
     limits: Any,
@@ -89,9 +65,9 @@ def scaled(
 ) -> None:
     """Write to (R, n) by how much each replicate counts each trajectory."""
     for b in range(keys.size):
-        for i in range(identities.size):
+        for i in range(strata.size):
             k = strata[i]
-            u, total = _uniform(identities[i], keys[b]), drawn[b, k]
+            u, total = _uniform(first + i, keys[b]), drawn[b, k]
             if total > 0:
                 out[b, i] = sizes[k] * _count(u, limits, rows[k]) / total
             else:
