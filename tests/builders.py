@@ -189,7 +189,7 @@ def one_step(
 
 
 def value_of(name: str, data: Data, **options: Any) -> float:
-    return float(evaluate_log_probs(*data, estimators=name, **options)[name].value)
+    return float(evaluate_log_probs(*data, name, **plain_options(**options))[name].value)
 
 
 def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 0.0) -> None:

@@ -93,8 +93,9 @@ def test_the_order_of_trajectories_does_not_matter(method: str) -> None:
             assert a.value == pytest.approx(b.value, rel=1e-12)
             assert a.standard_error == pytest.approx(b.standard_error, rel=1e-12)
             np.testing.assert_allclose(a.influence[order], b.influence, rtol=1e-11, atol=1e-12)
-            assert a.interval.low == pytest.approx(b.interval.low, rel=1e-9)
-            assert a.interval.high == pytest.approx(b.interval.high, rel=1e-9)
+            if method in ("ess-t", "betting"):  # draws follow the order
+                assert a.interval.low == pytest.approx(b.interval.low, rel=1e-9)
+                assert a.interval.high == pytest.approx(b.interval.high, rel=1e-9)
 
 
 @every
@@ -187,7 +188,7 @@ def test_splitting_and_merging_changes_nothing() -> None:
         for part in parts:
             extended.extend(part)
         shuffled = whole.select(episodes=np.concatenate([order[0::2], order[1::2]]))
-        options: dict[str, Any] = {"gamma": 0.9, "interval": "percentile", "resamples": 20}
+        options: dict[str, Any] = {"gamma": 0.9, "interval": Bootstrap(20)}
         options["q_model"] = None  # the folds of a fitted one follow the order
         want = evaluate(shuffled, data.target, **options)
         assert_same(evaluate(rejoined, data.target, **options), want)
@@ -216,7 +217,7 @@ def test_saving_and_loading_changes_no_bit(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("method", ["ess-t", "betting"])  # draws know policies and observations
+@pytest.mark.parametrize("method", list(KINDS))
 def test_both_doors_give_the_same_bits(method: str) -> None:
     data = recorded(9)
     options = plain_options(gamma=0.97, cap=1.3, interval=method, **betting(data))
@@ -430,7 +431,7 @@ def test_partial_mixtures_are_used_or_refused(name: str) -> None:
         data.trajectories, data.target, estimators=name, weighting=Weighting(mixture="all")
     )
     if ESTIMATORS[name].method in ("control variates", "adaptive"):
-        with pytest.raises(ValueError, match=rf"'{name}', which needs .* mixture='all'"):
+        with pytest.raises(ValueError, match=rf"'{name}', which needs .*mixture='all'"):
             evaluate(
                 data.trajectories, data.target, estimators=name, weighting=Weighting(mixture=2)
             )
@@ -535,7 +536,7 @@ def test_a_new_estimator_is_a_line_and_a_new_scheme_a_function(
     got = evaluate(
         data.trajectories, data.target, estimators=["NOUCIS", "HIS"], weighting=Weighting(cap=1.2)
     )
-    want = reference.evaluate("optimal", data.arrays, normalised=True, weighting=Weighting(cap=1.2))
+    want = reference.evaluate("optimal", data.arrays, normalised=True, cap=1.2)
     assert got["NOUCIS"].value == pytest.approx(want.value, rel=1e-12)
     basic, fused = (
         np.concatenate(reference.log_weights(s, data.arrays)) for s in ("basic", "fused")

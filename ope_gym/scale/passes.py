@@ -8,7 +8,6 @@ of the job, and of nothing else: done twice, because a worker was lost, it gives
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,16 +26,9 @@ from ope_gym.arrays import (
     step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import Reduction, Weighted
-from ope_gym.inference import bootstrap
+from ope_gym.estimators.reductions import Arrays, Reduction, Weighted
 from ope_gym.models.base import Baseline, CrossFitted
-from ope_gym.policies import (
-    UNREGISTERED,
-    Policy,
-    UnavailablePolicy,
-    content_digest,
-    policy_to_arrays,
-)
+from ope_gym.policies import Policy
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
@@ -353,18 +345,17 @@ def _weighted(job: Job, item: Item) -> Iterator[Weighted]:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """The facts that verdicts and bootstraps need, over all episodes.
+    """The facts that verdicts need, over all episodes.
 
     Args:
-        hashes: (n,) of each episode's rewards and propensities.
-        identities: (n,) hashes of each episode's content and of who recorded it; None without a
-            bootstrap.
+        returns: (n,) sum of the rewards of each episode.
+        log_probs: (n,) sum of its logged log-probabilities, where they are known.
         propensities: checks of the recorded propensities against the policies.
         mismatch: in words, the first logged number that its policy contradicts; empty if none.
     """
 
-    hashes: bootstrap.HashArray
-    identities: bootstrap.HashArray | None
+    returns: FloatArray
+    log_probs: FloatArray
     propensities: PropensityReport
     mismatch: str
 
@@ -376,78 +367,34 @@ class Gathering:
     Args:
         target: the policy to evaluate.
         policies: how many policies are known.
-        marks: (K,) a number for each behaviour, for the bootstrap; None without one.
     """
 
     target: Policy
     policies: int
-    marks: bootstrap.HashArray | None = None
 
     def part(self, chunk: Weighted) -> _GatheredPart:
         """Look at the recorded episodes of a chunk."""
         seen: Recorded = chunk.episodes
         data = seen.data
-        sums = PropensitySums(self.target, self.policies)
-        sums.update(data, seen.behaviours, seen.groups)
-        hashes = bootstrap.content_hashes([data.rewards, data.log_probs], data.offsets)
-        found = _GatheredPart([hashes], [], sums, seen.mismatch)
-        if self.marks is not None:
-            columns = [*batches.leaves(data.observations), *batches.leaves(data.actions)]
-            columns += [data.rewards, data.log_probs]
-            whole = bootstrap.content_hashes(columns, data.offsets)
-            found.identities.append(bootstrap.with_marks(whole, self.marks[seen.behaviours.ids]))
-        return found
+        propensities = PropensitySums(self.target, self.policies)
+        propensities.update(data, seen.behaviours, seen.groups)
+        starts, logged = data.offsets[:-1], np.nan_to_num(data.log_probs)
+        sums = np.stack([np.add.reduceat(x, starts) for x in (data.rewards, logged)])
+        return _GatheredPart(Arrays(sums), propensities, seen.mismatch)
 
     def total(self, merged: _GatheredPart) -> Gathered:
         """Take everything together."""
-        identities = None
-        if merged.identities:
-            identities = bootstrap.identities(np.concatenate(merged.identities))
-        hashes = np.concatenate(merged.hashes)
-        return Gathered(hashes, identities, merged.propensities.finalise(), merged.mismatch)
+        returns, log_probs = merged.sums.joined()
+        return Gathered(returns, log_probs, merged.propensities.finalise(), merged.mismatch)
 
 
 @dataclass
 class _GatheredPart:
-    hashes: list[bootstrap.HashArray]
-    identities: list[bootstrap.HashArray]
+    sums: Arrays
     propensities: PropensitySums
     mismatch: str
 
     def merge(self, other: _GatheredPart) -> None:
-        self.hashes += other.hashes
-        self.identities += other.identities
+        self.sums.merge(other.sums)
         self.propensities.merge(other.propensities)
         self.mismatch = self.mismatch or other.mismatch
-
-
-def behaviour_marks(behaviours: Behaviours, policies: Sequence[Policy]) -> bootstrap.HashArray:
-    """(K,) a number that the content of each behaviour's policies decides, whatever their place."""
-    known = {int(k): _mark(policies[k]) for k in behaviours.policies}
-    found = [
-        known[plan[0][1]]
-        if len(plan) == 1
-        else _digest(repr([(step, known[policy]) for step, policy in plan]).encode())
-        for plan in behaviours.plans
-    ]
-    return np.array(found, dtype=np.uint64)
-
-
-def _mark(policy: Policy) -> int:
-    """Hash a policy's name and arrays; of an unregistered class, its attributes that are arrays."""
-    kind, arrays = policy_to_arrays(policy)
-    if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
-        values = getattr(policy, "__dict__", {})
-        arrays = {
-            name: x
-            for name, x in values.items()  # numbers may count calls
-            if isinstance(x, np.ndarray) and not x.dtype.hasobject
-        }
-    return int.from_bytes(content_digest(kind, arrays, 8), "little")
-
-
-def _digest(*words: bytes) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for word in words:
-        digest.update(word)
-    return int.from_bytes(digest.digest(), "little")
