@@ -112,7 +112,10 @@ def offsets_of(lengths: ArrayLike) -> IntArray:
     >>> offsets_of([2, 1]).tolist()
     [0, 2, 3]
     """
-    return np.append(0, np.cumsum(np.asarray(lengths, dtype=np.int64)))
+    sizes = np.asarray(lengths, dtype=np.int64)
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    sizes.cumsum(out=offsets[1:])
+    return offsets
 
 
 def step_numbers(offsets: IntArray) -> IntArray:

@@ -287,7 +287,7 @@ class TrajectoryBuffer(Viewable):
                 leaf.setflags(write=False)
         self._parts.append(part)
         self._n += n
-        self._latest = max(self._latest, int(np.where(clocks < 0, 0, clocks + sizes).max()))
+        self._latest = max(self._latest, int((clocks + sizes)[clocks >= 0].max(initial=0)))
         self._view = None
         self._join_small(n_steps)
         return steps

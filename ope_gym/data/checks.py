@@ -17,6 +17,7 @@ from ope_gym.data.schema import BY_EPISODE, COLUMNS, C, Column, Columns, Flags, 
 from ope_gym.data.spaces import Space, Where
 from ope_gym.policies import Policy, acts_unknown
 
+_BY_EPISODE = tuple(column for column in COLUMNS if column.per == "episode")
 CHANGES_NEED_A_CLOCK = (
     "an episode whose policy changes needs its start_clock and the clocks of all changes, since "
     "its behaviour is the sequence of policies it would have followed had it lasted"
@@ -296,11 +297,7 @@ def _why(log_prob: float) -> str:
 
 def check_by_episode(values: dict[str, Any], n: int) -> dict[str, Any]:
     """Return the columns of `n` episodes by name, copied; one value stands for all episodes."""
-    return {
-        column.name: _check_column(column, values[column.name], n)
-        for column in COLUMNS
-        if column.per == "episode"
-    }
+    return {column.name: _check_column(column, values[column.name], n) for column in _BY_EPISODE}
 
 
 def _check_column(column: Column, values: ArrayLike, n: int) -> NDArray[Any]:
