@@ -18,7 +18,7 @@ from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.rounds import stable_weights
-from studies.adaptive.study import EXACT, two_round_bias
+from studies.adaptive.exact import EXACT, two_round_bias
 from tests import builders, reference, small_mdps
 from tests.reference import Data
 

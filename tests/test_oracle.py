@@ -207,7 +207,7 @@ def test_alpha_ouis_limits() -> None:
 
 
 def test_optimal_alpha_names_an_uncovered_action() -> None:
-    with pytest.raises(ValueError, match=r"no behaviour takes action 1, .* probability 0\.5"):
+    with pytest.raises(ValueError, match=r"policy takes action 1, .* probability 0\.5"):
         oracle.optimal_alpha([[1.0, 0.0]], [0.5, 0.5], [1, 1], [0, 0])
     # A behaviour without draws covers nothing; an action worth nothing needs no cover.
     with pytest.raises(ValueError, match="action 1"):

@@ -1,8 +1,9 @@
-"""Each study in miniature, its exact claims, and a frame that neither workers nor kills change."""
+"""The harness of the studies: kept runs, claims, settings, the commands and the report."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -19,11 +20,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from studies import STUDIES, oracle
+from studies import STUDIES
 from studies.__main__ import main
-from studies.adaptive import study as adaptive
-from studies.bandit import integrals
-from studies.bandit import study as bandit
+from studies.adaptive.study import Adaptive
+from studies.bandit.study import Bandit
 from studies.harness.claims import (
     FAILS,
     HOLDS,
@@ -39,7 +39,7 @@ from studies.harness.report import read_results, write_report
 from studies.harness.runner import collect, conduct, label
 from studies.harness.seeds import seeds_of
 from studies.harness.study import Runs, Seeds, Study, Summary
-from studies.lemmas import study as lemmas
+from studies.lemmas.study import Lemmas
 from tests.test_architecture import imported, module_of, sources, tops
 
 ROOT = Path(__file__).parent.parent
@@ -162,12 +162,12 @@ def test_other_settings_do_not_overwrite_the_default(tmp_path: Path) -> None:
     assert (usual["label"], other["label"]) == ("coin", "coin-bias-0.6")
     assert json.loads((tmp_path / "coin.json").read_text(encoding="utf-8")) == usual
     assert (tmp_path / "coin-bias-0.6.png").exists()
-    assert label(bandit.Bandit(sizes=(50, 100))) == "bandit-sizes-_50_100"
-    assert len(label(bandit.Bandit(sizes=tuple(range(1, 60))))) <= 100
+    assert label(Bandit(sizes=(50, 100))) == "bandit-sizes-_50_100"
+    assert len(label(Bandit(sizes=tuple(range(1, 60))))) <= 100
 
 
 def test_the_fingerprint_is_of_what_makes_the_runs(tmp_path: Path) -> None:
-    text = Path(bandit.__file__).read_text(encoding="utf-8")
+    text = Path(inspect.getfile(Bandit)).read_text(encoding="utf-8")
     path = tmp_path / "bandit.py"
 
     def code(old: str, new: str) -> str:
@@ -179,8 +179,8 @@ def test_the_fingerprint_is_of_what_makes_the_runs(tmp_path: Path) -> None:
 
     usual = code("x", "x")
     assert code("Exact MSE × 1000, simulated in brackets.", "Other words.") == usual
-    assert code("MSE as a function of p.", "Another docstring.") == usual
-    assert code("grid[level] on", "grid[level] upwards") == usual
+    assert code("Compare the MSE of BIS, NIS", "Another docstring") == usual
+    assert code("# share of runs, besides the first", "# another comment") == usual
     assert code('side="right")', 'side="left")') != usual
     assert code("checks[row] = rng.random(3)", "checks[row] = rng.random()") != usual
     assert "def streams" not in usual
@@ -219,10 +219,10 @@ def test_impossible_numbers_are_refused(tmp_path: Path, wrong: dict[str, Any]) -
 
 def test_results_do_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on workers: test_a_killed_command_goes_on_where_it_was compares those."""
-    study = bandit.Bandit(sizes=(20, 50), probabilities=(0.1, 0.9, 1.0))
-    monkeypatch.setattr(bandit.Bandit, "chunk", 15)
+    study = Bandit(sizes=(20, 50), probabilities=(0.1, 0.9, 1.0))
+    monkeypatch.setattr(Bandit, "chunk", 15)
     large = collect(study, tmp_path / "large", runs=40, seed=1, progress=False)
-    monkeypatch.setattr(bandit.Bandit, "chunk", 7)
+    monkeypatch.setattr(Bandit, "chunk", 7)
     small = collect(study, tmp_path / "small", runs=40, seed=1, progress=False)
     for name in large:
         np.testing.assert_array_equal(large[name], small[name])
@@ -352,178 +352,6 @@ def test_one_kind_of_minus_and_none_before_zero() -> None:
     assert tidy("`--seed 1`, +0.10, −0.01") == "`--seed 1`, +0.10, −0.01"
 
 
-# --- exact integrals --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 2, 6])
-@pytest.mark.parametrize("seed", range(3))
-def test_integrals_are_the_sums_over_all_counts(n: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    policy, target = rng.dirichlet(np.ones(3), size=2)
-    given = (policy, n, target, rng.normal(size=3), rng.exponential(size=3))
-    _, _, _, mean, variance = given
-    for integral, weights in [
-        (integrals.moments_nis, lambda k: oracle.weights_nis(k, policy, target)),
-        (integrals.moments_optimal, lambda k: oracle.optimal_weights(k, mean, variance, target)),
-    ]:
-        found, summed = integral(*given), oracle.moments_by_enumeration(weights, *given)
-        for part in ("bias", "internal", "path"):
-            assert getattr(found, part) == pytest.approx(getattr(summed, part), rel=1e-9, abs=1e-11)
-
-
-def test_weight_given_a_count_is_the_mean_over_paths() -> None:
-    rng = np.random.default_rng(0)
-    policy, target = rng.dirichlet(np.ones(4), size=2)
-    others = np.delete(policy, 2) / (1 - policy[2])
-    counts = np.insert(rng.multinomial(7, others, size=20_000), 2, 3, axis=1)
-    seen = np.array([oracle.weights_nis(k, policy, target)[2] for k in counts])
-    mean, deviation = integrals.weight_nis_given_count(policy, 10, target, 2, 3)
-    assert abs(seen.mean() - mean) < 4 * deviation / math.sqrt(seen.size)
-    assert seen.std() == pytest.approx(deviation, rel=0.05)
-
-
-def test_a_ratio_that_can_be_undefined_is_refused() -> None:
-    with pytest.raises(ValueError, match="and no others"):
-        integrals.moments_nis(np.array([0.5, 0.5]), 3, np.array([1.0, 0.0]), *np.ones((2, 2)))
-
-
-# --- bandit -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def small_bandit() -> tuple[bandit.Bandit, Summary]:
-    study = bandit.Bandit(sizes=(50, 200), probabilities=(0.01, 0.4, 0.97, 1.0))
-    return study, study.summarise(study.run(seeds_of(0, (0, 4000))))
-
-
-def test_bandit_is_that_of_the_paper() -> None:
-    problem = bandit.Problem(20)
-    assert problem.policy.sum() == pytest.approx(1.0)
-    assert problem.target.sum() == pytest.approx(1.0)
-    assert problem.scale[19] == 0.0
-    assert (problem.scale[:9] == problem.scale[18:9:-1]).all()
-
-
-def test_vectorised_estimates_are_those_of_the_library() -> None:
-    study = bandit.Bandit(sizes=(5, 40), probabilities=(0.2, 1.0))
-    problem, rng = bandit.Problem(20), np.random.default_rng(0)
-    actions, luck = rng.choice(20, p=problem.policy, size=(6, 40)), rng.random((6, 40))
-    sizes, grid = np.array(study.sizes), np.array(study.probabilities)
-    counts, wins = bandit.tally(actions, luck, sizes, grid, 20)
-    values = bandit.estimates(problem, sizes, grid, counts, wins)
-    for r, i, j in np.ndindex(6, 2, 2):
-        rewards = problem.scale[actions[r]] * (luck[r] < grid[j]) / np.sqrt(grid[j])
-        n = sizes[i]
-        one = bandit.library(problem, float(grid[j]), actions[r, :n], rewards[:n])
-        np.testing.assert_allclose(values[r, :, i, j], one, rtol=1e-12, atol=1e-14)
-
-
-def test_claims_of_the_bandit(small_bandit: tuple[bandit.Bandit, Summary]) -> None:
-    study, summary = small_bandit
-    verdicts = [(claim.source, claim.verdict) for claim in study.claims(summary)[:-1]]
-    assert verdicts == [
-        ("section 2.2, i", HOLDS),
-        ("section 2.2, i", HOLDS),
-        ("our extension", FAILS),
-        ("section 2.2, ii", HOLDS),
-        ("section 2.2.1 and introduction", FAILS),
-        ("section 2.2, iii", HOLDS),
-        ("our extension", FAILS),
-        ("section 2.2", HOLDS),
-        ("our extension", FAILS),
-        ("table 1", HOLDS),
-    ]
-    check = {evidence.where: evidence.verdict for evidence in study.claims(summary)[-1].evidence}
-    assert FAILS not in check.values()
-    assert check["MSE of BIS"] == check["V_int of BIS, NIS, EA"] == HOLDS
-
-
-def test_the_library_checks_at_least_the_first_run() -> None:
-    study = bandit.Bandit(sizes=(20,), probabilities=(0.5, 1.0))
-    first, later = (study.summarise(study.run(seeds_of(0, (i, i + 1)))) for i in (0, 1))
-    assert first["library"][1] == 1
-    assert first["library"][0] < 1e-9
-    assert later["library"][1] == 0
-    assert study.claims(later)[-1].evidence[-1].verdict == UNDECIDED
-
-
-def test_curves_cross_where_the_exact_errors_are_equal(
-    small_bandit: tuple[bandit.Bandit, Summary],
-) -> None:
-    p = small_bandit[1]["crossings"]["EA, NIS"][0]
-    bias, internal, path = bandit.exact_moments(bandit.Problem(20), np.array([50]), np.array([p]))
-    mse = (bias**2 + internal + path)[:, 0, 0]
-    assert mse[1] == pytest.approx(mse[2], rel=1e-9)
-
-
-# --- lemmas -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def small_lemmas() -> tuple[lemmas.Lemmas, Summary]:
-    study = lemmas.Lemmas()
-    return study, study.summarise(study.run(seeds_of(0, (0, 60))))
-
-
-def test_claims_of_the_lemmas(small_lemmas: tuple[lemmas.Lemmas, Summary]) -> None:
-    study, summary = small_lemmas
-    verdicts = [claim.verdict for claim in study.claims(summary)]
-    assert verdicts == [HOLDS, FAILS, HOLDS, FAILS, HOLDS, FAILS, FAILS]
-    assert max(summary["gap"]) < 1e-9
-    assert summary["dominated"] == summary["problems"] == 60
-    assert [row["above"] for row in list(summary["multi_step"].values())[1:]] == [0, 0]
-
-
-def test_the_optimal_unbiased_estimator_is_not_optimal() -> None:
-    np.testing.assert_allclose(
-        lemmas.closed_forms(lemmas.EXAMPLE), [4 / 9, 0.0771, 0.16, 0.0], atol=5e-5
-    )
-
-
-def test_fused_weights_can_be_noisier_than_basic_ones_over_two_steps() -> None:
-    np.testing.assert_allclose(lemmas.step_variances(*lemmas.UNDONE), [1 / 3, 157 / 441])
-
-
-def test_rewards_of_random_steps_depend_on_the_prefix_alone() -> None:
-    for seed in range(5):  # else "only the last" and "one sign" would be no theorem
-        bis, fis = lemmas.random_steps(np.random.default_rng(seed))[1:].T
-        assert (fis <= bis).all()
-
-
-# --- adaptive ---------------------------------------------------------------------------------
-
-
-def test_stopping_at_the_first_zero_biases_the_average() -> None:
-    for ones in (0, 1, 5):
-        np.testing.assert_allclose(adaptive.stopped_estimates(ones), ones / (ones + 1))
-
-
-def test_exact_biases_of_the_two_round_example() -> None:
-    fixed = dict(zip(adaptive.EXACT, adaptive.two_round_bias(adaptive=False), strict=True))
-    learned = dict(zip(adaptive.EXACT, adaptive.two_round_bias(adaptive=True), strict=True))
-    assert [fixed[name] for name in ("BIS", "FIS", "OUIS")] == pytest.approx([0, 0, 0], abs=1e-15)
-    assert learned["BIS"] == pytest.approx(0.0, abs=1e-15)
-    assert learned["FIS"] == pytest.approx(-5 / 42)  # (5/14 + 17/42) / 2 − 1/2
-    assert learned["OUIS"] == pytest.approx(-1 / 5)
-    assert learned["NFIS"] == pytest.approx(-1 / 20)
-
-
-def test_claims_of_adaptive_data() -> None:
-    study = adaptive.Adaptive(stopped=50)
-    summary = study.summarise(study.run(seeds_of(0, (0, 40))))
-    verdicts = [claim.verdict for claim in study.claims(summary)]
-    assert verdicts[0] in (HOLDS, UNDECIDED)  # its series is exact, its simulation short
-    assert verdicts[1:6] == [FAILS, FAILS, HOLDS, FAILS, HOLDS]
-    assert FAILS not in verdicts[6:]
-    assert summary["stopped"]["series"][0] == pytest.approx(1 - math.log(2), abs=1e-15)
-    for name, in_sample, held_out in zip(
-        adaptive.LEARNED,
-        *(summary["learned"][key][0] for key in ("in_sample", "held_out")),
-        strict=True,
-    ):
-        assert in_sample > held_out, name
-
-
 # --- command and report -----------------------------------------------------------------------
 
 
@@ -587,8 +415,8 @@ def test_a_broken_result_is_named_and_left_out(
     (tmp_path / "adaptive.json").write_text("[]", encoding="utf-8")
     assert write_report(tmp_path, tmp_path / "page.md") == ["lemmas"]
     said = capsys.readouterr().err
-    assert f"{tmp_path / 'bandit.json'} is no result" in said
-    assert f"{tmp_path / 'adaptive.json'} is no result" in said
+    assert f"{tmp_path / 'bandit.json'} is not the result" in said
+    assert f"{tmp_path / 'adaptive.json'} is not the result" in said
 
 
 def test_command_writes_the_report_beside_the_results(
@@ -608,7 +436,7 @@ def test_command_writes_the_report_beside_the_results(
 
 @pytest.mark.parametrize(
     "study",
-    [bandit.Bandit(sizes=(50,), probabilities=(0.5, 1.0)), lemmas.Lemmas(), adaptive.Adaptive()],
+    [Bandit(sizes=(50,), probabilities=(0.5, 1.0)), Lemmas(), Adaptive()],
 )
 def test_a_single_run_leaves_what_is_simulated_undecided(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

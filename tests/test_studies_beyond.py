@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ope_gym import Policy, Trajectories, Uniform, evaluate, models
-from studies.beyond import study as beyond
-from studies.beyond.study import NAMES, Beyond, Mistaken
+from studies.beyond.cases import GRID_Q, Mistaken, cases, grid_q
+from studies.beyond.study import NAMES, Beyond
 from studies.cartpole.study import CartPole
 from studies.harness import small_grid
 from studies.harness.registry import load_study
@@ -20,16 +20,16 @@ from studies.harness.seeds import seeds_of
 def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
     """Two regimes of the grid, few rollouts, and a linear model in the place of the slow one."""
     regimes = [r for r in small_grid.grid() if r.horizon == 3][:2]
-    monkeypatch.setattr(beyond, "grid", lambda seed: regimes)
-    monkeypatch.setattr(beyond, "CartPole", partial(CartPole, rollouts=6))
+    monkeypatch.setattr("studies.beyond.cases.grid", lambda seed: regimes)
+    monkeypatch.setattr("studies.beyond.study.CartPole", partial(CartPole, rollouts=6))
     monkeypatch.setattr(models, "DynamicsQ", models.LinearQ)
     return Beyond(truth_rollouts=1000, every=2)
 
 
 def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
     runs = small.run(seeds_of(0, (0, 3), small.name))
-    cases = beyond.cases()
-    assert runs["values"].shape == (3, len(cases), len(NAMES)) == (3, 9 + 2 * 4, len(NAMES))
+    count = len(cases())
+    assert runs["values"].shape == (3, count, len(NAMES)) == (3, 9 + 2 * 4, len(NAMES))
     assert np.all(np.isfinite(runs["values"][::2]))
     assert np.all((runs["c"][::2] >= 0) & (runs["c"][::2] <= 1))
     assert np.all(np.isfinite(runs["values"][1, :4]))  # the linear q in every run
@@ -45,7 +45,7 @@ def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
     assert ratio[9, auto] == pytest.approx(np.sqrt(by_hand))
     squares = errors[:, 0] ** 2 - runs["noise"][:, 0, None]
     assert summary["rmse"][0][nfis] == pytest.approx(np.sqrt(squares.mean(axis=0)[nfis]))
-    assert summary["runs"] == [3] * 4 + [2] * (len(cases) - 4)
+    assert summary["runs"] == [3] * 4 + [2] * (count - 4)
     claims = small.claims(summary)
     assert all(claim.source == "beyond the paper" for claim in claims)
     assert {claim.with_runs(3).verdict for claim in claims} == {"undecided"}
@@ -65,8 +65,8 @@ def test_the_exact_q_is_the_truth_and_the_wrong_one_is_not() -> None:
     regime = next(r for r in small_grid.grid() if r.horizon == 8)
     data, target, truth = regime.simulate(np.random.default_rng(1))
     found = {
-        q: evaluate(data, target, estimators=["DM"], q_model=beyond._grid_q(q, regime, data))["DM"]
-        for q in beyond.GRID_Q
+        q: evaluate(data, target, estimators=["DM"], q_model=grid_q(q, regime, data))["DM"]
+        for q in GRID_Q
     }
     exact = found["exact q"]
     assert exact.value == pytest.approx(truth, abs=4 * exact.standard_error)

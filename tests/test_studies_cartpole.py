@@ -17,6 +17,7 @@ from studies.cartpole import simulation
 from studies.cartpole import study as cartpole
 from studies.harness import errors
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED
+from studies.harness.markdown import amount
 from studies.harness.registry import load_study
 from studies.harness.runner import conduct
 from studies.harness.seeds import seeds_of, streams
@@ -295,4 +296,4 @@ def test_streams_are_independent_of_what_was_drawn_before() -> None:
     ("value", "text"), [(1290.4, "1290"), (-0.01234, "−0.0123"), (math.nan, "undefined")]
 )
 def test_amounts_have_no_exponent(value: float, text: str) -> None:
-    assert errors.amount(value) == text
+    assert amount(value) == text

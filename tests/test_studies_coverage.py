@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ope_gym import ESTIMATORS, evaluate
+from ope_gym import evaluate
 from studies.coverage import intervals as coverage_intervals
 from studies.coverage.claims import coverage_claims
-from studies.coverage.intervals import KINDS, Found, all_intervals, hcope, hcope_lower, known
-from studies.coverage.study import Coverage
+from studies.coverage.intervals import KINDS, Found, all_intervals, hcope, hcope_lower
+from studies.coverage.study import NAMES, Coverage
 from studies.harness import small_grid
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED
 from studies.harness.registry import load_study
@@ -240,11 +240,6 @@ def test_undefined_intervals_neither_hold_nor_miss_and_empty_ones_miss() -> None
     assert np.isnan(width[0, 1:]).all()
 
 
-def test_names_that_the_library_lacks_are_left_out() -> None:
-    assert known(["NFIS", "no such thing", "BIS"]) == ["NFIS", "BIS"]
-    assert set(known(list(ESTIMATORS))) == set(ESTIMATORS)
-
-
 # --- the study --------------------------------------------------------------------------------
 
 
@@ -273,8 +268,7 @@ def test_the_study_in_miniature(tmp_path: Path) -> None:
 def test_the_numbers_of_the_summary_are_plain_means() -> None:
     """Two runs, with holes, of what a run gives."""
     study, rng = Coverage(cartpole=2), np.random.default_rng(0)
-    names = known(("BIS", "NBIS", "FIS", "NFIS", "auto"))
-    shape = (2, 3, 48, len(names), len(KINDS))
+    shape = (2, 3, 48, len(NAMES), len(KINDS))
     holds, width = rng.integers(0, 2, shape).astype(float), rng.uniform(1, 2, shape)
     holds[:, :, ::2] = math.nan  # regimes that no run took
     holds[0, 0, 1, 0, 1] = math.nan  # an undefined interval
@@ -306,15 +300,15 @@ def test_the_numbers_of_the_summary_are_plain_means() -> None:
 
 
 def test_claims_follow_the_numbers() -> None:
-    names, kinds = ["BIS", "NBIS", "FIS", "NFIS"], list(KINDS)
+    names, kinds = list(NAMES), list(KINDS)
 
     def summary(coverage: float, betting: float, ratio: float) -> dict[str, object]:
-        table = np.full((4, len(kinds)), coverage)
+        table = np.full((len(names), len(kinds)), coverage)
         table[:, kinds.index("betting")] = betting
-        error = np.full((4, len(kinds)), 0.004)
+        error = np.full((len(names), len(kinds)), 0.004)
         part = {"coverage": table, "error": error, "width": table, "lowest": table}
-        both = {"gain": [np.full(4, 0.02), np.full(4, 0.004)]}
-        both["ratio"] = [np.full(4, ratio), np.full(4, 0.01)]
+        both = {"gain": [np.full(len(names), 0.02), np.full(len(names), 0.004)]}
+        both["ratio"] = [np.full(len(names), ratio), np.full(len(names), 0.01)]
         return {
             "runs": 100,
             "level": 0.95,

@@ -1,4 +1,4 @@
-"""What section 3.3 says of dependent policies, and what follows when the target is learned."""
+"""Judge what section 3.3 says about dependent policies, and add targets that are learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SOURCE = "section 3.3"
 
 
 def adaptive_claims(summary: Summary) -> list[Claim]:
-    """Section 3.3, and what it leaves out."""
+    """Return the claims of section 3.3, and of targets learned from the data."""
     return [*_stopped(summary), *_unbiased(summary), *_learned(summary)]
 
 

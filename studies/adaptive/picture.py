@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def adaptive_figure(summary: Summary) -> Figure:
-    """Biases: stop at the first zero, the two-round example, a target learned from the data."""
+    """Draw biases: act less after a 0, the two-round example, a target learned from the data."""
     figure = new_figure(12.5, 4.2)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1.2, 1.5])
     rounds = summary["soft_stop"]["rounds"]

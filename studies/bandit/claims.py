@@ -1,20 +1,20 @@
-"""What the paper says of its bandit, and what the exact curves and the simulation say."""
+"""Judge what the paper says about its bandit by exact curves and the simulation."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from studies.bandit.simulation import NAMES
 from studies.harness.claims import CLOSE, ENTRY, FAILS, HOLDS, ROUNDING, Claim, Evidence, agreement
 from studies.harness.markdown import amount, number
 from studies.harness.study import Summary
 
-_NAMES = ("BIS", "NIS", "EA", "ω*")
 _BIS, _NIS, _EA, _BEST = range(4)
 _SECTION = "section 2.2"
 
 
 def bandit_claims(summary: Summary) -> list[Claim]:
-    """Section 2.2, i to iii, table 1, the check, and how far the statements reach."""
+    """Return the claims of section 2.2 and table 1, with extensions and a check."""
     return [
         *_low_variance(summary),
         *_high_variance(summary),
@@ -26,9 +26,9 @@ def bandit_claims(summary: Summary) -> list[Claim]:
 
 
 def _difference(summary: Summary, larger: str, smaller: str, j: int) -> tuple[Evidence, ...]:
-    """MSE(larger) − MSE(smaller) at the j-th p, for each N: simulated and exact."""
+    """Return MSE(larger) − MSE(smaller) at the j-th p for each N, simulated and exact."""
     exact = np.array(summary["exact_mse"])
-    exact = exact[_NAMES.index(larger)] - exact[_NAMES.index(smaller)]
+    exact = exact[NAMES.index(larger)] - exact[NAMES.index(smaller)]
     mean, error = np.array(summary["differences"][f"{larger} - {smaller}"], dtype=np.float64)
     p = summary["probabilities"][j]
     return tuple(
@@ -38,7 +38,7 @@ def _difference(summary: Summary, larger: str, smaller: str, j: int) -> tuple[Ev
 
 
 def _close(summary: Summary, estimator: int, j: int) -> tuple[Evidence, ...]:
-    """MSE over the MSE of the optimal weights at the j-th p, for each N."""
+    """Return the MSE over that of the optimal weights at the j-th p, for each N."""
     mse, p = np.array(summary["exact_mse"]), summary["probabilities"][j]
     rows = []
     for i, n in enumerate(summary["sizes"]):
@@ -80,7 +80,7 @@ def _low_variance(summary: Summary) -> list[Claim]:
 
 
 def _limit_of_optimum(summary: Summary) -> str:
-    """Two effects apart: actions never drawn, and what ω* tends to."""
+    """Explain the ratio by two effects: actions never drawn, and the limit of ω*."""
     p = np.array(summary["curves"]["p"])[:-1]
     bias, internal, path = np.array(summary["curves"]["moments"])[..., :-1]
     at = int(np.argmin(np.abs(p - 0.9)))
@@ -236,7 +236,7 @@ def _simulation(summary: Summary) -> Claim:
         (
             *(
                 agreement(f"MSE of {name}", mse[z], np.array(summary["exact_mse"])[z], error[z])
-                for z, name in enumerate(_NAMES)
+                for z, name in enumerate(NAMES)
             ),
             agreement("V_int of BIS, NIS, EA", internal[0], exact_internal, internal[1]),
             agreement("V_path of BIS, NIS", path[0, :2], exact_path[:2], path[1, :2]),

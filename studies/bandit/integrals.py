@@ -1,4 +1,4 @@
-"""Exact moments of ratios of counts, as integrals over one variable.
+"""Compute exact moments of ratios of counts as integrals over one variable.
 
 A sum D = Σ_i x(a_i) over n draws from π has E[e^(−sD)] = φ(s)^n, φ(s) = Σ_a π(a) e^(−s x(a)), and
 1/D = ∫ e^(−sD) ds, 1/D² = ∫ s e^(−sD) ds: the moments of normalised importance sampling and of the
@@ -21,7 +21,7 @@ _LENGTHS = _STEP * _NODES  # ds
 def moments_nis(
     policy: FloatArray, n: int, target: FloatArray, mean: FloatArray, variance: FloatArray
 ) -> Moments:
-    """Bias, V_int and V_path of normalised importance sampling from n draws of one policy.
+    """Return bias, V_int and V_path of normalised importance sampling from n draws of one policy.
 
     With w = π_e / π: E[Σ w r̄ / D] = ∫ n A φ^(n−1) ds, A = E[w r̄ e^(−sw)], its square from
     ∫ s (n B φ^(n−1) + n (n−1) A² φ^(n−2)) ds, B = E[w² r̄² e^(−sw)], and V_int = ∫ s n C φ^(n−1) ds,
@@ -29,8 +29,8 @@ def moments_nis(
 
     Args:
         policy: (A,) π, positive where the target is.
-        n: draws.
-        target: (A,) π_e, positive where the policy is: else the ratio can be 0 / 0.
+        n: number of draws.
+        target: (A,) π_e, positive where the policy is: otherwise the ratio can be 0 / 0.
         mean: (A,) r̄.
         variance: (A,) V.
     """
@@ -50,7 +50,7 @@ def moments_nis(
 def moments_optimal(
     policy: FloatArray, n: int, target: FloatArray, mean: FloatArray, variance: FloatArray
 ) -> Moments:
-    """Bias, V_int and V_path of the weights ω* of least MSE, which know r̄ and V.
+    """Return bias, V_int and V_path of the weights ω* of least MSE, which know r̄ and V.
 
     With C = Σ_a k r̄² / V the conditional mean is J C / (1 + C), and the variance J² C / (1 + C)².
     """
@@ -68,7 +68,7 @@ def moments_optimal(
 def weight_nis_given_count(
     policy: FloatArray, n: int, target: FloatArray, action: int, count: int
 ) -> tuple[float, float]:
-    """Mean and standard deviation of ω_NIS(action) over paths that have the action `count` times.
+    """Return mean and deviation of ω_NIS(action) over paths that have the action `count` times.
 
     ω = (k / π) / (k π_e / π + D), D the sum of w over the other n − k draws.
     """

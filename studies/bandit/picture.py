@@ -19,7 +19,7 @@ _SEEN = (3e-7, 0.06)  # range of the axes of MSEs and variances
 
 
 def bandit_figure(summary: Summary) -> Figure:
-    """MSE, and V_int and V_path, against p for each N; below the weights of table 1."""
+    """Draw MSE, V_int and V_path against p for each N, and below the weights of table 1."""
     sizes = summary["sizes"]
     figure = new_figure(3.0 * max(len(sizes), 3), 11.0)
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 1.1], squeeze=False)[:, 0]
@@ -68,6 +68,7 @@ def bandit_figure(summary: Summary) -> Figure:
 
 
 def _weights(axes: Sequence[Axes], summary: Summary) -> None:
+    """Draw the weights of table 1, one panel for each probability of the target."""
     ratio = np.linspace(0.3, 2.3, 100)
     for ax, mass in zip(axes, (0.01, 0.5, 0.99), strict=True):
         entry = {0.01: ratio, 0.5: 2 / (1 + 1 / ratio), 0.99: np.ones_like(ratio)}[mass]

@@ -1,25 +1,23 @@
-"""Figure 1 and table 1: one behaviour, K = 20 scaled Bernoulli actions; BIS, NIS, EA and ω*.
+"""Reproduce figure 1 and table 1: one behaviour policy, 20 scaled Bernoulli actions.
 
-r = Z / √p with probability p, else 0: r̄² = p Z², V = (1 − p) Z², so p is r̄² / (r̄² + V). All four
-have exact moments; the simulation checks them. It computes the estimators from counts, since a call
-of the library for each of half a million data sets would take hours; the library does some of them
-again, and must find the same.
+A reward is Z / √p with probability p, else 0: r̄² = p Z² and V = (1 − p) Z², so that p is
+r̄² / (r̄² + V). The moments of BIS, NIS, EA and ω* are exact; the simulation checks them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ope_gym import SoftmaxLinear, Trajectories, evaluate
 from ope_gym.arrays import FloatArray, IntArray
-from studies import oracle
 from studies.bandit.claims import bandit_claims
-from studies.bandit.integrals import moments_nis, moments_optimal, weight_nis_given_count
+from studies.bandit.exact import crossings, exact_moments, table_1, unit_moments
+from studies.bandit.simulation import NAMES, Problem, estimates, given_counts, library, tally
 from studies.harness.errors import mean_and_error
-from studies.harness.markdown import number
+from studies.harness.markdown import number, table
 from studies.harness.study import Runs, Seeds, Study, Summary
 
 if TYPE_CHECKING:
@@ -27,42 +25,12 @@ if TYPE_CHECKING:
 
     from studies.harness.claims import Claim
 
-NAMES = ("BIS", "NIS", "EA", "ω*")
 CHECKED = 0.02  # share of runs, besides the first, that the library does again in part
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The bandit of section 2.3, Z(K) = Z(0) = 0.
-
-    >>> Problem(20).scale[[0, 9, 18, 19]]
-    array([0.05, 0.5 , 0.05, 0.  ])
-    """
-
-    actions: int
-
-    @property
-    def policy(self) -> FloatArray:
-        """(A,) π(i) = 2 i / (K (K + 1))."""
-        return 2.0 * np.arange(1, self.actions + 1) / (self.actions * (self.actions + 1))
-
-    @property
-    def target(self) -> FloatArray:
-        """(A,) 0.475 for the actions K/2 and K, the rest shared."""
-        probs = np.full(self.actions, 0.05 / (self.actions - 2))
-        probs[[self.actions // 2 - 1, self.actions - 1]] = 0.475
-        return probs
-
-    @property
-    def scale(self) -> FloatArray:
-        """(A,) Z(i) = i / K up to K/2, then Z(K − i)."""
-        i = np.arange(1, self.actions + 1)
-        return np.asarray(np.minimum(i, self.actions - i) / self.actions)
-
-
-@dataclass(frozen=True)
 class Bandit(Study):
-    """MSE as a function of p."""
+    """Compare the MSE of BIS, NIS, EA and ω* as a function of p."""
 
     name: ClassVar[str] = "bandit"
     title: ClassVar[str] = "bandit: one behaviour, 20 actions (figure 1, table 1)"
@@ -84,7 +52,11 @@ class Bandit(Study):
             raise ValueError(f"probabilities={list(grid)} must be above 0, up to 1, ascending")
 
     def run(self, seeds: Seeds) -> Runs:
-        """Errors (R, 4, N, p); means and V_int given counts (R, 3, N) at Z; all actions drawn."""
+        """Return errors (R, 4, N, p), and what the counts alone say at r̄ = Z and V = Z².
+
+        These are means and variances given the counts (R, 3, N), and whether every action was drawn
+        (R, N). `library` (R,) is the largest difference from the library where a run checks it.
+        """
         problem, sizes, grid = self._grids()
         policy, top = problem.policy, int(sizes[-1])
         actions, luck = np.empty((len(seeds), top), dtype=np.int64), np.empty((len(seeds), top))
@@ -117,7 +89,7 @@ class Bandit(Study):
         return Problem(self.actions), np.array(self.sizes), np.array(self.probabilities)
 
     def summarise(self, runs: Runs) -> Summary:
-        """Simulated and exact MSE, V_int, V_path; where curves cross; table 1."""
+        """Return simulated and exact MSE, V_int and V_path, crossings of curves, and table 1."""
         problem, sizes, grid = self._grids()
         squares = runs["errors"] ** 2
         exact = exact_moments(problem, sizes, grid)
@@ -151,55 +123,67 @@ class Bandit(Study):
         }
 
     def claims(self, summary: Summary) -> list[Claim]:
-        """Section 2.2, i to iii, and what the exact curves say of the rest."""
+        """Judge section 2.2, table 1, and how far their statements reach."""
         return bandit_claims(summary)
 
     def table(self, summary: Summary) -> str:
-        """MSE by N and p, where the curves cross, and table 1."""
-        grid, mse = summary["probabilities"], summary["exact_mse"]
-        lines = [
-            "Exact MSE × 1000, simulated in brackets.",
-            "",
-            "| N | p | BIS | NIS | EA | ω* |",
-            "|---|---|---|---|---|---|",
-        ]
-        for i, n in enumerate(summary["sizes"]):
-            for j in sorted({0, len(grid) // 4, len(grid) // 2, len(grid) - 2, len(grid) - 1}):
-                pairs = [(mse[z][i][j], summary["mse"][z][i][j]) for z in range(4)]
-                cells = [f"{_thousandths(exact)} ({_thousandths(seen)})" for exact, seen in pairs]
-                lines.append(f"| {n} | {grid[j]:g} | {' | '.join(cells)} |")
-        lines += [
-            "",
-            "The p at which two curves cross; the first is better above it.",
-            "",
-            "| N | EA, BIS | EA, NIS | NIS, BIS |",
-            "|---|---|---|---|",
-        ]
-        for i, n in enumerate(summary["sizes"]):
-            found = [summary["crossings"][key][i] for key in ("EA, BIS", "EA, NIS", "NIS, BIS")]
-            lines.append(f"| {n} | {' | '.join(_crossing(p) for p in found)} |")
-        lines += [
-            "",
-            "Table 1: the weight that NIS gives to an action, over paths that have it "
-            "k times (exact mean ± standard deviation), beside the paper's entry.",
-            "",
-            "| N | π_test | k / (π N) | paper's entry | its approximation | ω_NIS |",
-            "|---|---|---|---|---|---|",
-        ]
-        for row in summary["table_1"]:
-            if row["n"] in (summary["sizes"][0], summary["sizes"][-1]):
-                lines.append(
-                    f"| {row['n']} | {row['target']:g} | {row['ratio']:.2f} | "
-                    f"{row['entry']:.3f} | {row['formula']:.3f} | "
-                    f"{row['mean']:.3f} ± {row['deviation']:.3f} |"
-                )
-        return "\n".join(lines)
+        """Tabulate the MSE by N and p, where the curves cross, and table 1."""
+        pairs = ("EA, BIS", "EA, NIS", "NIS, BIS")
+        return "\n".join(
+            [
+                "Exact MSE × 1000, simulated in brackets.",
+                "",
+                *table(["N", "p", *NAMES], _mse_rows(summary)),
+                "",
+                "The p at which two curves cross; the first is better above it.",
+                "",
+                *table(
+                    ["N", *pairs],
+                    [
+                        [n, *(_crossing(summary["crossings"][pair][i]) for pair in pairs)]
+                        for i, n in enumerate(summary["sizes"])
+                    ],
+                ),
+                "",
+                "Table 1: the weight that NIS gives to an action, over paths that have it "
+                "k times (exact mean ± standard deviation), beside the paper's entry.",
+                "",
+                *table(
+                    ["N", "π_test", "k / (π N)", "paper's entry", "its approximation", "ω_NIS"],
+                    _table_1_rows(summary),
+                ),
+            ]
+        )
 
     def picture(self, summary: Summary) -> Figure:
-        """Figure 1 with log axes, V_int and V_path, and table 1."""
+        """Draw figure 1 with log axes, V_int and V_path, and table 1."""
         from studies.bandit.picture import bandit_figure
 
         return bandit_figure(summary)
+
+
+def _mse_rows(summary: Summary) -> Iterator[list[object]]:
+    """Yield N, p and the MSEs of all estimators, for a few p."""
+    grid, mse = summary["probabilities"], summary["exact_mse"]
+    for i, n in enumerate(summary["sizes"]):
+        for j in sorted({0, len(grid) // 4, len(grid) // 2, len(grid) - 2, len(grid) - 1}):
+            found = [(mse[z][i][j], summary["mse"][z][i][j]) for z in range(len(NAMES))]
+            cells = [f"{_thousandths(exact)} ({_thousandths(seen)})" for exact, seen in found]
+            yield [n, f"{grid[j]:g}", *cells]
+
+
+def _table_1_rows(summary: Summary) -> Iterator[list[object]]:
+    """Yield the rows of table 1 for the smallest and the largest N."""
+    for row in summary["table_1"]:
+        if row["n"] in (summary["sizes"][0], summary["sizes"][-1]):
+            yield [
+                row["n"],
+                f"{row['target']:g}",
+                f"{row['ratio']:.2f}",
+                f"{row['entry']:.3f}",
+                f"{row['formula']:.3f}",
+                f"{row['mean']:.3f} ± {row['deviation']:.3f}",
+            ]
 
 
 def _thousandths(value: float) -> str:
@@ -210,150 +194,11 @@ def _crossing(p: float | None) -> str:
     return "none" if p is None else number(p)
 
 
-# --- simulation -------------------------------------------------------------------------------
-
-
-def tally(
-    actions: IntArray, luck: FloatArray, sizes: IntArray, grid: FloatArray, n_actions: int
-) -> tuple[IntArray, IntArray]:
-    """Draws (R, N, A) and successes (R, N, p, A) of each action among the first N draws.
-
-    A draw succeeds at p if its luck is below p: the same luck for all p, the same path for all N.
-    """
-    runs, top = actions.shape
-    part = np.searchsorted(sizes, np.arange(top), side="right")
-    level = np.searchsorted(grid, luck, side="right")  # succeeds from grid[level] on
-    shape = (runs, sizes.size, grid.size + 1, n_actions)
-    cell = np.ravel_multi_index((np.arange(runs)[:, None], part[None], level, actions), shape)
-    cells = np.bincount(cell.ravel(), minlength=int(np.prod(shape))).reshape(shape).cumsum(axis=1)
-    return cells.sum(axis=2), cells[:, :, :-1].cumsum(axis=2)
-
-
-def estimates(
-    problem: Problem,
-    sizes: IntArray,
-    grid: FloatArray,
-    counts: IntArray,
-    wins: IntArray,
-) -> FloatArray:
-    """(R, 4, N, p) values of BIS, NIS, EA and ω*: the library's formulas on counts."""
-    k = counts[:, :, None].astype(np.float64)  # (R, N, 1, A)
-    p, scale = grid[:, None], problem.scale
-    paid = wins * scale / np.sqrt(p)  # Σ r of each action
-    w = problem.target / problem.policy
-    basic = (w * paid).sum(axis=-1)
-    average = (problem.target * paid / np.maximum(k, 1)).sum(axis=-1)
-    value = (problem.target @ scale) * np.sqrt(grid)
-    # Σ_a ω* π_e r̂ = J Σ k (r̂ / r̄) / (V / r̄² + Σ k) over Z > 0; k r̂ / r̄ is successes / p
-    pays = scale > 0
-    total = (1 - grid) / grid + (k * pays).sum(axis=-1)
-    best = value * (wins * pays).sum(axis=-1) / grid / np.where(total > 0, total, 1.0)
-    return np.stack([basic / sizes[:, None], basic / (w * k).sum(axis=-1), average, best], axis=1)
-
-
-def given_counts(problem: Problem, counts: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance (R, 3, N) of BIS, NIS and EA given the counts, for r̄ = Z and V = Z²."""
-    k = counts.astype(np.float64)
-    basic = k / (problem.policy * k.sum(axis=-1, keepdims=True))
-    normal = basic / (problem.target * basic).sum(axis=-1, keepdims=True)
-    omega = np.stack([basic, normal, (k > 0) * 1.0], axis=1)  # (R, 3, N, A)
-    term = omega * problem.target * problem.scale
-    return term.sum(axis=-1), (term**2 / np.maximum(k, 1)[:, None]).sum(axis=-1)
-
-
-def library(problem: Problem, p: float, actions: IntArray, rewards: FloatArray) -> FloatArray:
-    """BIS, NIS, EA by `ope_gym.evaluate` and ω* by `studies.oracle` on one data set."""
-    n, none = actions.size, np.zeros((problem.actions, 0))
-    behaviour = SoftmaxLinear(none, np.log(problem.policy))
-    data = Trajectories.from_arrays(
-        np.zeros((n, 0)),
-        actions,
-        rewards,
-        np.log(problem.policy[actions]),
-        offsets=np.arange(n + 1),
-        policies=[behaviour],
-        terminated=True,
-    )
-    target = SoftmaxLinear(none, np.log(problem.target))
-    found = evaluate(data, target, estimators=["BIS", "NBIS", "EA"])
-    counts = np.bincount(actions, minlength=problem.actions)
-    mean = np.bincount(actions, rewards, minlength=problem.actions) / np.maximum(counts, 1)
-    omega = oracle.optimal_weights(
-        counts, problem.scale * np.sqrt(p), (1 - p) * problem.scale**2, problem.target
-    )
-    return np.array([*(e.value for e in found.values()), (omega * problem.target) @ mean])
-
-
-# --- exact ------------------------------------------------------------------------------------
-
-
-def unit_moments(problem: Problem, n: int) -> dict[str, oracle.Moments]:
-    """Of BIS, NIS and EA at r̄ = Z, V = Z²; at p: bias √p, V_int (1 − p) and V_path p times it."""
-    given = (problem.policy, n, problem.target, problem.scale, problem.scale**2)
-    return {
-        "BIS": oracle.moments_bis(*given),
-        "NIS": moments_nis(*given),
-        "EA": oracle.moments_ea(*given),
-    }
-
-
-def exact_moments(problem: Problem, sizes: IntArray, grid: FloatArray) -> FloatArray:
-    """(3, 4, N, p): bias, V_int, V_path."""
-    found = np.empty((3, 4, sizes.size, grid.size))
-    for i, n in enumerate(sizes.tolist()):
-        for z, unit in enumerate(unit_moments(problem, n).values()):
-            factors = [unit.bias * np.sqrt(grid), unit.internal * (1 - grid), unit.path * grid]
-            found[:, z, i] = factors
-        for j, p in enumerate(grid.tolist()):
-            mean, variance = problem.scale * np.sqrt(p), (1 - p) * problem.scale**2
-            best = moments_optimal(problem.policy, n, problem.target, mean, variance)
-            found[:, 3, i, j] = best.bias, best.internal, best.path
-    return found
-
-
-def crossings(problem: Problem, sizes: IntArray) -> dict[str, list[float | None]]:
-    """The p in (0, 1) where two MSEs are equal, by N: they are straight lines in p."""
-    found: dict[str, list[float | None]] = {"EA, BIS": [], "EA, NIS": [], "NIS, BIS": []}
-    for n in sizes.tolist():
-        unit = unit_moments(problem, n)
-        for key, roots in found.items():
-            first, second = (unit[name] for name in key.split(", "))
-            at_0 = first.internal - second.internal
-            at_1 = first.bias**2 + first.path - second.bias**2 - second.path
-            roots.append(at_0 / (at_0 - at_1) if at_0 > 0 > at_1 else None)
-    return found
-
-
-def table_1(problem: Problem, sizes: IntArray) -> list[dict[str, float]]:
-    """The weight that NIS gives to action K/2, which the target takes with ε, 1/2, 1 − ε."""
-    action, policy, rows = problem.actions // 2 - 1, problem.policy, []
-    for n in sizes.tolist():
-        expected = policy[action] * n
-        for mass in (0.01, 0.5, 0.99):
-            target = np.full(problem.actions, (1 - mass) / (problem.actions - 1))
-            target[action] = mass
-            for multiple in (0.5, 1.0, 1.5, 2.0):
-                k = max(1, round(multiple * expected))
-                mean, deviation = weight_nis_given_count(policy, n, target, action, k)
-                entries = {0.01: k / expected, 0.5: 2 / (1 + expected / k), 0.99: 1.0}
-                rows.append(
-                    {
-                        "n": n,
-                        "target": mass,
-                        "ratio": k / expected,
-                        "entry": entries[mass],
-                        "formula": k / (k * mass + (1 - mass) * expected),
-                        "mean": mean,
-                        "deviation": deviation,
-                    }
-                )
-    return rows
-
-
 def _rare(problem: Problem, sizes: IntArray, grid: FloatArray, runs: int) -> FloatArray:
-    """(4, N, p) standard error that actions never drawn give to the MSE of EA.
+    """Return the part (4, N, p) of the MSE's standard error that is due to actions never drawn.
 
-    If this happens in fewer than one run of R, no run may show it, nor their spread.
+    Only EA suffers from them. If they occur in fewer than one of R runs, the spread of the runs may
+    not show it.
     """
     missing = (1 - problem.policy) ** sizes[:, None]  # (N, A)
     loss = (problem.target * problem.scale) ** 2 * grid[:, None]  # (p, A)
@@ -363,6 +208,6 @@ def _rare(problem: Problem, sizes: IntArray, grid: FloatArray, runs: int) -> Flo
 
 
 def _variance_error(values: FloatArray) -> FloatArray:
-    """Standard error of the variance over runs, from the fourth moment."""
+    """Return the standard error of the variance over runs, from the fourth moment."""
     squares = (values - values.mean(axis=0)) ** 2
     return np.asarray(squares.std(axis=0) / np.sqrt(len(values)))

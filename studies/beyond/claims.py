@@ -1,4 +1,4 @@
-"""What `auto` promises over NFIS, as claims."""
+"""Judge whether `auto` is better than NFIS."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from studies.harness.errors import tail
 from studies.harness.study import Summary
 
 MEAN, DYNAMICS, WRONG, GRID = 0.75, 0.4, 1.05, 1.1  # largest ratios of RMSE to NFIS
-MANY = 4.0  # standard errors, for the worst of many
+MANY = 4.0  # standard errors that decide for the worst of many
 
 
 def beyond_claims(summary: Summary) -> list[Claim]:
-    """Ratios of RMSE as logarithms with paired bootstrap errors."""
+    """Return claims about ratios of RMSE, as logarithms with paired bootstrap errors."""
     auto = summary["names"].index("auto")
     ratio = np.array(summary["ratio"])[:, auto]
     error = np.array(summary["log_error"])[:, auto]

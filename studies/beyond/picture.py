@@ -1,4 +1,4 @@
-"""The picture of the study `beyond`."""
+"""Draw the RMSE of estimators with a q model relative to NFIS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRID = {"exact q": "#009E73", "fitted q": "#0072B2", "shifted q": "#CC79A7", "w
 
 
 def beyond_figure(summary: Summary) -> Figure:
-    """Left: ratios on the paper's data. Right: auto over the grid, sorted, by q model."""
+    """Draw ratios on the paper's data (left), and of auto over the grid by q model (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""What the paper says of Blackjack (table 3), and what our runs say."""
+"""Judge what the paper says about Blackjack (table 3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOURCE = "section 3.4, table 3"
 
 
 def blackjack_claims(summary: Summary) -> list[Claim]:
-    """Orderings, then magnitudes, then what makes the truth sure."""
+    """Return claims about orderings, then magnitudes, then checks of the true values."""
     return [*_plain(summary), *_normalised(summary), *_magnitudes(summary), *_truth(summary)]
 
 
@@ -176,7 +176,7 @@ def _magnitudes(summary: Summary) -> list[Claim]:
 
 
 def _impossible(summary: Summary) -> str:
-    """Why the printed magnitudes cannot be those of these estimators."""
+    """Explain why the printed magnitudes cannot belong to these estimators."""
     runs, (low, middle, high) = 2000, PAPER["ε¹"]["BIS"]
     width = (high - low) / middle
     # the mean of 2,000 squares of a normal error: its 5th to 95th percentile is 3.29 √(2 / 2000)

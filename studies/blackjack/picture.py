@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def blackjack_figure(summary: Summary) -> Figure:
-    """MSE beside the paper's, and paired differences, for both schedules."""
+    """Draw the MSE beside the paper's, and paired differences, for both schedules."""
     names, schedules = summary["names"], summary["schedules"]
     figure = new_figure(13.5, 4.4)
     axes = figure.subplots(1, 3, width_ratios=[1, 1, 1.2])

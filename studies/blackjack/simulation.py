@@ -1,7 +1,7 @@
-"""Blackjack-v1 compiled, and Monte-Carlo control on it.
+"""Simulate Blackjack-v1, and Monte-Carlo control on it, in compiled code.
 
-The rules are those of `gym.make("Blackjack-v1")` (sab=True). The order in which numbers are drawn
-is that of a loop over the env: two cards of the dealer, two of the player, then one number for each
+The rules are those of `gym.make("Blackjack-v1")` (sab=True). Random numbers are drawn in the order
+of a loop over the environment: two cards of the dealer, two of the player, then one number for each
 action and one for each card. Observations are numbered as cells of a table (32, 11, 2).
 """
 
@@ -19,11 +19,11 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.kernels import compiled
 
 CELLS = math.prod(SHAPE)
-LONGEST = 20  # steps, for aces alone: soft 12 … 21, hard 12 … 21
+LONGEST = 20  # most steps of a game: with aces alone, soft 12 … 21 and hard 12 … 21
 
 
 class Control(NamedTuple):
-    """What Monte-Carlo control has learned; flat tables over cells."""
+    """Tables learned by Monte-Carlo control, flat over cells."""
 
     totals: FloatArray  # (CELLS, 2) sums of returns
     visits: IntArray  # (CELLS, 2)
@@ -31,9 +31,9 @@ class Control(NamedTuple):
 
 
 def control(epsilons: FloatArray, every: int, rng: np.random.Generator) -> Control:
-    """Play one episode for each ε, learn after each, and keep the greedy actions every so often.
+    """Play one episode for each ε, learn after each, and keep the greedy actions every `every`.
 
-    It is `agents.MonteCarloControl(SHAPE, 2)` that learns after each episode.
+    The results are those of `agents.MonteCarloControl(SHAPE, 2)` if it learns after each episode.
     """
     totals = np.zeros((CELLS, 2))
     visits = np.zeros((CELLS, 2), dtype=np.int64)
@@ -45,7 +45,7 @@ def control(epsilons: FloatArray, every: int, rng: np.random.Generator) -> Contr
 def rollouts(
     policies: Sequence[EpsilonGreedyTable], episodes: int, rng: np.random.Generator
 ) -> Trajectories:
-    """So many fresh episodes of each policy, held out from the learner."""
+    """Return `episodes` fresh episodes of each policy, held out from the learner."""
     greedy = np.stack([np.asarray(policy.greedy).reshape(-1) for policy in policies])
     epsilons = np.array([policy.epsilon for policy in policies])
     n = len(policies) * episodes
@@ -74,7 +74,7 @@ def rollouts(
 
 
 def returns(policy: EpsilonGreedyTable, episodes: int, rng: np.random.Generator) -> FloatArray:
-    """Returns (episodes,) of fresh episodes of a policy."""
+    """Return the returns of fresh episodes of a policy, (episodes,)."""
     found: FloatArray = _returns(
         np.asarray(policy.greedy).reshape(-1), policy.epsilon, episodes, rng
     )
@@ -88,7 +88,7 @@ def _card(rng: Any) -> Any:
 
 @compiled()
 def _add(total: Any, ace: Any, card: Any) -> Any:
-    """(sum, usable ace) after one more card."""
+    """Return sum and usable ace after one more card."""
     total += card
     if card == 1 and total + 10 <= 21:
         return total + 10, 1
@@ -99,7 +99,7 @@ def _add(total: Any, ace: Any, card: Any) -> Any:
 
 @compiled()
 def _episode(greedy: Any, epsilon: Any, rng: Any, cells: Any, actions: Any, row: Any) -> Any:
-    """Play one episode, write its steps from `row` on; the row after it and the last reward."""
+    """Play one episode and write its steps from `row` on; return the next row and the reward."""
     shown, hidden = _card(rng), _card(rng)
     dealer, dealer_ace = _add(0, 0, shown)
     dealer, dealer_ace = _add(dealer, dealer_ace, hidden)
@@ -136,7 +136,7 @@ def _control(epsilons: Any, every: int, rng: Any, totals: Any, visits: Any, snap
     actions = np.empty(LONGEST, dtype=np.int64)
     for t in range(epsilons.size):
         steps, reward = _episode(best, epsilons[t], rng, cells, actions, 0)
-        for j in range(steps):  # rewards before the last are 0: all returns are the last one
+        for j in range(steps):  # only the last reward is not 0, so it is the return of all steps
             totals[cells[j], actions[j]] += reward
             visits[cells[j], actions[j]] += 1
         for j in range(steps):

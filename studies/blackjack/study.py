@@ -1,7 +1,7 @@
-"""Table 3: the value of the last of ten policies of Monte-Carlo control on Blackjack.
+"""Reproduce table 3: evaluate the last of ten policies of Monte-Carlo control on Blackjack.
 
-The data are 100 fresh rollouts of each policy, the target's own among them. The truth is exact, by
-dynamic programming, and checked with rollouts.
+The data are 100 fresh rollouts of each policy, including the target's own. The true value is exact,
+by dynamic programming, and checked with rollouts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ope_gym.arrays import FloatArray
 from studies.blackjack.claims import PAPER, blackjack_claims
 from studies.blackjack.simulation import control, returns, rollouts
 from studies.harness.errors import describe, mean_and_error
-from studies.harness.markdown import number
+from studies.harness.markdown import PERCENTILES, number, table
 from studies.harness.seeds import streams
-from studies.harness.study import Runs, Seeds, Study, Summary
+from studies.harness.study import Runs, Study, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ SCHEDULES = ("ε¹", "ε²")
 
 @dataclass(frozen=True)
 class Blackjack(Study):
-    """MSE of the value of the last policy."""
+    """Compare estimators of the value of the last policy by their MSE."""
 
     name: ClassVar[str] = "blackjack"
     title: ClassVar[str] = "blackjack: the last policy of Monte-Carlo control (table 3)"
@@ -44,11 +44,11 @@ class Blackjack(Study):
     takes: ClassVar[str] = "half a minute"
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"reward_model": "cross-fit"},)
 
-    episodes: int = 5000  # that control plays
+    episodes: int = 5000  # to learn from
     every: int = 500  # episodes between snapshots
     rollouts: int = 100  # of each snapshot
-    truth_rollouts: int = 10_000  # that check the exact truth
-    greedy_target: bool = False  # the last policy without its ε
+    truth_rollouts: int = 10_000  # to check the exact value
+    greedy_target: bool = False  # evaluate the last policy without its ε
     reward_model: Literal["deterministic", "cross-fit"] = "deterministic"  # of OUIS
 
     def __post_init__(self) -> None:
@@ -63,32 +63,30 @@ class Blackjack(Study):
                 "and 2"
             )
 
-    def run(self, seeds: Seeds) -> Runs:
-        """By schedule: values (R, 2, E), covered, ESS; truth, mean and variance of rollouts."""
-        shape = (len(seeds), len(SCHEDULES))
-        values, ess = np.empty((*shape, len(NAMES))), np.empty((*shape, len(NAMES)))
+    def run_once(self, seed: np.random.SeedSequence) -> dict[str, Any]:
+        """Return values, coverage and effective sample sizes (2, E), and true values (2,).
+
+        The first axis is the schedule. `rolled` and `variance` are of rollouts of the target.
+        """
+        values, ess = np.empty((2, len(SCHEDULES), len(NAMES)))
         covered = np.empty(values.shape, dtype=np.bool_)
-        truth, rolled, variance = np.empty(shape), np.empty(shape), np.empty(shape)
-        for r, seed in enumerate(seeds):
-            generators = streams(seed, 3 * len(SCHEDULES))
-            for s in range(len(SCHEDULES)):
-                learning, fresh, true = generators[3 * s : 3 * s + 3]
-                policies = self.train(s, learning)
-                target = policies[-1]
-                if self.greedy_target:
-                    target = EpsilonGreedyTable(target.greedy, 0.0, 2)
-                data = rollouts(policies, self.rollouts, fresh)
-                found = list(
-                    evaluate(
-                        data, target, NAMES, weighting=Weighting(reward_model=self.reward_model)
-                    ).values()
-                )
-                truth[r, s] = exact = value(target)
-                games = returns(target, self.truth_rollouts, true)
-                rolled[r, s], variance[r, s] = games.mean(), games.var(ddof=1)
-                values[r, s] = [e.value for e in found]
-                ess[r, s] = [e.diagnostics.ess for e in found]
-                covered[r, s] = [e.interval.low <= exact <= e.interval.high for e in found]
+        truth, rolled, variance = np.empty((3, len(SCHEDULES)))
+        generators = streams(seed, 3 * len(SCHEDULES))
+        for s in range(len(SCHEDULES)):
+            learning, fresh, true = generators[3 * s : 3 * s + 3]
+            policies = self.train(s, learning)
+            target = policies[-1]
+            if self.greedy_target:
+                target = EpsilonGreedyTable(target.greedy, 0.0, 2)
+            data = rollouts(policies, self.rollouts, fresh)
+            weighting = Weighting(reward_model=self.reward_model)
+            found = list(evaluate(data, target, NAMES, weighting=weighting).values())
+            truth[s] = exact = value(target)
+            games = returns(target, self.truth_rollouts, true)
+            rolled[s], variance[s] = games.mean(), games.var(ddof=1)
+            values[s] = [e.value for e in found]
+            ess[s] = [e.diagnostics.ess for e in found]
+            covered[s] = [e.interval.low <= exact <= e.interval.high for e in found]
         return {
             "values": values,
             "covered": covered,
@@ -99,7 +97,7 @@ class Blackjack(Study):
         }
 
     def train(self, schedule: int, rng: np.random.Generator) -> list[EpsilonGreedyTable]:
-        """The snapshots of Monte-Carlo control."""
+        """Return the snapshots of Monte-Carlo control."""
         epsilon = schedule_of(schedule, self.episodes)
         tables = control(played(schedule, self.episodes), self.every, rng).greedy
         return [
@@ -108,7 +106,7 @@ class Blackjack(Study):
         ]
 
     def summarise(self, runs: Runs) -> Summary:
-        """MSE, bias, spread and comparisons of the estimators, by schedule."""
+        """Return MSE, bias, spread and comparisons of the estimators, by schedule."""
         errors = runs["values"] - runs["truth"][..., None]  # (R, 2, E)
         check = runs["rolled"] - runs["truth"]
         gap = errors[..., NAMES.index("FIS")] ** 2 - errors[..., NAMES.index("OUIS")] ** 2  # (R, 2)
@@ -131,11 +129,11 @@ class Blackjack(Study):
         }
 
     def claims(self, summary: Summary) -> list[Claim]:
-        """Table 3 and section 3.4."""
+        """Judge table 3 and section 3.4."""
         return blackjack_claims(summary)
 
     def table(self, summary: Summary) -> str:
-        """Table 3 beside ours."""
+        """Tabulate table 3 beside our results."""
         lines = [
             f"{summary['runs']} runs. MSE × 1000: 5th, 50th and 95th percentile of a bootstrap "
             "over runs. Covered: how often the 95 % interval (ess-t) holds the truth."
@@ -158,20 +156,20 @@ class Blackjack(Study):
         return "\n".join(lines)
 
     def picture(self, summary: Summary) -> Figure:
-        """MSE beside the paper's, and the paired differences."""
+        """Draw the MSE beside the paper's, and the paired differences."""
         from studies.blackjack.picture import blackjack_figure
 
         return blackjack_figure(summary)
 
 
 def schedule_of(schedule: int, episodes: int) -> Callable[[int], float]:
-    """ε¹ (0) or ε² (1) of the t-th of so many episodes."""
+    """Return schedule ε¹ (0) or ε² (1), a function of the number of the episode."""
     return epsilon_1 if schedule == 0 else partial(epsilon_2, n_iter=episodes)
 
 
 @cache
 def played(schedule: int, episodes: int) -> FloatArray:
-    """(episodes,) ε of each episode that control plays."""
+    """Return ε of each episode, (episodes,)."""
     epsilon = schedule_of(schedule, episodes)
     return np.array([epsilon(t) for t in range(1, episodes + 1)])
 
@@ -179,17 +177,15 @@ def played(schedule: int, episodes: int) -> FloatArray:
 def _schedule_table(
     title: str, names: Sequence[str], found: Summary, ess: Sequence[float]
 ) -> list[str]:
-    lines = [
-        f"| {title} | paper: 5th | 50th | 95th | ours: 5th | 50th | 95th "
-        "| bias × 1000 ± std. error | deviation × 1000 | covered | mean ESS |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Tabulate the paper's MSEs beside ours for one schedule."""
+    head = [title, *PERCENTILES, "bias × 1000 ± std. error", "deviation × 1000"]
+    rows = []
     for i, name in enumerate(names):
         paper = [f"{1000 * part:.1f}" for part in PAPER[title][name]]
         ours = [f"{1000 * part:.3f}" for part in found["mse_percentiles"][i]]
-        lines.append(
-            f"| {name} | {' | '.join([*paper, *ours])} | {number(1000 * found['bias'][i], 2)} ± "
-            f"{number(1000 * found['bias_error'][i], 2)} | {1000 * found['deviation'][i]:.1f} | "
-            f"{found['coverage'][i]:.1%} | {ess[i]:.0f} |"
+        bias, error = (number(1000 * found[key][i], 2) for key in ("bias", "bias_error"))
+        deviation, coverage = f"{1000 * found['deviation'][i]:.1f}", f"{found['coverage'][i]:.1%}"
+        rows.append(
+            [name, *paper, *ours, f"{bias} ± {error}", deviation, coverage, f"{ess[i]:.0f}"]
         )
-    return lines
+    return table([*head, "covered", "mean ESS"], rows)

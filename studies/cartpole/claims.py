@@ -1,4 +1,4 @@
-"""What the paper says of CartPole (table 2), and what our runs say."""
+"""Judge what the paper says about CartPole (table 2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAPER = {  # 5th, 50th, 95th percentile of the RMSE; 400 runs
     "OUIS": (23.13, 25.82, 28.77),
     "NFIS": (7.06, 7.91, 8.66),
 }
-SIMILAR = 0.01  # share of the RMSE within which OUIS is to be FIS
+SIMILAR = 0.01  # relative difference of RMSEs up to which OUIS is similar to FIS
 
 _RMSE = (
     "ln(RMSE / RMSE), standard error of a paired bootstrap over runs; with a tail the share of "
@@ -30,7 +30,7 @@ _PLAIN = ("BIS", "FIS", "OUIS")
 
 
 def cartpole_claims(summary: Summary) -> list[Claim]:
-    """Table 2 on both sources of data, section 3 on biases, and what the paper leaves out."""
+    """Return the claims of table 2 and section 3, and of targets learned from the data."""
     return [*_table_2(summary), *_bias(summary)]
 
 
@@ -160,7 +160,10 @@ def _paired(
     margin: float | None = None,
     coverage: dict[str, Any] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Differences in-sample − fresh; that they are 0, if there is a margin, else positive."""
+    """Return the evidence that differences in-sample − fresh are positive.
+
+    With a margin: that they are 0.
+    """
     rows = []
     for i, name in ((names.index(name), name) for name in shown):
         share = found["largest_share"][i]

@@ -30,7 +30,7 @@ _SOURCE_COLOURS = {"fresh": BLUE, "in-sample": RED}
 
 
 def cartpole_figure(summary: Summary) -> Figure:
-    """RMSE beside the paper's, bias, and the RMSE of batches of runs."""
+    """Draw the RMSE beside the paper's, the bias, and the RMSE of batches of runs."""
     names, sources = summary["names"], summary["sources"]
     figure = new_figure(13.5, 4.6)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.3, 1.1, 1.1])
@@ -62,7 +62,7 @@ def cartpole_figure(summary: Summary) -> Figure:
 
 
 def _batches(ax: Axes, summary: Summary) -> None:
-    """RMSE of each batch of runs: fresh data as full, in-sample data as dashed lines."""
+    """Draw the RMSE of each batch of runs, dashed for in-sample data."""
     names = summary["names"]
     for source, line in (("fresh", "o-"), ("in-sample", "o--")):
         batches = np.array(summary["sources"][source]["batch_rmse"], dtype=np.float64)

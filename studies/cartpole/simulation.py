@@ -1,7 +1,7 @@
-"""CartPole compiled: the steps of Gymnasium's env with the actions of a linear-sigmoid policy.
+"""Simulate CartPole in compiled code: Gymnasium's steps with a linear-sigmoid policy.
 
-The state is float64, the policy sees it as float32. An episode takes four numbers of the generator
-for its start and one an action, in the order in which a loop over the env would.
+The state is float64, the policy sees it as float32. An episode draws four random numbers for its
+start and one for each action, in the order in which a loop over the environment would.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rollouts(
     *,
     held_out: bool = False,
 ) -> Trajectories:
-    """Episodes of a policy, with what the recorder would have kept of them."""
+    """Return episodes of a policy as the recorder would have kept them."""
     states = np.empty((episodes * horizon, 4))
     actions = np.empty(episodes * horizon, dtype=np.int64)
     offsets = np.zeros(episodes + 1, dtype=np.int64)
@@ -59,13 +59,13 @@ def rollouts(
 def mean_return(
     policy: LinearSigmoid, episodes: int, horizon: int, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Mean return of a policy and its standard error."""
+    """Return the mean return of a policy and its standard error."""
     returns = _returns(policy.theta, policy.bias, rng, horizon, episodes)
     return float(returns.mean()), float(returns.std(ddof=1) / math.sqrt(episodes))
 
 
 def follow(start: FloatArray, actions: IntArray) -> FloatArray:
-    """(T + 1, 4) states from `start` on, whether the pole has fallen or not."""
+    """Return the states (T + 1, 4) after these actions, even after the pole has fallen."""
     states = np.empty((len(actions) + 1, 4))
     states[0] = start
     _follow(states, actions)
@@ -91,7 +91,7 @@ def _over(x: Any, angle: Any) -> Any:
 
 @compiled()
 def _draw_start(rng: Any) -> Any:
-    # one after the other: the order of the arguments of a tuple is the order of the draws
+    # in separate statements, so that the order of the draws is certain
     x = -0.05 + 0.1 * rng.random()
     v = -0.05 + 0.1 * rng.random()
     angle = -0.05 + 0.1 * rng.random()

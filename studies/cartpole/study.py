@@ -1,8 +1,8 @@
-"""Table 2: the value of PoWER's last policy on CartPole from rollouts of the ten before it.
+"""Reproduce table 2: evaluate PoWER's last policy on CartPole from rollouts of the ten before it.
 
-Two sources of data: fresh rollouts of the ten policies, and the very rollouts that PoWER learned
-from (in-sample). Two targets: the last policy of this PoWER, which fits its own rollouts too well,
-and the last policy of another, independent PoWER, which knows nothing of them.
+Two sources of data: fresh rollouts of the ten policies, and the rollouts that PoWER learned from
+(in-sample). Two targets: the last policy of this PoWER, which fits its own rollouts too well, and
+the last policy of another PoWER, which is independent of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ope_gym.arrays import FloatArray
 from studies.cartpole.claims import PAPER, cartpole_claims
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 from studies.harness.errors import describe, largest_share, mean_and_error
-from studies.harness.markdown import amount
+from studies.harness.markdown import PERCENTILES, amount, table
 from studies.harness.seeds import streams
-from studies.harness.study import Runs, Seeds, Study, Summary
+from studies.harness.study import Runs, Study, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ SOURCES = ("fresh", "in-sample")
 
 @dataclass(frozen=True)
 class CartPole(Study):
-    """RMSE of the value of θ_10."""
+    """Compare estimators of the value of θ_10 by their RMSE."""
 
     name: ClassVar[str] = "cartpole"
     title: ClassVar[str] = "cartpole: the last policy of PoWER from ten before it (table 2)"
@@ -48,7 +48,7 @@ class CartPole(Study):
 
     env: Literal["CartPole-v1", "CartPole-v0"] = "CartPole-v1"
     iterations: int = 10
-    rollouts: int = 30  # an iteration
+    rollouts: int = 30  # in each iteration
     weighting: Literal["return", "reward-to-go"] = "return"
     exploration: Literal["action", "parameters"] = "action"
     cap: float = 10.0
@@ -62,21 +62,15 @@ class CartPole(Study):
                 f"iterations={self.iterations}, rollouts={self.rollouts}, cap={self.cap}, "
                 f"truth_rollouts={self.truth_rollouts}: give at least 1, 1, more than 0, and 2"
             )
-        self.learner(0)  # refuses what it cannot combine
+        self.learner(0)  # raises if weighting and exploration cannot be combined
 
-    def run(self, seeds: Seeds) -> Runs:
-        """Values (R, targets, sources, E) and whether intervals cover; truths, returns, BIS."""
-        found = [self._one(seed) for seed in seeds]
-        return {name: np.stack([one[name] for one in found]) for name in found[0]}
-
-    def _one(self, seed: np.random.SeedSequence) -> Runs:
+    def run_once(self, seed: np.random.SeedSequence) -> dict[str, Any]:
+        """Return values (targets, sources, E), coverage (sources, E), the true value and more."""
         training, fresh, true, elsewhere = streams(seed, 4)
         policies, trained, target = self.train(training)
         other = self.train(elsewhere)[-1]
-        horizon, each = HORIZON[self.env], self.rollouts * self.iterations // len(policies)
-        again = [rollouts(policy, each, horizon, fresh, held_out=True) for policy in policies]
-        sources = [batches[0].merge(*batches[1:]) for batches in (again, trained)]
-        truth, error = mean_return(target, self.truth_rollouts, horizon, true)
+        sources = [self.fresh(policies, fresh), trained[0].merge(*trained[1:])]
+        truth, error = mean_return(target, self.truth_rollouts, HORIZON[self.env], true)
         values = np.empty((2, 2, len(NAMES)))
         covered = np.empty((2, len(NAMES)), dtype=np.bool_)
         by_behaviour = np.empty(self.iterations)
@@ -87,27 +81,27 @@ class CartPole(Study):
                 if t == 0:
                     ends = [e.interval for e in found.values()]
                     covered[s] = [end.low <= truth <= end.high for end in ends]
-                if t == s == 0:  # the terms whose mean is BIS, batch by batch
+                if t == s == 0:  # BIS on the episodes of each policy alone
                     by_behaviour = found["BIS"].influence.reshape(self.iterations, -1).mean(axis=1)
         return {
             "values": values,
             "covered": covered,
-            "truth": np.array(truth),
-            "truth_error": np.array(error),
+            "truth": truth,
+            "truth_error": error,
             "learned": np.array([batch.returns().mean() for batch in trained]),
             "bis": by_behaviour - truth,
         }
 
     def learner(self, seed: int) -> Power:
-        """PoWER at θ_0 = 0; the seed is that of perturbed parameters."""
+        """Return PoWER at θ_0 = 0; the seed is used to perturb parameters."""
         return Power(4, weighting=self.weighting, exploration=self.exploration, seed=seed)
 
     def train(
         self, rng: np.random.Generator
     ) -> tuple[list[LinearSigmoid], list[Trajectories], LinearSigmoid]:
-        """The policies that PoWER played, θ_0 …, what it learned from, and where it arrived, θ_10.
+        """Return the policies that PoWER played, the batches it learned from, and its last policy.
 
-        When parameters explore, each rollout of a batch has a policy of its own, θ_k perturbed.
+        When parameters explore, each rollout of a batch has its own policy, a perturbed θ_k.
         """
         horizon, batches = HORIZON[self.env], []
         played: list[LinearSigmoid] = []
@@ -123,8 +117,16 @@ class CartPole(Study):
             played += acting
         return played, batches, LinearSigmoid(agent.theta)
 
+    def fresh(self, policies: Sequence[LinearSigmoid], rng: np.random.Generator) -> Trajectories:
+        """Return fresh rollouts of the policies, as many in all as PoWER had."""
+        each = self.rollouts * self.iterations // len(policies)
+        first, *more = [
+            rollouts(policy, each, HORIZON[self.env], rng, held_out=True) for policy in policies
+        ]
+        return first.merge(*more)
+
     def summarise(self, runs: Runs) -> Summary:
-        """RMSE, bias, spread and comparisons of the estimators, by source; the other target."""
+        """Return RMSE, bias, spread and comparisons of the estimators by source and target."""
         truth, noise = runs["truth"], runs["truth_error"] ** 2
         errors = runs["values"][:, 0] - truth[:, None, None]
         own, other = (runs["values"][:, t, 1] - runs["values"][:, t, 0] for t in (0, 1))
@@ -147,11 +149,11 @@ class CartPole(Study):
         }
 
     def claims(self, summary: Summary) -> list[Claim]:
-        """Table 2 and section 3."""
+        """Judge table 2 and section 3."""
         return cartpole_claims(summary)
 
     def table(self, summary: Summary) -> str:
-        """Table 2 beside ours, and the RMSE by batches of runs."""
+        """Tabulate table 2 beside our results, and the RMSE by batches of runs."""
         mean, error, low, middle, high = summary["truth"]
         curve = ", ".join(f"{value:.0f}" for value in summary["learned"])
         lines = [
@@ -172,63 +174,56 @@ class CartPole(Study):
         return "\n".join([*lines, "", *_by_behaviour(summary), "", *_batches(summary)])
 
     def picture(self, summary: Summary) -> Figure:
-        """RMSE beside the paper's, bias, and RMSE by batches."""
+        """Draw the RMSE beside the paper's, the bias, and the RMSE by batches."""
         from studies.cartpole.picture import cartpole_figure
 
         return cartpole_figure(summary)
 
 
 def _source_table(title: str, names: Sequence[str], found: Summary) -> list[str]:
-    lines = [
-        f"| {title} | paper: 5th | 50th | 95th | ours: 5th | 50th | 95th | bias ± std. error "
-        "| deviation | median of \\|error\\| | largest run | covered |",
-        "|" + "---|" * 12,
-    ]
+    """Tabulate the paper's RMSEs beside ours from one source of data."""
+    head = [title, *PERCENTILES, "bias ± std. error", "deviation", "median of \\|error\\|"]
+    rows = []
     for i, name in enumerate(names):
         paper = [f"{value:.2f}" for value in PAPER[name]] if name in PAPER else [""] * 3
         ours = [amount(value) for value in found["rmse_percentiles"][i]]
-        lines.append(
-            f"| {name} | {' | '.join([*paper, *ours])} | {amount(found['bias'][i])} ± "
-            f"{amount(found['bias_error'][i])} | {amount(found['deviation'][i])} | "
-            f"{amount(found['median'][i])} | {found['largest_share'][i]:.0%} | "
-            f"{found['coverage'][i]:.0%} |"
-        )
-    return lines
+        bias = f"{amount(found['bias'][i])} ± {amount(found['bias_error'][i])}"
+        sizes = [amount(found[key][i]) for key in ("deviation", "median")]
+        shares = [f"{found[key][i]:.0%}" for key in ("largest_share", "coverage")]
+        rows.append([name, *paper, *ours, bias, *sizes, *shares])
+    return table([*head, "largest run", "covered"], rows)
 
 
 def _by_behaviour(summary: Summary) -> list[str]:
-    """What BIS makes of each policy's fresh rollouts: unbiased, says theory."""
+    """Tabulate the bias of BIS on each policy's fresh rollouts; in theory all are 0."""
     bias, error = summary["bis_by_behaviour"]
     cells = [f"{amount(b)} ± {amount(e)}" for b, e in zip(bias, error, strict=True)]
     return [
         "The bias that BIS shows on the fresh rollouts of each policy alone (its average is the "
         "bias above; in theory all are 0):",
         "",
-        "| " + " | ".join(f"θ_{k}" for k in range(len(bias))) + " |",
-        "|" + "---|" * len(bias),
-        f"| {' | '.join(cells)} |",
+        *table([f"θ_{k}" for k in range(len(bias))], [cells]),
     ]
 
 
 def _batches(summary: Summary) -> list[str]:
-    """How steady an RMSE is."""
+    """Tabulate RMSEs by batches of runs, to show how steady they are."""
     names, sources = summary["names"], summary["sources"]
     shown = [(s, names.index(e)) for s in sources for e in ("BIS", "BCIS", "NBIS", "FIS", "NFIS")]
-    lines = [
+    rows = [
+        [batch + 1, *(amount(sources[source]["batch_rmse"][batch][i]) for source, i in shown)]
+        for batch in range(len(sources["fresh"]["batch_rmse"]))
+    ]
+    return [
         f"RMSE by batches of {sources['fresh']['batch_size']} runs: that of BIS depends on a few "
         "runs.",
         "",
-        "| batch | " + " | ".join(f"{names[i]}, {source}" for source, i in shown) + " |",
-        "|---|" + "---|" * len(shown),
+        *table(["batch", *(f"{names[i]}, {source}" for source, i in shown)], rows),
     ]
-    for batch in range(len(sources["fresh"]["batch_rmse"])):
-        row = [amount(sources[source]["batch_rmse"][batch][i]) for source, i in shown]
-        lines.append(f"| {batch + 1} | " + " | ".join(row) + " |")
-    return lines
 
 
 def _gap(difference: FloatArray) -> Summary:
-    """In-sample − fresh (R, E), paired by run."""
+    """Describe differences in-sample − fresh (R, E), paired by run."""
     mean, error = mean_and_error(difference)
     return {
         "mean": mean,

@@ -1,4 +1,4 @@
-"""What the library says of its intervals, and what the runs say."""
+"""Judge what the library says about its intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED, Claim, Evidence
 from studies.harness.study import Summary
 
-SLACK = 0.02  # an approximate interval may fall so far short of its level
+SLACK = 0.02  # an approximate interval may cover so much less than its level
 _MAIN = ("NFIS", "auto")
 _SOURCE = "our extension"
 _UNSEEN = (
@@ -18,7 +18,7 @@ _UNSEEN = (
 
 
 def coverage_claims(summary: Summary) -> list[Claim]:
-    """Of ess-t, of betting, and of data that the target has seen."""
+    """Return claims about ess-t, about betting, and about data that the target learned from."""
     return [
         _ess_t(summary),
         _better(summary),
@@ -39,7 +39,6 @@ def _ess_t(summary: Summary) -> Claim:
             _level(summary, part, name, "ess-t", level - SLACK)
             for part in ("held-out", "CartPole-v1")
             for name in _MAIN
-            if name in summary["names"]
         ),
         "Returns are skewed and the rarest trajectories weigh most: a sample without them is too "
         "low (or too high) and shows too little spread. The most extreme trajectory on each side "
@@ -116,11 +115,14 @@ def _seen(summary: Summary) -> Claim:
 
 
 def _level(summary: Summary, part: str, name: str, kind: str, level: float) -> Evidence:
-    """Coverage above a level; without any miss, the error is what one data set would make of it."""
+    """Return the evidence that coverage is above a level.
+
+    Without any miss the standard error is the change that a single miss would make.
+    """
     found, e, k = summary["parts"][part], *_at(summary, name, kind)
     coverage, error = found["coverage"][e][k], found["error"][e][k]
     if error == 0.0:
-        sets = summary["data_sets"]  # a third of those of the small MDPs are from each source
+        sets = summary["data_sets"]  # each source has a third of those of small MDPs
         error = 1.0 / (2.0 + (sets[part] if part in sets else sets["small"] / 3))
     lowest, width = found["lowest"][e][k], found["width"][e][k]
     worst = "" if math.isnan(lowest) else f", with the worst kind of loggers {lowest:.0%}"
@@ -129,11 +131,13 @@ def _level(summary: Summary, part: str, name: str, kind: str, level: float) -> E
 
 
 def _difference(where: str, pair: Any, e: int) -> Evidence:
+    """Return the evidence that a paired difference of estimator `e` is positive."""
     value, error = pair[0][e], pair[1][e]
     if not math.isnan(value) and error == 0.0:
-        error = math.inf  # all runs alike: nothing is known of the spread
+        error = math.inf  # all runs are alike, so the spread is unknown
     return Evidence(where, value, error)
 
 
 def _at(summary: Summary, name: str, kind: str) -> tuple[int, int]:
+    """Return the indices of an estimator and a kind of interval."""
     return summary["names"].index(name), summary["kinds"].index(kind)

@@ -1,4 +1,4 @@
-"""All kinds of intervals of one data set: those of the library, and two to compare them with."""
+"""Compute all kinds of intervals from one data set: the library's, and two to compare with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ope_gym import ESTIMATORS, Betting, Bootstrap, Policy, Trajectories, evaluate
+from ope_gym import Betting, Bootstrap, Policy, Trajectories, evaluate
 from ope_gym.arrays import FloatArray
 from ope_gym.inference import intervals
 
@@ -21,7 +21,7 @@ _PILOT = 20  # HCOPE chooses its threshold on every 20th episode
 class Found:
     """Ends (E, K) of each estimator's intervals of all kinds, and standard errors (E,).
 
-    NaN where a kind was not made, or is undefined; an empty interval is from inf to -inf.
+    NaN where there is no interval of this kind, or it is undefined; an empty one is inf to -inf.
     """
 
     low: FloatArray
@@ -29,12 +29,12 @@ class Found:
     error: FloatArray
 
     def holds(self, truth: float) -> FloatArray:
-        """(E, K) 1 if the interval holds the truth, 0 if not, NaN if there is none."""
+        """Return 1 if the interval contains the truth, 0 if not, NaN if there is none, (E, K)."""
         inside = (self.low <= truth) & (truth <= self.high)
         return np.where(np.isnan(self.low), math.nan, inside)
 
     def width(self, level: float) -> FloatArray:
-        """(E, K) widths, that of the normal interval being 1."""
+        """Return widths relative to that of the normal interval, (E, K)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             width = np.where(self.high >= self.low, self.high - self.low, math.nan)
             return np.asarray(width / (2 * _normal(level) * self.error)[:, None])
@@ -50,7 +50,7 @@ def all_intervals(
     reward_range: tuple[float, float],
     horizon: int,
 ) -> Found:
-    """Intervals of all kinds for the estimators `names`, from `evaluate` where it has them."""
+    """Return intervals of all kinds for the estimators `names`; `evaluate` makes most of them."""
     low, high = np.full((2, len(names), len(KINDS)), math.nan)
     found = Found(low, high, np.full(len(names), math.nan))
     plain = [name for name in names if name in PLAIN]
@@ -71,13 +71,8 @@ def all_intervals(
             middle = intervals.percentile(e.replicates, level)
             put(name, "percentile", middle.low, middle.high)
     if plain:
-        bets = evaluate(
-            data,
-            target,
-            estimators=plain,
-            level=level,
-            interval=Betting(reward_range, horizon),
-        )
+        betting = Betting(reward_range, horizon)
+        bets = evaluate(data, target, plain, level=level, interval=betting)
         for name, e in bets.items():
             empty = math.isnan(e.interval.low)  # no value agrees with the data: a miss
             ends = (math.inf, -math.inf) if empty else (e.interval.low, e.interval.high)
@@ -95,9 +90,10 @@ def hcope(
     reward_range: tuple[float, float],
     horizon: int,
 ) -> dict[str, tuple[float, float]]:
-    """Both ends from `hcope_lower`, as `betting` makes its own.
+    """Return intervals whose ends are bounds by `hcope_lower`.
 
-    Low: of gains above the lowest reward; high: of losses below the highest; up to the horizon.
+    The lower end bounds gains above the lowest reward, the upper end losses below the highest, up
+    to the horizon, as the library's betting intervals do.
     """
     low, high = min(reward_range[0], 0.0), max(reward_range[1], 0.0)
     last = data.offsets[1:] - 1
@@ -116,11 +112,12 @@ def hcope(
 
 
 def hcope_lower(x: FloatArray, alpha: float) -> float:
-    """Lower bound on the mean of x >= 0 (Thomas, Theocharous, Ghavamzadeh 2015, theorem 1).
+    """Return a lower bound on the mean of x >= 0.
 
-    Values are cut at c, then an empirical Bernstein bound: mean - 7 c L / (3 (n - 1)) -
-    sqrt(2 L var / n), L = ln(2 / alpha). As recommended, c is what promises the best bound on a
-    twentieth of the data, which is then put aside.
+    It is theorem 1 of Thomas, Theocharous and Ghavamzadeh, "High-confidence off-policy evaluation".
+    Values are clipped at c, then an empirical Bernstein bound holds: mean - 7 c L / (3 (n - 1)) -
+    sqrt(2 L var / n), L = ln(2 / alpha). As recommended, c is chosen for the best bound on a
+    twentieth of the data, which is not used afterwards.
     """
     pilot = np.arange(x.size) % _PILOT == 0
     first, rest = x[pilot], x[~pilot]
@@ -132,18 +129,14 @@ def hcope_lower(x: FloatArray, alpha: float) -> float:
 
 
 def _bernstein(x: FloatArray, cuts: FloatArray, n: int, alpha: float) -> FloatArray:
-    """The bounds (cuts,) for n values, with the means and variances of x cut there."""
+    """Return the bounds (cuts,) for n values with the means and variances of x clipped there."""
     y, log = np.minimum(x, cuts[:, None]), math.log(2 / alpha)
     spread = np.sqrt(2 * log * y.var(axis=1, ddof=1) / n)
     return np.asarray(y.mean(axis=1) - 7 * cuts * log / (3 * (n - 1)) - spread)
 
 
-def known(names: Sequence[str]) -> list[str]:
-    """Those of the names that the library has."""
-    return [name for name in names if name in ESTIMATORS]
-
-
 def _normal(level: float) -> float:
+    """Return the quantile of the normal distribution for a two-sided interval."""
     from scipy.special import ndtri
 
     return float(ndtri(0.5 + level / 2))

@@ -1,4 +1,4 @@
-"""The picture of the coverage study."""
+"""Draw the coverage of intervals against their width."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def coverage_figure(summary: Summary) -> Figure:
-    """Coverage against relative width, a panel for each source of data."""
+    """Draw coverage against relative width, one panel for each source of data."""
     parts, names = summary["parts"], summary["names"]
     figure = new_figure(3.7 * len(parts), 4.4)
     axes = np.atleast_1d(figure.subplots(1, len(parts), sharey=True))

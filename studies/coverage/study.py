@@ -1,13 +1,13 @@
-"""How often intervals hold the value, and how wide they are: small MDPs and CartPole.
+"""Measure how often intervals contain the value, and how wide they are.
 
-Every kind of interval for the main estimators, on held-out data, on data whose policies learned
-from earlier episodes (adaptive), and on the data that the target learned from (in-sample).
+All kinds of intervals of the main estimators, on small MDPs and CartPole: on held-out data, on data
+whose policies learned from earlier episodes (adaptive), and on the data that the target learned
+from (in-sample).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -15,27 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
-from studies.cartpole.simulation import HORIZON, mean_return, rollouts
+from studies.cartpole.simulation import HORIZON, mean_return
 from studies.cartpole.study import CartPole
 from studies.coverage.claims import coverage_claims
-from studies.coverage.intervals import KINDS, all_intervals, known
+from studies.coverage.intervals import KINDS, all_intervals
 from studies.harness.errors import standard_errors
+from studies.harness.markdown import table
 from studies.harness.seeds import streams
 from studies.harness.small_grid import SOURCES, grid
-from studies.harness.study import Runs, Seeds, Study, Summary
+from studies.harness.study import Runs, Study, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from studies.harness.claims import Claim
 
-NAMES = ("BIS", "NBIS", "FIS", "NFIS", "auto")  # those that the library has not are left out
+NAMES = ("BIS", "NBIS", "FIS", "NFIS", "auto")
 _ENV: Final = "CartPole-v1"
 
 
 @dataclass(frozen=True)
 class Coverage(Study):
-    """Some regimes of the grid, a data set from each source, and some of CartPole, a run."""
+    """Draw in each run data sets of all sources for some regimes of the grid, and of CartPole."""
 
     name: ClassVar[str] = "coverage"
     title: ClassVar[str] = "coverage: how often intervals hold the value, and how wide they are"
@@ -45,9 +46,9 @@ class Coverage(Study):
 
     level: float = 0.95
     resamples: int = 200  # of a bootstrap
-    every: int = 4  # a run takes every 4th regime of the grid, from a random one on; 1 takes all
+    every: int = 4  # a run takes every 4th regime of the grid, starting at random; 1 takes all
     grid_seed: int = 1  # other MDPs than those that auto was designed on
-    cartpole: int = 4  # data sets a run
+    cartpole: int = 4  # data sets in a run
     truth_rollouts: int = 10_000
 
     def __post_init__(self) -> None:
@@ -57,14 +58,14 @@ class Coverage(Study):
                 "between 0 and 1, the others are at least 1"
             )
 
-    def run(self, seeds: Seeds) -> Runs:
-        """Whether intervals hold (E, K) and relative widths, by source and regime; CartPole's."""
-        found = [self._one(seed) for seed in seeds]
-        return {name: np.stack([one[name] for one in found]) for name in found[0]}
+    def run_once(self, seed: np.random.SeedSequence) -> dict[str, Any]:
+        """Return whether intervals contain the value, and relative widths.
 
-    def _one(self, seed: np.random.SeedSequence) -> Runs:
-        names, regimes = known(NAMES), grid(self.grid_seed)
-        small = np.full((2, len(SOURCES), len(regimes), len(names), len(KINDS)), math.nan)
+        Both are (sources, regimes, E, K), NaN for regimes left out, and (data sets, E, K) for
+        CartPole.
+        """
+        regimes = grid(self.grid_seed)
+        small = np.full((2, len(SOURCES), len(regimes), len(NAMES), len(KINDS)), math.nan)
         first, *rngs = streams(seed, 1 + len(regimes) + self.cartpole)
         for r in range(int(first.integers(self.every)), len(regimes), self.every):
             regime = regimes[r]
@@ -73,14 +74,14 @@ class Coverage(Study):
                 found = all_intervals(
                     data,
                     target,
-                    names,
+                    NAMES,
                     level=self.level,
                     resamples=self.resamples,
                     reward_range=regime.reward_range,
                     horizon=regime.horizon,
                 )
                 small[:, s, r] = found.holds(truth), found.width(self.level)
-        cart = np.array([self._cartpole(rng, names) for rng in rngs[len(regimes) :]])
+        cart = np.array([self._cartpole(rng) for rng in rngs[len(regimes) :]])
         return {
             "holds": small[0],
             "width": small[1],
@@ -88,16 +89,15 @@ class Coverage(Study):
             "cart_width": cart[:, 1],
         }
 
-    def _cartpole(self, rng: np.random.Generator, names: Sequence[str]) -> FloatArray:
-        """(2, E, K) for the last policy of PoWER, from fresh rollouts of the ten before it."""
+    def _cartpole(self, rng: np.random.Generator) -> FloatArray:
+        """Return coverage and widths (2, E, K) for PoWER's last policy, from fresh rollouts."""
         study, horizon = CartPole(env=_ENV), HORIZON[_ENV]
         policies, _, target = study.train(rng)
         truth, _ = mean_return(target, self.truth_rollouts, horizon, rng)
-        first, *more = (rollouts(p, study.rollouts, horizon, rng, held_out=True) for p in policies)
         found = all_intervals(
-            first.merge(*more),
+            study.fresh(policies, rng),
             target,
-            names,
+            NAMES,
             level=self.level,
             resamples=self.resamples,
             reward_range=(0.0, 1.0),
@@ -106,8 +106,8 @@ class Coverage(Study):
         return np.stack([found.holds(truth), found.width(self.level)])
 
     def summarise(self, runs: Runs) -> Summary:
-        """Coverage with its error and median widths by source, (E, K) each; by regime as well."""
-        regimes, names = grid(self.grid_seed), known(NAMES)
+        """Return coverage with standard errors and median widths, (E, K) each, by source."""
+        regimes = grid(self.grid_seed)
         kinds = np.array([regime.loggers for regime in regimes])
         parts: dict[str, dict[str, Any]] = {
             source: _described(runs["holds"][:, s], runs["width"][:, s], kinds)
@@ -119,11 +119,11 @@ class Coverage(Study):
         return {
             "runs": len(runs["holds"]),
             "level": self.level,
-            "names": names,
+            "names": NAMES,
             "kinds": KINDS,
             "regimes": [regime.name for regime in regimes],
             "data_sets": {
-                part: np.count_nonzero(~np.isnan(runs[key][..., names.index("NFIS"), 0]))
+                part: np.count_nonzero(~np.isnan(runs[key][..., NAMES.index("NFIS"), 0]))
                 for part, key in (("small", "holds"), (_ENV, "cart_holds"))
             },
             "parts": parts,
@@ -134,11 +134,11 @@ class Coverage(Study):
         }
 
     def claims(self, summary: Summary) -> list[Claim]:
-        """What the library says of its intervals."""
+        """Judge the library's statements about its intervals."""
         return coverage_claims(summary)
 
     def table(self, summary: Summary) -> str:
-        """Coverage and widths by source, then by kind of loggers."""
+        """Tabulate coverage and widths by source, then by kind of loggers."""
         names, kinds, count = summary["names"], summary["kinds"], summary["data_sets"]
         lines = [
             f"{summary['runs']} runs: {count['small']} data sets of {len(summary['regimes'])} small"
@@ -148,25 +148,27 @@ class Coverage(Study):
             "the plain estimators: a normalised one has the interval of the plain one.",
         ]
         for source, part in summary["parts"].items():
-            lines += ["", f"| {source} | " + " | ".join(kinds) + " |", "|---" * 7 + "|"]
-            for e, name in enumerate(names):
-                cells = [_cell(part, e, k) for k in range(len(kinds))]
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            rows = [
+                [name, *(_cell(part, e, k) for k in range(len(kinds)))]
+                for e, name in enumerate(names)
+            ]
+            lines += ["", *table([source, *kinds], rows)]
         return "\n".join([*lines, "", *_loggers(summary), "", *_worst(summary)])
 
     def picture(self, summary: Summary) -> Figure:
-        """Coverage against width, by source."""
+        """Draw coverage against width, by source."""
         from studies.coverage.picture import coverage_figure
 
         return coverage_figure(summary)
 
 
 def _described(holds: FloatArray, width: FloatArray, kinds: NDArray[np.str_]) -> dict[str, Any]:
-    """Of (R, regimes or data sets, E, K): runs are independent, what is inside a run is averaged.
+    """Describe arrays (R, regimes or data sets, E, K); only runs are independent of each other.
 
     Undefined intervals are left out; `undefined` is their share.
     """
-    missing, done = np.isnan(holds), ~np.isnan(holds[..., :1])  # normal: as good as always there
+    missing = np.isnan(holds)
+    done = ~missing[..., :1]  # normal intervals are nearly always defined
     by_loggers = {
         str(kind): _mean(holds[:, kinds == kind], (0, 1)) for kind in dict.fromkeys(kinds.tolist())
     }
@@ -182,7 +184,11 @@ def _described(holds: FloatArray, width: FloatArray, kinds: NDArray[np.str_]) ->
 
 
 def _paired(runs: Runs) -> dict[str, Any]:
-    """Differences (E,) on the same data, held-out: ess-t − normal, ln width HCOPE / betting."""
+    """Return differences (E,) on the same data, with standard errors.
+
+    On held-out data `gain` is the coverage of ess-t − normal, `ratio` is ln(width of HCOPE / width
+    of betting); `loss` is coverage on held-out − in-sample data.
+    """
     at = {kind: k for k, kind in enumerate(KINDS)}
     found = {}
     for part, holds, width in (
@@ -202,7 +208,7 @@ def _paired(runs: Runs) -> dict[str, Any]:
 
 
 def _mean(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
-    """Mean of what is defined; NaN of nothing."""
+    """Return the mean of what is not NaN, or NaN if nothing is left."""
     present = ~np.isnan(values)
     count = present.sum(axis=axes)
     total = np.where(present, values, 0.0).sum(axis=axes)
@@ -210,7 +216,7 @@ def _mean(values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
 
 
 def _median(width: FloatArray) -> FloatArray:
-    """(E, K) median over all that is finite."""
+    """Return the median (E, K) of what is finite."""
     flat = width.reshape(-1, *width.shape[2:])
     result = np.full(flat.shape[1:], math.nan)
     for at in np.ndindex(*result.shape):
@@ -221,42 +227,40 @@ def _median(width: FloatArray) -> FloatArray:
 
 
 def _loggers(summary: Summary) -> list[str]:
-    """Coverage of ess-t by kind of loggers."""
+    """Tabulate the coverage of ess-t by kind of loggers."""
     names, k = summary["names"], summary["kinds"].index("ess-t")
-    lines = ["Coverage of ess-t on held-out data by kind of loggers:", ""]
-    lines += ["| loggers | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for kind, found in summary["parts"]["held-out"]["by_loggers"].items():
-        lines.append(f"| {kind} | " + " | ".join(_percent(row[k]) for row in found) + " |")
-    return lines
+    found = summary["parts"]["held-out"]["by_loggers"]
+    rows = [[kind, *(_percent(row[k]) for row in rows)] for kind, rows in found.items()]
+    return [
+        "Coverage of ess-t on held-out data by kind of loggers:",
+        "",
+        *table(["loggers", *names], rows),
+    ]
 
 
 def _worst(summary: Summary) -> list[str]:
-    """The regimes in which ess-t covers least, and how often intervals are undefined."""
+    """Tabulate the regimes in which ess-t covers least, and how often intervals are undefined."""
     names, k = summary["names"], summary["kinds"].index("ess-t")
-    shown = [names.index(name) for name in ("NFIS", "auto") if name in names]
+    shown = [names.index(name) for name in ("NFIS", "auto")]
     found = np.array(summary["by_regime"]["held-out"])[..., k]  # (regimes, E)
     order = np.argsort(np.nan_to_num(found[:, shown].min(axis=1), nan=1.0))[:6]
     sets = max(summary["data_sets"]["small"] / len(SOURCES) / len(summary["regimes"]), 1.0)
-    head = " | ".join(names[e] for e in shown)
     missing = summary["parts"]["held-out"]["undefined"]
     absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
-    lines = [
+    rows = [[summary["regimes"][r], *(_percent(found[r, e]) for e in shown)] for r in order]
+    return [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
         f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward but "
         "for an action that is hardly ever seen, the error of auto can be too small: it knows "
         "nothing of q where no episode went. Undefined intervals (of ess-t, left out above): "
         f"{absent}.",
         "",
-        f"| regime | {head} |",
-        "|---" * (len(shown) + 1) + "|",
+        *table(["regime", *(names[e] for e in shown)], rows),
     ]
-    for r in order:
-        cells = " | ".join(_percent(found[r, e]) for e in shown)
-        lines.append(f"| {summary['regimes'][r]} | {cells} |")
-    return lines
 
 
 def _cell(part: dict[str, Any], e: int, k: int) -> str:
+    """Format coverage ± standard error (lowest), width; empty if there is no interval."""
     if math.isnan(part["coverage"][e][k]):
         return ""
     error = part["error"][e][k]

@@ -13,15 +13,15 @@ import numpy as np
 from ope_gym.arrays import FloatArray
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-OURS = ("beyond the paper", "our extension", "check")  # sources that are not the paper
+OURS = ("beyond the paper", "our extension", "check")  # sources other than the paper
 
-LIMIT = 3.0  # standard errors within which a difference says nothing
-FEWEST = 30  # runs below which a standard error says nothing
-SAME = 0.05  # share of the compared number within which a simulated one counts as equal
-TAIL = 0.2  # share of one run in a sum of squares above which their mean says nothing
+LIMIT = 3.0  # a difference of fewer standard errors decides nothing
+FEWEST = 30  # fewer runs decide nothing
+SAME = 0.05  # relative difference up to which a simulated number counts as equal
+TAIL = 0.2  # if one run has a larger share of a sum of squares, their mean decides nothing
 CLOSE = 2.0  # ratio of MSEs up to which one is "close to optimal"
-ENTRY = 0.1  # share by which an entry of the paper's tables may be off
-ROUNDING = 1e-9  # what is exact may be off by rounding
+ENTRY = 0.1  # relative difference up to which an entry of the paper's tables is right
+ROUNDING = 1e-9  # tolerance of exact numbers
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Evidence:
     """One measured difference, signed so that the claim says it is positive (or zero).
 
     Args:
-        where: the setting, "N = 50, p = 0.97".
-        difference: as measured.
-        standard_error: paired, of the difference; 0 if it is exact.
-        exact: the difference without simulation, where it can be had; it then decides.
-        equal: the claim is that the difference is 0.
-        tolerance: of rounding, for what is exact.
-        limit: standard errors within which a difference says nothing.
-        note: what else to know of this setting.
-        margin: of a simulated difference that is claimed to be 0: it holds if the difference and
-            `limit` standard errors are within it. 0: the claim can fail, but not hold.
-        open: why the numbers decide nothing, "tail"; empty if they do.
-        shown: what to print for the difference, "376 (at most 2)".
+        where: the setting, such as "N = 50, p = 0.97".
+        difference: the measured difference.
+        standard_error: paired standard error of the difference; 0 if it is exact.
+        exact: the difference without simulation, if it is known; it then decides.
+        equal: whether the claim is that the difference is 0.
+        tolerance: rounding error allowed to an exact difference.
+        limit: a simulated difference of fewer standard errors decides nothing.
+        note: further numbers to print for this setting.
+        margin: for a simulated difference that is claimed to be 0: the claim holds if the
+            difference and `limit` standard errors stay within the margin. With 0 it can only fail.
+        open: why the numbers decide nothing, such as "tail"; empty if they do.
+        shown: text to print instead of the difference, such as "376 (at most 2)".
     """
 
     where: str
@@ -57,12 +57,12 @@ class Evidence:
 
     @property
     def simulated(self) -> bool:
-        """Whether the verdict rests on runs."""
+        """Whether the verdict depends on simulated runs."""
         return self.exact is None and self.standard_error != 0.0
 
     @property
     def verdict(self) -> str:
-        """Holds, does not hold, or undecided: see `RULES`."""
+        """Return holds, does not hold, or undecided, by `RULES`."""
         value = self.difference if self.exact is None else self.exact
         around = self.limit * self.standard_error if self.simulated else 0.0
         if self.open or math.isnan(value) or math.isnan(around):
@@ -79,13 +79,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, and what was found.
+    """A statement of the paper, and the evidence for or against it.
 
     Args:
-        source: where it says so; one of `OURS` if the paper does not.
-        words: what it says.
-        measure: what the differences are, "MSE(BIS) − MSE(NIS)".
-        evidence: all of it must hold for the claim to hold.
+        source: the section of the paper, or one of `OURS`.
+        words: the statement.
+        measure: what was measured, such as "MSE(BIS) − MSE(NIS)".
+        evidence: differences that must all hold for the claim to hold.
         why: the explanation, or one for each verdict that has one.
     """
 
@@ -97,12 +97,12 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """Holds if all evidence does; does not hold if any does not."""
+        """Return holds if all evidence does, does not hold if any does not, else undecided."""
         found = {evidence.verdict for evidence in self.evidence}
         return FAILS if FAILS in found else HOLDS if found == {HOLDS} else UNDECIDED
 
     def with_runs(self, runs: int) -> Claim:
-        """The claim as so many runs let it be judged: few of them decide nothing."""
+        """Return the claim with simulated evidence left open if there are too few runs."""
         if runs >= FEWEST:
             return self
         few = f"fewer than {FEWEST} runs"
@@ -110,7 +110,7 @@ class Claim:
         return dataclasses.replace(self, evidence=tuple(rows))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the verdicts and what fits them."""
+        """Return plain data with the verdicts, their reasons and the explanation that fits."""
         verdict = self.verdict
         rows = [dataclasses.asdict(e) | {"verdict": e.verdict} for e in self.evidence]
         reasons = [e.open for e in self.evidence if e.open] if verdict == UNDECIDED else []
@@ -148,11 +148,11 @@ RULES = f"""\
 
 
 def agreement(where: str, simulated: FloatArray, exact: FloatArray, errors: FloatArray) -> Evidence:
-    """The worst of many comparisons of simulated with exact numbers.
+    """Return the worst of many comparisons of simulated with exact numbers.
 
-    The largest of m normal values is often beyond 3: the comparison counts as equal up to the limit
-    that m independent ones would stay within as often as a single one stays within `LIMIT`. Nothing
-    is decided where the simulation is so coarse that half of the numbers are not known to `ENTRY`.
+    The largest of m normal values is often beyond 3. The limit is therefore larger than `LIMIT`: m
+    independent values stay within it as often as a single one within `LIMIT`. The simulation is too
+    coarse to decide if half of the numbers are not known to `ENTRY`.
     """
     from scipy.special import ndtr, ndtri
 

@@ -1,4 +1,4 @@
-"""Errors of estimators over runs: mean square, bias, spread, and paired comparisons."""
+"""Describe errors of estimators over runs: mean square, bias, spread, paired comparisons."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEVELS = (5.0, 50.0, 95.0)
 
 
 def describe(errors: FloatArray, noise: FloatArray, covered: NDArray[np.bool_]) -> dict[str, Any]:
-    """What errors (R, E) of E estimators in R runs amount to.
+    """Summarise errors of E estimators in R runs.
 
     Args:
-        errors: estimate − truth.
-        noise: (R,) variance of the truth in each run, which is no error of an estimator: it is
-            subtracted from mean squares and variances.
-        covered: (R, E) whether the interval of the estimate holds the truth.
+        errors: (R, E) estimate − true value.
+        noise: (R,) variance of the true value where it is simulated; it is subtracted from mean
+            squares and variances, since it is no error of an estimator.
+        covered: (R, E) whether the interval of the estimate contains the true value.
     """
     runs = len(errors)
     shares = resample(runs)  # (B, R)
@@ -53,9 +53,9 @@ def describe(errors: FloatArray, noise: FloatArray, covered: NDArray[np.bool_]) 
 
 
 def _pairs(errors: FloatArray, squares: FloatArray, again: FloatArray) -> dict[str, FloatArray]:
-    """(E, E) each, of row against column: differences of MSE, log ratios of RMSE, shares of runs.
+    """Compare row with column, (E, E) each: differences of MSE, log ratios of RMSE, shares of runs.
 
-    The standard error of a log ratio is that of a paired bootstrap: both MSEs are of the same
+    The standard error of a log ratio is from a paired bootstrap: both MSEs are of the same
     resampled runs.
     """
     log = 0.5 * _log(again)
@@ -73,37 +73,37 @@ def _pairs(errors: FloatArray, squares: FloatArray, again: FloatArray) -> dict[s
 
 
 def standard_errors(values: FloatArray) -> FloatArray:
-    """Of the means over the first axis; NaN for a single run."""
+    """Return standard errors of the means over the first axis; NaN for a single run."""
     if len(values) < 2:
         return np.full(values.shape[1:], math.nan)
     return np.asarray(values.std(axis=0, ddof=1) / math.sqrt(len(values)))
 
 
 def mean_and_error(values: FloatArray) -> FloatArray:
-    """Means over the first axis and their standard errors, stacked."""
+    """Return means over the first axis and their standard errors, stacked."""
     return np.stack([values.mean(axis=0), standard_errors(values)])
 
 
 def root(values: FloatArray) -> FloatArray:
-    """√, NaN below 0: there the noise of the truth hides the error."""
+    """Return the square root, or NaN below 0, where the noise of the true value hides the error."""
     return np.sqrt(np.where(values >= 0, values, math.nan))
 
 
 def largest_share(values: FloatArray) -> FloatArray:
-    """Share of the largest square in the sum of squares over the first axis."""
+    """Return the share of the largest square in the sum of squares over the first axis."""
     squares = values**2
     return np.asarray(squares.max(axis=0) / np.maximum(squares.sum(axis=0), 1e-300))
 
 
 def tail(share: float) -> str:
-    """Why means over runs say nothing if one run has this share of the squares."""
+    """Return "tail", as a reason to decide nothing, if one run has too large a share of squares."""
     return "tail" if share > TAIL else ""
 
 
 def unbiased(
     where: str, found: dict[str, Any], names: Sequence[str], shown: Sequence[str], value: float
 ) -> tuple[Evidence, ...]:
-    """Evidence that biases are 0, against the value that is estimated."""
+    """Return the evidence that biases are 0, compared with the value that is estimated."""
     rows = []
     for name in shown:
         i = names.index(name)
@@ -126,12 +126,12 @@ def unbiased(
 def larger_rmse(
     where: str, found: dict[str, Any], names: Sequence[str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[Evidence, ...]:
-    """Evidence ln(RMSE(a) / RMSE(b)) > 0 of each pair (a, b).
+    """Return the evidence that ln(RMSE(a) / RMSE(b)) > 0 for each pair (a, b).
 
-    The logarithm, since squares of heavy-tailed errors have no useful standard error of their own.
-    With a tail the one of the logarithm is too small as well: then the share of runs in which the
-    error of a is the larger one must point the same way, and is the evidence. Nothing speaks
-    against the claim if a itself has a tail, which only hides how large its RMSE is.
+    Squares of heavy-tailed errors have no useful standard error, hence the logarithm. With a tail
+    the standard error of the logarithm is too small as well: then the share of runs in which the
+    error of a is the larger one must point the same way, and is the evidence. A tail of a itself
+    never speaks against the claim, because it only hides how large the RMSE of a is.
     """
     rows, made = found["pairs"], []
     for a, b in pairs:
@@ -164,7 +164,7 @@ def larger_rmse(
 def larger_mse(
     where: str, found: dict[str, Any], names: Sequence[str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[Evidence, ...]:
-    """Evidence MSE(a) − MSE(b) > 0 of each pair (a, b)."""
+    """Return the evidence that MSE(a) − MSE(b) > 0 for each pair (a, b)."""
     rows, made = found["pairs"], []
     for a, b in pairs:
         i, j = names.index(a), names.index(b)
@@ -181,7 +181,7 @@ def larger_mse(
 
 
 def resample(runs: int) -> FloatArray:
-    """(B, R) share of each run in each bootstrap resample; always the same draws."""
+    """Return the share of each run in each bootstrap resample, (B, R); always the same draws."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(runs, size=(RESAMPLES, runs)) + runs * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=RESAMPLES * runs)
@@ -189,10 +189,11 @@ def resample(runs: int) -> FloatArray:
 
 
 def _cuts(runs: int) -> IntArray:
-    """Where batches begin: as many as the paper's 400 runs if there are several, else eighths."""
+    """Return where batches begin: 400 runs each, as in the paper, or eighths below 800 runs."""
     size = 400 if runs >= 800 else max(runs // 8, 1)
     return np.arange(size, runs - size + 1, size)
 
 
 def _log(values: FloatArray) -> FloatArray:
+    """Return the logarithm, or NaN where it is undefined."""
     return np.log(np.where(values > 0, values, math.nan))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+PERCENTILES = ("paper: 5th", "50th", "95th", "ours: 5th", "50th", "95th")  # head of six columns
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """Format a number with so many significant digits; very small or large ones get an exponent."""

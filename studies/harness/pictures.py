@@ -17,19 +17,19 @@ _GRID = "#d9d9d9"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in the house style."""
+    """Return an empty figure."""
     return Figure(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
 
 
 def legend_below(axes: Axes, columns: int) -> None:
-    """A legend that covers nothing."""
+    """Put the legend below the axes, where it covers nothing."""
     axes.legend(
         fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
     )
 
 
 def dress(axes: Axes, x: str, y: str) -> None:
-    """Labels, a pale grid, no frame."""
+    """Add labels and a pale grid, and remove the frame."""
     axes.set_xlabel(x, color=BLACK, fontsize=9)
     axes.set_ylabel(y, color=BLACK, fontsize=9)
     axes.grid(color=_GRID, linewidth=0.6)
@@ -47,7 +47,7 @@ def dots(
     colour: str,
     label: str,
 ) -> None:
-    """The 50th percentile as a dot, the 5th and 95th as the ends of a line."""
+    """Draw the 50th percentile as a dot, the 5th and 95th as the ends of a line."""
     low, middle, high = np.array(percentiles, dtype=np.float64).T
     y = np.arange(len(names)) + shift
     ax.errorbar(

@@ -1,4 +1,4 @@
-"""reproduction.md: the paper beside what the studies found, from their JSON files."""
+"""Write reproduction.md from the JSON files of the studies: the paper beside their findings."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ counted with its claims.
 
 
 def write_report(out: Path, path: Path) -> list[str]:
-    """Assemble `path` from the studies in `out`; their pictures are copied beside it, to images/.
+    """Write the page `path` from the results in `out`, and copy their pictures to images/.
 
     Returns:
-        The labels of the results it found.
+        The labels of the results.
 
     Raises:
         FileNotFoundError: If there is no result in `out`.
@@ -77,9 +77,9 @@ def write_report(out: Path, path: Path) -> list[str]:
 
 
 def read_results(out: Path) -> list[dict[str, Any]]:
-    """The JSON files in the order of the table of studies, a study's default settings first.
+    """Return the content of the JSON files in the order of `STUDIES`, default settings first.
 
-    A file that cannot be read is named and left out.
+    A file that is no result is named on stderr and left out.
     """
     found = []
     for path in sorted(out.glob("*.json")):
@@ -88,19 +88,16 @@ def read_results(out: Path) -> list[dict[str, Any]]:
             if result["label"] == path.stem and result["study"] in STUDIES:
                 found.append(result)
         except (ValueError, KeyError, TypeError):
-            print(f"{path} is no result of a study and is left out", file=sys.stderr)
-    order = list(STUDIES)
-    return sorted(found, key=lambda r: (order.index(r["study"]), bool(r["changed"]), r["label"]))
+            print(f"{path} is not the result of a study and is left out", file=sys.stderr)
+    return sorted(found, key=lambda r: (STUDIES.index(r["study"]), bool(r["changed"]), r["label"]))
 
 
 def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> str:
-    """The page."""
+    """Return the page; `links` are paths of the pictures by label."""
     usual = [result for result in results if not result["changed"]]
     parts = [_HEAD, "## Verdicts", *_tally(usual)]
-    first: dict[str, str] = {}  # the result of each study that is shown in full
-    for result in results:
-        first.setdefault(result["study"], result["label"])
-    full = set(first.values())
+    # the first result of each study is shown in full
+    full = set({result["study"]: result["label"] for result in reversed(results)}.values())
     for result in results:
         if result["label"] in full:
             table = claims_table(result["claims"], link=result["label"])
@@ -112,7 +109,7 @@ def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> st
 
 
 def _tally(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How many claims of the paper hold, with the settings that are the studies' own."""
+    """Count how many claims of the paper hold."""
     claims = [c for r in results for c in r["claims"] if not c["source"].startswith(OURS)]
     if not claims:
         return []

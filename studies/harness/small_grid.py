@@ -1,10 +1,10 @@
-"""A grid of small MDPs with loggers of four kinds, whose values are known exactly.
+"""Simulate a grid of small MDPs with four kinds of behaviour policies and exact values.
 
     for regime in grid():
         data, target, truth = regime.simulate(np.random.default_rng(0))
 
-The MDP, the loggers and the target belong to the regime; only the episodes are drawn. States are
-seen as one-hot rows, rewards lie within [0, 1], gamma is 1.
+The MDP, the behaviour policies ("loggers") and the target belong to the regime; only the episodes
+are drawn. Observations are one-hot rows, rewards lie within [0, 1], gamma is 1.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 HORIZONS = (1, 3, 8, 20, 50)
 _SIZES = ((10, 30), (4, 50), (20, 10), (3, 100))  # policies, episodes of each
 _FEW = (3, 12)
-_STEP = 1.0  # how far a policy learns from a batch, in the unit of distances below
+_STEP = 1.0  # how far a policy moves when it learns from a batch, as distances of `Regime`
 
 
 @dataclass(frozen=True)
 class World:
-    """A finite MDP that may end early, S states and A actions.
+    """A finite MDP with S states and A actions; episodes may end before the horizon.
 
     Args:
         start: (S,) distribution of the first state.
-        moves: (S, A, S) distribution of the next state of an episode that goes on.
+        moves: (S, A, S) distribution of the next state if the episode goes on.
         ends: (S, A) probability that the episode ends after the action.
         means: (S, A) mean rewards.
     """
@@ -54,18 +54,19 @@ class World:
 class Regime:
     """One cell of the grid.
 
-    Distances between policies are of their logits, root mean square, times the root of the horizon:
-    equal distances give weights of about equal spread at every horizon.
+    The distance between policies is the root mean square difference of their logits times the
+    square root of the horizon: equal distances spread weights about equally at every horizon.
 
     Args:
-        loggers: "drifting" (a learner that nears the target), "similar" (all near it), "unrelated"
-            (all far, each in its own direction), "one good" (one near, the others very far).
-        noise: of the rewards: "low" (within 0.1 of their mean) or "high" (0 or 1).
-        horizon: longest episode.
-        policies: how many loggers.
-        per_policy: episodes of each.
-        states: of the MDP.
-        actions: of the MDP.
+        loggers: "drifting" (a learner that approaches the target), "similar" (all near it),
+            "unrelated" (all far, each in its own direction), "one good" (one near, the others very
+            far).
+        noise: of the rewards, "low" (within 0.1 of their mean) or "high" (0 or 1).
+        horizon: length of the longest episode.
+        policies: number of loggers.
+        per_policy: episodes of each logger.
+        states: number of states.
+        actions: number of actions.
         seed: of the MDP and the policies.
     """
 
@@ -82,30 +83,30 @@ class Regime:
 
     @property
     def name(self) -> str:
-        """Such as "drifting, low noise, horizon 8, 10 x 30"."""
+        """Return a name such as "drifting, low noise, horizon 8, 10 x 30"."""
         size = f"{self.policies} x {self.per_policy}"
         return f"{self.loggers}, {self.noise} noise, horizon {self.horizon}, {size}"
 
     @property
     def world(self) -> World:
-        """The MDP."""
+        """Return the MDP."""
         return _made(self)[0]
 
     @property
     def target(self) -> SoftmaxLinear:
-        """The policy to evaluate; "in-sample" data change it."""
+        """Return the policy to evaluate; "in-sample" data change it."""
         return as_policy(_made(self)[2])
 
     def simulate(
         self, rng: np.random.Generator, source: Source = "held-out"
     ) -> tuple[Trajectories, SoftmaxLinear, float]:
-        """Episodes of all loggers, the target, and its exact value.
+        """Return episodes of all loggers, the target, and its exact value.
 
         Args:
-            rng: of the episodes.
-            source: "held-out" (loggers and target fixed in advance), "adaptive" (each logger has
+            rng: generator of the episodes.
+            source: "held-out" (loggers and target fixed in advance), "adaptive" (each logger
                 learned from the episodes of the one before; the target is fixed in advance) or
-                "in-sample" (loggers fixed, the target has learned from these very episodes).
+                "in-sample" (loggers fixed, the target learned from these episodes).
         """
         _, given, target = _made(self)
         logits = given.copy()
@@ -125,7 +126,7 @@ class Regime:
         return recorded, policy, self.value(policy)
 
     def exact_q(self, target: SoftmaxLinear) -> FloatArray:
-        """(H, S, A) expected return from step t on, after action a in state s."""
+        """Return the expected return from step t on, after action a in state s, (H, S, A)."""
         world, probs = self.world, table(target, self.states)
         q = np.empty((self.horizon, self.states, self.actions))
         ahead = np.zeros(self.states)
@@ -135,12 +136,12 @@ class Regime:
         return q
 
     def value(self, target: SoftmaxLinear) -> float:
-        """Expected return."""
+        """Return the expected return of a policy."""
         ahead = np.sum(table(target, self.states) * self.exact_q(target)[0], axis=1)
         return float(self.world.start @ ahead)
 
     def _play(self, logits: FloatArray, rng: np.random.Generator) -> Episodes:
-        """`per_policy` episodes of each row of logits (K, S, A), all at once, step by step."""
+        """Play `per_policy` episodes of each policy, given logits (K, S, A), all in parallel."""
         world, n = self.world, len(logits) * self.per_policy
         ids = np.repeat(np.arange(len(logits)), self.per_policy)
         policy = softmax(logits).cumsum(axis=-1)
@@ -159,7 +160,7 @@ class Regime:
         return Episodes(states, actions, rewards, alive, ids)
 
     def _learned(self, data: Episodes, logits: FloatArray) -> FloatArray:
-        """A step (S, A) along the gradient of the return in the logits, as the data show it."""
+        """Return a step (S, A) of the logits along the policy gradient estimated from the data."""
         to_go = np.flip(np.cumsum(np.flip(data.rewards * data.alive, 1), 1), 1)
         lived = np.maximum(data.alive.sum(axis=0), 1)
         gain = (to_go - (to_go * data.alive).sum(axis=0) / lived)[data.alive]
@@ -175,7 +176,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Episodes:
-    """n episodes padded to the horizon: (n, H) each, and `ids` (n,) of their loggers."""
+    """Episodes padded to the horizon, (n, H) each, and the numbers `ids` (n,) of their loggers."""
 
     states: IntArray
     actions: IntArray
@@ -185,7 +186,7 @@ class Episodes:
 
     @classmethod
     def joined(cls, batches: list[Episodes]) -> Episodes:
-        """One batch of all loggers as it is, or one batch a logger."""
+        """Join batches of one logger each; a single batch of all loggers stays as it is."""
         if len(batches) == 1:
             return batches[0]
         return cls(
@@ -197,7 +198,7 @@ class Episodes:
         )
 
     def recorded(self, logits: FloatArray, regime: Regime, *, held_out: bool) -> Trajectories:
-        """As a recorder would have kept them."""
+        """Return the episodes as a recorder would have kept them."""
         lengths = self.alive.sum(axis=1)
         states, actions = self.states[self.alive], self.actions[self.alive]
         ids = np.repeat(self.ids, lengths)
@@ -218,10 +219,10 @@ class Episodes:
 
 
 def grid(seed: int = 0) -> list[Regime]:
-    """48 regimes: all kinds of loggers, both noises, five horizons, and eight with few data.
+    """Return 48 regimes: all kinds of loggers, both noises, five horizons, and eight with few data.
 
     Args:
-        seed: another one gives other MDPs and policies of the same kinds.
+        seed: another seed gives other MDPs and policies of the same kinds.
     """
     cells = itertools.product(LOGGERS, NOISES, HORIZONS)
     made = [
@@ -236,30 +237,30 @@ def grid(seed: int = 0) -> list[Regime]:
 
 
 def states_of(observations: FloatArray) -> NDArray[np.intp]:
-    """(n,) the states behind one-hot observations (n, S)."""
+    """Return the states (n,) of one-hot observations (n, S)."""
     states: NDArray[np.intp] = np.argmax(observations, axis=1)
     return states
 
 
 def as_policy(logits: FloatArray) -> SoftmaxLinear:
-    """The policy of logits (S, A)."""
+    """Return the policy with logits (S, A)."""
     return SoftmaxLinear(logits.T)
 
 
 def table(policy: SoftmaxLinear, states: int) -> FloatArray:
-    """(S, A) probabilities of a policy of one-hot states."""
+    """Return the probabilities (S, A) of a policy."""
     return np.asarray(policy.probs(np.eye(states)))
 
 
 def softmax(logits: FloatArray) -> FloatArray:
-    """Probabilities along the last axis."""
+    """Return probabilities along the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 @cache
 def _made(regime: Regime) -> tuple[World, FloatArray, FloatArray]:
-    """The MDP, the loggers' logits (K, S, A) and the target's (S, A)."""
+    """Return the MDP, the loggers' logits (K, S, A) and the target's (S, A)."""
     rng = np.random.default_rng(np.random.SeedSequence(regime.seed))
     states, actions, count = regime.states, regime.actions, regime.policies
     world = World(
@@ -272,7 +273,7 @@ def _made(regime: Regime) -> tuple[World, FloatArray, FloatArray]:
     apart = rng.normal(size=(count, states, actions))
     apart /= np.sqrt(np.mean(apart**2, axis=(1, 2), keepdims=True))
     distance = np.full(count, 0.5 if regime.loggers == "similar" else 2.5)
-    if regime.loggers == "drifting":  # all in about one direction, ever nearer
+    if regime.loggers == "drifting":  # all in about the same direction, each nearer than the last
         apart = 0.9 * apart[:1] + 0.4 * apart
         distance = np.linspace(4.0, 1.0, count)
     elif regime.loggers == "one good":
@@ -282,5 +283,5 @@ def _made(regime: Regime) -> tuple[World, FloatArray, FloatArray]:
 
 
 def _draw(edges: FloatArray, u: FloatArray) -> IntArray:
-    """Indices (n,) by cumulative probabilities (n or 1, m) and uniform numbers (n,)."""
+    """Draw indices (n,) from cumulative probabilities (n or 1, m) and uniform numbers (n,)."""
     return np.asarray((u[:, None] >= edges[:, :-1]).sum(axis=1))

@@ -24,10 +24,10 @@ Summary: TypeAlias = dict[str, Any]  # the findings of a study as plain data, re
 class Study(ABC):
     """An experiment: many independent runs and the conclusions drawn from them.
 
-    A subclass is a frozen dataclass whose fields are its settings. Workers receive a copy, so they
-    must be able to import its module. Only `run` may be slow: everything else is computed again
-    from the arrays of `run` each time. `claims`, `table` and `picture` get the summary as plain
-    data.
+    A subclass is a frozen dataclass whose fields are its settings. It defines `run_once`, or `run`
+    if it can do many runs together. Workers receive a copy, so they must be able to import its
+    module. Only runs may be slow: everything else is computed again from their arrays each time.
+    `claims`, `table` and `picture` get the summary as plain data.
     """
 
     name: ClassVar[str]
@@ -37,9 +37,14 @@ class Study(ABC):
     takes: ClassVar[str] = ""  # rough duration with two workers
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # other settings that `all` runs as well
 
-    @abstractmethod
     def run(self, seeds: Seeds) -> Runs:
-        """Return the results of one run for each seed; a run uses no other randomness."""
+        """Return the results of one run for each seed, stacked."""
+        found = [self.run_once(seed) for seed in seeds]
+        return {name: np.stack([one[name] for one in found]) for name in found[0]}
+
+    def run_once(self, seed: np.random.SeedSequence) -> dict[str, Any]:
+        """Return the numbers or arrays of one run; all its randomness comes from the seed."""
+        raise NotImplementedError
 
     @abstractmethod
     def summarise(self, runs: Runs) -> Summary:

@@ -1,4 +1,4 @@
-"""What the paper's two lemmas say, and what the random problems say."""
+"""Judge the paper's two lemmas by random problems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from studies.harness.study import Summary
 
 
 def lemma_claims(summary: Summary) -> list[Claim]:
-    """Lemmas 1 and 2, their closed forms and their reach."""
+    """Return the claims of lemmas 1 and 2, of their closed forms and how far they reach."""
     return [_closed_forms(summary), _printed(summary), *_fis(summary), *_ouis(summary)]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lemmas_figure(summary: Summary) -> Figure:
-    """Distributions of ratios of variances over random problems."""
+    """Draw distributions of ratios of variances over random problems."""
     figure = new_figure(13.5, 4.0)
     axes = figure.subplots(1, 4, sharey=True)
     levels = np.array(summary["levels"])
