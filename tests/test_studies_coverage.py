@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ope_gym import evaluate
+from ope_gym import Betting, Bootstrap, evaluate
 from studies.coverage import intervals as coverage_intervals
 from studies.coverage.claims import coverage_claims
 from studies.coverage.intervals import KINDS, Found, all_intervals, hcope, hcope_lower
@@ -206,17 +206,14 @@ def test_intervals_are_those_of_evaluate() -> None:
     found = all_intervals(
         data, target, names, level=0.9, resamples=50, reward_range=(0.0, 1.0), horizon=4
     )
-    for kind in ("ess-t", "percentile", "bca", "betting"):
-        got = evaluate(
-            data,
-            target,
-            estimators=names,
-            level=0.9,
-            interval=kind,
-            resamples=50,
-            reward_range=(0.0, 1.0),
-            horizon=4,
-        )
+    kinds: dict[str, str | Bootstrap | Betting] = {
+        "ess-t": "ess-t",
+        "percentile": Bootstrap(50),
+        "bca": Bootstrap(50, "bca"),
+        "betting": Betting((0.0, 1.0), 4),
+    }
+    for kind, interval in kinds.items():
+        got = evaluate(data, target, names, level=0.9, interval=interval)
         for e, name in enumerate(names):
             k = KINDS.index(kind)
             if kind == "betting" and name == "NFIS":
