@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ope_gym import Trajectories, evaluate
-from ope_gym.__main__ import main as command
+from ope_gym.cli import main as command
 from ope_gym.models.linear import LinearQ
 from ope_gym.scale.sources import survey
 from ope_gym.scale.workers import Workers

@@ -13,8 +13,8 @@ import pytest
 from scipy.special import stdtr, stdtrit
 
 from ope_gym import Calibration, Compute, evaluate, leave_one_policy_out
-from ope_gym.__main__ import main as command
 from ope_gym.analysis.leave_one_out import Check
+from ope_gym.cli import main as command
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Betting, ess_t
 from ope_gym.policies import UnavailablePolicy

@@ -24,7 +24,7 @@ from ope_gym import (
     evaluate_log_probs,
     rank,
 )
-from ope_gym.__main__ import main
+from ope_gym.cli import main
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.run import sum_arrays
 from ope_gym.inference.errors import join_single, joined, standard_error

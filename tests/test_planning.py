@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import contributions, episodes_needed, evaluate
-from ope_gym.__main__ import main as command
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.analysis.planning import Prediction
+from ope_gym.cli import main as command
 from ope_gym.policies import UnavailablePolicy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights

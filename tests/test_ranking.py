@@ -15,8 +15,8 @@ from scipy.stats import chi2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ope_gym import Bootstrap, Compute, Ranking, evaluate, evaluate_log_probs, rank
-from ope_gym.__main__ import main as command
 from ope_gym.analysis.ranking import probability_best
+from ope_gym.cli import main as command
 from ope_gym.inference.errors import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
 from ope_gym.policies import UnavailablePolicy

@@ -278,7 +278,7 @@ def _sleep(mark: Path, i: int) -> None:
 
 def test_the_cluster_stays_when_commands_have_ended(cluster: Any, tmp_path: Path) -> None:
     """One of them is stopped by Ctrl-C, which cancels its tasks."""
-    from ope_gym.__main__ import main as command  # not yet there when `code` runs the module
+    from ope_gym.cli import main as command  # not yet there when `code` runs the module
 
     paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
     for i, path in enumerate(paths):

@@ -18,7 +18,7 @@ import pytest
 
 import ope_gym
 import train
-from ope_gym.__main__ import main as command
+from ope_gym.cli import main as command
 
 ROOT = Path(__file__).parent.parent
 SEEDED = ("--seed", "3", "--vector-envs", "4", "--estimators", "NFIS", "BIS")

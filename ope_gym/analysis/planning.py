@@ -167,9 +167,9 @@ def episodes_needed(
     needs = []
     for name, number, candidate in _candidates(fused, policy):
         predict = Prediction(fused, fused.prefix(candidate, name))
-        episodes, then = _search(predict, now, standard_error, limit)
+        needed, then = _search(predict, now, standard_error, limit)
         effective = min(predict.ess, float(fused.current.ess.min()))
-        needs.append(Need(name, number, episodes, then, effective))
+        needs.append(Need(name, number, needed, then, effective))
     needs.sort(
         key=lambda need: (
             limit + 1 if need.episodes is None else need.episodes,
