@@ -402,6 +402,13 @@ class Evaluator:
         folds = min(FOLDS, len(self._roster))
         if folds < 2:
             raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
+        if not isinstance(job.target, FinitePolicy):
+            raise ValueError(
+                f"q_model is {_short(model)}, which draws actions of a target that has no "
+                "probs(observations), but these are read from files in blocks, on which the draws "
+                "would depend: load them with Trajectories.load, raise Compute(block_steps=...), "
+                "or give q_model=None"
+            )
         fold = folds_within(self._behaviours.ids, folds)
         items = Items(self._source.tasks, self._behaviours.ids, fold)
         survey = FeatureSurvey(model, job.target)

@@ -1,26 +1,56 @@
-"""Surveys cut shards into tasks, and a scratch folder keeps the weights between passes."""
+"""Sources of episodes: what is accepted, how it is read a task at a time, and what is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from ope_gym.scale.shard_tasks import Setting, weight_pass
-from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 
-from ope_gym import Compute, LinearSigmoid
-from ope_gym.options import check_options
-from ope_gym.scale.sources import survey
+from ope_gym import (
+    Betting,
+    Bootstrap,
+    Compute,
+    Evaluation,
+    Evaluator,
+    LinearSigmoid,
+    Trajectories,
+    Weighting,
+    evaluate,
+)
+from ope_gym.data import reader
+from ope_gym.data.blocks import Block, DamagedFileError
+from ope_gym.data.seen_files import SeenFile
+from ope_gym.data.trajectories import nothing
+from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
+from ope_gym.models import LinearQ, OneHot, TabularQ
+from ope_gym.scale.passes import Items
+from ope_gym.scale.sources import Source, open_source
 from ope_gym.scale.spool import Spool, scratch_folder
 from ope_gym.scale.workers import Workers
-from tests.builders import assert_same, recorded
-from tests.test_sharded import mixed_files, split
+from tests.builders import LogProbOnly, Recorded, Table, assert_same, recorded
+from tests.file_builders import (
+    functions,
+    in_blocks,
+    in_memory,
+    made,
+    merged,
+    mixed_files,
+    record,
+    split,
+)
+from tests.test_files import assert_equal
+from wrappers import RecordTrajectories, collect
 
 TARGET = LinearSigmoid(np.full(3, 0.3))
+ALL = list(WEIGHTED)
+BOTH = ["FIS", "NFIS"]
 
 
 @pytest.fixture(scope="module")
@@ -28,35 +58,321 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
-def _plain() -> Any:
-    return check_options(["FIS", "NFIS"], 1.0, 10.0, "ess-t", 0.95, 0, 10, None, None)
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Recorded, list[Trajectories], list[Path]]:
+    r = recorded(8, (15, 9, 12))
+    parts = split(r.trajectories, 1, 4)
+    paths = [tmp_path / f"{i}.ope" for i in range(len(parts))]
+    for part, path in zip(parts, paths, strict=True):
+        part.save(path)
+    return r, parts, paths
 
 
-def test_tasks_know_what_comes_before_them() -> None:
+# What is accepted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_steps", [60, 1 << 17])
+def test_whatever_holds_the_episodes_gives_the_same_result(
+    tmp_path: Path, block_steps: int
+) -> None:
+    """To the bit where they are read whole."""
+    path, policies = tmp_path / "run.ope", [LinearSigmoid([0, 0, k, 0.1]) for k in (0.2, 1.0)]
+    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=20), held_out=0.5, path=path)
+    for k, policy in enumerate(policies):
+        collect(env, policy, 12, k, seed=k)
+    env.close()
+    data = env.buffer.view()
+    halves = [data.select(episodes=slice(0, 9)), data.select(episodes=slice(9, 24))]
+    paths = [tmp_path / f"{i}.ope" for i in range(2)]
+    for half, place in zip(halves, paths, strict=True):
+        half.save(place)
+    names = [name for name, c in ESTIMATORS.items() if not c.whole]
+    options: dict[str, Any] = {"q_model": LinearQ(), "interval": Bootstrap(20)}
+    memory = evaluate(data, "last", names, **options)
+    assert memory.sample.regime == "held-out"
+    every: list[Any] = [env, env.buffer, halves, tuple(halves), [data], [env.buffer], halves[:]]
+    reading: list[Any] = [path, str(path), [path], paths, [str(p) for p in paths], np.array(paths)]
+    reading += [functions(halves), functions([data])[0], [paths[0], halves[1]], (p for p in [])]
+    compute = Compute(block_steps=block_steps)
+    for episodes in every:
+        found = evaluate(episodes, "last", names, compute=compute, **options)
+        assert_same(found, memory)
+        assert str(found) == str(memory)
+    for episodes in reading[:-1]:
+        found = evaluate(episodes, "last", names, compute=compute, **options)
+        assert_equal(found, memory, rtol=0.0 if block_steps > 60 else 1e-9)
+
+
+def test_files_may_come_as_an_array_and_seeds_of_any_size(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    r, _, paths = saved
+    options: dict[str, Any] = {"interval": Bootstrap(20), "seed": 2**64 + 7}
+    evaluate(np.array(str(paths[0])), r.target, **options)  # type: ignore[arg-type]
+    names: Any = np.array([str(path) for path in paths])
+    assert_same(evaluate(names, r.target, **options), evaluate(paths, r.target, **options))
+
+
+def test_few_steps_are_read_whole_and_many_in_blocks(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    """Whole, every q model and every estimator can be had."""
+    r, parts, paths = saved
+    steps = sum(part.n_steps for part in parts)
+    for block_steps, whole in ((steps, True), (steps - 1, False)):
+        source = open_source(paths, None, block_steps, Workers())
+        assert (source.data is not None) == whole == (not source.tasks)
+    names = [name for name in ESTIMATORS if name != "EA"]
+    found = evaluate(paths, r.target, names, q_model=TabularQ())
+    assert_same(found, in_memory(parts, r.target, names, q_model=TabularQ()))
+    for which in ("last", 0):
+        one, two = (
+            Evaluator(paths, BOTH, compute=Compute(block_steps=size)) for size in (steps, 10)
+        )
+        assert one.name_of(which) == two.name_of(which)
+        assert one.policies == two.policies
+        assert_equal(two.evaluate(which), one.evaluate(which))
+
+
+def test_the_target_may_be_the_number_of_a_policy(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    _, parts, paths = saved
+    evaluator = Evaluator(paths, BOTH, compute=Compute(block_steps=10))
+    last = evaluator.policies.index(parts[-1].policies[-1])
+    by_number = evaluator.evaluate(last)
+    assert_same(evaluator.evaluate("last"), by_number)
+    assert_same(evaluator.evaluate(parts[-1].policies[-1]), by_number)
+    owner = next(
+        p for p, part in zip(paths, parts, strict=True) if evaluator.policies[last] in part.policies
+    )
+    assert evaluator.name_of("last") == f"policy {last}, of {owner}"
+    assert evaluator.name_of(Table(np.full((3, 3), 1 / 3))) == "the target"
+    assert Evaluator(merged(parts)).name_of(0) == "policy 0"
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1 << 24, 0])
+@pytest.mark.parametrize("block_steps", [1, 10, 60])
+def test_files_are_read_in_whole_blocks_or_in_stretches(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+    limit: int,
+    block_steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "_WHOLE", limit)
+    r, parts, paths = saved
+    options: dict[str, Any] = {"q_model": None}
+    found = evaluate(paths, r.target, ALL, compute=Compute(block_steps=block_steps), **options)
+    assert_equal(found, in_memory(parts, r.target, ALL, **options))
+    longest = max(int(part.lengths.max()) for part in parts)
+    if limit == 0:
+        source = open_source(paths, None, block_steps, Workers())
+        for piece in (piece for task in source.tasks for piece in task.pieces):
+            for chunk in piece.chunks(source):
+                assert chunk.n_steps < block_steps + max(block_steps, longest)
+
+
+@pytest.mark.parametrize("block_steps", [1, 20])
+def test_files_of_recorders_and_of_several_runs(tmp_path: Path, block_steps: int) -> None:
+    r = recorded(9, (6, 5))
+    path = tmp_path / "runs.ope"
+    for part in split(r.trajectories, 2, 1):
+        record(part, path)  # a second run appends a section
+    together = Trajectories.load(path)
+    compute = Compute(block_steps=block_steps)
+    found = evaluate(path, r.target, ALL, q_model=None, compute=compute)
+    assert_equal(found, evaluate(together, r.target, ALL, q_model=None))
+
+
+@pytest.mark.parametrize("block_steps", [10, 1 << 17])
+def test_damage_is_found_and_a_cut_file_read_to_its_last_whole_block(
+    tmp_path: Path, block_steps: int
+) -> None:
+    r, path = recorded(8, (15, 9, 12)), tmp_path / "run.ope"
+    compute = Compute(block_steps=block_steps)
+    record(r.trajectories, path)
+    good = path.read_bytes()
+    for place in range(20, len(good), 397):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        with pytest.raises(DamagedFileError):
+            evaluate(path, r.target, compute=compute)
+    path.write_bytes(good[:-3])
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        together = Trajectories.load(path)
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        found = evaluate(path, r.target, BOTH, compute=compute)
+    assert_equal(found, evaluate(together, r.target, BOTH))
+    path.write_bytes(b"something else")
+    with pytest.raises(DamagedFileError, match="not an ope_gym file"):
+        evaluate(path, r.target, compute=compute)
+
+
+def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
+    r, path = recorded(1, (3, 3)), tmp_path / "run.ope"
+    r.trajectories.save(path)
+    link, hard, copy = (tmp_path / f"{name}.ope" for name in ("link", "hard", "copy"))
+    link.symlink_to(path)
+    hard.hardlink_to(path)
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"run\.ope twice: .* give each file once"):
+        evaluate([path, str(path)], r.target)
+    with pytest.raises(ValueError, match=r"link\.ope twice, which is .*run\.ope: its episodes"):
+        evaluate([path, r.trajectories, link], r.target)
+    with pytest.raises(ValueError, match=r"hard\.ope twice, which is .*run\.ope: its episodes"):
+        evaluate([path, hard], r.target)
+    with pytest.raises(ValueError, match=r"copy\.ope, a copy of .*run\.ope: its episodes"):
+        evaluate([path, copy], r.target)
+
+
+def test_workers_read_the_files_that_were_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are, and not others of the same name."""
+    r, others = recorded(1, (30, 30)), tmp_path / "others"
+    others.mkdir()
+    monkeypatch.chdir(tmp_path)
+    r.trajectories.save("run.ope")
+    recorded(2, (30, 30)).trajectories.save(others / "run.ope")
+    evaluator = Evaluator("run.ope", BOTH, compute=Compute(block_steps=50))
+    expected = evaluator.evaluate(r.target)
+
+    class Moved(Workers):
+        """Works in another folder."""
+
+        def in_order(self, function: Any, items: Any) -> Any:
+            monkeypatch.chdir(others)
+            yield from super().in_order(function, items)
+
+    assert_same(evaluator._evaluate(r.target, None, Moved(), None), expected)
+    assert Path.cwd() == others
+    (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
+    with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
+        evaluator.evaluate(r.target)
+    (tmp_path / "run.ope").unlink()
+    with pytest.raises(FileNotFoundError, match=r"No such .* all nodes need .*: 'run\.ope'"):
+        evaluator.evaluate(r.target)
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'none\.ope'"):
+        evaluate("none.ope", r.target)
+
+
+def test_a_file_may_grow_while_it_is_read(tmp_path: Path) -> None:
+    r, path = recorded(1, (30, 30)), tmp_path / "run.ope"
+    record(r.trajectories, path)
+    seen = SeenFile.of(path)
+    evaluator = Evaluator(path, BOTH, compute=Compute(block_steps=50))
+    expected = evaluator.evaluate(r.target)
+    with path.open("ab") as file:
+        file.write(b"more")
+    with seen.open() as opened:
+        assert opened.tell() == 0
+    assert_same(evaluator.evaluate(r.target), expected)
+
+
+@pytest.mark.parametrize("block_steps", [4, 1000])
+def test_episodes_that_change_between_passes_are_refused(block_steps: int) -> None:
+    r = recorded(1, (3, 3))
+    compute = Compute(block_steps=block_steps)
+
+    def given(sizes: list[int]) -> Callable[[], Trajectories]:
+        left = iter(sizes)
+        return lambda: r.trajectories.select(episodes=slice(next(left)))
+
+    for sizes in ([6, 5], [6, 6, 5])[: 2 if block_steps == 4 else 1]:
+        with pytest.raises(ValueError, match="6 episodes in the first pass and 5 in a later one"):
+            evaluate(given(sizes), r.target, "NFIS", compute=compute)
+    if block_steps == 4:
+        turned = iter([slice(None), slice(None, None, -1)])
+        with pytest.raises(ValueError, match="or of other policies: files must not change"):
+            evaluate(
+                lambda: r.trajectories.select(episodes=next(turned)), 0, "NFIS", compute=compute
+            )
+
+
+def test_who_acted_is_read_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, saved: tuple[Recorded, list[Trajectories], list[Path]]
+) -> None:
+    r, parts, paths = saved
+    together = in_memory(parts, r.target, BOTH)
+    seen: list[int] = []
+    read = Block.rows
+
+    def watched(block: Block, name: str, begin: int, end: int) -> Any:
+        if name == "policy_ids":
+            seen.append(end - begin)
+        return read(block, name, begin, end)
+
+    monkeypatch.setattr(reader, "_ROWS", 5)
+    monkeypatch.setattr(Block, "rows", watched)
+    assert_equal(evaluate(paths, r.target, BOTH), together)
+    assert max(seen) == 5
+
+
+# Tasks ----------------------------------------------------------------------------------------
+
+
+def _blocks(episodes: Any, block_steps: int) -> Source:
+    source = open_source(episodes, None, block_steps, Workers())
+    assert source.data is None
+    return source
+
+
+def test_tasks_know_how_many_episodes_come_before_them() -> None:
     r = recorded(3, (9, 7, 5))
-    parts = split(r.trajectories, 0, 6)
-    found = survey(parts, "all", 15, Workers())
-    mixture = found.mixture
-    before = np.zeros_like(mixture.counts)
-    setting = Setting(mixture, r.target, _plain(), held_out=False, steps=15)
-    for task in found.tasks:
-        np.testing.assert_array_equal(task.before, before[task.behaviours])
-        part = weight_pass(setting, task)
-        counts = np.bincount(np.concatenate(part.ids), minlength=before.size)
-        np.testing.assert_array_equal(task.behaviours, np.flatnonzero(counts))
-        np.testing.assert_array_equal(task.counts, counts[task.behaviours])
-        assert task.episodes == slice(before.sum(), before.sum() + counts.sum())
-        before = before + counts
-    np.testing.assert_array_equal(before, mixture.counts)
-    assert sum(task.steps for task in found.tasks) == mixture.steps == r.trajectories.n_steps
+    parts = split(r.trajectories, 0, 12)
+    source, together = _blocks(functions(parts), 8), merged(parts)
+    assert len(source.tasks) > 2
+    before = 0
+    for number, task in enumerate(source.tasks):
+        chunks = [chunk for _, chunk in source.chunks(task)]
+        lengths = np.concatenate([chunk.lengths for chunk in chunks])
+        assert task.number == number
+        assert task.episodes == slice(before, before + lengths.size)
+        assert task.steps == lengths.sum()
+        np.testing.assert_array_equal(lengths, together.lengths[task.episodes])
+        rewards = np.concatenate([chunk.rewards for chunk in chunks])
+        rows = slice(together.offsets[before], together.offsets[before + lengths.size])
+        np.testing.assert_array_equal(rewards, together.rewards[rows])
+        assert all(chunk.policies == source.policies for chunk in chunks)
+        before += lengths.size
+    assert before == len(source.roster) == len(r.trajectories)
+    assert sum(task.steps for task in source.tasks) == source.roster.steps
+
+
+def test_tasks_depend_on_the_files_alone(files: list[Path]) -> None:
+    one, two = (_blocks(files, 150).tasks for _ in range(2))
+    assert [(t.number, t.name, t.steps, t.episodes) for t in one] == [
+        (t.number, t.name, t.steps, t.episodes) for t in two
+    ]
+    assert sum(task.name == str(files[1]) for task in one) > 2  # a large file is cut
+    assert any(" to " in task.name for task in one)  # small ones are joined
+
+
+def test_what_all_tasks_are_sent_grows_with_the_episodes() -> None:
+    """Not with tasks times behaviours: each has its own episodes' numbers alone."""
+    r = recorded(6, [1] * 30 + [3, 2])
+    source = _blocks(functions(split(r.trajectories, 0, 12)), 10)
+    assert len(source.tasks) > 5
+    ids = np.arange(len(source.roster))
+    items = Items(source.tasks, ids, ids % 5)
+    assert sum(item.ids.size for item in items) == len(source.roster)
+    for item in items:
+        np.testing.assert_array_equal(item.ids, ids[item.task.episodes])
+        assert item.fold is not None
+        np.testing.assert_array_equal(item.fold, ids[item.task.episodes] % 5)
+
+
+# The scratch folder ---------------------------------------------------------------------------
 
 
 def test_weights_that_are_not_in_the_folder_are_made_again(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Path], tmp_path: Path
 ) -> None:
     """As on a machine that does not share it; one that was cut is an error."""
-    found = survey(files, "all", 150, Workers())
-    whole = evaluate_survey(found, TARGET, _plain(), Workers())
+    evaluator = Evaluator(files, BOTH, compute=Compute(block_steps=150))
+    whole = evaluator.evaluate(TARGET)
 
     class Forgetful(Workers):
         def in_order(self, function: Any, items: Any) -> Any:
@@ -67,34 +383,27 @@ def test_weights_that_are_not_in_the_folder_are_made_again(
 
     cut = False
     with scratch_folder(tmp_path) as folder:
-        again = evaluate_survey(found, TARGET, _plain(), Forgetful(), folder=folder)
+        again = evaluator._evaluate(TARGET, None, Forgetful(), folder)
     assert_same(whole, again)
     cut = True
     with (
         pytest.raises(OSError, match="`scratch` was cut short"),
         scratch_folder(tmp_path) as folder,
     ):
-        evaluate_survey(found, TARGET, _plain(), Forgetful(), folder=folder)
+        evaluator._evaluate(TARGET, None, Forgetful(), folder)
     assert not list(tmp_path.iterdir())
 
 
-def test_held_out_episodes_if_there_are_any() -> None:
-    data = recorded(6, (30, 25)).trajectories
-    some = np.arange(len(data)) % 3 == 0
-    mixed = dataclasses.replace(data, held_out=some)
-    none = dataclasses.replace(data, held_out=np.zeros(len(data), dtype=bool))
-    for shards, which, count in (
-        ([none, mixed], "auto", some.sum()),
-        ([none, mixed], "all", 2 * len(data)),
-        ([none], "auto", len(data)),
-    ):
-        with contextlib.ExitStack() as stack:
-            if count == some.sum():
-                words = r"shard 0: 0 of 55 episodes used, .*data='all'"
-                stack.enter_context(pytest.warns(UserWarning, match=words))
-            found = survey(shards, which, 50, Workers())
-        assert found.mixture.trajectories == count
-        assert sum(int(task.counts.sum()) for task in found.tasks) == count
+@pytest.mark.parametrize("interval", [Bootstrap(20), Betting(reward_range=(0, 1), horizon=20)])
+def test_a_scratch_folder_changes_no_bit(files: list[Path], tmp_path: Path, interval: Any) -> None:
+    names = [name for name, c in ESTIMATORS.items() if c.scheme and not c.whole]
+    options: dict[str, Any] = {"q_model": LinearQ(), "interval": interval, "gamma": 0.9}
+    one, two = (
+        evaluate(files, TARGET, names, compute=Compute(block_steps=150, scratch=scratch), **options)
+        for scratch in (None, tmp_path)
+    )
+    assert_equal(one, two, rtol=0.0)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed")
@@ -102,5 +411,126 @@ def test_a_full_scratch_disk_is_named(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Spool, "_partial", lambda _: Path("/dev/full"))
+    compute = Compute(scratch=tmp_path, block_steps=150)
     with pytest.raises(OSError, match=rf"scratch is '{tmp_path}': the disk is full; give a folder"):
-        evaluate_shards(files, TARGET, estimators="NFIS", compute=Compute(scratch=tmp_path))
+        evaluate(files, TARGET, "NFIS", compute=compute)
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+def _peak(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_number_of_parts() -> None:
+    compute = Compute(block_steps=9_999)
+
+    def run(parts: int) -> Evaluation:
+        episodes = [partial(made, i) for i in range(parts)]
+        return evaluate(episodes, TARGET, [*ALL, "auto"], compute=compute)
+
+    run(1)  # compiles
+    few, many = _peak(lambda: run(2)), _peak(lambda: run(12))
+    assert many < 1.1 * few
+
+
+def test_a_large_file_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_WHOLE", 1 << 16)
+    path = tmp_path / "large.ope"
+    data = made(0, episodes=800)
+    data.save(path)
+    together = evaluate(data, TARGET, BOTH)
+    del data
+    run = partial(evaluate, path, TARGET, BOTH, compute=Compute(block_steps=5000))
+    assert_equal(run(), together)  # compiles
+    assert _peak(run) < path.stat().st_size / 3
+
+
+# What is refused ------------------------------------------------------------------------------
+
+
+def test_what_needs_all_episodes_in_memory_is_refused_in_blocks() -> None:
+    r = recorded(1, (3, 3))
+    remedy = r"load them with Trajectories\.load, or raise Compute\(block_steps=\.\.\.\)"
+    for name in (name for name, c in ESTIMATORS.items() if c.whole):
+        with pytest.raises(
+            ValueError, match=f"has {name!r}, which needs all episodes in.*{remedy}"
+        ):
+            in_blocks([r.trajectories], r.target, ["NFIS", name])
+    with pytest.raises(ValueError, match=f"reward_model is 'cross-fit', which needs.*{remedy}"):
+        in_blocks([r.trajectories], r.target, "OUIS", weighting=Weighting(reward_model="cross-fit"))
+    for model in ("tabular", TabularQ(), "network"):
+        with pytest.raises(TypeError, match=f"q_model is .*take a LinearQ, 'default'.*{remedy}"):
+            in_blocks([r.trajectories], r.target, "DM", q_model=model)
+    with pytest.raises(ValueError, match="learns from all episodes at once"):
+        in_blocks([r.trajectories], r.target, "DM", block_steps=4, q_model=LinearQ(OneHot()))
+    log_prob_only = LogProbOnly(r.target.log_prob)
+    with pytest.raises(ValueError, match=r"has no probs.* or give q_model=None"):
+        in_blocks([r.trajectories], log_prob_only, "DM", block_steps=4, q_model=LinearQ())
+    longest = r.trajectories.select(episodes=[int(r.trajectories.lengths.argmax())])
+    with pytest.raises(ValueError, match="at least 2 episodes"):
+        in_blocks([longest], r.target, "DM", block_steps=1, q_model=LinearQ())
+
+
+def test_what_is_no_source_of_episodes_is_refused() -> None:
+    r = recorded(1, (3, 3))
+    data = r.trajectories
+    episodes: Any
+    for episodes in (None, 3, object()):
+        with pytest.raises(TypeError, match="give Trajectories, a TrajectoryBuffer, a recorder"):
+            evaluate(episodes, r.target)
+    for episodes in ([data, 7], [7], np.zeros(3)):
+        with pytest.raises(TypeError, match=r"episodes\[\d\] is .*: give the path of a file, tra"):
+            evaluate(episodes, r.target)
+    for episodes in (iter([data]), (part for part in [data])):
+        with pytest.raises(ValueError, match=r"can be read only once.*give a list of files"):
+            evaluate(episodes, r.target)
+    with pytest.raises(ValueError, match="is an empty list: give at least one file"):
+        evaluate([], r.target)
+    for episodes in (nothing(), [nothing()], nothing, [nothing, nothing]):
+        with pytest.raises(ValueError, match="episodes is empty: record at least one episode"):
+            evaluate(episodes, r.target)
+    other = dataclasses.replace(data, horizon=99)
+    with pytest.raises(ValueError, match=r"episodes\[1\]: horizon differs"):
+        evaluate(functions([data, other]), r.target)
+    with pytest.raises(ValueError, match="horizon differs"):
+        evaluate([data, other], r.target)
+
+
+def test_options_that_cannot_be_are_refused_with_a_remedy() -> None:
+    r = recorded(1, (3, 3))
+    data = r.trajectories
+    some: Any = "some"
+    with pytest.raises(ValueError, match="held_out is 'some'; give True, False, or None"):
+        evaluate(data, r.target, held_out=some)
+    for steps in (0, "x", None):
+        with pytest.raises(ValueError, match=f"block_steps is {steps!r}"):
+            Compute(block_steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'FWDR', which needs a q model: give q_model a model"):
+        in_blocks([data], r.target, ["NFIS", "FWDR"], q_model=None)
+    with pytest.raises(ValueError, match="needs the range that every reward obeys"):
+        in_blocks([data], r.target, "FIS", interval="betting")
+    with pytest.raises(ValueError, match=r"reward_range is .* at episode 0, step 0: widen it"):
+        in_blocks([data], r.target, "FIS", block_steps=4, interval=Betting((5.0, 6.0)))
+    with pytest.raises(OSError, match="scratch is 'missing': No such file or directory; give a"):
+        evaluate(functions([data]), r.target, compute=Compute(scratch="missing", block_steps=4))
+    for target in (3, -4, 2.5, None):
+        with pytest.raises((TypeError, ValueError), match=r"target is"):
+            evaluate(functions([data]), target, compute=Compute(block_steps=4))  # type: ignore[arg-type]
+
+
+def test_a_bad_target_is_named_with_its_file() -> None:
+    r = recorded(1, (3, 3))
+
+    class Wrong(Table):
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return np.where(np.asarray(observations) == 1, 0.5, -0.5)
+
+    with pytest.raises(ValueError, match=r"episodes\[\d\].*target_log_probs is 0.5"):
+        in_blocks(split(r.trajectories, 0, 2), Wrong(r.target.table), "NFIS", block_steps=4)
