@@ -144,6 +144,7 @@ class Options:
                 )
         object.__setattr__(self, "interval", interval_kind(self.interval))
         object.__setattr__(self, "gamma", float(self.gamma))
+        object.__setattr__(self, "level", float(self.level))
         object.__setattr__(self, "seed", _seed(self.seed))
 
     @property

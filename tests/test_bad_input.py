@@ -17,7 +17,7 @@ from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Uniform, policy_from_arrays
-from tests.builders import LogProbOnly, Table, recorded
+from tests.builders import LogProbOnly, Table, plain_options, recorded
 from tests.reference import Data
 
 Door = Callable[..., Any]
@@ -40,14 +40,15 @@ def changed(column: str, row: Any, value: float) -> Data:
 
 def first_door(**options: Any) -> Any:
     data = recorded(0)
-    return evaluate(data.trajectories, data.target, **options)
+    return evaluate(data.trajectories, data.target, **plain_options(**options))
 
 
 def second_door(**options: Any) -> Any:
-    return evaluate_log_probs(*arrays(), **options)
+    return evaluate_log_probs(*arrays(), **plain_options(**options))
 
 
 both = pytest.mark.parametrize("door", [first_door, second_door])
+BETS: dict[str, Any] = {"interval": "betting", "reward_range": (-9, 9)}
 
 
 # --- options, at both doors -------------------------------------------------------------------
@@ -73,11 +74,11 @@ both = pytest.mark.parametrize("door", [first_door, second_door])
         ({"interval": "normal"}, r"interval is 'normal'; choose one of ess-t, percentile, bca"),
         ({"interval": "bca", "resamples": 1}, r"resamples is 1; .* at least 2"),
         ({"interval": "bca", "resamples": 2.5}, r"resamples is 2\.5"),
-        ({"rng": -1}, r"rng is -1; give a seed"),
-        ({"rng": 0.5}, r"rng is 0\.5; give a seed"),
-        ({"horizon": 0}, r"horizon is 0; .* at least 1"),
-        ({"horizon": 2.5}, r"horizon is 2\.5"),
-        ({"interval": "betting"}, r'interval="betting" needs reward_range=\(lowest, highest\)'),
+        ({"seed": -1}, r"seed is -1; give a whole number of 0 or more"),
+        ({"seed": 0.5}, r"seed is 0\.5; give a whole number"),
+        (BETS | {"horizon": 0}, r"horizon is 0; .* at least 1"),
+        (BETS | {"horizon": 2.5}, r"horizon is 2\.5"),
+        ({"interval": "betting"}, r"needs the range that every reward obeys: .*reward_range="),
         ({"interval": "betting", "reward_range": (1, 0)}, r"reward_range is \(1, 0\); give finite"),
         ({"interval": "betting", "reward_range": (0, math.inf)}, r"reward_range is \(0, inf\)"),
         ({"interval": "betting", "reward_range": (1,)}, r"reward_range is \(1,\)"),
@@ -121,14 +122,14 @@ def test_reward_models(door: Door, part: int, value: float, message: str) -> Non
 
 
 def test_betting_at_the_door_of_arrays_needs_the_horizon() -> None:
-    with pytest.raises(ValueError, match='interval="betting" needs horizon, the longest possible'):
+    with pytest.raises(ValueError, match="interval='betting' needs horizon, the longest possible"):
         second_door(interval="betting", reward_range=(0, 9))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimators": ["FIS", "EA"]}, r"estimators has 'EA', .*use evaluate\(trajectories"),
+        ({"estimators": ["FIS", "EA"]}, r"estimators has 'EA', .*use evaluate\(episodes"),
         ({"reward_model": "cross-fit"}, r"reward_model='cross-fit' needs observations and actions"),
     ],
 )
@@ -258,7 +259,7 @@ def test_what_is_allowed() -> None:
 def test_no_trajectories() -> None:
     empty = TrajectoryBuffer(spaces.Discrete(2), spaces.Discrete(2))
     for data in (empty, empty.view(), recorded(0).trajectories.select(episodes=[])):
-        with pytest.raises(ValueError, match="trajectories is empty: record at least one episode"):
+        with pytest.raises(ValueError, match="episodes is empty: record at least one episode"):
             evaluate(data, Uniform(2))
 
 

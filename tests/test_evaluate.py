@@ -38,6 +38,7 @@ from tests.builders import (
     arrays_of,
     assert_same,
     buffer_of,
+    plain_options,
     recorded,
 )
 from tests.reference import Data
@@ -431,7 +432,7 @@ def test_ea_needs_all_probabilities_of_the_target() -> None:
 
 def test_ea_makes_no_bets() -> None:
     data = recorded(8, horizon=1)
-    options: dict[str, Any] = {"interval": "betting", "reward_range": (-1, 2)}
+    options = plain_options(interval="betting", reward_range=(-1, 2))
     assert list(evaluate(data.trajectories, data.target, **options)) == [*ALL, "FWDR", "auto"]
     with pytest.raises(ValueError, match=r"betting.*EA"):
         evaluate(data.trajectories, data.target, estimators="EA", **options)
@@ -649,7 +650,8 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
     steps = got.sample.steps
     assert (
         lines[0]
-        == f"9 episodes, {steps} steps, 2 behaviours, gamma 0.9; data: in-sample, optimistic"
+        == f"9 episodes, {steps} steps, 2 behaviours, gamma 0.9; data: in-sample, optimistic; "
+        "q model: TabularQ"
     )
     assert lines[1].split() == [
         "estimator",

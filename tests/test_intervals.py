@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import ESTIMATORS, Betting, Bootstrap, Compute, Weighting, evaluate, evaluate_log_probs
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference import intervals
+from ope_gym.inference import bootstrap, intervals
+from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import cautious_error, standard_error
-from ope_gym.inference.intervals import Interval, Resamples, betting_lower
+from ope_gym.inference.intervals import Interval, betting_lower
 from tests import reference, small_mdps
-from tests.builders import Table, one_step, pick, recorded, value_of
+from tests.builders import Table, one_step, pick, plain_options, recorded, value_of
 from tests.reference import Data
 from tests.small_mdps import MDP, Policy
 
@@ -155,15 +156,17 @@ def test_the_cautious_error_makes_up_for_skewness() -> None:
 
 
 def draws(strata: ArrayLike, replicates: int, seed: int) -> Array:
-    return np.concatenate(list(Resamples(np.asarray(strata), replicates, seed)))
+    strata = np.asarray(strata)
+    return PoissonDraws(strata, replicates, seed).factors(0, strata.size)
 
 
 def copies(strata: ArrayLike, replicates: int, seed: int) -> NDArray[np.int64]:
-    """The draws as whole numbers: all counts times what makes them so."""
-    found = draws(strata, replicates, seed)
-    times = math.lcm(*(int(size) - 1 for size in np.bincount(np.asarray(strata)) if size > 1))
-    whole = np.rint(found * times)
-    np.testing.assert_allclose(found * times, whole, atol=1e-6)
+    """The draws as whole numbers: each replicate times what makes it so."""
+    made = PoissonDraws(np.asarray(strata), replicates, seed)
+    times = [[math.lcm(*(int(total) for total in row if total > 0))] for row in made.drawn]
+    found = made.factors(0, made.strata.size) * np.array(times)
+    whole = np.rint(found)
+    np.testing.assert_allclose(found, whole, atol=1e-6)
     return whole.astype(np.int64)
 
 
@@ -173,7 +176,7 @@ def test_replicates_spread_like_the_standard_error_however_few_a_stratum_has(siz
     rng = np.random.default_rng(size)
     strata = np.repeat(np.arange(60 // size), size)
     psi = rng.normal(size=60)
-    replicates = intervals.bootstrap_plain(psi, Resamples(strata, 20_000, 0))
+    replicates = PoissonDraws(strata, 20_000, 0).means(psi)
     assert replicates.std() == pytest.approx(standard_error(psi, strata), rel=0.03)
 
 
@@ -183,43 +186,34 @@ def test_draws_are_with_replacement_inside_strata() -> None:
     assert counts.shape == (4000, 7)
     for k in (0, 2, 5):
         np.testing.assert_allclose(counts[:, strata == k].sum(axis=1), np.sum(strata == k))
-    # m - 1 draws of a stratum of m, each counted m / (m - 1) times: mean 1, variance 1
     np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / math.sqrt(4000))
     np.testing.assert_allclose(counts.var(axis=0), 1, atol=0.1)
     np.testing.assert_array_equal(counts, draws(strata, 4000, 1))
     assert not np.array_equal(counts, draws(strata, 4000, 2))
 
 
-def test_draws_are_the_same_on_every_pass_kept_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    strata = np.arange(12) % 3
-    kept = Resamples(strata, 300, 7)
-    first = [block.copy() for block in kept]
-    assert [block.shape for block in first] == [(128, 12), (128, 12), (44, 12)]
-    monkeypatch.setattr(intervals, "_KEEP", 0)
-    whole = np.concatenate(first)
-    monkeypatch.setattr(intervals, "_COLUMNS", 5 * 12)  # memory for five replicates
-    few = [block.copy() for block in Resamples(strata, 300, 7)]
-    assert max(block.shape[0] for block in few) == 5
-    np.testing.assert_array_equal(np.concatenate(few), whole)
-    monkeypatch.undo()
-    monkeypatch.setattr(intervals, "_KEEP", 0)
-    drawn = Resamples(strata, 300, 7)
-    for blocks in (kept, drawn, drawn):
-        for a, b in zip(first, blocks, strict=True):
-            np.testing.assert_array_equal(a, b)
+def test_draws_of_parts_and_blocks_are_those_of_all() -> None:
+    strata = np.array([0, 0, 1, 1, 2, 2, 2, 0, 1, 2, 0, 1])
+    made = PoissonDraws(strata, 300, 7)
+    whole = made.factors(0, 12)
+    part = made.part(slice(4, 9))
+    np.testing.assert_array_equal(part.factors(0, 5), whole[:, 4:9])
+    np.testing.assert_array_equal(part.part(slice(1, 3)).factors(0, 2), whole[:, 5:7])
+    blocks = list(made.blocks(5 * 12))
+    assert max(len(block) for block in blocks) == 5
+    np.testing.assert_array_equal(np.concatenate(blocks), whole)
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("columns", [intervals._COLUMNS, 3 * 16])
+@pytest.mark.parametrize("elements", [bootstrap._ELEMENTS, 3 * 25])
 def test_the_bootstrap_is_a_loop_that_resamples_and_estimates_again(
-    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+    name: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "_COLUMNS", columns)  # whole, and three steps at a time
+    monkeypatch.setattr(bootstrap, "_ELEMENTS", elements)  # whole, and three episodes at a time
     data = recorded(1, (6, 4, 6)).arrays
     options: dict[str, Any] = {"gamma": 0.9, "cap": 1.3}
-    got = evaluate_log_probs(
-        *data, estimators=name, level=0.8, seed=5, interval=Bootstrap(25), **options
-    )[name]
+    made = plain_options(level=0.8, seed=5, interval="percentile", resamples=25, **options)
+    got = evaluate_log_probs(*data, name, **made)[name]
     counts = copies(data.behaviour_ids.tolist(), 25, 5)
     loop = np.array(
         [value_of(name, pick(data, np.repeat(np.arange(16), row)), **options) for row in counts]
@@ -295,7 +289,7 @@ def test_bca_stays_in_order_under_one_huge_episode() -> None:
     psi = np.append(np.zeros(30), 1000.0)
     strata = np.zeros(31, dtype=np.int64)
     for sign in (1.0, -1.0):
-        replicates = intervals.bootstrap_plain(sign * psi, Resamples(strata, 2000, 0))
+        replicates = PoissonDraws(strata, 2000, 0).means(sign * psi)
         for level in (0.5, 0.95, 0.999, 1 - 1e-9):
             got = intervals.bca(replicates, float(sign * psi.mean()), sign * psi, strata, level)
             assert replicates.min() <= got.low <= got.high <= replicates.max()
@@ -433,13 +427,13 @@ def test_betting_intervals_widen_with_the_level_and_narrow_with_data() -> None:
     options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "reward_range": (0, 1)}
     options["horizon"] = 2
     levels = [
-        evaluate_log_probs(*data, level=level, **options)["FIS"].interval
+        evaluate_log_probs(*data, **plain_options(level=level, **options))["FIS"].interval
         for level in (0.5, 0.8, 0.95, 0.999)
     ]
     for inner, outer in itertools.pairwise(levels):
         assert outer.low < inner.low < inner.high < outer.high
     more = pick(data, np.tile(np.arange(100), 8))
-    narrow = evaluate_log_probs(*more, **options)["FIS"].interval
+    narrow = evaluate_log_probs(*more, **plain_options(**options))["FIS"].interval
     assert narrow.high - narrow.low < 0.5 * (levels[2].high - levels[2].low)
     assert 0 <= narrow.low < narrow.high <= 2
 
@@ -622,9 +616,9 @@ def test_betting_needs_the_longest_possible_episode_not_the_longest_recorded() -
     options: dict[str, Any] = {"estimators": "FIS", "interval": "betting"}
     options["reward_range"] = (-1, 2)
     with pytest.raises(ValueError, match="horizon"):
-        evaluate_log_probs(*data, **options)
-    got = evaluate_log_probs(*data, horizon=2, **options)["FIS"].interval
-    short = evaluate_log_probs(*data, horizon=1, **options)["FIS"].interval
+        evaluate_log_probs(*data, **plain_options(**options))
+    got = evaluate_log_probs(*data, **plain_options(horizon=2, **options))["FIS"].interval
+    short = evaluate_log_probs(*data, **plain_options(horizon=1, **options))["FIS"].interval
     truth = small_mdps.value(mdp, target, 1.0)
     assert truth in got
     assert truth not in Interval(short.low, short.high - 0.1, 0.95, "betting")
@@ -633,10 +627,14 @@ def test_betting_needs_the_longest_possible_episode_not_the_longest_recorded() -
 def test_a_recorded_time_limit_is_the_horizon_of_betting() -> None:
     data = recorded(9, (8, 8), rewards=(0.0, 1.0), horizon=4)
     options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "reward_range": (0, 1)}
-    default = evaluate(data.trajectories, data.target, **options)["FIS"].interval
-    explicit = evaluate(data.trajectories, data.target, horizon=4, **options)["FIS"].interval
-    assert default == explicit
-    longer = evaluate(data.trajectories, data.target, horizon=40, **options)["FIS"].interval
+
+    def interval(**more: int) -> Interval:
+        made = plain_options(**options, **more)
+        return evaluate(data.trajectories, data.target, **made)["FIS"].interval
+
+    default = interval()
+    assert default == interval(horizon=4)
+    longer = interval(horizon=40)
     assert longer.high > default.high
     assert longer.low == pytest.approx(default.low)
 
@@ -684,10 +682,12 @@ def test_weights_beyond_floats_leave_betting_valid() -> None:
         np.arange(4),
     )
     options: dict[str, Any] = {"estimators": "FIS", "interval": "betting", "horizon": 1}
-    got = evaluate_log_probs(*data, reward_range=(0, 1), **options)["FIS"].interval
+    given = plain_options(reward_range=(0, 1), **options)
+    got = evaluate_log_probs(*data, **given)["FIS"].interval
     small = betting_lower(np.array([0.0, 0.5 * math.e, 0.5 * math.e]), 0.025)
     assert math.isnan(got.low) or got.low == pytest.approx(small)
-    x = evaluate_log_probs(*data, reward_range=(0, 1e9), **options)["FIS"].interval
+    wide = plain_options(reward_range=(0, 1e9), **options)
+    x = evaluate_log_probs(*data, **wide)["FIS"].interval
     assert math.isnan(x.high) or x.high <= 1e9
 
 
@@ -722,9 +722,8 @@ def test_ess_t_and_bootstrap_cover_about_as_they_say() -> None:
             np.log(target)[actions], np.log(behaviours)[:, actions], ids, rewards, np.arange(n + 1)
         )
         for method in hits:
-            interval = evaluate_log_probs(
-                *data, estimators="NFIS", interval=method, level=level, resamples=200, seed=run
-            )["NFIS"].interval
+            options = plain_options(interval=method, level=level, resamples=200, seed=run)
+            interval = evaluate_log_probs(*data, "NFIS", **options)["NFIS"].interval
             hits[method] += truth in interval
     error = math.sqrt(level * (1 - level) / runs)
     for method, count in hits.items():
@@ -745,8 +744,7 @@ def nearby(data: Any, amount: float) -> Table:
 def test_a_paired_difference_of_targets(method: str) -> None:
     data = recorded(13, (25, 25))
     other = nearby(data, 0.1)
-    options: dict[str, Any] = {"interval": method, "reward_range": (-1, 2), "resamples": 300}
-    options["estimators"] = ALL
+    options = plain_options(interval=method, reward_range=(-1, 2), resamples=300, estimators=ALL)
     one = evaluate(data.trajectories, data.target, **options)
     two = evaluate(data.trajectories, other, **options)
     found = one.difference(two)
@@ -816,17 +814,14 @@ def test_draws_that_are_not_shared_are_not_subtracted() -> None:
         assert other.difference(one).value == 0
 
 
-def test_a_generator_gives_new_draws_and_a_seed_the_same() -> None:
+def test_a_seed_decides_the_draws() -> None:
     data = recorded(17, (10, 10)).arrays
-    options: dict[str, Any] = {"estimators": "FIS", "interval": "percentile", "resamples": 20}
-    rng = np.random.default_rng(3)
-    first, second = (evaluate_log_probs(*data, seed=rng, **options)["FIS"] for _ in range(2))
-    assert first.seed != second.seed
-    assert not np.array_equal(first.replicates, second.replicates)  # type: ignore[arg-type]
-    again = evaluate_log_probs(*data, seed=np.random.default_rng(3), **options)["FIS"]
-    np.testing.assert_array_equal(first.replicates, again.replicates)
-    by_default, zero = (evaluate_log_probs(*data, seed=r, **options)["FIS"] for r in (None, 0))
-    np.testing.assert_array_equal(by_default.replicates, zero.replicates)
+
+    def drawn(**options: int) -> Array | None:
+        return evaluate_log_probs(*data, "FIS", interval=Bootstrap(20), **options)["FIS"].replicates
+
+    np.testing.assert_array_equal(drawn(), drawn(seed=0))
+    assert not np.array_equal(drawn(seed=1), drawn(seed=0))  # type: ignore[arg-type]
 
 
 def other_data() -> Iterator[Any]:
