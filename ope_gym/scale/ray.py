@@ -56,9 +56,10 @@ class RayTasks(RemoteWorkers):
         """Wait for a task."""
         try:
             found = bytes(self._ray.get(handle))
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error
         except self._ray.exceptions.RayError as error:
+            self._sent.discard(handle)
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                raise error.cause from error
             raise WorkerError(
                 f"Ray could not compute {name}, after {_RETRIES} retries where its worker or node "
                 f"was lost; the same ope_gym must be installed on every node: {error}"
@@ -68,8 +69,12 @@ class RayTasks(RemoteWorkers):
 
     def stop(self, at_once: bool) -> None:
         """Cancel what is still under way; the cluster stays."""
-        for handle in self._sent:
-            self._ray.cancel(handle, force=True)
+        if self._sent:
+            # Ray 2.60 may abort this process if a task is cancelled that has just finished.
+            sent = list(self._sent)
+            _, unfinished = self._ray.wait(sent, num_returns=len(sent), timeout=0)
+            for handle in unfinished:
+                self._ray.cancel(handle, force=True)
 
 
 def _compute_on_node(function: bytes, item: bytes, mark: str) -> bytes:
