@@ -49,17 +49,16 @@ from ope_gym.inference.conclude import Known, conclude
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.inference.intervals import Betting, IntervalKind
+from ope_gym.models import default_linear, default_model, named_model
 from ope_gym.models.base import (
     FOLDS,
     Baseline,
     CrossFitted,
     QModel,
     cross_fit,
-    default_model,
-    named_model,
     past_only,
 )
-from ope_gym.models.linear import WIDEST, FeatureSurvey, LinearQ, NormalEquations
+from ope_gym.models.linear import FeatureSurvey, LinearQ, NormalEquations
 from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.results import Evaluation
@@ -369,18 +368,10 @@ class Evaluator:
             return None
         if self._data is not None:
             return default_model(self._data, target)
-        return LinearQ() if self._fits(target) else None
-
-    def _fits(self, target: Policy) -> bool:
-        """Return whether `LinearQ` can be fitted to episodes like the first ones."""
         if not isinstance(target, FinitePolicy):
-            return False
+            return None
         _, chunk = next(self._source.chunks(self._source.tasks[0]))
-        if default_model(chunk, target) is None:
-            return False
-        survey = FeatureSurvey(LinearQ(), target)
-        survey.update(chunk)
-        return survey.phi(self._roster.longest).weights <= WIDEST
+        return default_linear(chunk, target)
 
     def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
         """Return q and v at every step of the episodes in memory."""

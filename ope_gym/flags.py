@@ -8,7 +8,7 @@ from typing import Any
 
 from ope_gym.data.roster import ORIGINS
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
-from ope_gym.models.base import NAMED
+from ope_gym.models import NAMED
 from ope_gym.options import BLOCK_STEPS, Compute, Options, OptionValues, Weighting
 from ope_gym.scale.ray import RAY_HELP, ray_address
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import DiagonalGaussian, Trajectories, Uniform
+from ope_gym import DiagonalGaussian, Trajectories, Uniform, evaluate
 from ope_gym.arrays import folds_within
 from ope_gym.models import (
     ActionValues,
@@ -25,9 +26,11 @@ from ope_gym.models import (
     QModel,
     TabularQ,
     cross_fit,
+    default_model,
 )
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.linear import FeatureSurvey, near_weights
+from ope_gym.options import Compute
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
 from tests.builders import Recorded, Table, buffer_of, recorded
@@ -557,6 +560,45 @@ def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
     equations.update(moved, fold)
     with pytest.raises(ValueError, match=r"target is DiagonalGaussian.*in several chunks"):
         equations.update(moved, fold)
+
+
+@pytest.mark.parametrize(
+    ("width", "actions", "expected"),
+    [
+        (20, 2, LinearQ()),
+        (40, 2, LinearQ(Polynomial(1))),  # 861 monomials of degree 2 are too many to solve for
+        (64, 16, None),
+        (65, 2, None),
+    ],
+)
+def test_the_default_model_can_be_fitted(width: int, actions: int, expected: Any) -> None:
+    rng, target = seeded(0), Uniform(actions)
+    data = Trajectories.from_arrays(
+        rng.normal(size=(60, width)),
+        rng.integers(actions, size=60),
+        rng.normal(size=60),
+        np.full(60, -np.log(actions)),
+        offsets=np.arange(0, 61, 3),
+        policies=[target],
+        terminated=True,
+    )
+    assert default_model(data, target) == expected
+    if expected is not None:
+        groups = np.zeros(len(data), dtype=np.int64)
+        cross_fit(expected, data, target, groups, gamma=1.0, horizon=3, rng=rng)
+
+
+def test_files_give_the_values_of_memory_where_the_target_never_acts(tmp_path: Path) -> None:
+    """No step has a weight, which no chunk knows of the others."""
+    data, target = recorded(3, (10, 15)).trajectories, Table(np.eye(3)[[2, 2, 2]])
+    data = dataclasses.replace(data, actions=np.zeros(data.n_steps, dtype=np.int64))
+    paths = [tmp_path / "one.ope", tmp_path / "two.ope"]
+    for path, some in zip(paths, (slice(0, 11), slice(11, 25)), strict=True):
+        data.select(episodes=some).save(path)
+    loaded = Trajectories.load(paths[0]).merge(Trajectories.load(paths[1]))
+    whole = evaluate(loaded, target, "DM", q_model=LinearQ())
+    parts = evaluate(paths, target, "DM", q_model=LinearQ(), compute=Compute(block_steps=8))
+    np.testing.assert_allclose(parts["DM"].value, whole["DM"].value, rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [LinearQ, TabularQ])

@@ -9,12 +9,11 @@ cuts the episodes into folds, learns for each fold from all others, and returns 
 v of every step. `CrossFitted` does the second half of this for some episodes at a time. `past_only`
 learns from the past instead of from other folds.
 
-A new model is a class with `fit` in a file of this room, and a row in `NAMED`.
+A new model is a class with `fit` in a file of this room, and a line in its `__init__`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -31,14 +30,6 @@ from ope_gym.policies.numerics import choices
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target for v where actions are continuous
 _ROWS = 1 << 16  # steps evaluated at once
-_WIDEST = 64  # numbers in an observation from which a quadratic model has too many features
-
-NAMED = {
-    "tabular": "TabularQ",
-    "linear": "LinearQ",
-    "dynamics": "DynamicsQ",
-    "network": "NetworkQ",
-}
 
 
 @runtime_checkable
@@ -304,33 +295,3 @@ def checked_fold(fold: IntArray, episodes: int) -> IntArray:
             f"fold has the numbers {np.unique(found).tolist()}: give 0, 1, ..., each at least once"
         )
     return found.astype(np.int64)
-
-
-def named_model(name: str) -> QModel:
-    """Return the model of that name with its default settings."""
-    if name not in NAMED:
-        raise ValueError(
-            f"q_model is {name!r}; give 'default', {', '.join(map(repr, NAMED))}, None, a model of "
-            "ope_gym.models or a Baseline"
-        )
-    # by name, because the models themselves import this file
-    model: QModel = getattr(importlib.import_module(f"ope_gym.models.{name}"), NAMED[name])()
-    return model
-
-
-def default_model(data: Trajectories, target: Policy) -> QModel | None:
-    """Return TabularQ for whole numbers, LinearQ for small arrays of numbers, else None.
-
-    Images, texts and the like need a model of their own, and so do actions with several parts that
-    are not plain numbers.
-    """
-    kinds = {leaf.dtype.kind for leaf in batches.leaves(data.observations)}
-    width = sum(leaf[0].size for leaf in batches.leaves(data.observations))
-    if kinds <= set("iub") and isinstance(target, FinitePolicy) and width <= _WIDEST:
-        return named_model("tabular")
-    actions = batches.leaves(data.actions)
-    finite = isinstance(target, FinitePolicy) and actions[0].ndim == 1
-    plain = len(actions) == 1 and actions[0].dtype.kind in ("iub" if finite else "f")
-    if kinds <= set("iubf") and width <= _WIDEST and plain:
-        return named_model("linear")
-    return None

@@ -430,6 +430,16 @@ class FiniteLinearValues(LinearValues):
         return np.asarray(self.phi(observations, steps) @ self.theta.T)
 
 
+def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
+    """Return LinearQ with features of degree 2, or 1 if these are too many, or None."""
+    for features in (None, Polynomial(1)):
+        survey = FeatureSurvey(LinearQ(features), target)
+        survey.update(data)
+        if survey.phi(1).weights <= WIDEST:
+            return survey.model
+    return None
+
+
 def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
     """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
     if nearness == 0:
