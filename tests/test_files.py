@@ -28,7 +28,7 @@ from ope_gym import (
     rank,
 )
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
-from ope_gym.models.base import default_model
+from ope_gym.models import default_model
 from ope_gym.models.features import Columns, ColumnSums, Polynomial
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.policies import UnknownPolicy
@@ -386,21 +386,21 @@ def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
 def test_where_the_default_model_would_be_too_wide_there_is_none() -> None:
     rng = np.random.default_rng(0)
     data = Trajectories.from_arrays(
-        rng.standard_normal((60, 40)),
-        rng.integers(2, size=60),
+        rng.standard_normal((60, 64)),
+        rng.integers(16, size=60),
         rng.random(60),
-        np.log(np.full(60, 0.5)),
+        np.log(np.full(60, 1 / 16)),
         offsets=np.arange(21) * 3,
-        policies=[Uniform(2)],
+        policies=[Uniform(16)],
         terminated=True,
         held_out=True,
     )
-    assert default_model(data, Uniform(2)) is not None  # which memory has room for
-    found = in_blocks([data], Uniform(2), ["NFIS", "auto"], block_steps=9)
+    assert default_model(data, Uniform(16)) is None
+    found = in_blocks([data], Uniform(16), ["NFIS", "auto"], block_steps=9)
     assert found.sample.q_model is None
     assert found["auto"].value == found["NFIS"].value
     with pytest.raises(ValueError, match=r"'FWDR', which needs a q model: give q_model a model"):
-        in_blocks([data], Uniform(2), ["FWDR"], block_steps=9)
+        in_blocks([data], Uniform(16), ["FWDR"], block_steps=9)
 
 
 # Partial mixtures and propensities ------------------------------------------------------------

@@ -10,7 +10,6 @@ rest (storage, equality, repr) from its fields.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -355,16 +354,6 @@ def log_prob_moments(policy: Policy, observations: Tree) -> tuple[FloatArray, Fl
         moments: tuple[FloatArray, FloatArray] | None = own(observations)
         return moments
     return moments_of(policy.probs(observations)) if isinstance(policy, FinitePolicy) else None
-
-
-def content_digest(kind: str, arrays: Mapping[str, NDArray[Any]], size: int = 16) -> bytes:
-    """Return `size` bytes that the name and the arrays of a policy decide."""
-    digest = hashlib.blake2b(kind.encode(), digest_size=size)
-    for name in sorted(arrays):
-        array: NDArray[Any] = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(array.tobytes())
-    return digest.digest()
 
 
 def policy_to_arrays(policy: Policy) -> tuple[str, dict[str, NDArray[Any]]]:

@@ -7,6 +7,7 @@ policy's: logits, values of actions, or a mean.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import Snapshot, content_digest, register_policy
+from ope_gym.policies.base import Snapshot, register_policy
 from ope_gym.policies.numerics import (
     HALF_LOG_2PI,
     choices,
@@ -191,7 +192,11 @@ class _MlpPolicy(Snapshot):
 
     @cached_property
     def _content(self) -> tuple[Any, ...]:
-        return (self.kind, content_digest(self.kind, self.arrays()))
+        digest = hashlib.blake2b(self.kind.encode(), digest_size=16)
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return (self.kind, digest.digest())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.network!r})"
