@@ -182,6 +182,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ctrl_c_keeps_and_evaluates_what_was_recorded(tmp_path: Path) -> None:
     arguments = [
+        "--estimators",
+        "NFIS",
         "--iterations",
         "100000",
         "--rollouts",
