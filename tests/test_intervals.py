@@ -358,16 +358,11 @@ def test_replicates_spread_as_the_standard_error_says(name: str) -> None:
     assert np.mean(got.replicates) == pytest.approx(got.value, abs=0.2 * got.standard_error)
 
 
-def test_progress_counts_every_replicate_of_every_estimator() -> None:
+def test_progress_counts_the_steps() -> None:
     data = recorded(7, (4, 4), horizon=1)
     seen: list[int] = []
-    got = evaluate(
-        data.trajectories,
-        data.target,
-        compute=Compute(progress=seen.append),
-        interval=Bootstrap(150),
-    )
-    assert sum(seen) == 150 * len(got)
+    evaluate(data.trajectories, data.target, compute=Compute(progress=seen.append))
+    assert sum(seen) == data.trajectories.n_steps
 
 
 # --- betting ----------------------------------------------------------------------------------
