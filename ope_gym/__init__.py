@@ -9,7 +9,8 @@ from ope_gym.analysis.planning import episodes_needed
 from ope_gym.analysis.ranking import rank
 from ope_gym.analysis.ranking_table import Ranking
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.data.schedules import Schedule
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
 from ope_gym.inference.estimate import Difference, Estimate

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.data import spaces
-from ope_gym.data.buffer import Schedule, Trajectories, TrajectoryBuffer
-from ope_gym.data.trajectories import PropensityMismatch
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.schedules import Schedule
+from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from tests.test_spaces import ALL_SPACES, same
 

@@ -20,7 +20,8 @@ from gymnasium import spaces
 from ope_gym import ESTIMATORS, Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.arrays import folds_within
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.data.schedules import Schedule
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.policies import (
     DiagonalGaussian,

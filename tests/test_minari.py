@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from ope_gym import batches
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.minari import from_minari, to_minari
+from ope_gym.data.schedules import Schedule
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
-from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import (
     DiagonalGaussian,
     LinearSigmoid,

@@ -9,7 +9,8 @@ import pytest
 
 from agents import Power
 from agents.power import fit_sigmoid
-from ope_gym.data.trajectories import Schedule, Trajectories
+from ope_gym.data.schedules import Schedule
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.test_agents import make_vector, one_step, play, train
 

@@ -25,7 +25,8 @@ from benchmarks.fuzz import write_episode
 from ope_gym.data import block_writer, blocks, files
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import DamagedFileError, read_blocks
-from ope_gym.data.buffer import Trajectories, TrajectoryBuffer
+from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
 ROOT = Path(__file__).parents[1]

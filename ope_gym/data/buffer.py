@@ -29,8 +29,6 @@ from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
 from ope_gym.policies import Policy
 
-__all__ = ["Schedule", "Trajectories", "TrajectoryBuffer"]
-
 # An object for every part costs more memory than a few rows: 256 parts in a row that have fewer
 # than 4,096 rows each are joined.
 _SMALL_ROWS, _SMALL_PARTS = 4_096, 256

@@ -27,9 +27,10 @@ from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
 from ope_gym.data.blocks import MALFORMED
 from ope_gym.data.files import describe_policy
+from ope_gym.data.schedules import Schedule
 from ope_gym.data.schema import BY_EPISODE, read_only
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space
-from ope_gym.data.trajectories import Schedule, Trajectories, Viewable
+from ope_gym.data.trajectories import Trajectories, Viewable
 from ope_gym.policies import Policy, UnknownPolicy, policy_from_arrays
 
 __all__ = ["from_minari", "to_minari"]

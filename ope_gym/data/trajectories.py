@@ -21,7 +21,7 @@ from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
 from ope_gym.data.spaces import Space
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
-__all__ = ["PropensityMismatch", "Schedule", "Trajectories", "Viewable"]
+__all__ = ["PropensityMismatch", "Trajectories", "Viewable", "nothing", "read_chunks"]
 
 
 class PropensityMismatch(ValueError):
