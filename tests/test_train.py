@@ -106,11 +106,11 @@ def test_info_has_a_line_for_each_policy(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--target", "9"], "policies 0 to 3"),
+        (["--target", "9"], "(0 to 3)"),
         (["--target", "best"], "give the number of a policy, or last"),
         (["--gamma", "2"], "gamma is 2.0"),
         (["--estimators", "WIS"], "estimators has 'WIS'"),
-        (["--interval", "betting"], "reward_range"),
+        (["--interval", "betting"], "give --reward-range LOW HIGH"),
     ],
 )
 def test_command_names_what_is_wrong(
