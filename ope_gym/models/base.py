@@ -1,13 +1,13 @@
-"""Define Q models, and evaluate them on recorded steps: cross-fitted, clipped, v from the same q.
+"""Define Q models, and compute their values on recorded steps: cross-fitted and clipped.
 
 A Q model learns q(s, a, t), the expected return of the target from step t on, from recorded
 episodes. Doubly robust estimators subtract it from the rewards; the direct method (DM) is its mean
 at the start. An episode that ends, by itself or at the time limit, pays nothing afterwards.
 
 The values at an episode must come from other episodes, or the estimate would be biased. `cross_fit`
-cuts the episodes into folds, learns for each fold from all others, and returns a `Baseline`, q and
-v of every step. `CrossFitted` does the second half of this for some episodes at a time. `past_only`
-learns from the past instead of from other folds.
+splits the episodes into folds, learns for each fold from all others, and returns a `Baseline`: q
+and v of every step. `CrossFitted` holds what the folds have learned, to be evaluated on some
+episodes at a time. `past_only` learns from earlier rounds instead of from other folds.
 
 A new model is a class with `fit` in a file of this room, and a line in its `__init__`.
 """
@@ -28,8 +28,8 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
 FOLDS = 5
-SAMPLES = 16  # actions drawn from the target for v where actions are continuous
-_ROWS = 1 << 16  # steps evaluated at once
+SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
+_ROWS = 1 << 16  # steps evaluated at once, to bound the memory
 
 
 @runtime_checkable
@@ -64,10 +64,10 @@ class QModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A Q model's values on the recorded steps.
+    """The values of a Q model on the recorded steps.
 
     Args:
-        q: (S,) of the action taken.
+        q: (S,) of the recorded action.
         v: (S,) mean of q over the target's actions, from the same clipped q.
     """
 
@@ -151,7 +151,7 @@ def cross_fit(
         model: the Q model to fit.
         data: recorded episodes.
         target: the policy to evaluate.
-        groups: (n,) behaviour of each episode; folds are cut inside groups.
+        groups: (n,) behaviour of each episode, so that each fold has its share of all behaviours.
         gamma: discount.
         horizon: longest possible episode.
         rng: of the learner, and of the target's continuous actions.
@@ -207,6 +207,7 @@ def past_only(
             yield model.fit(past, target, gamma=gamma, horizon=horizon, rng=rng)
 
     own = reward_bounds(data, rounds, int(present[-1]) + 1)
+    # each round is clipped by the rewards of all rounds before it
     earlier = np.roll(own, 1, axis=1)
     earlier[:, 0] = np.inf, -np.inf
     bounds = np.stack([np.minimum.accumulate(earlier[0]), np.maximum.accumulate(earlier[1])])
@@ -240,7 +241,7 @@ def values_at(
     """Return q and v of some rows, both from q clipped to the bounds for the steps left."""
     observations, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
     steps = data.steps[rows]
-    left = np.maximum(bounds[0].size - 1 - steps, 1)
+    left = np.maximum(bounds[0].size - 1 - steps, 1)  # the recorded step itself was possible
     low, high = bounds[0][left], bounds[1][left]
     if isinstance(target, FinitePolicy):
         probs = target.probs(observations)

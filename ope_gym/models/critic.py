@@ -15,7 +15,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import of_chosen
 from ope_gym.policies import Policy
 
-Values: TypeAlias = Callable[..., Any]  # of numpy batches, or a torch module of tensors
+Values: TypeAlias = Callable[..., Any]  # a function of numpy batches, or a torch module
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Critic:
         if (self.q is None) == (self.v is None):
             raise ValueError("give either q or v: the values at a state follow from q")
         if self.all_actions and self.q is None:
-            raise ValueError("all_actions=True speaks of q, but only v was given")
+            raise ValueError("all_actions=True is about q, but only v was given: give q")
         name, given = ("q", self.q) if self.q is not None else ("v", self.v)
         if not callable(given):
             raise TypeError(f"{name} is {given!r}: give a callable on batches, or a torch module")

@@ -41,8 +41,8 @@ from ope_gym.policies.numerics import choices
 
 _SLOPES = 3000  # played states at which the slope of V is taken
 _WIDEST = 1000  # monomials of a state
-_CLIP = 4.0  # standardised states beyond are taken as at the border
-_RIDGE = 1e-3
+_CLIP = 4.0  # standard deviations at which states are clipped
+_RIDGE = 1e-3  # penalty of the coefficients of V
 _WIDTH = 2.0  # of a wave before the metric is known, in standard deviations
 _SHIFT = 0.05  # for slopes of V, in standard deviations
 
@@ -376,7 +376,7 @@ def fit_value(
         product += weighted @ y[chosen].astype(np.float32)
         mass += float(weight.sum())
     penalty = np.full(size, _RIDGE * mass)
-    penalty[0] *= 1e-6  # the level of V is free
+    penalty[0] *= 1e-6  # the constant is not penalised
     return np.asarray(np.linalg.solve(square + np.diag(penalty), product))
 
 

@@ -31,7 +31,7 @@ from ope_gym.policies import FinitePolicy, Policy
 Map: TypeAlias = Callable[[Tree], FloatArray]
 
 CATEGORIES = 64  # an integer column that takes more values is a number
-_FAR = 10.0  # standard deviations beyond which a standardised number is cut
+_FAR = 10.0  # standard deviations at which a standardised number is clipped
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class Scaled(Protocol):
 class Polynomial:
     """1 and all monomials up to a degree, of the standardised numbers.
 
-    Numbers are cut at 10 standard deviations from their mean. An integer column of at most 64
+    Numbers are clipped at 10 standard deviations from their mean. An integer column of at most 64
     values is a category: one 0/1 column a value, which enters as it is, without products.
 
     Cost: (k + degree choose degree) columns for k numbers; 15 for CartPole.

@@ -18,11 +18,11 @@ chunk by chunk, by several processes, and merged; episodes in memory are the cas
     fitted = equations.cross_fitted()
     baseline = fitted.of(chunk, fold)                     # q and v of the steps of any chunk
 
-with the folds (n,) of a chunk's episodes cut from those of all. Other processes begin with an empty
+where `fold` (n,) holds the folds of the chunk's episodes. Other processes begin with an empty
 `FeatureSurvey(model, target)` or `survey.equations(...)`, and `merge(other)` adds what they have
 gathered. Memory is that of the sums and of one chunk. Two things need all episodes in one chunk:
-continuous actions, for there the mean over the target is one of draws, which would depend on how
-the episodes are cut, and features that learn more than a scale.
+continuous actions, because the mean over the target is estimated by draws, which would depend on
+the chunks, and features that learn more than a scale.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, S
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
-NUMBERS = 1 << 22  # in the largest array of a block
-WIDEST = 4000  # features times actions
+NUMBERS = 1 << 22  # elements of the largest temporary array
+WIDEST = 4000  # weights to solve for: features times powers of time times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
 
@@ -61,17 +61,17 @@ class LinearQ:
 
     the sums over recorded steps, with phi = 0 after an end (LSTD-Q). The features are those of the
     observation times 1, u, ..., u^time with u the share of the horizon that is left. With
-    continuous actions phi is of (observation, action) and the mean over the target is one of 16
-    draws. The weights w_t = (prod_{u<=t} pi(a_u|s_u) / mu(a_u|s_u))^nearness, mu who acted, let the
-    fit care most for where the target goes; w = 1 where mu is not known.
+    continuous actions phi is a function of (observation, action) and the mean over the target that
+    of 16 draws. The weights w_t = (prod_{u<=t} pi(a_u|s_u) / mu(a_u|s_u))^nearness, with the
+    behaviour policy mu, make the fit most accurate where the target goes; w = 1 if mu is unknown.
 
     Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on what sets the
     actions apart, so that an action hardly ever taken has about the values of the others.
 
     Cost: one pass, O(steps × actions × d²), and (folds, (actions d)²) memory.
     Use it for Box observations of moderate size. Weakness: a value with edges is smoothed, and
-    with gamma = 1 and long episodes errors add up over the steps; the values are cut to what the
-    rewards allow. For more, give features, or use NetworkQ.
+    with gamma = 1 and long episodes errors add up over the steps; the values are clipped to what
+    the rewards allow. For more flexibility give features, or use NetworkQ.
 
     Args:
         features: a callable from a batch of observations (of (observations, actions) if actions
@@ -79,7 +79,7 @@ class LinearQ:
         ridge: penalty of all weights.
         pull: penalty of differences between actions.
         time: highest power of the share of the horizon that is left; 0: q does not depend on it.
-        nearness: how much more steps near the target count, 0 (all alike) to 1.
+        nearness: how much more steps count that the target would reach, 0 (all equally) to 1.
     """
 
     features: Map | Learned | None = None
@@ -213,12 +213,12 @@ class FeatureSurvey:
         return Phi(features, target, actions, shape[1], int(self.model.time), horizon)
 
     def equations(self, *, gamma: float, horizon: int, folds: int) -> NormalEquations:
-        """Return the normal equations, of no step so far.
+        """Return empty normal equations for these features.
 
         Args:
             gamma: discount.
             horizon: longest possible episode.
-            folds: how many folds the episodes are cut into.
+            folds: number of folds.
         """
         phi = self.phi(horizon)
         if phi.weights > WIDEST:
@@ -242,10 +242,10 @@ class FeatureSurvey:
 class NormalEquations:
     """The sums of the normal equations, by fold, and the range of the rewards.
 
-    Steps are weighted by `near_weights`. If these are 0 for all steps, because the target never
-    does what was done, all steps count alike. Chunks do not know this of each other: as long as no
-    step has had a weight, they are summed alike, and the first weight clears these sums, to which
-    the chunks so far would have added 0.
+    Steps are weighted by `near_weights`. If these are 0 at all steps, because the target never
+    takes the recorded actions, all steps count equally. A chunk cannot know this of the others: so
+    as long as no weight was above 0, chunks are summed with weights 1, and the first weight above 0
+    clears these sums, to which the chunks before it should have added 0.
 
     Args:
         model: the model to fit; its nearness is 0 if some propensity is unknown.
@@ -271,7 +271,7 @@ class NormalEquations:
 
     @classmethod
     def empty(cls, model: LinearQ, phi: Phi, gamma: float, folds: int) -> NormalEquations:
-        """Return the equations of no step."""
+        """Return equations to which no step was added."""
         size = phi.weights
         return cls(
             model,
@@ -396,7 +396,7 @@ class NormalEquations:
         answer = self.answer[keep].sum(axis=0) * scale
         try:
             theta = np.linalg.solve(system, answer)
-        except np.linalg.LinAlgError:  # features that never differ from 0, without a penalty
+        except np.linalg.LinAlgError:  # some features are always 0, and there is no penalty
             theta = np.linalg.lstsq(system, answer, rcond=None)[0]
         return np.asarray(theta * scale)
 

@@ -18,8 +18,8 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
 _WIDEST = 4096  # inputs; images must be made smaller first
-_ROWS = 1 << 14  # evaluated at once
-_RIPE = 5.0  # times that the slow network has caught up before errors are compared
+_ROWS = 1 << 14  # steps evaluated at once
+_RIPE = 5.0  # time constants of the slow network before the error may stop the training
 _DRAWS = 4  # of the target's continuous actions at each next state
 
 
@@ -93,20 +93,19 @@ class NetworkQ:
         left = ones[np.maximum(horizon - data.steps, 1)] / unit
         outputs = probs.shape[1] if probs is not None else 1
         kept = _kept_aside(len(data), rng)[data.episode_ids]
-        as_tensor = _single  # float32 tensors
         table = {
-            "x": as_tensor(now),
-            "reward": as_tensor(data.rewards / unit),
-            "on": as_tensor(gamma * on),
-            "low": as_tensor(min(float(data.rewards.min()), 0.0) * left),
-            "high": as_tensor(max(float(data.rewards.max()), 0.0) * left),
+            "x": _float32(now),
+            "reward": _float32(data.rewards / unit),
+            "on": _float32(gamma * on),
+            "low": _float32(min(float(data.rewards.min()), 0.0) * left),
+            "high": _float32(max(float(data.rewards.max()), 0.0) * left),
             "action": torch.as_tensor(chosen),
             "next": torch.as_tensor(following),
         }
         if probs is not None:
-            table["probs"] = as_tensor(probs)
+            table["probs"] = _float32(probs)
         if draws is not None:
-            table["draws"] = as_tensor(draws)
+            table["draws"] = _float32(draws)
         learner = _Learner(self, table, inputs.width, outputs, int(rng.integers(2**62)))
         net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng)
         return NetworkValues(net, inputs, outputs if finite else 0, unit)
@@ -218,7 +217,7 @@ class _Learner:
                     f"NetworkQ diverged in epoch {epoch}: use a smaller learning_rate than "
                     f"{model.learning_rate}, or LinearQ"
                 )
-            # the error is small at first, when the slow network still says 0: no time to stop
+            # at first the slow network is about 0 and so is the error: too early to stop
             ripe = (epoch + 1) * (learn.size / model.batch) * model.tau > _RIPE
             waited += 1
             if error < least or not ripe:
@@ -273,7 +272,7 @@ def _perceptron(width: int, hidden: tuple[int, ...], outputs: int) -> Any:
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
-def _single(values: FloatArray) -> Any:
+def _float32(values: FloatArray) -> Any:
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

@@ -17,7 +17,7 @@ from ope_gym.models.base import checked_fold, of_chosen
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
 
-_STILL = 1e-14  # a sweep that changes less, relative to the largest value, changes nothing
+_STILL = 1e-14  # relative change of a sweep below which backward induction has converged
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TabularQ:
 
     with the mean rewards r and the frequencies p of the next states. q(s, a, t) is q_j with
     j = horizon - t steps left: backward induction, exact for problems that a time limit ends. A
-    step at the time limit, or one that was cut off, says nothing about the next state and is left
+    step at the time limit, or one that was truncated, does not show the next state and is left
     out of p. With `time=False` q is the fixed point, the same at all steps; there every episode
     that stopped counts as an end, for without ends and discount the fixed point does not exist.
 
@@ -98,7 +98,7 @@ class TabularQ:
         codes, transition = np.unique(
             pair[known] * (n_states + 1) + following[known], return_inverse=True
         )
-        part = fold[data.episode_ids]  # -1: in every fold's data
+        part = fold[data.episode_ids]  # -1 for episodes that every fold learns from
         size = n_states * n_actions
         seen = _by_fold(pair, part, folds, size, None)
         paid = _by_fold(pair, part, folds, size, data.rewards)
@@ -161,7 +161,7 @@ class _Model:
     def backup(self, q: FloatArray) -> FloatArray:
         """Return q (S, A) for one step more to go."""
         v = np.einsum("sa,sa->s", self.probs, q)
-        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # for steps that were cut off
+        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # truncated steps
         return self.filled(np.asarray(self.rewards + self.gamma * ahead))
 
     def overall(self, q: FloatArray) -> float:
@@ -183,8 +183,8 @@ class _Model:
         n_states, n_actions = self.probs.shape
         known = self.seen > 0
         count = np.maximum(known.sum(axis=1), 1)
-        # what a state makes of its seen actions: their own probability, and an equal share of
-        # the probability of the unseen ones
+        # the weight of each seen action in the state's value: its own probability, and an equal
+        # share of the probability of the unseen ones, whose value is the mean of the seen ones
         spare = np.where(known, 0.0, self.probs).sum(axis=1) / count
         part = np.where(known, self.probs + spare[:, None], 0.0)
         rows = np.repeat(np.arange(n_states), n_actions)
@@ -204,7 +204,7 @@ class _Model:
 
 
 class TableValues:
-    """The fitted q of TabularQ; values are worked out when asked for, so no (T, S, A) is kept."""
+    """The fitted q of TabularQ, computed when it is needed: no (T, S, A) array is kept."""
 
     def __init__(self, states: StateNumbers, model: _Model, horizon: int | None) -> None:
         self._states, self._model, self._horizon = states, model, horizon
@@ -231,7 +231,7 @@ class TableValues:
             before, q = q, self._model.backup(q)
             rows = order[bounds[j] : bounds[j + 1]]
             if np.max(np.abs(q - before)) <= _STILL * np.max(np.abs(q)):
-                rows = order[bounds[j] :]  # nothing changes any more
+                rows = order[bounds[j] :]  # converged: all longer horizons have these values
                 self._put(found, rows, state[rows], q)
                 break
             self._put(found, rows, state[rows], q)

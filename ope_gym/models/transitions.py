@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
 
-_RCOND = 1e-7  # smaller singular values of the features say nothing
+_RCOND = 1e-7  # relative size of singular values that are noise
 _ENDING_DEGREE = 2
 _ENDING_POWERS = (8, 16)  # of the place within the recorded range, -1 to 1
-_OUTSIDE = 1.05  # places beyond are taken as here: powers know nothing of what was never seen
-_ENDING_RIDGE = 1e-4  # of the squared coefficients: a sharp edge stays finite
+_OUTSIDE = 1.05  # where places are clipped: high powers would extrapolate wildly
+_ENDING_RIDGE = 1e-4  # penalty of squared coefficients, which keeps a sharp edge finite
 _NEWTON = 40
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
-_NEGLIGIBLE = 1e-6  # discounts below end a played episode
+_NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
 Probs = Callable[[FloatArray], FloatArray]
 _Real = TypeVar("_Real", np.float32, np.float64)
@@ -193,7 +193,7 @@ def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
     loss = _log_loss(logit, y, weights)
     for _ in range(_NEWTON):
         p = _sigmoid(logit)
-        rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others neither pull nor curve
+        rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others add nothing to slope or curvature
         some, slope = x[rows], p[rows] - y[rows]
         curve = (some.T * (p[rows] * (1 - p[rows]))) @ some + ridge
         way = np.linalg.solve(curve, some.T @ slope + ridge @ weights)
@@ -261,7 +261,7 @@ def play(
     while episode.size and len(found) < longest:
         rows = np.arange(episode.size)
         chances = probs(states)
-        luck = rng.random((2, len(life)))[:, episode]  # the same for like episodes of two models
+        luck = rng.random((2, len(life)))[:, episode]  # the same random numbers in two models
         actions = (luck[0][:, None] >= chances.cumsum(axis=1)[:, :-1]).sum(axis=1)
         following, rewards, ending = model.step(states)
         paid = np.einsum("na,an->n", chances, rewards)

@@ -1,9 +1,9 @@
 """Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
-base         the protocols, storage by name and arrays, policies that cannot be asked
+base         the protocols, storage by name and arrays, policies that cannot act
 closed_form  linear, tabular, uniform and Gaussian policies
 mlp          small networks in numpy, as Stable-Baselines3 trains them
-torch        TorchPolicy, any torch module; imported only when asked for
+torch        TorchPolicy, any torch module; imported only on request
 """
 
 from ope_gym.policies.base import (

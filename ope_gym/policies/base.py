@@ -42,7 +42,7 @@ _ASK_ROWS = 4096  # for more rows at once a policy's arrays are fresh memory, sl
 
 @runtime_checkable
 class Policy(Protocol):
-    """A frozen snapshot of a policy, asked in batches of n rows.
+    """A frozen snapshot of a policy, evaluated on batches of n rows.
 
     A class may also have `log_prob_stack(policies, observations, actions) -> (K, n)`, a
     classmethod that evaluates many of its policies at once, and

@@ -59,7 +59,7 @@ class TorchPolicy:
             )
         self._module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._forward = forward
-        self._finite: bool | None = None  # not known before the module is first asked
+        self._finite: bool | None = None  # not known before the module is first called
         for name, value in self._module.state_dict().items():
             if isinstance(value, torch.Tensor) and not bool(torch.isfinite(value).all()):
                 raise ValueError(
@@ -82,7 +82,7 @@ class TorchPolicy:
     def probs(self) -> Callable[[Tree], FloatArray]:
         """Return the function `probs(observations) -> (n, A)`, for logits and Categorical only.
 
-        What the module returns is known once it has been asked. From then on a policy over other
+        What the module returns is known once it has been called. From then on a policy over other
         actions has no attribute `probs`, so that hasattr tells the two apart.
         """
         if self._finite is False:
