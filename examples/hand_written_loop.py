@@ -26,4 +26,4 @@ for _ in range(6):
     theta = theta + 2.0 * push / np.linalg.norm(push)  # learn: lean towards the best episode
 
 target = ope_gym.LinearSigmoid(theta)
-print(ope_gym.evaluate(env.buffer.select(held_out=True), target))  # added: its value
+print(ope_gym.evaluate(env, target))  # added: its value, from the held-out episodes
