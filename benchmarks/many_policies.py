@@ -26,9 +26,10 @@ import numpy as np
 
 from agents.power import Power
 from agents.softmax_linear import SoftmaxLinearAgent
-from ope_gym import LinearSigmoid, SoftmaxLinear, Trajectories, Weighting, evaluate, kernels
+from ope_gym import Trajectories, Weighting, evaluate, kernels
 from ope_gym.arrays import FloatArray, IntArray, offsets_of
 from ope_gym.estimators.run import sum_arrays
+from ope_gym.policies import LinearSigmoid, SoftmaxLinear
 from ope_gym.report import text
 from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
 from ope_gym.weights.mixtures import SIZE, interleaved, partial_log_weights

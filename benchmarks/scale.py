@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
+from ope_gym import Evaluation, Trajectories, evaluate
 from ope_gym.options import Compute
+from ope_gym.policies import LinearSigmoid
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
 SHARD = 250_000  # steps

@@ -28,7 +28,8 @@ import numpy as np
 
 from agents import Power
 from agents.blackjack import SHAPE
-from ope_gym import EpsilonGreedyTable, LinearSigmoid, Trajectories, evaluate
+from ope_gym import Trajectories, evaluate
+from ope_gym.policies import EpsilonGreedyTable, LinearSigmoid
 from studies.blackjack import simulation as blackjack_simulation
 from studies.blackjack import study as blackjack
 from studies.cartpole import simulation as cartpole_simulation

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))  # agents and studies are not installed
 
 from agents import Power
-from ope_gym import Evaluation, LinearSigmoid, Trajectories, evaluate
+from ope_gym import Evaluation, Trajectories, evaluate
 from ope_gym.analysis.overlap import overlap
+from ope_gym.policies import LinearSigmoid
 from ope_gym.report.canvas import render
 from ope_gym.report.figures import forest_figure
 from ope_gym.report.weight_figures import ess_figure, weights_figure

@@ -10,7 +10,7 @@ rng = np.random.default_rng(0)
 env = RecordTrajectories(gym.make("CartPole-v1"), held_out=0.5)  # added: half is held out
 theta = np.zeros(4)
 for _ in range(6):
-    policy = ope_gym.LinearSigmoid(theta)
+    policy = ope_gym.policies.LinearSigmoid(theta)
     env.follow(policy)  # added: this policy chooses the next actions
     best_score = 0.0
     for _ in range(60):
@@ -25,5 +25,5 @@ for _ in range(6):
             best_score, push = len(actions), np.array(states).T @ (np.array(actions) - 0.5)
     theta = theta + 2.0 * push / np.linalg.norm(push)  # learn: lean towards the best episode
 
-target = ope_gym.LinearSigmoid(theta)
+target = ope_gym.policies.LinearSigmoid(theta)
 print(ope_gym.evaluate(env, target))  # added: its value, from the held-out episodes

@@ -16,22 +16,13 @@ from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
 from ope_gym.inference.estimate import Difference, Estimate
 from ope_gym.inference.intervals import Betting, Bootstrap, EssT
 from ope_gym.options import Compute, Options, Weighting
-from ope_gym.policies import (
-    DiagonalGaussian,
-    EpsilonGreedyTable,
-    FinitePolicy,
-    LinearSigmoid,
-    Policy,
-    SoftmaxLinear,
-    Uniform,
-    register_policy,
-)
 from ope_gym.results import Evaluation
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ope_gym import models as models
+    from ope_gym import policies as policies
     from ope_gym.analysis import overlap as overlap
     from ope_gym.data import minari as minari
     from ope_gym.report import tensorboard as tensorboard
@@ -40,6 +31,7 @@ else:
         "models": "ope_gym.models",
         "minari": "ope_gym.data.minari",
         "overlap": "ope_gym.analysis.overlap",
+        "policies": "ope_gym.policies",
         "tensorboard": "ope_gym.report.tensorboard",
     }
 
@@ -56,23 +48,16 @@ __all__ = [
     "Bootstrap",
     "Calibration",
     "Compute",
-    "DiagonalGaussian",
     "Difference",
-    "EpsilonGreedyTable",
     "EssT",
     "Estimate",
     "Evaluation",
     "Evaluator",
-    "FinitePolicy",
-    "LinearSigmoid",
     "Options",
-    "Policy",
     "Ranking",
     "Schedule",
-    "SoftmaxLinear",
     "Trajectories",
     "TrajectoryBuffer",
-    "Uniform",
     "Weighting",
     "contributions",
     "episodes_needed",
@@ -80,5 +65,4 @@ __all__ = [
     "evaluate_log_probs",
     "leave_one_policy_out",
     "rank",
-    "register_policy",
 ]

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fuzz import write_episode
-from ope_gym import Compute, Evaluation, Evaluator, LinearSigmoid, Trajectories, evaluate
+from ope_gym import Compute, Evaluation, Evaluator, Trajectories, evaluate
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.files import write_change, write_policy, write_spaces
+from ope_gym.policies import LinearSigmoid
 from tests.builders import Table
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import LinearSigmoid, Trajectories
+from ope_gym import Trajectories
 from ope_gym.models.base import QModel, cross_fit
 from ope_gym.models.dynamics import (
     DynamicsQ,
@@ -26,7 +26,7 @@ from ope_gym.models.transitions import (
     monomials,
     play,
 )
-from ope_gym.policies import DiagonalGaussian, Uniform
+from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from studies.cartpole.simulation import mean_return as true_return
 from studies.cartpole.simulation import rollouts
 

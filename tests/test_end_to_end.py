@@ -12,9 +12,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from ope_gym import ESTIMATORS, DiagonalGaussian, Trajectories, Uniform, batches, evaluate
+from ope_gym import ESTIMATORS, Trajectories, batches, evaluate
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
-from ope_gym.policies import Policy
+from ope_gym.policies import DiagonalGaussian, Policy, Uniform
 from tests.builders import assert_same
 from wrappers import RecordTrajectories, collect
 from wrappers import vector as vectors

@@ -20,9 +20,7 @@ from ope_gym import (
     Estimate,
     Evaluation,
     Evaluator,
-    LinearSigmoid,
     Trajectories,
-    Uniform,
     Weighting,
     evaluate,
     rank,
@@ -31,7 +29,7 @@ from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import default_model
 from ope_gym.models.features import Columns, ColumnSums, Polynomial
 from ope_gym.models.linear import FeatureSurvey, LinearQ
-from ope_gym.policies import UnknownPolicy
+from ope_gym.policies import LinearSigmoid, Uniform, UnknownPolicy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensitySums
 from tests import small_mdps

@@ -15,20 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ope_gym import (
-    Bootstrap,
-    LinearSigmoid,
-    Trajectories,
-    Weighting,
-    evaluate,
-    evaluate_log_probs,
-    rank,
-)
+from ope_gym import Bootstrap, Trajectories, Weighting, evaluate, evaluate_log_probs, rank
 from ope_gym.cli import main
 from ope_gym.data.schedules import Schedule
 from ope_gym.estimators.run import sum_arrays
 from ope_gym.inference.errors import join_single, joined, standard_error
 from ope_gym.inference.estimate import PartialMixture
+from ope_gym.policies import LinearSigmoid
 from ope_gym.weights import mixtures
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
 from ope_gym.weights.formula import log_weights

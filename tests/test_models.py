@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import DiagonalGaussian, Trajectories, Uniform, evaluate
+from ope_gym import Trajectories, evaluate
 from ope_gym.arrays import folds_within
 from ope_gym.models import (
     ActionValues,
@@ -31,6 +31,7 @@ from ope_gym.models import (
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.options import Compute
+from ope_gym.policies import DiagonalGaussian, Uniform
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
 from tests.builders import Recorded, Table, buffer_of, recorded

@@ -113,6 +113,16 @@ def test_large_stacks_agree_with_the_plain_formula() -> None:
     np.testing.assert_allclose(got, numerics.log_sigmoid(scores), rtol=1e-14, atol=0)
 
 
+def test_numbers_that_are_not_finite_stay_where_they_are() -> None:
+    """A large batch takes the compiled kernel, whose polynomial must not hide a NaN."""
+    x = np.zeros(10_000)
+    x[[3, 5_000, 9_000]] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        got = LinearSigmoid(np.array([1.0])).log_prob(x[:, None], np.ones(len(x), np.int8))
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(got)), [3])
+    np.testing.assert_allclose(got[[0, 5_000, 9_000]], [-np.log(2.0), 0.0, -np.inf], atol=1e-15)
+
+
 def test_softmax_by_hand() -> None:
     policy = SoftmaxLinear(np.array([[1.0], [0.0], [-1.0]]))
     x = np.array([[np.log(2.0)], [0.0]])  # odds 2 : 1 : 1/2, then even

@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ope_gym import Compute, LinearSigmoid, Trajectories
+from ope_gym import Compute, Trajectories
 from ope_gym import evaluate as evaluate_shards
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
+from ope_gym.policies import LinearSigmoid
 from ope_gym.scale import ray as ray_tasks
 from ope_gym.scale.ray import connected
 from ope_gym.scale.workers import WorkerError, Workers, start_workers

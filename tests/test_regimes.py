@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from ope_gym import Trajectories, Uniform, evaluate, evaluate_log_probs
+from ope_gym import Trajectories, evaluate, evaluate_log_probs
 from ope_gym.inference import regimes
+from ope_gym.policies import Uniform
 from tests.builders import Table, recorded
 
 

@@ -19,7 +19,6 @@ from ope_gym import (
     Compute,
     Evaluation,
     Evaluator,
-    LinearSigmoid,
     Trajectories,
     Weighting,
     evaluate,
@@ -30,6 +29,7 @@ from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import LinearQ, OneHot, TabularQ
+from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.passes import Items
 from ope_gym.scale.sources import Source, open_source
 from ope_gym.scale.spool import Spool, scratch_folder

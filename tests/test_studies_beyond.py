@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ope_gym import Policy, Trajectories, Uniform, evaluate, models
+from ope_gym import Trajectories, evaluate, models
+from ope_gym.policies import Policy, Uniform
 from studies.beyond.cases import GRID_Q, Mistaken, cases, grid_q
 from studies.beyond.study import NAMES, Beyond
 from studies.cartpole.study import CartPole

@@ -10,7 +10,8 @@ import pytest
 
 from agents import MonteCarloControl
 from agents import blackjack as rules
-from ope_gym import EpsilonGreedyTable, Trajectories, evaluate_log_probs
+from ope_gym import Trajectories, evaluate_log_probs
+from ope_gym.policies import EpsilonGreedyTable
 from studies.blackjack import simulation
 from studies.blackjack import study as blackjack
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED

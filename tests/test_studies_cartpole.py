@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import LinearSigmoid, evaluate_log_probs
+from ope_gym import evaluate_log_probs
+from ope_gym.policies import LinearSigmoid
 from studies.cartpole import simulation
 from studies.cartpole import study as cartpole
 from studies.harness import errors

@@ -23,10 +23,11 @@ import pytest
 from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ope_gym import Compute, LinearSigmoid, Trajectories, evaluate
+from ope_gym import Compute, Trajectories, evaluate
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import check_options
+from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import survey
 from ope_gym.scale.spool import scratch_folder

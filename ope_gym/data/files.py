@@ -63,7 +63,7 @@ def describe_policy(policy: Policy, place: str) -> tuple[str, dict[str, NDArray[
     if kind.startswith(UNREGISTERED) and not isinstance(policy, UnavailablePolicy):
         warnings.warn(
             f"{type(policy).__qualname__} is not registered: {place} will not hold its "
-            "parameters; decorate the class with ope_gym.register_policy",
+            "parameters; decorate the class with ope_gym.policies.register_policy",
             UserWarning,
             stacklevel=4,
         )

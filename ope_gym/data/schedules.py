@@ -133,7 +133,7 @@ class PolicyTable:
         if not isinstance(policy, Policy):
             raise TypeError(
                 f"policy is {policy!r}, which has no log_prob and sample: wrap it in a class that "
-                "has them (ope_gym.Policy), or use a snapshot of ope_gym.policies"
+                "has them (ope_gym.policies.Policy), or use a snapshot of ope_gym.policies"
             )
         try:
             number = self._numbers.setdefault(policy, len(self.policies))

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ope_gym import SoftmaxLinear, Trajectories, evaluate
+from ope_gym import Trajectories, evaluate
 from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.policies import SoftmaxLinear
 
 History: TypeAlias = tuple[tuple[int, float], ...]  # (action, reward) of each round
 EXACT = ("BIS", "FIS", "OUIS", "NBIS", "NFIS", "NOUIS", "EA")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym import SoftmaxLinear, Trajectories, evaluate
+from ope_gym import Trajectories, evaluate
 from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.policies import SoftmaxLinear
 from studies import oracle
 
 NAMES = ("BIS", "NIS", "EA", "ω*")

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ope_gym import Policy, Trajectories
+from ope_gym import Trajectories
 from ope_gym.models.base import ActionValues, Baseline, QModel
+from ope_gym.policies import Policy
 from studies.blackjack.study import SCHEDULES
 from studies.harness.small_grid import Regime, grid, states_of, table
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from agents.blackjack import value
-from ope_gym import Policy, Trajectories, evaluate
+from ope_gym import Trajectories, evaluate
 from ope_gym.arrays import FloatArray
 from ope_gym.models.base import Baseline, QModel
+from ope_gym.policies import Policy
 from studies.beyond.cases import (
     CARTPOLE,
     GRID_Q,

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agents.blackjack import SHAPE
-from ope_gym import EpsilonGreedyTable, Trajectories
+from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.kernels import compiled
+from ope_gym.policies import EpsilonGreedyTable
 
 CELLS = math.prod(SHAPE)
 LONGEST = 20  # most steps of a game: with aces alone, soft 12 … 21 and hard 12 … 21

@@ -15,8 +15,9 @@ import numpy as np
 
 from agents import epsilon_1, epsilon_2
 from agents.blackjack import SHAPE, value
-from ope_gym import EpsilonGreedyTable, Weighting, evaluate
+from ope_gym import Weighting, evaluate
 from ope_gym.arrays import FloatArray
+from ope_gym.policies import EpsilonGreedyTable
 from studies.blackjack.claims import PAPER, blackjack_claims
 from studies.blackjack.simulation import control, returns, rollouts
 from studies.harness.errors import describe, mean_and_error

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym import LinearSigmoid, Trajectories
+from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.kernels import compiled
+from ope_gym.policies import LinearSigmoid
 
 HORIZON = {"CartPole-v0": 200, "CartPole-v1": 500}
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from agents import Power
-from ope_gym import LinearSigmoid, Trajectories, Weighting, evaluate
+from ope_gym import Trajectories, Weighting, evaluate
 from ope_gym.arrays import FloatArray
+from ope_gym.policies import LinearSigmoid
 from studies.cartpole.claims import PAPER, cartpole_claims
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 from studies.harness.errors import describe, largest_share, mean_and_error

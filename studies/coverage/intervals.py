@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ope_gym import Betting, Bootstrap, Policy, Trajectories, evaluate
+from ope_gym import Betting, Bootstrap, Trajectories, evaluate
 from ope_gym.arrays import FloatArray
 from ope_gym.inference import intervals
+from ope_gym.policies import Policy
 
 KINDS = ("normal", "ess-t", "percentile", "bca", "betting", "HCOPE")
 PLAIN = ("BIS", "FIS")  # betting and HCOPE rest on their terms, whatever the estimator

@@ -17,8 +17,9 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import SoftmaxLinear, Trajectories
+from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.policies import SoftmaxLinear
 
 Loggers: TypeAlias = Literal["drifting", "similar", "unrelated", "one good"]
 Noise: TypeAlias = Literal["low", "high"]
