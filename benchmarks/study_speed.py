@@ -1,14 +1,14 @@
-"""What the compiled simulations of two studies save: a slice of each beside a Gymnasium loop.
+"""Compare the compiled simulations of two studies with loops over Gymnasium environments.
 
     python benchmarks/study_speed.py [--runs 3] [--repetitions 3]
 
-Both sides play and learn what a run of the study does: PoWER's 300 rollouts and 300 fresh ones on
+Both sides play and learn as much as a run of the study: PoWER's 300 rollouts and 300 fresh ones on
 CartPole-v1; 5,000 episodes of Monte-Carlo control and 1,000 fresh ones on Blackjack-v1, for both
-schedules. Both pass their data to the same `evaluate`. The loop steps one env at a time and keeps
-what it sees in lists. It has no truth to find: the last line of each study is the whole study,
-truth included, scaled from the slice to its number of runs.
+schedules. Both pass their data to `evaluate`. The loop steps one environment at a time and keeps
+its data in lists. It computes no true values; the last line of each study is the whole study with
+true values, scaled from a few runs to all of them.
 
-Times are of the processor, medians over repetitions that alternate between the two.
+Times are processor times, medians over repetitions that alternate between the two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from studies.harness.registry import load_study
 from studies.harness.seeds import seeds_of
 from studies.harness.study import Study
 
-Run = Callable[[int], object]  # of a seed
+Run = Callable[[int], object]  # takes a seed
 
 
 def main() -> None:
@@ -191,7 +191,7 @@ def naive_blackjack(seed: int) -> None:
 def blackjack_episode(
     env: gym.Env[Any, Any], totals: Any, visits: Any, epsilon: float, rng: np.random.Generator
 ) -> tuple[list[tuple[int, ...]], float]:
-    """Visited (sum, card, ace, action), and the last reward."""
+    """Return the visited (sum, card, ace, action) and the last reward."""
     steps: list[tuple[int, ...]] = []
     observation, _ = env.reset()
     while True:

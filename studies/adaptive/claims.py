@@ -15,6 +15,7 @@ def adaptive_claims(summary: Summary) -> list[Claim]:
 
 
 def _stopped(summary: Summary) -> list[Claim]:
+    """Return claims about an action that is drawn until its first 0."""
     stop = summary["stopped"]
     mean, error = stop["simulated"][0]
     bis, bis_error = stop["simulated"][1]
@@ -63,6 +64,7 @@ def _stopped(summary: Summary) -> list[Claim]:
 
 
 def _unbiased(summary: Summary) -> list[Claim]:
+    """Return claims about policies that depend on earlier rewards."""
     two, soft = summary["two_rounds"], summary["soft_stop"]
     last = soft["rounds"][-1]
 
@@ -121,6 +123,7 @@ def _unbiased(summary: Summary) -> list[Claim]:
 
 
 def _learned(summary: Summary) -> list[Claim]:
+    """Return claims about targets learned from the data."""
     learned = summary["learned"]
     names, plain = learned["names"], ("BIS", "FIS", "OUIS")
     covers = ", ".join(
@@ -144,10 +147,11 @@ def _learned(summary: Summary) -> list[Claim]:
             ),
             {
                 HOLDS: "The learner picks what was lucky, and the same luck is in the estimate. No "
-                "weighting knows of it; capped estimators only look better, because their downward "
-                "bias meets the optimism. Intervals may hide it: in-sample and held out they hold "
-                f"the truth, for {covers}. Those of the plain estimators are wider than this bias, "
-                "so that their coverage says nothing of where they are centred."
+                "weighting corrects it; estimators with clipped weights only look better, because "
+                "their downward bias offsets the optimism. Intervals may hide it: in-sample and "
+                f"held out they contain the true value, for {covers}. Those of the plain "
+                "estimators are wider than this bias, so that their coverage does not show where "
+                "they are centred."
             },
         ),
         Claim(
@@ -165,6 +169,6 @@ def _learned(summary: Summary) -> list[Claim]:
                 for i, name in enumerate(names)
                 if name in plain
             ),
-            {HOLDS: "The target does not depend on the data it is evaluated from."},
+            {HOLDS: "The target does not depend on the data that it is evaluated on."},
         ),
     ]

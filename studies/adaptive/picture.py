@@ -66,6 +66,7 @@ def _bars(
     names: Sequence[str],
     groups: dict[str, tuple[Sequence[float], Sequence[float] | None, str]],
 ) -> None:
+    """Draw groups of bars, with three standard errors where they are given."""
     x = np.arange(len(names))
     for g, (label, (values, errors, colour)) in enumerate(groups.items()):
         bars = None if errors is None else 3 * np.array(errors, dtype=np.float64)

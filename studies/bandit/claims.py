@@ -49,6 +49,7 @@ def _close(summary: Summary, estimator: int, j: int) -> tuple[Evidence, ...]:
 
 
 def _low_variance(summary: Summary) -> list[Claim]:
+    """Return claims about rewards with little variance."""
     j = max(len(summary["probabilities"]) - 2, 0)
     return [
         Claim(
@@ -101,6 +102,7 @@ def _limit_of_optimum(summary: Summary) -> str:
 
 
 def _high_variance(summary: Summary) -> list[Claim]:
+    """Return claims about rewards with much variance."""
     roots = [f"{root:.3g}" if root else "none" for root in summary["crossings"]["EA, BIS"]]
     return [
         Claim(
@@ -108,8 +110,8 @@ def _high_variance(summary: Summary) -> list[Claim]:
             "basic importance sampling is better than the empirical average when V_int is high",
             "MSE(EA) − MSE(BIS)",
             _difference(summary, "EA", "BIS", 0),
-            "EA gives an action that was drawn once the weight of one drawn often. By N the two "
-            f"cross at p = {', '.join(roots)}; above it EA is better.",
+            "EA gives an action that was drawn once the same weight as one drawn often. By N the "
+            f"two cross at p = {', '.join(roots)}; above it EA is better.",
         ),
         Claim(
             "section 2.2.1 and introduction",
@@ -127,6 +129,7 @@ def _high_variance(summary: Summary) -> list[Claim]:
 
 
 def _between(summary: Summary) -> list[Claim]:
+    """Return claims that NIS lies between EA and BIS."""
     curves = np.array(summary["curves"]["moments"])
     mse = curves[0] ** 2 + curves[1] + curves[2]  # (4, N, p)
     low, high = np.minimum(mse[_BIS], mse[_EA]), np.maximum(mse[_BIS], mse[_EA])
@@ -159,6 +162,7 @@ def _between(summary: Summary) -> list[Claim]:
 
 
 def _path_of_ea(summary: Summary) -> list[Claim]:
+    """Return claims about the variance of EA over paths."""
     path, bis = (np.array(summary["exact_path"])[z] for z in (_EA, _BIS))
     paths, spread = summary["complete"]
     return [
@@ -200,6 +204,7 @@ def _path_of_ea(summary: Summary) -> list[Claim]:
 
 
 def _table_1(summary: Summary) -> Claim:
+    """Return the claim of table 1."""
     largest = summary["sizes"][-1]
     evidence = []
     for row in (row for row in summary["table_1"] if row["n"] == largest):
@@ -224,6 +229,7 @@ def _table_1(summary: Summary) -> Claim:
 
 
 def _simulation(summary: Summary) -> Claim:
+    """Return the check of exact moments by the simulation."""
     internal = np.array(summary["internal"], dtype=np.float64)
     path = np.array(summary["path"], dtype=np.float64)
     mse, error = (np.array(summary[key], dtype=np.float64) for key in ("mse", "mse_error"))

@@ -86,6 +86,7 @@ class Bandit(Study):
         }
 
     def _grids(self) -> tuple[Problem, IntArray, FloatArray]:
+        """Return the problem, N and p as arrays."""
         return Problem(self.actions), np.array(self.sizes), np.array(self.probabilities)
 
     def summarise(self, runs: Runs) -> Summary:
@@ -187,10 +188,12 @@ def _table_1_rows(summary: Summary) -> Iterator[list[object]]:
 
 
 def _thousandths(value: float) -> str:
+    """Format a number × 1000; less than 1e-15 is rounding."""
     return number(1000 * value if value > 1e-15 else 0.0)
 
 
 def _crossing(p: float | None) -> str:
+    """Format the p of a crossing."""
     return "none" if p is None else number(p)
 
 

@@ -81,7 +81,7 @@ def beyond_claims(summary: Summary) -> list[Claim]:
         Claim(
             source,
             f"Nowhere in the grid is auto above {GRID:g} of NFIS, whatever the q",
-            f"ln({GRID:g} / ratio), the two of {len(inside)} that speak most against it",
+            f"ln({GRID:g} / ratio), the two of {len(inside)} that contradict it most",
             tuple(dataclasses.replace(below(i, GRID), limit=MANY) for i in dict.fromkeys(worst)),
             f"Of {len(inside)} ratios some are large by chance: {MANY:g} standard errors decide.",
         ),

@@ -40,6 +40,7 @@ def blackjack_claims(summary: Summary) -> list[Claim]:
 def _ranked(
     summary: Summary, words: str, pairs: list[tuple[str, str]], why: str | dict[str, str]
 ) -> Claim:
+    """Return a claim about orderings of MSEs with both schedules."""
     evidence = [
         row
         for name, found in summary["schedules"].items()
@@ -49,6 +50,7 @@ def _ranked(
 
 
 def _plain(summary: Summary) -> list[Claim]:
+    """Return claims about BIS, FIS and OUIS."""
     names, (first, second) = summary["names"], summary["schedules"]
     i, j = names.index("FIS"), names.index("OUIS")
 
@@ -68,7 +70,7 @@ def _plain(summary: Summary) -> list[Claim]:
             [("BIS", "FIS")],
             {
                 HOLDS: "Where an early policy rarely took the action of the target, the basic "
-                "weight is (1 − ε/2) / (ε_k/2); the mixture holds policies that took it often."
+                "weight is (1 − ε/2) / (ε_k/2); the mixture contains policies that took it often."
             },
         ),
         Claim(
@@ -99,7 +101,7 @@ def _plain(summary: Summary) -> list[Claim]:
             {
                 FAILS: "With ε² the last policies are nearly deterministic: the one action of a "
                 "short game has p = 0.975, so p / (1 − p) is 39 where an early policy has about 1. "
-                "OUIS listens to the last policies, and its effective sample size is "
+                "OUIS relies on the last policies, and its effective sample size is "
                 f"{share:.0%} of that of FIS. OUIS is not the optimum of its family (the proof "
                 "leaves out covariances), and p / (1 − p) takes rewards for deterministic given "
                 "the actions, while most of their variance comes from the cards; "
@@ -118,13 +120,14 @@ def _plain(summary: Summary) -> list[Claim]:
 
 
 def _normalised(summary: Summary) -> list[Claim]:
+    """Return claims about normalised estimators."""
     return [
         _ranked(
             summary,
             "NFIS < NOUIS < NBIS",
             [("NOUIS", "NFIS"), ("NBIS", "NOUIS")],
             {
-                FAILS: "NOUIS inherits the weights of OUIS: it lies with NFIS where policies are "
+                FAILS: "NOUIS inherits the weights of OUIS: it is close to NFIS where policies are "
                 "alike, and loses where they differ. (Better weights in the unbiased case are no "
                 "guarantee of a better normalised estimator, the paper says.)"
             },
@@ -133,7 +136,7 @@ def _normalised(summary: Summary) -> list[Claim]:
             summary,
             "normalised estimators have a smaller MSE",
             [("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NOUIS")],
-            "Normalising helps as far as Σ w r goes along with Σ w, that is, if returns have one "
+            "Normalising helps if Σ w r is correlated with Σ w, that is, if returns have one "
             "sign. Returns are −1, 0 and 1 with a mean near 0, so there is little to gain; the "
             "paper's factor of two to three is not there.",
         ),
@@ -150,6 +153,7 @@ def _normalised(summary: Summary) -> list[Claim]:
 
 
 def _magnitudes(summary: Summary) -> list[Claim]:
+    """Return the claim about the size of the MSEs."""
     evidence = []
     for name, found in summary["schedules"].items():
         for i, estimator in enumerate(summary["names"]):
@@ -200,6 +204,7 @@ def _impossible(summary: Summary) -> str:
 
 
 def _truth(summary: Summary) -> list[Claim]:
+    """Return claims about unbiasedness, and the check of the true values."""
     schedules, values = summary["schedules"], summary["truth"][0]
     return [
         Claim(
@@ -228,6 +233,6 @@ def _truth(summary: Summary) -> list[Claim]:
                 )
                 for s, name in enumerate(schedules)
             ),
-            {HOLDS: "So the truth is not what the orderings above hang on."},
+            {HOLDS: "So the orderings above do not depend on errors of the true value."},
         ),
     ]

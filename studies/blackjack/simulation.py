@@ -84,6 +84,7 @@ def returns(policy: EpsilonGreedyTable, episodes: int, rng: np.random.Generator)
 
 @compiled()
 def _card(rng: Any) -> Any:
+    """Draw a card: 1 to 10, tens and faces together."""
     return min(int(rng.random() * 13.0) + 1, 10)
 
 
@@ -132,6 +133,7 @@ def _episode(greedy: Any, epsilon: Any, rng: Any, cells: Any, actions: Any, row:
 
 @compiled()
 def _control(epsilons: Any, every: int, rng: Any, totals: Any, visits: Any, snapshots: Any) -> None:
+    """Play and learn in place; see `control`."""
     best = np.zeros(totals.shape[0], dtype=np.int64)
     cells = np.empty(LONGEST, dtype=np.int64)
     actions = np.empty(LONGEST, dtype=np.int64)
@@ -159,6 +161,7 @@ def _rollouts(
     offsets: Any,
     rewards: Any,
 ) -> None:
+    """Play episodes of each policy and write them in place; see `rollouts`."""
     row = 0
     for i in range(rewards.size):
         k = i // episodes
@@ -168,6 +171,7 @@ def _rollouts(
 
 @compiled()
 def _returns(greedy: Any, epsilon: float, episodes: int, rng: Any) -> Any:
+    """Play episodes of one policy; see `returns`."""
     cells = np.empty(LONGEST, dtype=np.int64)
     actions = np.empty(LONGEST, dtype=np.int64)
     found = np.empty(episodes)

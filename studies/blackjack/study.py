@@ -137,7 +137,7 @@ class Blackjack(Study):
         """Tabulate table 3 beside our results."""
         lines = [
             f"{summary['runs']} runs. MSE × 1000: 5th, 50th and 95th percentile of a bootstrap "
-            "over runs. Covered: how often the 95 % interval (ess-t) holds the truth."
+            "over runs. Covered: how often the 95 % interval (ess-t) contains the true value."
         ]
         for s, name in enumerate(summary["schedules"]):
             mean, spread = (part[s] for part in summary["truth"])

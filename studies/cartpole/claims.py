@@ -35,6 +35,7 @@ def cartpole_claims(summary: Summary) -> list[Claim]:
 
 
 def _table_2(summary: Summary) -> list[Claim]:
+    """Return the claims of table 2 on both sources of data."""
     sources, names = summary["sources"], summary["names"]
 
     def ranked(
@@ -54,9 +55,9 @@ def _table_2(summary: Summary) -> list[Claim]:
             "FIS dominates BIS",
             [("BIS", "FIS")],
             {
-                HOLDS: "The denominator of a fused weight holds the policy nearest to the target, "
-                "so no weight exceeds 1/ρ_k times the ratio to that policy; a basic weight of θ_0 "
-                "has no such bound."
+                HOLDS: "The denominator of a fused weight contains the policy nearest to the "
+                "target, so no weight exceeds 1/ρ_k times the ratio to that policy; a "
+                "basic weight of θ_0 has no such bound."
             },
         ),
         Claim(
@@ -76,7 +77,7 @@ def _table_2(summary: Summary) -> list[Claim]:
             [("BIS", "NBIS"), ("BCIS", "NBIS"), ("NBIS", "NFIS")],
             {
                 HOLDS: "Normalising makes an estimate a mean of returns that occurred. BCIS trades "
-                "the variance of BIS for a bias: capped weights sum to less than n."
+                "the variance of BIS for a bias: clipped weights sum to less than n."
             },
         ),
         ranked(
@@ -98,6 +99,7 @@ def _table_2(summary: Summary) -> list[Claim]:
 
 
 def _similar(source: str, found: dict[str, Any], names: Sequence[str]) -> Evidence:
+    """Return the evidence that the RMSEs of OUIS and FIS are similar."""
     i, j = names.index("OUIS"), names.index("FIS")
     ratio = math.exp(found["pairs"]["log_ratio"][i][j])
     error = ratio * found["pairs"]["log_ratio_error"][i][j]
@@ -106,6 +108,7 @@ def _similar(source: str, found: dict[str, Any], names: Sequence[str]) -> Eviden
 
 
 def _bias(summary: Summary) -> list[Claim]:
+    """Return claims about biases."""
     names, fresh, own = summary["names"], summary["sources"]["fresh"], summary["optimism"]
     other, value = summary["independent"], summary["truth"][0]
     behaviours = summary["bis_by_behaviour"][0]
@@ -146,7 +149,7 @@ def _bias(summary: Summary) -> list[Claim]:
             "estimate in-sample − estimate from fresh rollouts, paired by run",
             _paired(names, own, names, coverage=summary["sources"]),
             "Each policy was fitted to the rollouts that went well, and so was the target: the "
-            "same luck is in the estimate. No weighting repairs it; only held-out rollouts do. "
+            "same luck is in the estimate. No weighting corrects it; only held-out rollouts do. "
             "Section 3.3 is about another effect, for which the target is independent of the data.",
         ),
     ]

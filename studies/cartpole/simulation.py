@@ -75,6 +75,7 @@ def follow(start: FloatArray, actions: IntArray) -> FloatArray:
 
 @compiled()
 def _step(x: Any, v: Any, angle: Any, spin: Any, action: Any) -> Any:
+    """Return the next state."""
     force = _FORCE if action == 1 else -_FORCE
     cos, sin = math.cos(angle), math.sin(angle)
     push = (force + _MOMENT * (spin * spin) * sin) / _MASS
@@ -87,11 +88,13 @@ def _step(x: Any, v: Any, angle: Any, spin: Any, action: Any) -> Any:
 
 @compiled()
 def _over(x: Any, angle: Any) -> Any:
+    """Return whether the episode has ended."""
     return x < -_EDGE or x > _EDGE or angle < -_FALLEN or angle > _FALLEN
 
 
 @compiled()
 def _draw_start(rng: Any) -> Any:
+    """Draw the first state."""
     # in separate statements, so that the order of the draws is certain
     x = -0.05 + 0.1 * rng.random()
     v = -0.05 + 0.1 * rng.random()
@@ -102,6 +105,7 @@ def _draw_start(rng: Any) -> Any:
 
 @compiled()
 def _choose(theta: Any, bias: Any, rng: Any, x: Any, v: Any, angle: Any, spin: Any) -> Any:
+    """Draw an action of the policy."""
     score = bias + np.float64(np.float32(x)) * theta[0] + np.float64(np.float32(v)) * theta[1]
     score += np.float64(np.float32(angle)) * theta[2] + np.float64(np.float32(spin)) * theta[3]
     return 1 if rng.random() < 1.0 / (1.0 + math.exp(-score)) else 0
@@ -118,6 +122,7 @@ def _play(
     offsets: Any,
     terminated: Any,
 ) -> None:
+    """Play episodes and write them in place; see `rollouts`."""
     row = 0
     for i in range(terminated.size):
         x, v, angle, spin = _draw_start(rng)
@@ -136,6 +141,7 @@ def _play(
 
 @compiled()
 def _returns(theta: Any, bias: float, rng: Any, horizon: int, episodes: int) -> Any:
+    """Return the lengths of episodes, which are their returns."""
     returns = np.empty(episodes)
     for i in range(episodes):
         x, v, angle, spin = _draw_start(rng)
@@ -152,6 +158,7 @@ def _returns(theta: Any, bias: float, rng: Any, horizon: int, episodes: int) -> 
 
 @compiled()
 def _follow(states: Any, actions: Any) -> None:
+    """Write the states after these actions in place; see `follow`."""
     for t in range(actions.size):
         x, v, angle, spin = _step(
             states[t, 0], states[t, 1], states[t, 2], states[t, 3], actions[t]

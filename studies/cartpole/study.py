@@ -168,7 +168,7 @@ class CartPole(Study):
             "",
             "RMSE: 5th, 50th and 95th percentile of a bootstrap over runs. RMSE² = bias² + "
             "deviation². Largest run: its share of the sum of squares. Covered: how often the 95 % "
-            "interval (ess-t) holds the truth.",
+            "interval (ess-t) contains the true value.",
         ]
         for name, title in (("fresh", "Fresh rollouts"), ("in-sample", "PoWER’s own rollouts")):
             lines += ["", *_source_table(title, summary["names"], summary["sources"][name])]

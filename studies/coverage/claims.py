@@ -29,10 +29,11 @@ def coverage_claims(summary: Summary) -> list[Claim]:
 
 
 def _ess_t(summary: Summary) -> Claim:
+    """Return the claim that ess-t covers almost as often as its level."""
     level = summary["level"]
     return Claim(
         _SOURCE,
-        f"on held-out data the {level:.0%} ess-t interval of the first choices holds the value "
+        f"on held-out data the {level:.0%} ess-t interval of the first choices contains the value "
         f"at least {level - SLACK:.0%} of the time",
         f"coverage − {level - SLACK:g}",
         tuple(
@@ -47,6 +48,7 @@ def _ess_t(summary: Summary) -> Claim:
 
 
 def _better(summary: Summary) -> Claim:
+    """Return the claim that ess-t covers better than the normal interval."""
     names = summary["names"]
     return Claim(
         _SOURCE,
@@ -62,12 +64,13 @@ def _better(summary: Summary) -> Claim:
 
 
 def _betting(summary: Summary) -> Claim:
+    """Return the claim that betting intervals cover at least as often as their level."""
     level = summary["level"]
     parts = [("held-out", "BIS"), ("held-out", "FIS"), ("adaptive", "BIS")]
     parts += [("CartPole-v1", "BIS"), ("CartPole-v1", "FIS")]
     return Claim(
         _SOURCE,
-        "betting intervals hold the value as often as they say, for every n",
+        "betting intervals contain the value as often as they promise, for every n",
         f"coverage − {level:g}",
         tuple(_level(summary, part, name, "betting", level) for part, name in parts),
         "A theorem, for independent episodes of policies fixed in advance, and with basic weights "
@@ -77,6 +80,7 @@ def _betting(summary: Summary) -> Claim:
 
 
 def _narrower(summary: Summary) -> Claim:
+    """Return the claim that betting intervals are narrower than those of HCOPE."""
     names = summary["names"]
     return Claim(
         _SOURCE,
@@ -87,17 +91,18 @@ def _narrower(summary: Summary) -> Claim:
             for part in ("held-out", "CartPole-v1")
             for name in ("BIS", "FIS")
         ),
-        "HCOPE cuts the terms at a threshold and pays for it in the range term of an empirical "
+        "HCOPE clips the terms at a threshold and pays for it in the range term of an empirical "
         "Bernstein bound; a bet adapts to the spread, and large terms can only add to it.",
     )
 
 
 def _seen(summary: Summary) -> Claim:
+    """Return the claim about data that the target learned from."""
     names, k = summary["names"], summary["kinds"].index("ess-t")
     value, error = summary["paired"]["in-sample"]["loss"]
     return Claim(
         _SOURCE,
-        "intervals from the episodes that the target learned from hold its value less often",
+        "intervals from episodes that the target learned from contain its value less often",
         "coverage on held-out − coverage on in-sample data, ess-t",
         tuple(
             Evidence(name, value[e][k], error[e][k])
@@ -106,7 +111,7 @@ def _seen(summary: Summary) -> Claim:
         ),
         {
             HOLDS: "The target was drawn towards what happened to go well: its estimate is too "
-            "high by more than its error shows. No interval of this table repairs that; hold "
+            "high by more than its error shows. No interval of this table corrects that; hold "
             "episodes out.",
             UNDECIDED: _UNSEEN,
             FAILS: _UNSEEN,

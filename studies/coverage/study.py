@@ -39,7 +39,7 @@ class Coverage(Study):
     """Draw in each run data sets of all sources for some regimes of the grid, and of CartPole."""
 
     name: ClassVar[str] = "coverage"
-    title: ClassVar[str] = "coverage: how often intervals hold the value, and how wide they are"
+    title: ClassVar[str] = "coverage: how often intervals contain the value, and how wide they are"
     runs: ClassVar[int] = 100
     chunk: ClassVar[int] = 1
     takes: ClassVar[str] = "5 minutes"
@@ -251,8 +251,8 @@ def _worst(summary: Summary) -> list[str]:
     return [
         f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
         f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward but "
-        "for an action that is hardly ever seen, the error of auto can be too small: it knows "
-        "nothing of q where no episode went. Undefined intervals (of ess-t, left out above): "
+        "for an action that is hardly ever seen, the error of auto can be too small: no episode "
+        "shows q there. Undefined intervals (of ess-t, left out above): "
         f"{absent}.",
         "",
         *table(["regime", *(names[e] for e in shown)], rows),
@@ -271,4 +271,5 @@ def _cell(part: dict[str, Any], e: int, k: int) -> str:
 
 
 def _percent(value: float) -> str:
+    """Format a share; empty if it is undefined."""
     return "" if math.isnan(value) else f"{100 * value:.0f} %"

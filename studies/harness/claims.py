@@ -57,7 +57,7 @@ class Evidence:
 
     @property
     def simulated(self) -> bool:
-        """Whether the verdict depends on simulated runs."""
+        """Return whether the verdict depends on simulated runs."""
         return self.exact is None and self.standard_error != 0.0
 
     @property
@@ -127,24 +127,24 @@ class Claim:
 
 
 RULES = f"""\
-- A difference that is exact decides; so does the exact value where a simulated one stands beside
-  it. It may be off by rounding ({ROUNDING:g}).
+- An exact difference decides, also where a simulated one stands beside it. It may differ by a
+  rounding error ({ROUNDING:g}).
 - A simulated difference decides if it is more than {LIMIT:g} standard errors from 0. Standard
   errors are paired: all estimators saw the same data in each run. Fewer than {FEWEST} runs decide
   nothing.
 - “Equal” and “unbiased” hold if the difference and {LIMIT:g} standard errors together stay within
   {SAME:.0%} of the number compared with (of the value J, for a bias); they do not hold if the
-  difference is more than {LIMIT:g} standard errors from 0. The largest of m comparisons with exact
-  numbers may be as far off as the largest of m normal values; it is *coarse*, and undecided, if
-  half of the simulated numbers are not known to {ENTRY:.0%}.
-- *Tail*: where one run makes more than {TAIL:.0%} of a sum of squares, means and their standard
-  errors depend on runs too rare to be seen. A bias is then undecided. A ranking counts only if the
-  error that has the larger mean square is also the larger one in most runs, by {LIMIT:g} standard
-  errors; and it is not refuted by an error that is said to be the larger one and has a tail itself.
+  difference is more than {LIMIT:g} standard errors from 0. Of m comparisons with exact numbers the
+  largest may be as large as the largest of m normal values; the simulation is *coarse*, and nothing
+  is decided, if half of its numbers are not known to {ENTRY:.0%}.
+- *Tail*: if one run has more than {TAIL:.0%} of a sum of squares, means and their standard errors
+  depend on runs that are too rare to occur here. A bias is then undecided. A ranking counts only if
+  the error with the larger mean square is also the larger one in most runs, by {LIMIT:g} standard
+  errors; a tail of the error that is claimed to be the larger one never refutes the claim.
 - “Close to optimal” is an MSE of at most {CLOSE:g} times the least; an entry of the paper's tables
   is right if it is within {ENTRY:.0%}.
-- A claim holds if it holds in every setting looked at; one in which it does not is enough for “does
-  not hold”. Otherwise it is undecided."""
+- A claim holds if it holds in every setting; it does not hold if it fails in any of them. Otherwise
+  it is undecided."""
 
 
 def agreement(where: str, simulated: FloatArray, exact: FloatArray, errors: FloatArray) -> Evidence:

@@ -19,31 +19,32 @@ _HEAD = f"""\
 # The paper, run again
 
 *A comparative study of counterfactual estimators* (Nedelec, Le Roux, Perchet, 2017), claim by
-claim. This page is written by `python -m studies report` from the results of `python -m studies
-all`; every number can be had again with the command above its table. Differences are signed so that
-the claim says “positive”, or “zero”.
+claim. `python -m studies report` writes this page from the results of `python -m studies all`; the
+command above each table computes its numbers again. Differences are signed so that the claim says
+“positive”, or “zero”.
 
 ## How claims are judged
 
 {RULES}
 
-The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after first
-results had been seen; so were the constants of auto and ess-t, on other seeds and other small MDPs.
-Claims whose source is {", ".join(f"“{name}”" for name in OURS)} are not the paper's and are not
-counted with its claims.
+The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after we had seen
+first results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
+Claims with the source {", ".join(f"“{name}”" for name in OURS)} are ours and are not counted with
+those of the paper.
 
 ## Words
 
 - **J** the value of the *target*, the policy that is evaluated; **π_test** (π_e) its probabilities,
-  π_k those of the behaviours that recorded the data; **N** draws or episodes, **k** draws of an
-  action, **r̄** and **V_r** (V) the mean and variance of an action's reward, p = r̄² / (r̄² + V).
+  π_k those of the behaviour policies that recorded the data; **N** draws or episodes, **k** draws
+  of an action, **r̄** and **V_r** (V) the mean and variance of an action's reward,
+  p = r̄² / (r̄² + V).
 - **BIS** basic importance sampling, weights π_test / π_k of the recording policy; **FIS** fused,
-  weights against the mixture of all behaviours; **OUIS** the paper's “optimal unbiased” weights; an
-  **N** before the name: divided by the sum of the weights (NIS is NBIS for one behaviour); a **C**
-  inside it: weights cut at a cap.
+  weights against the mixture of all behaviour policies; **OUIS** the paper's “optimal unbiased”
+  weights; an **N** before the name: divided by the sum of the weights (NIS is NBIS for one
+  behaviour policy); a **C** inside it: weights clipped at a cap.
 - **EA** the empirical average: the mean reward of each action, weighted by π_test. **ω\\*** the
-  weights of least MSE, which know r̄ and V; no estimator can.
-- A *path* is which actions were drawn how often. The variance is **V_int** (of the rewards, given
+  weights of least MSE, which need the unknown r̄ and V.
+- A *path* says how often each action was drawn. The variance is **V_int** (of the rewards, given
   the path) plus **V_path** (of the mean given the path). MSE = bias² + V_int + V_path.
 - *In-sample*: the data that the learner learned from; *fresh* or *held out*: new rollouts of the
   same policies. **PoWER**: the learner of table 2; θ_0 … θ_10 its policies.
@@ -116,5 +117,6 @@ def _tally(results: Sequence[dict[str, Any]]) -> list[str]:
     verdicts = Counter(claim["verdict"] for claim in claims)
     return [
         f"Of {len(claims)} claims of the paper {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not "
-        f"hold, {verdicts[UNDECIDED]} are undecided. A statement counts once in each study of it."
+        f"hold, {verdicts[UNDECIDED]} are undecided. A statement counts once in each study that "
+        "checks it."
     ]

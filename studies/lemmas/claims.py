@@ -12,6 +12,7 @@ def lemma_claims(summary: Summary) -> list[Claim]:
 
 
 def _closed_forms(summary: Summary) -> Claim:
+    """Return the claim that the closed forms of the variances are right."""
     names = ("BIS", "FIS", "OUIS", "optimum")
     return Claim(
         "appendix, proof of lemma 1",
@@ -33,6 +34,7 @@ def _closed_forms(summary: Summary) -> Claim:
 
 
 def _printed(summary: Summary) -> Claim:
+    """Return the claim about expressions that the appendix prints."""
     printed, mended = summary["printed"]
     ratio, excess = summary["lemma"]
     return Claim(
@@ -61,6 +63,7 @@ def _printed(summary: Summary) -> Claim:
 
 
 def _fis(summary: Summary) -> list[Claim]:
+    """Return claims about FIS."""
     problems, steps = summary["problems"], summary["multi_step"]
     bis, fis = summary["undone"]
     return [
@@ -119,6 +122,7 @@ def _fis(summary: Summary) -> list[Claim]:
 
 
 def _ouis(summary: Summary) -> list[Claim]:
+    """Return claims about OUIS."""
     names = ("all", *summary["families"])
     above, below, beaten = (
         summary[f"ouis_{key}"] for key in ("above_fis", "below_fis", "above_optimum")
@@ -127,10 +131,10 @@ def _ouis(summary: Summary) -> list[Claim]:
     middle = {name: summary["ratios"][name]["optimum / OUIS"][half] for name in names}
     _, fis, ouis, best = summary["example"]
     why = (
-        "The proof minimises the variance of each action apart. But one draw has one action: the "
-        "terms of two actions are negatively correlated, and their covariances, which it drops, "
-        "are as large as what it keeps. The optimum of the family is a quadratic programme over "
-        "all α, see `studies.oracle.optimal_alpha`."
+        "The proof minimises the variance of each action separately. But one draw has one action: "
+        "the terms of two actions are negatively correlated, and their covariances, which it "
+        "drops, are as large as what it keeps. The optimum of the family is a quadratic programme "
+        "over all α, see `studies.oracle.optimal_alpha`."
     )
     return [
         Claim(
