@@ -192,7 +192,7 @@ class Evaluator:
         return self._roster.steps
 
     def name_of(self, target: Policy | int | str) -> str:
-        """Return the name of a target: "policy 3", with the first file that has it of several."""
+        """Return the name of a target: "policy 3", with a file that has it of several."""
         return self._source.name_of(target)
 
     def passes(self, target: Policy | int | str) -> int:

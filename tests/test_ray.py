@@ -19,8 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+<<<<<<< HEAD
 from ope_gym import Compute, Trajectories
 from ope_gym import evaluate as evaluate_shards
+=======
+from ope_gym import Bootstrap, Compute, Evaluator, LinearSigmoid, Trajectories, evaluate
+>>>>>>> 1ff79f8 (Workers and Ray are tested through evaluate)
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
@@ -31,7 +35,7 @@ from studies.harness import workers
 from studies.harness.runner import collect, folder_of
 from studies.harness.study import Runs, Seeds
 from tests.builders import assert_same
-from tests.test_sharded import made, record
+from tests.file_builders import made, record
 from tests.test_studies import Coin
 
 ray = pytest.importorskip("ray")
@@ -113,44 +117,39 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     with pytest.raises(
         DamagedFileError, match=r"run\.ope: the contents of a block do not"
     ) as caught:
-        evaluate_shards(path, TARGET, compute=Compute(ray=True))
+        evaluate(path, TARGET, compute=Compute(ray=True))
     assert caught.value.offset > 0
     assert f"in a Ray worker on {platform.node()}:" in str(caught.value.__cause__)
     path.write_bytes(good[:-3])
     with pytest.warns(UserWarning, match="ends inside its last block"):
-        assert evaluate_shards(path, TARGET, compute=Compute(ray=True)).sample.trajectories == 4
+        assert evaluate(path, TARGET, compute=Compute(ray=True)).sample.trajectories == 4
     with monkeypatch.context() as patch:
         patch.setattr(ray_tasks, "code_mark", lambda: "another")
         with pytest.raises(WorkerError, match="runs another ope_gym or numpy"):
-            evaluate_shards(data, TARGET, compute=Compute(ray=True))
+            evaluate(lambda: data, TARGET, compute=Compute(ray=True))
     monkeypatch.setattr(workers, "fingerprint", lambda study, seed: "another")
     with pytest.raises(WorkerError, match="coin: a Ray worker has other code"):
         collect(Coin(), tmp_path, runs=4, seed=0, ray=True, progress=False)
     assert not list(tmp_path.glob("chunks/*/*.npz"))
 
 
-def test_shards_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths are those of the command, wherever the cluster was started."""
     monkeypatch.chdir(tmp_path)
     paths = [f"{i}.ope" for i in range(4)]
     for i, path in enumerate(paths):
         record(made(i, 12, 25), Path(path)) if i % 2 else made(i, 12, 25).save(path)
-    shards: list[Any] = [*paths, made(7, 10, 20), lambda: made(8, 10, 20)]
-    options: dict[str, Any] = {
-        "estimators": ["BIS", "NBCIS", "NFIS", "DM", "FWDR"],
-        "q_model": LinearQ(),
-        "rng": 3,
-        "interval": "percentile",
-        "resamples": 50,
-        "block_steps": 100,
-    }
+    episodes: list[Any] = [*paths, made(7, 10, 20), lambda: made(8, 10, 20)]
+    names = ["BIS", "NBCIS", "NFIS", "DM", "FWDR"]
+    options: dict[str, Any] = {"q_model": LinearQ(), "seed": 3, "interval": Bootstrap(50)}
     seen: list[int] = []
-    here = evaluate_shards(shards, TARGET, **options)
-    there = evaluate_shards(
-        shards, TARGET, compute=Compute(ray=True, scratch=tmp_path, progress=seen.append), **options
-    )
+    here = evaluate(episodes, TARGET, names, compute=Compute(block_steps=100), **options)
+    compute = Compute(ray=True, block_steps=100, scratch=tmp_path, progress=seen.append)
+    evaluator = Evaluator(episodes, names, compute=compute, **options)
+    there = evaluator.evaluate(TARGET)
     assert_same(here, there)
-    assert sum(seen) == 4 * here.sample.steps  # two of them for the q model
+    assert sum(seen) == evaluator.passes(TARGET) * here.sample.steps
+    assert evaluator.passes(TARGET) == 4  # two of them for the q model
     assert sorted(path.name for path in tmp_path.iterdir()) == paths
 
 
@@ -196,9 +195,9 @@ def test_a_killed_worker_is_replaced(cluster: Any, tmp_path: Path) -> None:
 
 
 def _slow(folder: Path, number: int, i: int) -> Trajectories:
-    """A shard; in pass `number` a doomed node works on it until its end, and others wait for it."""
+    """Make episodes; in pass `number` a doomed node is at it until its end, and others wait."""
     if folder.exists():
-        begun = _visit(folder, f"shard{i}") == number - 1
+        begun = _visit(folder, f"part{i}") == number - 1
         mine = ray.get_runtime_context().get_node_id()
         deadline = time.monotonic() + 240  # on a busy machine
         while begun and time.monotonic() < deadline:
@@ -215,9 +214,8 @@ def test_a_node_is_removed_while_it_works(cluster: Any, tmp_path: Path) -> None:
     doomed = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
     folder = tmp_path / "visits"
-    shards: list[Any] = [partial(_slow, folder, number, i) for i in range(6)]
-    options: dict[str, Any] = {"estimators": ["NFIS", "BIS"], "block_steps": 100}
-    here = evaluate_shards(shards, TARGET, **options)
+    episodes: list[Any] = [partial(_slow, folder, number, i) for i in range(6)]
+    here = evaluate(episodes, TARGET, ["NFIS", "BIS"], compute=Compute(block_steps=100))
     folder.mkdir()
     mark = folder / f"doomed-{doomed.node_id}"
     mark.touch()
@@ -226,7 +224,7 @@ def test_a_node_is_removed_while_it_works(cluster: Any, tmp_path: Path) -> None:
     def remove() -> None:
         deadline = time.monotonic() + 240  # on a busy machine
         while not caught and time.monotonic() < deadline:
-            found = folder.glob(f"shard*-{number - 1}-{doomed.node_id}")
+            found = folder.glob(f"part*-{number - 1}-{doomed.node_id}")
             caught.extend(path.name for path in found)
             time.sleep(0.02)
         cluster.remove_node(doomed, allow_graceful=False)
@@ -235,15 +233,14 @@ def test_a_node_is_removed_while_it_works(cluster: Any, tmp_path: Path) -> None:
     thread = threading.Thread(target=remove)
     thread.start()
     seen: list[int] = []
-    there = evaluate_shards(
-        shards, TARGET, compute=Compute(ray=True, progress=seen.append), **options
-    )
+    compute = Compute(ray=True, block_steps=100, progress=seen.append)
+    there = evaluate(episodes, TARGET, ["NFIS", "BIS"], compute=compute)
     thread.join()
     assert_same(here, there)
     assert there.sample.trajectories == sum(6 + i for i in range(6))
     assert sum(seen) == 2 * here.sample.steps
     assert caught  # the node was at work
-    again = [_visits(folder, f"shard{i}") - 3 for i in range(6)]  # beside the three passes
+    again = [_visits(folder, f"part{i}") - 3 for i in range(6)]  # beside the three passes
     assert min(again) == 0
     assert max(again) > 0
 
@@ -267,9 +264,9 @@ def test_a_task_that_always_kills_its_worker_is_given_up(
 # Connections ----------------------------------------------------------------------------------
 
 
-def _waits(shards: Any, data: str, steps: int, crew: Workers) -> Any:
+def _waits(episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
     """Keep the workers busy for a long time."""
-    return list(crew.in_order(partial(_sleep, Path(shards[0]).with_name("begun")), range(9)))
+    return list(crew.in_order(partial(_sleep, Path(episodes[0]).with_name("begun")), range(9)))
 
 
 def _sleep(mark: Path, i: int) -> None:
@@ -287,9 +284,9 @@ def test_the_cluster_stays_when_commands_have_ended(cluster: Any, tmp_path: Path
     words = ["evaluate", *paths, "--ray", cluster.address]
     code = (
         "import runpy, sys\n"
-        "from ope_gym.scale import sources\n"
+        "from ope_gym import evaluation\n"
         "from tests.test_ray import _waits\n"
-        "sources.survey = _waits\n"
+        "evaluation.open_source = _waits\n"
         f"sys.argv = {['ope_gym', *words]!r}\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )

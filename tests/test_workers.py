@@ -20,20 +20,32 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from ope_gym.scale.sharded import evaluate_shards, evaluate_survey
 from threadpoolctl import threadpool_info, threadpool_limits
 
+<<<<<<< HEAD
 from ope_gym import Compute, Trajectories, evaluate
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import check_options
 from ope_gym.policies import LinearSigmoid
+=======
+from ope_gym import (
+    Bootstrap,
+    Compute,
+    Evaluator,
+    LinearSigmoid,
+    Trajectories,
+    Weighting,
+    evaluate,
+)
+from ope_gym.data.blocks import DamagedFileError
+from ope_gym.models.linear import LinearQ
+>>>>>>> 1ff79f8 (Workers and Ray are tested through evaluate)
 from ope_gym.scale.ray import connected
-from ope_gym.scale.sources import survey
-from ope_gym.scale.spool import scratch_folder
+from ope_gym.scale.sources import open_source
 from ope_gym.scale.workers import _AHEAD, WorkerError, Workers, compute, start_workers
 from tests.builders import assert_same
-from tests.test_sharded import made, mixed_files
+from tests.file_builders import clocked, functions, made, mixed_files
 
 ROOT = Path(__file__).parents[1]
 ESTIMATORS = ["BIS", "NBCIS", "NFIS", "DM", "DR", "FWDR"]
@@ -139,7 +151,7 @@ def test_an_error_says_the_same_as_without_workers(
 def test_a_missing_file_is_named_by_workers(crew: Workers, files: list[Path]) -> None:
     missing = files[0].with_name("missing.ope")
     with pytest.raises(FileNotFoundError, match=r"missing\.ope"):
-        survey([*files, missing], "all", 150, crew)
+        open_source([*files, missing], None, 150, crew)
 
 
 def test_what_cannot_be_sent_is_named(crew: Workers) -> None:
@@ -154,7 +166,7 @@ def test_what_cannot_be_sent_is_named(crew: Workers) -> None:
     assert list(crew.in_order(lambda i: i + offset, [1, 2])) == [4, 5]
 
 
-def test_impossible_workers_are_refused(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, "2", None, 1.5):
         with pytest.raises(ValueError, match=f"workers is {workers!r}"), start_workers(workers):  # type: ignore[arg-type]
             pass
@@ -162,7 +174,7 @@ def test_impossible_workers_are_refused(files: list[Path], monkeypatch: pytest.M
         with pytest.raises(ValueError, match=f"ray is {address!r}"), start_workers(ray=address):  # type: ignore[arg-type]
             pass
     with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
-        evaluate_shards(files, TARGET, compute=Compute(workers=2, ray=True))
+        Compute(workers=2, ray=True)
     monkeypatch.setitem(sys.modules, "ray", None)
     with start_workers(ray=None) as here:
         assert not here.remote
@@ -224,7 +236,7 @@ def test_workers_have_ended_when_their_folder_is_removed(
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", Watched)
     with pytest.raises(RuntimeError, match="of the user"):
-        evaluate_shards(
+        evaluate(
             files,
             TARGET,
             compute=Compute(workers=2, scratch=tmp_path, block_steps=150, progress=stop),
@@ -233,9 +245,9 @@ def test_workers_have_ended_when_their_folder_is_removed(
     assert not list(tmp_path.iterdir())
 
 
-def _waits(shards: Any, data: str, steps: int, crew: Workers) -> Any:
+def _waits(episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
     """Keep a worker busy for a long time, and have more items wait."""
-    return list(crew.in_order(partial(_noted, Path(shards[0]).parent), range(9)))
+    return list(crew.in_order(partial(_noted, Path(episodes[0]).parent), range(9)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
@@ -246,9 +258,9 @@ def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
     made(0, 3, 20).save(path)
     code = (
         "import runpy, sys\n"
-        "from ope_gym.scale import sources\n"
+        "from ope_gym import evaluation\n"
         "from tests.test_workers import _waits\n"
-        "sources.survey = _waits\n"
+        "evaluation.open_source = _waits\n"
         f"sys.argv = ['ope_gym', 'evaluate', {str(path)!r}, '--workers', '2']\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )
@@ -331,11 +343,11 @@ def test_the_function_is_unpacked_once_and_policies_are_not_sent_with_every_task
     function = cloudpickle.dumps(Unpacked())
     found = [compute(function, cloudpickle.dumps(i), "here") for i in range(3)]
     assert [cloudpickle.loads(one).result for one in found] == [1, 1, 1]
-    for task in survey(files, "all", 150, Workers()).tasks:
+    for task in open_source(files, None, 150, Workers()).tasks:
         assert b"LinearSigmoid" not in cloudpickle.dumps(task)
 
 
-# Shards ---------------------------------------------------------------------------------------
+# Evaluations ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -343,57 +355,68 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
-def test_processes_give_the_same_bits(crew: Workers, files: list[Path], tmp_path: Path) -> None:
-    shards: list[Any] = [*files, made(7, 10, 20), lambda: made(8, 10, 20)]
-    options = check_options(ESTIMATORS, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
+def test_processes_give_the_same_bits(files: list[Path], tmp_path: Path) -> None:
+    """With a scratch folder and without; of files, of trajectories and of functions."""
+    episodes: list[Any] = [*files, made(7, 10, 20), lambda: made(8, 10, 20)]
+    options: dict[str, Any] = {"gamma": 0.95, "q_model": LinearQ(), "interval": Bootstrap(50)}
     kinds: list[Any] = []
-    for who, scratch in ((Workers(), None), (Workers(), tmp_path), (crew, None), (crew, tmp_path)):
+    for workers, scratch in ((1, None), (1, tmp_path), (2, None), (2, tmp_path)):
         seen: list[int] = []
-        found = survey(shards, "all", 150, who)
-        with scratch_folder(scratch) as folder:
-            kinds.append(
-                evaluate_survey(
-                    found,
-                    TARGET,
-                    options,
-                    who,
-                    q_model=LinearQ(),
-                    folder=folder,
-                    progress=seen.append,
-                )
-            )
-        assert sum(seen) == 4 * found.mixture.steps  # two of them for the q model
+        compute = Compute(workers, block_steps=150, scratch=scratch, progress=seen.append)
+        evaluator = Evaluator(episodes, ESTIMATORS, compute=compute, seed=1, **options)
+        kinds.append(evaluator.evaluate(TARGET))
+        assert sum(seen) == evaluator.passes(TARGET) * evaluator.steps
+        assert evaluator.passes(TARGET) == 4  # two of them for the q model
         assert not list(tmp_path.iterdir())
-        assert sum(task.name == str(files[1]) for task in found.tasks) > 2  # it is cut
-    data = [Trajectories.load(path) for path in files]
-    together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
     for other in kinds[1:]:
         assert_same(kinds[0], other)
-    single = survey(shards, "all", 10**6, Workers())
-    assert len(single.tasks) == 1
-    assert_same(
-        kinds[0], evaluate_survey(single, TARGET, options, Workers(), q_model=LinearQ()), rtol=1e-8
-    )
-    plain = evaluate(together, TARGET, estimators=ESTIMATORS, gamma=0.95, q_model=LinearQ())
-    for name, estimate in kinds[0].items():
-        assert estimate.value == pytest.approx(plain[name].value, rel=1e-9)
+    data = [Trajectories.load(path) for path in files]
+    together = data[0].merge(*data[1:], made(7, 10, 20), made(8, 10, 20))
+    assert_same(kinds[0], evaluate(together, TARGET, ESTIMATORS, seed=1, **options), rtol=1e-8)
+    compute = Compute(2)  # who read all at once, too
+    whole = evaluate(episodes, TARGET, ESTIMATORS, seed=1, compute=compute, **options)
+    assert_same(whole, evaluate(together, TARGET, ESTIMATORS, seed=1, **options))
 
 
 @pytest.mark.parametrize(
-    ("estimators", "options"), [(["auto", "NFIS"], {}), (["FIS", "NFIS", "OUIS"], {"mixture": 3})]
+    ("names", "mixture"), [(["auto", "NFIS", "MAGIC"], "auto"), (["FIS", "NFIS", "OUIS"], 3)]
 )
-def test_auto_and_partial_mixtures_by_processes(
-    crew: Workers, files: list[Path], estimators: list[str], options: dict[str, Any]
+def test_auto_magic_and_partial_mixtures_by_processes(
+    files: list[Path], names: list[str], mixture: str | int
 ) -> None:
-    asked = check_options(estimators, 0.95, 10.0, "percentile", 0.95, 1, 50, None, None)
     one, two = (
-        evaluate_survey(
-            survey(files, "all", 150, who), TARGET, asked, who, q_model=LinearQ(), **options
+        evaluate(
+            files,
+            TARGET,
+            names,
+            gamma=0.95,
+            interval=Bootstrap(50),
+            q_model=LinearQ(),
+            weighting=Weighting(mixture=mixture),
+            compute=Compute(workers, block_steps=150),
+            seed=1,
         )
-        for who in (Workers(), crew)
+        for workers in (1, 2)
     )
     assert_same(one, two)
     assert [e.report for e in one.values()] == [e.report for e in two.values()]
+
+
+def test_policies_that_change_during_episodes_by_processes() -> None:
+    parts = [clocked(i, [[[0.5, 0.5]], [[0.3, 0.7]]], 15).view() for i in range(3)]
+    assert all((part.schedule_ids >= 0).any() for part in parts)
+    one, two = (
+        evaluate(
+            functions(parts),
+            "last",
+            ["BIS", "NFIS", "auto"],
+            interval=Bootstrap(20),
+            compute=Compute(workers, block_steps=20),
+        )
+        for workers in (1, 2)
+    )
+    assert_same(one, two)
+    assert one.sample.behaviours == two.sample.behaviours
 
 
 class Same:
@@ -414,8 +437,10 @@ def test_policies_without_equality(crew: Workers) -> None:
         for data in (made(0, 5, 9), made(1, 5, 9))
     ]
     for who in (Workers(), crew):
-        mixture = survey(parts, "all", 30, who).mixture
-        assert mixture.policies == (policy,)
-        assert mixture.counts.tolist() == [10]
-    with pytest.raises(TypeError, match=r"shard 0 has the policy .* without __eq__"):
-        survey([lambda: parts[0], lambda: parts[1]], "all", 30, crew)
+        source = open_source(parts, None, 30, who)
+        assert source.policies == (policy,)
+        assert len(source.roster) == 10
+    found = open_source(functions(parts), None, 30, Workers())
+    assert found.policies == (policy,)
+    with pytest.raises(TypeError, match=r"episodes\[0\] has the policy .* without __eq__"):
+        open_source([lambda: parts[0], lambda: parts[1]], None, 30, crew)

@@ -115,11 +115,15 @@ class Source:
         return resolve_policy(self.policies, self._number(target))
 
     def name_of(self, target: Target) -> str:
-        """Return "policy 3", and of several files the first that has it; "the target" if none."""
+        """Return "policy 3", and of several files one that has it; "the target" if none.
+
+        The file is the first that has the policy; the last one if the target is "last".
+        """
         number = policy_number(self.policies, self._number(target))
         if number is None:
             return "the target"
-        owner = next((name for name, own in self.owners if number in own), "")
+        owners = self.owners[-1:] if isinstance(target, str) else self.owners
+        owner = next((name for name, own in owners if number in own), "")
         return f"policy {number}" + (f", of {owner}" if len(self.owners) > 1 and owner else "")
 
     def _number(self, target: Target) -> Target:
