@@ -19,12 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from ope_gym import Compute, Trajectories
-from ope_gym import evaluate as evaluate_shards
-=======
-from ope_gym import Bootstrap, Compute, Evaluator, LinearSigmoid, Trajectories, evaluate
->>>>>>> 1ff79f8 (Workers and Ray are tested through evaluate)
+from ope_gym import Bootstrap, Compute, Evaluator, Trajectories, evaluate
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid

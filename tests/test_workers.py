@@ -22,25 +22,17 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-<<<<<<< HEAD
-from ope_gym import Compute, Trajectories, evaluate
-from ope_gym.data.blocks import DamagedFileError
-from ope_gym.models.linear import LinearQ
-from ope_gym.options import check_options
-from ope_gym.policies import LinearSigmoid
-=======
 from ope_gym import (
     Bootstrap,
     Compute,
     Evaluator,
-    LinearSigmoid,
     Trajectories,
     Weighting,
     evaluate,
 )
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
->>>>>>> 1ff79f8 (Workers and Ray are tested through evaluate)
+from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import open_source
 from ope_gym.scale.workers import _AHEAD, WorkerError, Workers, compute, start_workers
