@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate
-from ope_gym.estimators.weighted import METHODS
+from ope_gym import ESTIMATORS, Betting, Bootstrap, Evaluation, Trajectories, evaluate
+from ope_gym.estimators.methods import METHODS
 from ope_gym.models import Baseline
 from tests.builders import Recorded, recorded
 
 every = pytest.mark.parametrize("name", ESTIMATORS)
-INTERVALS = ("ess-t", "percentile", "bca", "betting")
+INTERVALS: dict[str, Any] = {
+    "ess-t": "ess-t",
+    "percentile": Bootstrap(50),
+    "bca": Bootstrap(50, "bca"),
+    "betting": Betting((-1.0, 2.0)),
+}
 
 
 def data_for(name: str, seed: int = 0, counts: tuple[int, ...] = (20, 25, 30)) -> Recorded:
@@ -30,21 +35,18 @@ def ask(name: str, data: Recorded, episodes: Trajectories | None = None, **optio
 def test_the_table_says_how_and_when(name: str) -> None:
     c = ESTIMATORS[name]
     assert c.use
-    assert c.method in METHODS or c.method == "average"
+    assert c.method in METHODS
 
 
 @every
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_value_interval_verdict_and_files(name: str, interval: str) -> None:
     data = data_for(name)
-    options: dict[str, Any] = {"interval": interval, "resamples": 50}
-    if interval == "betting":
-        options["reward_range"] = (-1.0, 2.0)
-        if not ESTIMATORS[name].scheme:
-            with pytest.raises(ValueError, match=f"{name} is none"):
-                ask(name, data, **options)
-            return
-    got = ask(name, data, **options)
+    if interval == "betting" and not ESTIMATORS[name].scheme:
+        with pytest.raises(ValueError, match=f"{name} is none"):
+            ask(name, data, interval=INTERVALS[interval])
+        return
+    got = ask(name, data, interval=INTERVALS[interval])
     assert math.isfinite(got.value)
     assert got.standard_error > 0
     assert got.interval.low < got.interval.high
@@ -61,7 +63,7 @@ def test_value_interval_verdict_and_files(name: str, interval: str) -> None:
 @every
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     data = data_for(name)
-    one, two = (ask(name, data, interval="percentile", resamples=20, rng=5) for _ in range(2))
+    one, two = (ask(name, data, interval=Bootstrap(20), seed=5) for _ in range(2))
     assert one.value == two.value
     assert one.interval == two.interval
     np.testing.assert_array_equal(one.influence, two.influence)
@@ -136,7 +138,7 @@ def test_one_episode_or_none_is_told(name: str) -> None:
     got = ask(name, data, one)
     assert got.verdict.colour == "red"
     assert math.isnan(got.interval.low)
-    with pytest.raises(ValueError, match="trajectories is empty"):
+    with pytest.raises(ValueError, match="episodes is empty"):
         ask(name, data, one.select(episodes=[]))
 
 
