@@ -35,7 +35,7 @@ import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
-from ope_gym.flags import FLAGS
+from ope_gym.flags import FLAGS, WITHOUT_BETTING
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
@@ -62,29 +62,32 @@ class Args:
     iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
     held_out: float = option(
         0.5,
-        "share of the recorded episodes that the learner does not see, on top of --rollouts; "
-        "the evaluation uses these alone. With 0 it uses the episodes the target was trained on, "
-        "and is optimistic",
+        "share of the recorded episodes that the learner never sees; they come on top of "
+        "--rollouts, and the evaluation uses them alone. With 0 it uses the episodes that the "
+        "policy was trained on, and is optimistic",
     )
-    seed: int = option(0, "same seed, same numbers")
+    seed: int = option(0, "seed of everything random: the same seed gives the same numbers")
     estimators: tuple[str, ...] | None = option(
         None,
-        f"which ones (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}",
+        f"which estimators (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}",
         nargs="+",
+        metavar="NAME",
         type=str,
     )
     gamma: float = shared("gamma")
     q_model: str = shared("q-model")
     level: float = shared("level")
-    interval: str = shared("interval", choices=("ess-t", "percentile", "bca"))
-    truth_episodes: int = option(1000, "fresh episodes of the final policy to compare with")
+    interval: str = shared("interval", **WITHOUT_BETTING)
+    truth_episodes: int = option(
+        1000, "new episodes of the final policy to compare the estimates with"
+    )
     vector_envs: int | None = option(
         None, "environments stepped side by side (default: one an episode, at most 64)", type=int
     )
-    logdir: str = option("runs", "folder of TensorBoard runs")
-    save: str | None = option(None, "also save all recorded episodes to this file")
-    json: str | None = option(None, "also write the evaluation to this file")
-    quiet: bool = option(False, "no progress bars")
+    logdir: str = option("runs", "folder of TensorBoard runs", metavar="DIR")
+    save: str | None = option(None, "also save all recorded episodes to this file", metavar="FILE")
+    json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
+    quiet: bool = option(False, "show no progress bars")
 
     @property
     def updates(self) -> int:
@@ -111,7 +114,10 @@ def parse(arguments: list[str] | None = None) -> Args:
         if f.default is not None:
             more.setdefault("type", type(f.default))
             more["help"] += " (default: %(default)s)"
-        parser.add_argument(name, default=f.default, metavar=f.name.upper(), **more)
+        if "choices" not in more:  # which are shown instead
+            kind = more.get("type", str)
+            more.setdefault("metavar", {int: "N", float: "X"}.get(kind, f.name.upper()))
+        parser.add_argument(name, default=f.default, **more)
     values = vars(parser.parse_args(arguments))
     if values["estimators"] is not None:
         values["estimators"] = tuple(values["estimators"])

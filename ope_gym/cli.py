@@ -9,6 +9,9 @@ Examples:
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
+
+`python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
+are written by train.py and by the recorders of the package wrappers.
 """
 
 from __future__ import annotations
@@ -31,39 +34,45 @@ from ope_gym.data.roster import Roster, join_rosters
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator
-from ope_gym.flags import HELD_OUT, add_flags, options_from
-from ope_gym.inference.intervals import KINDS
+from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.scale.sources import load_episodes
 
 STOPPED = 130  # exit code after Ctrl-C
 
+_INFO = """Describe files of recorded episodes: their size, and a line for each policy.
+
+The number of a policy is the one to give to the other commands. Policies are numbered over all
+files, equal ones once.
+"""
 _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
-Files with many steps are read in blocks: memory grows by about 150 bytes an episode, not with the
-steps, and the result depends neither on the number of workers nor on who they are. Policies are
-numbered over all files, equal ones once.
+The table has a row for each estimator: its value, standard error and interval, the effective sample
+size (ESS) and a verdict. The lines below it say why a verdict is not green, and what would help.
+
+Files with many steps are read in blocks, so they need not fit into memory. The result does not
+depend on the number of workers.
 """
 _RANK = f"""Rank policies: which of several is best.
 
 Every policy is evaluated on the same episodes, so their common luck cancels in the differences.
-"to the best" is the paired difference and its standard error. P(best) is the share of
-{DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes first; few
-effective episodes (ESS) leave much open. Trust the order as far as the verdicts are green.
+"to the best" is the paired difference to the first one, with its standard error. P(best) is the
+share of {DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes
+first. Trust the order only as far as the verdicts are green.
 """
 _PLAN = """Plan what to collect for a smaller error.
 
 First, what the episodes of each past policy bring to the estimate of the target: their share of
 the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
 error without them. Then, how many more episodes of each policy, or of the target itself, would
-bring the standard error down to the one you want; predicted from the recorded episodes alone.
+bring the standard error down to the one you want. This is predicted from the recorded episodes.
 """
 _CHECK = """Check whether estimates from these files can be trusted.
 
-Each recorded policy is estimated from the episodes of the others only, and compared with the mean
-return of its own. z is the difference in standard errors of both. If all is well, about 95 % agree;
-red verdicts may disagree, green ones should not. Without held-out episodes (--data all) estimates
-of later policies are optimistic, because they learned from what they are judged by.
+Each recorded policy is estimated from the episodes of the others, and compared with the mean return
+of its own episodes. z is the difference in units of its standard error. If all is well, about 95 %
+agree. Red estimates may disagree, green ones should not. Without held-out episodes (--data all) the
+estimates of later policies are optimistic, because these policies learned from the same episodes.
 """
 
 
@@ -278,8 +287,6 @@ def _numbers(words: Sequence[str], policies: Sequence[Policy]) -> list[int | str
 
 # Flags -----------------------------------------------------------------------------------------
 
-_COMMON = ("data", "q-model", "gamma", "interval", "level", "resamples", "cap", "mixture", "seed")
-
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
@@ -291,75 +298,103 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], Said], text: str, more: str = ""
+        name: str, run: Callable[[argparse.Namespace], Said], text: str, more: str
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(
             name,
             help=text,
-            description=more or text,
+            description=more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         made.set_defaults(run=run)
         made.add_argument(
-            "files", type=Path, metavar="FILE", nargs="+", help="of recorded episodes"
+            "files", type=Path, metavar="FILE", nargs="+", help="a file of recorded episodes"
         )
         return made
 
-    command("info", info_command, "describe files of recorded episodes")
-    value = command(
-        "evaluate", evaluate_command, "the value of a policy, from recorded episodes", _EVALUATE
-    )
+    command("info", info_command, "describe files of recorded episodes", _INFO)
+    value = command("evaluate", evaluate_command, "estimate the value of a policy", _EVALUATE)
+    value.epilog = _list_estimators()
     _add_target(value)
-    value.add_argument("--estimators", nargs="+", metavar="NAME", help=", ".join(ESTIMATORS))
-    add_flags(value, *_COMMON, "reward-range", "horizon", "origin")
+    value.add_argument(
+        "--estimators",
+        nargs="+",
+        metavar="NAME",
+        help="names from the list below (default: those marked *, as far as the data allow)",
+    )
+    add_flags(value, *COMMON, "reward-range", "horizon", "origin")
     who = value.add_mutually_exclusive_group()
     add_flags(who, "workers", "ray")  # type: ignore[arg-type]
     add_flags(value, "block-steps", "scratch")
     _add_json(value)
 
-    ranked = command("rank", rank_command, "which of several policies is best", _RANK)
+    ranked = command("rank", rank_command, "compare several policies and find the best", _RANK)
     _add_policies(ranked, default=["all"])
     _add_estimator(ranked)
-    add_flags(ranked, *_COMMON, "reward-range", "horizon", "origin")
+    add_flags(ranked, *COMMON, "reward-range", "horizon", "origin")
     ranked.add_argument(
-        "--differences", action="store_true", help="also the differences of every two policies"
+        "--differences",
+        action="store_true",
+        help="also print the difference of every two policies",
     )
-    ranked.add_argument("--figure", type=Path, metavar="FILE", help="also draw it (.png, .svg)")
+    ranked.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the ranking to this file (.png, .svg)",
+    )
     _add_json(ranked)
 
-    plan = command("plan", plan_command, "what to collect for a smaller error", _PLAN)
+    plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
     _add_target(plan)
     plan.add_argument(
-        "--standard-error", type=float, metavar="X", help="to reach (default: half of the present)"
+        "--standard-error",
+        type=float,
+        metavar="X",
+        help="the standard error to reach (default: half of the present one)",
     )
     plan.add_argument(
-        "--policy", metavar="K", help="number of the one policy to collect with, or target"
+        "--policy",
+        metavar="K",
+        help="consider only this policy, or target for the target itself (default: every policy)",
     )
-    plan.add_argument("--estimator", default="NFIS", choices=("NFIS", "FIS"))
+    plan.add_argument(
+        "--estimator",
+        default="NFIS",
+        choices=("NFIS", "FIS"),
+        help="whose standard error to plan for (default: %(default)s)",
+    )
     add_flags(plan, "data", "gamma")
     plan.add_argument(
         "--limit",
         type=int,
+        metavar="N",
         default=MOST_EPISODES,
-        help=f"most episodes to consider (default {MOST_EPISODES:,})",
+        help=f"plan for at most N more episodes (default: {MOST_EPISODES:,})",
     )
     _add_json(plan)
 
-    check = command("check", check_command, "can such estimates be trusted", _CHECK)
+    check = command("check", check_command, "check whether such estimates can be trusted", _CHECK)
     _add_policies(check)
     check.add_argument(
-        "--limit", type=int, default=24, help="of more policies, as many evenly spread (default 24)"
+        "--limit",
+        type=int,
+        metavar="N",
+        default=24,
+        help="check at most N policies, evenly spread over all (default: %(default)s)",
     )
     _add_estimator(check)
-    kinds = tuple(kind for kind in KINDS if kind != "betting")
-    add_flags(check, *_COMMON, interval={"choices": kinds})
+    add_flags(check, *COMMON, interval=WITHOUT_BETTING)
     _add_json(check)
     return parser
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", default="last", help="number of the policy to evaluate, or last (default)"
+        "--target",
+        default="last",
+        metavar="K",
+        help="number of the policy to evaluate, as `info` lists them, or last (default: last)",
     )
 
 
@@ -369,7 +404,7 @@ def _add_policies(parser: argparse.ArgumentParser, default: list[str] | None = N
         nargs="+",
         default=default,
         metavar="K",
-        help="numbers, ranges such as 5-8, last, or all (default)",
+        help="numbers as `info` lists them, ranges such as 5-8, last, or all (default: all)",
     )
 
 
@@ -379,9 +414,19 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=ESTIMATORS,
         metavar="NAME",
-        help=f"{', '.join(ESTIMATORS)} (default auto)",
+        help="a name from the list of `evaluate --help` (default: %(default)s)",
     )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the result to this file"
+    )
+
+
+def _list_estimators() -> str:
+    """Return a line for each estimator, with its use."""
+    lines = ["estimators (* by default):"]
+    for name, row in ESTIMATORS.items():
+        lines.append(f"  {'*' if row.common else ' '} {name:6} {row.use}")
+    return "\n".join(lines)

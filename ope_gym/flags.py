@@ -17,45 +17,63 @@ FLAGS: dict[str, dict[str, Any]] = {
     "data": {
         "default": "auto",
         "choices": ("auto", "held-out", "all"),
-        "help": "which episodes: held-out ones if there are any (auto), or all",
+        "help": "which episodes to use: the held-out ones if there are any (auto), only held-out "
+        "ones, or all",
     },
     "q-model": {
         "default": "default",
         "choices": ("default", *NAMED, "none"),
-        "help": "what auto and the doubly robust estimators learn action values with: default "
-        "(tabular or linear, by the observations), dynamics (a learned model of the environment; "
-        "slow), network or none",
+        "help": "model of the action values for auto, DM and the doubly robust estimators: default "
+        "(tabular or linear, depending on the observations), dynamics (learns a model of the "
+        "environment; slow), network (needs torch) or none",
     },
-    "gamma": {"type": float, "default": _DEFAULTS.gamma, "help": "discount"},
+    "gamma": {"type": float, "default": _DEFAULTS.gamma, "help": "discount factor"},
     "interval": {
         "default": _DEFAULTS.kind.name,
         "choices": tuple(KINDS),
-        "help": f"kind of interval: {', '.join(KINDS)}",
+        "help": "kind of confidence interval: ess-t is Student's t with as many degrees of freedom "
+        "as the weights leave, percentile and bca are bootstraps",
     },
-    "level": {"type": float, "default": _DEFAULTS.level, "help": "confidence level"},
+    "level": {
+        "type": float,
+        "default": _DEFAULTS.level,
+        "help": "confidence level of the intervals",
+    },
     "resamples": {
         "type": int,
         "default": Bootstrap().resamples,
-        "help": "replicates of the bootstrap intervals",
+        "metavar": "N",
+        "help": "number of bootstrap replicates, for --interval percentile and bca",
     },
     "reward-range": {
         "type": float,
         "nargs": 2,
         "metavar": ("LOW", "HIGH"),
-        "help": "range that every reward obeys, for betting",
+        "help": "lowest and highest possible reward, needed by --interval betting",
     },
-    "horizon": {"type": int, "help": "longest possible episode, for betting"},
+    "horizon": {
+        "type": int,
+        "metavar": "N",
+        "help": "steps of the longest possible episode, for --interval betting (default: the "
+        "recorded time limit)",
+    },
     "cap": {
         "type": float,
         "default": _DEFAULTS.weighting.cap,
-        "help": "upper bound of the weights of capped estimators",
+        "help": "upper bound of the weights, for the capped estimators",
     },
     "mixture": {
         "default": _DEFAULTS.weighting.mixture,
         "metavar": "N",
-        "help": "most behaviours that weights are against, or all; auto: all up to 256",
+        "help": "weigh each episode against a mixture of at most N policies, or of all; auto takes "
+        "all policies up to 256, and 64 if there are more",
     },
-    "workers": {"type": int, "metavar": "N", "default": 1, "help": "processes that read files"},
+    "workers": {
+        "type": int,
+        "metavar": "N",
+        "default": 1,
+        "help": "number of processes for files that are read in blocks",
+    },
     "ray": {
         "nargs": "?",
         "const": True,
@@ -68,21 +86,28 @@ FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "metavar": "N",
         "default": BLOCK_STEPS,
-        "help": "steps of files held in memory at once; files with fewer are read whole",
+        "help": "read files in blocks of about N steps for each worker if they have more than that "
+        "in all",
     },
     "scratch": {
         "type": Path,
         "metavar": "DIR",
-        "help": "folder for the weights of files, 16 bytes a step and more, which are else "
-        "computed anew in every pass",
+        "help": "keep the weights of files that are read in blocks in this folder, at 16 bytes a "
+        "step or more; without it every pass computes them again",
     },
-    "seed": {"type": int, "default": _DEFAULTS.seed, "help": "of all draws"},
+    "seed": {
+        "type": int,
+        "default": _DEFAULTS.seed,
+        "help": "seed of the bootstrap and of the q model",
+    },
     "origin": {
         "choices": ORIGINS,
         "help": "whether the policy learned from episodes that are not held out, or was fixed "
-        "apart from them; by default told from the recorded policies",
+        "independently of them (default: judged from the recorded policies)",
     },
 }
+COMMON = ("data", "q-model", "gamma", "interval", "level", "resamples", "cap", "mixture", "seed")
+WITHOUT_BETTING = {"choices": tuple(kind for kind in KINDS if kind != "betting")}
 HELD_OUT = {"auto": None, "held-out": True, "all": False}
 
 

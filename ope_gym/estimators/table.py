@@ -25,8 +25,8 @@ class Composition:
         normalised: each step's sum is divided by the sum of the weights instead of n.
         baseline: needs a q model; as a weighted sum it is doubly robust.
         method: how it is computed, a name in `ope_gym.estimators.methods.METHODS`.
-        whole: what it needs of all episodes at once, so that they must fit into memory; a name
-            in `ope_gym.scale.passes.WHOLE`, empty if the estimator is made of sums.
+        whole: what it needs of all episodes at once, so that they must fit into memory: "path
+            probabilities", "rounds" or "one step"; empty if the estimator is made of sums.
         common: part of an evaluation that names no estimators.
         use: when to use it, in a line.
     """

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.computed import Computed
 
 GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
+# the numbers that dashboards and logs follow over the training
+SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
 _EXCESS = 4.0  # standard errors by which the mean weight may exceed 1
 
 
@@ -60,6 +63,13 @@ class Diagnostics:
     def uncovered(self) -> float:
         """1 - mean weight: the target's mass that the data do not reach, if clearly above 0."""
         return 1.0 - self.mean_weight
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the weights as plain numbers and lists; undefined numbers are None."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "log_last"}
+        return {
+            name: _plain(value) for name, value in {**shown, "uncovered": self.uncovered}.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -216,6 +226,12 @@ def judge(
     reasons = tuple(red + amber) or (f"effective sample size {d.ess:.0f}",)
     advice = () if d.ess >= GREEN_ESS else (_advice(d, behaviour_counts, names),)
     return Verdict(colour, reasons, advice)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [finite(number) for number in value.tolist()]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _advice(d: Diagnostics, counts: IntArray, names: Sequence[str]) -> str:

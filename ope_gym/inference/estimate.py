@@ -167,7 +167,6 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""
-        d = self.diagnostics
         return {
             "estimator": self.name,
             "regime": label(self.sample.regime),
@@ -184,23 +183,6 @@ class Estimate:
                 "reasons": list(self.verdict.reasons),
                 "advice": list(self.verdict.advice),
             },
-            "diagnostics": {
-                "ess": finite(d.ess),
-                "ess_step": d.ess_step,
-                "ess_curve": _numbers(d.ess_curve),
-                "behaviour_shares": _numbers(d.behaviour_shares),
-                "behaviour_ess": _numbers(d.behaviour_ess),
-                "max_share": finite(d.max_share),
-                "mean_weight": finite(d.mean_weight),
-                "uncovered": finite(d.uncovered),
-                "pareto_k": finite(d.pareto_k),
-                "capped_share": finite(d.capped_share),
-                "support_violations": d.support_violations,
-                "calibration": None if d.calibration is None else _numbers(d.calibration),
-            },
+            "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},
         }
-
-
-def _numbers(values: FloatArray) -> list[float | None]:
-    return [finite(value) for value in values.tolist()]

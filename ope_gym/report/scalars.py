@@ -6,28 +6,25 @@ import math
 from collections.abc import Mapping
 
 from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.inference.diagnostics import SCALARS
 from ope_gym.inference.estimate import Estimate
 
 
 def scalars(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
     """Return all finite numbers of an evaluation by tag.
 
-    Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess|max_share|
-    mean_weight|pareto_k|capped_share|support_violations`.
+    Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/` with the names in
+    `ope_gym.inference.diagnostics.SCALARS`.
     """
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
-        d, capped = e.diagnostics, name in ESTIMATORS and ESTIMATORS[name].capped
+        capped = name in ESTIMATORS and ESTIMATORS[name].capped
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
-        diagnostics = {
-            "ess": d.ess,
-            "max_share": d.max_share,
-            "mean_weight": d.mean_weight,
-            "pareto_k": d.pareto_k,
-            "capped_share": d.capped_share if capped else None,
-            "support_violations": d.support_violations,
+        found |= {
+            f"diagnostics/{name}/{key}": getattr(e.diagnostics, key)
+            for key in SCALARS
+            if key != "capped_share" or capped
         }
-        found |= {f"diagnostics/{name}/{key}": number for key, number in diagnostics.items()}
     return {tag: float(n) for tag, n in found.items() if n is not None and math.isfinite(n)}
 
 

@@ -12,6 +12,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
 from ope_gym.weights.behaviours import ROWS, Behaviours
+from ope_gym.weights.formula import SCHEMES
 from ope_gym.weights.mixtures import parts
 
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
@@ -148,7 +149,8 @@ class PropensitySums:
     def finalise(self) -> PropensityReport:
         """Calibration of each policy that acted, alarms, support."""
         own, nowhere = self.missing
-        support = {"basic": own, "fused": nowhere, "optimal": nowhere} if self.finite else {}
+        # weights against a mixture lack support only where no policy at all can act so
+        support = {scheme: own if scheme == "basic" else nowhere for scheme in SCHEMES}
         surprise, variance, acted = self.surprise, self.variance, self.acted
         flat = variance <= acted * _ROUNDING**2  # uniform, deterministic: rounding is all there is
         exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
@@ -158,7 +160,7 @@ class PropensitySums:
         z[acted == 0] = np.nan
         limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
         alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
-        return PropensityReport(z, tuple(alarms.tolist()), support)
+        return PropensityReport(z, tuple(alarms.tolist()), support if self.finite else {})
 
 
 def check_propensities(
