@@ -13,12 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ope_gym import Trajectories, evaluate
+from ope_gym import (
+    Betting,
+    Bootstrap,
+    Compute,
+    Evaluator,
+    Trajectories,
+    Weighting,
+    cli,
+    contributions,
+    evaluate,
+    leave_one_policy_out,
+    rank,
+)
 from ope_gym.cli import main as command
 from ope_gym.models.linear import LinearQ
-from ope_gym.scale.sources import survey
-from ope_gym.scale.workers import Workers
-from tests.test_sharded import made, mixed_files
+from tests.file_builders import clocked, made, merged, mixed_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,19 +38,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
+@pytest.mark.parametrize("block_steps", ["150", "100000"])
 def test_several_files_from_the_command_line(
-    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], block_steps: str
 ) -> None:
     names = [str(path) for path in files]
     result = tmp_path / "result.json"
-    arguments = ["evaluate", *names, "--target", "3", "--estimators", "NFIS", "FWDR", "--data"]
+    arguments = ["evaluate", *names, "--target", "3", "--estimators", "NFIS", "FWDR"]
+    arguments += ["--block-steps", block_steps, "--q-model", "linear", "--data"]
     assert command([*arguments, "all", "--json", str(result), "--workers", "2"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"value of policy 3, of {names[0]}\n")
-    data = [Trajectories.load(path) for path in files]
-    together = data[0].merge(*data[1:])
-    target = survey(files, "all", 1000, Workers()).mixture.policies[3]
-    expected = evaluate(together, target, estimators=["NFIS", "FWDR"], q_model=LinearQ())
+    together = merged([Trajectories.load(path) for path in files])
+    target = Evaluator(files).policies[3]
+    expected = evaluate(together, target, ["NFIS", "FWDR"], q_model=LinearQ())
     found = json.loads(result.read_text())
     for name, estimate in expected.items():
         assert found["estimates"][name]["value"] == pytest.approx(estimate.value, rel=1e-9)
@@ -49,59 +60,170 @@ def test_several_files_from_the_command_line(
     assert capsys.readouterr().out == said.out
 
 
+def test_every_flag_reaches_its_option(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, Any] = {}
+
+    class Seen(Evaluator):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            seen.update(options, names=args[1])
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(cli, "Evaluator", Seen)
+    words = ["--estimators", "FIS", "NFIS", "--q-model", "none", "--gamma", "0.9", "--level", "0.8"]
+    words += ["--interval", "bca", "--resamples", "30", "--cap", "3", "--mixture", "2"]
+    words += ["--seed", "7", "--block-steps", "99", "--scratch", str(tmp_path), "--data", "all"]
+    assert command(["evaluate", str(files[1]), *words]) == 0
+    compute = seen.pop("compute")
+    assert compute == Compute(1, False, 99, tmp_path, compute.progress)
+    assert seen == {
+        "names": ["FIS", "NFIS"],
+        "held_out": False,
+        "q_model": None,
+        "gamma": 0.9,
+        "interval": Bootstrap(30, "bca"),
+        "level": 0.8,
+        "weighting": Weighting(3.0, 2),
+        "seed": 7,
+    }
+    betting = ["--interval", "betting", "--reward-range", "0", "1", "--horizon", "20"]
+    assert command(["evaluate", str(files[1]), "--estimators", "FIS", *betting]) == 0
+    assert seen["interval"] == Betting((0.0, 1.0), 20)
+
+
+def test_a_progress_bar_ends_where_the_work_does(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[tuple[str, int | None, int]] = []
+
+    class Bar:
+        def __init__(self, unit: str, total: int | None = None) -> None:
+            self.unit, self.total, self.done = unit, total, 0
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            totals.append((self.unit, self.total, self.done))
+
+        def update(self, count: int) -> None:
+            self.done += count
+
+        def reset(self, total: int) -> None:
+            self.total = total
+
+    monkeypatch.setattr(cli, "_bar", Bar)
+    for more in ([], ["--block-steps", "150"], ["--block-steps", "150", "--workers", "2"]):
+        assert command(["evaluate", *map(str, files), *more]) == 0
+    assert command(["rank", str(files[1]), "--policies", "0-2"]) == 0
+    steps = 61 * 20
+    assert totals == [
+        ("steps", steps, steps),
+        ("steps", 5 * steps, 5 * steps),
+        ("steps", 5 * steps, 5 * steps),
+        ("policies", 3, 3),
+    ]
+
+
+@pytest.mark.parametrize("name", ["rank", "plan", "check"])
+def test_the_other_commands_take_several_files(
+    files: list[Path], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if all episodes were in one."""
+    paths = [str(files[1]), str(files[4])]
+    whole = tmp_path / "whole.ope"
+    together = merged([Trajectories.load(path) for path in paths])
+    together.save(whole)
+    said = []
+    for given in (paths, [str(whole)]):
+        result = tmp_path / "result.json"
+        assert command([name, *given, "--json", str(result)]) == 0
+        said.append((capsys.readouterr().out, result.read_text()))
+    assert said[0] == said[1]
+    if name == "rank":
+        everyone = range(len(together.policies))
+        expected = str(rank(together, list(everyone), "auto"))
+    elif name == "plan":
+        expected = str(contributions(together, "last", estimator="NFIS"))
+    else:
+        expected = str(leave_one_policy_out(together, "auto"))
+    assert expected in said[0][0]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed")
 def test_a_table_is_not_lost_with_its_file(
     files: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["evaluate", str(files[1]), "--no-q-model", "--json", "/dev/full"]) == 2
+    assert command(["evaluate", str(files[1]), "--q-model", "none", "--json", "/dev/full"]) == 2
     said = capsys.readouterr()
     assert said.out.startswith("value of policy ")
     assert "No space left" in said.err
 
 
-def test_one_file_in_shards_from_the_command_line(
+def test_one_file_in_blocks_from_the_command_line(
     files: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, chosen = str(files[1]), ["--estimators", "NFIS", "BIS"]
+    name, chosen = str(files[1]), ["--estimators", "NFIS", "BIS", "auto", "MAGIC"]
     assert command(["evaluate", name, *chosen]) == 0
     usual = capsys.readouterr().out
-    assert command(["evaluate", name, *chosen, "--shards"]) == 0
+    assert command(["evaluate", name, *chosen, "--block-steps", "100"]) == 0
     assert capsys.readouterr().out == usual
-    assert command(["evaluate", name, "--shards"]) == 0
+    assert command(["evaluate", name]) == 0
+    common = capsys.readouterr().out
+    assert command(["evaluate", name, "--block-steps", "100"]) == 0
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()[4:9]] == [
-        "BIS",
-        "NBIS",
-        "FIS",
-        "NFIS",
-        "auto",
-    ]
+    rows = [line.split()[0] for line in said.splitlines()[1:] if line]
+    assert [row for row in rows if row in evaluate(name, "last")] == list(evaluate(name, "last"))
     assert "; q model: LinearQ" in said
+    assert common == said
+
+
+def test_betting_and_schedules_in_blocks_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [[[0.5, 0.5], [0.3, 0.7]], [[0.4, 0.6], [0.6, 0.4]]]
+    paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
+    for i, path in enumerate(paths):
+        clocked(i, tables, 20).view().save(path)
+    words = ["evaluate", *paths, "--estimators", "FIS", "BIS", "--interval", "betting"]
+    words += ["--reward-range", "0", "1"]
+    assert command(words) == 0
+    usual = capsys.readouterr().out
+    assert command([*words, "--block-steps", "30"]) == 0
+    assert capsys.readouterr().out == usual
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--estimators", "MAGIC"], "'MAGIC', which cannot be evaluated in shards"),
         (
-            ["--interval", "betting", "--reward-range", "0", "1", "--horizon", "9"],
-            "interval='betting' cannot be made from shards",
+            ["--estimators", "FISCV", "--block-steps", "20"],
+            "'FISCV', which needs all episodes in memory",
         ),
-        (["--estimators", "DM", "--no-q-model"], "'DM', which needs a q model"),
-        (["--target", "99"], "--target 99: there are policies 0 to"),
+        (["--q-model", "tabular", "--block-steps", "20"], "take a LinearQ, 'default' or None"),
+        (["--interval", "betting"], "--interval betting: give --reward-range LOW HIGH, too"),
+        (
+            ["--interval", "betting", "--reward-range", "0", "0.1", "--horizon", "20"],
+            "reward_range is (0.0, 0.1), but the reward is",
+        ),
+        (["--interval", "betting", "--reward-range", "0", "1"], "betting' needs horizon"),
+        (["--estimators", "DM", "--q-model", "none"], "'DM', which needs a q model"),
+        (["--target", "99"], "target is 99; give a policy, the number of a recorded one (0 to"),
+        (["--target", "best"], "--target best: give the number of a policy, or last"),
         (["--workers", "0"], "workers is 0"),
+        (["--block-steps", "0"], "block_steps is 0"),
         (["--json", "missing/result.json"], "--json missing/result.json: cannot be written"),
         (["--json", "."], "--json .: cannot be written"),
         (["--json", "-"], "--json -: give the name of a file"),
         (["--scratch", "missing"], "--scratch missing: give a folder that exists"),
-        (["--data", "held-out"], "no held-out episode"),
+        (["--data", "held-out"], "none of the 3 episodes is held out"),
     ],
 )
 def test_what_the_command_line_refuses(
     files: list[Path], more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workers = [] if "--workers" in more else ["--workers", "1"]
-    assert command(["evaluate", str(files[0]), str(files[2]), *more, *workers]) == 2
+    assert command(["evaluate", str(files[0]), str(files[2]), *more]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -137,8 +259,8 @@ def test_warnings_are_plain_lines(tmp_path: Path) -> None:
     done = run_module("evaluate", *map(str, paths), "--workers", "1", "--estimators", "NFIS")
     assert done.returncode == 0
     assert done.stderr == (
-        f"warning: {paths[1]}: 0 of 6 episodes used, as none is held out; data='all' (--data all) "
-        "takes them\n"
+        f"warning: {paths[1]}: 0 of 6 episodes used, as none is held out; held_out=False (--data "
+        "all) takes them\n"
     )
     assert run_module("evaluate", *map(str, paths), "--workers", "1", "--data", "all").stderr == ""
 
@@ -158,7 +280,7 @@ def test_last_is_the_last_policy_of_the_last_file(
     assert capsys.readouterr().out.startswith(f"value of policy 5, of {many}\n")
     Path(empty).write_bytes(Path(many).read_bytes()[:8])  # nothing but the magic number
     assert command(["evaluate", many, empty, *chosen]) == 2
-    assert f"--target last: {empty}, the last file, holds no policy" in capsys.readouterr().err
+    assert f"target is 'last', but {empty}, the last file, holds no" in capsys.readouterr().err
 
 
 def test_info_numbers_policies_over_all_files(
@@ -167,7 +289,7 @@ def test_info_numbers_policies_over_all_files(
     paths = [str(tmp_path / name) for name in ("a.ope", "b.ope")]
     for i, path in enumerate(paths):
         made(i, 12, 9).save(path)
-    known = survey(paths, "all", 100, Workers()).mixture.policies
+    known = Evaluator(paths).policies
     assert command(["info", *paths]) == 0
     said = capsys.readouterr().out.splitlines()
     assert paths == [line for line in said if line in paths]
@@ -203,18 +325,19 @@ def test_a_damaged_file_names_a_remedy_that_there_is(
 def test_workers_that_are_not_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "a.ope")
     made(0, 12, 9).save(path)
-    chosen = ["evaluate", path, "--estimators", "NFIS", "--data", "all", "--shards"]
-    assert command([*chosen, "--workers", "2"]) == 0
-    assert f"note: --workers 2: no worker is needed, {path} is a" in capsys.readouterr().err
+    chosen = ["evaluate", path, "--estimators", "NFIS", "--data", "all"]
     assert command(chosen) == 0
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr()
+    assert command([*chosen, "--workers", "2"]) == 0
+    assert capsys.readouterr() == said
+    assert said.err == ""
 
 
 def test_a_figure_that_cannot_be_drawn_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(Trajectories, "load", lambda *_: pytest.fail("work was done before"))
+    monkeypatch.setattr(cli, "load_episodes", lambda *_: pytest.fail("work was done before"))
     assert command(["rank", "missing.ope", "--figure", str(tmp_path / "a.png")]) == 2
     assert "figures need matplotlib" in capsys.readouterr().err
 
