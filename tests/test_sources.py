@@ -476,7 +476,7 @@ def test_what_needs_all_episodes_in_memory_is_refused_in_blocks() -> None:
         in_blocks([longest], r.target, "DM", block_steps=1, q_model=LinearQ())
 
 
-def test_what_is_no_source_of_episodes_is_refused() -> None:
+def test_what_is_no_source_of_episodes_is_refused(tmp_path: Path) -> None:
     r = recorded(1, (3, 3))
     data = r.trajectories
     episodes: Any
@@ -491,7 +491,10 @@ def test_what_is_no_source_of_episodes_is_refused() -> None:
             evaluate(episodes, r.target)
     with pytest.raises(ValueError, match="is an empty list: give at least one file"):
         evaluate([], r.target)
-    for episodes in (nothing(), [nothing()], nothing, [nothing, nothing]):
+    empty = tmp_path / "empty.ope"
+    data.save(empty)
+    empty.write_bytes(empty.read_bytes()[:8])  # nothing but the magic number
+    for episodes in (nothing(), [nothing()], nothing, [nothing, nothing], empty, [empty]):
         with pytest.raises(ValueError, match="episodes is empty: record at least one episode"):
             evaluate(episodes, r.target)
     other = dataclasses.replace(data, horizon=99)

@@ -24,7 +24,7 @@ from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.seen_files import SeenFile
-from ope_gym.data.trajectories import Trajectories, Viewable, read_chunks
+from ope_gym.data.trajectories import Trajectories, Viewable, nothing, read_chunks
 from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
 
@@ -271,7 +271,7 @@ def _parts(numbered: tuple[int, Any]) -> list[_Part]:
     """List the parts of a file or of a function."""
     i, one = numbered
     if isinstance(one, SeenFile):
-        return [
+        parts = [
             _Part(
                 section.file.name,
                 Roster.of(section),
@@ -281,6 +281,8 @@ def _parts(numbered: tuple[int, Any]) -> list[_Part]:
             )
             for section in read_layout(one)
         ]
+        # a file in which nothing was recorded has its place, too: it may be the last one
+        return parts or [_Part(one.name, Roster.of(nothing()), nothing, np.empty(0, np.int64))]
     data = one().view()
     return [_Part(f"episodes[{i}]", Roster.of(data), one, np.array([len(data)]))]
 
