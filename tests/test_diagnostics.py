@@ -266,7 +266,7 @@ def diagnostics(ess: float = 100.0, **changes: Any) -> Diagnostics:
 
 
 def verdict(d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200) -> Verdict:
-    return judge(d, value, error, n, np.array([100, 100]), ["policy 4", "policy 9"])
+    return judge(d, value, error, np.array([n // 2, n - n // 2]), ["policy 4", "policy 9"])
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,10 @@ def test_reasons_add_up() -> None:
     )
     assert got.colour == "amber"
     assert len(got.reasons) == 3
-    careful = judge(
-        diagnostics(), 1.0, 0.1, 200, np.array([200]), ["policy 0"], cautions=["a caution"]
-    )
+    careful = judge(diagnostics(), 1.0, 0.1, np.array([200]), ["policy 0"], cautions=["a caution"])
     assert careful.colour == "amber"
     assert careful.reasons == ("a caution",)
-    noted = judge(diagnostics(), 1.0, 0.1, 200, np.array([200]), ["policy 0"], notes=["a note"])
+    noted = judge(diagnostics(), 1.0, 0.1, np.array([200]), ["policy 0"], notes=["a note"])
     assert noted.colour == "red"
     assert noted.reasons == ("a note",)
     assert verdict(diagnostics(), value=math.inf).reasons[0].startswith("the weights overflow")
