@@ -1,16 +1,17 @@
-"""Time and memory of evaluation in shards against evaluation in memory, and how they grow.
+"""Measure time and memory of evaluation in blocks and in memory, and how they grow.
 
     python benchmarks/scale.py                     growth with steps, policies and length
-    python benchmarks/scale.py --steps 100000000   one run of so many steps, shards made on the fly
+    python benchmarks/scale.py --steps 100000000   one run of so many steps, made on the fly
     python benchmarks/scale.py --steps 10000000 --way files
     python benchmarks/scale.py --steps 1000000 --way files --interval percentile
 
-Each run is a process of its own, which reports its largest resident memory. Shards are made from a
-seed whenever they are read and never stored, except with `--way files`; the time of making them is
-not part of the time of evaluating them. What is compiled is compiled before the clock starts. The
-time of the processor says more than that of the clock on a busy machine; growth is the exponent b
-of processor time = a + c x^b through three cases, which is 1 where each further step, policy or
-step of an episode costs the same. (What does not depend on the number of policies is in a.)
+Each run is a process of its own, which reports its largest resident memory. Episodes are made from
+a seed whenever they are read and never stored, except with `--way files`; the time of making them
+is not part of the time of evaluating them. What is compiled is compiled before the clock starts.
+The time of the processor says more than that of the clock on a busy machine; growth is the
+exponent b of processor time = a + c x^b through three cases, which is 1 where each further step,
+policy or step of an episode costs the same. (What does not depend on the number of policies is in
+a.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ope_gym.options import Compute
 from ope_gym.policies import LinearSigmoid
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")
-SHARD = 250_000  # steps
+PART = 250_000  # steps
 TIMES = 3  # runs of which the growth takes the fastest
 DRIFT = 0.3  # of the policies, from the first to the target
 
@@ -54,20 +55,20 @@ class Case:
 
 
 def policies(behaviours: int) -> list[LinearSigmoid]:
-    """Linear policies that drift as those of a training loop; the last is the target."""
+    """Make linear policies that drift as in a training loop; the last is the target."""
     return [
         LinearSigmoid(np.array([1.0, -0.5, 0.25, 1.0]) * shift)
         for shift in np.linspace(0.0, DRIFT, behaviours + 1)
     ]
 
 
-def make(case: Case, shard: int) -> Trajectories:
-    """The episodes of a shard, the same whenever they are made."""
-    rng = np.random.default_rng([1, shard])
-    episodes = max(1, min(SHARD, case.steps) // case.length)
+def make(case: Case, part: int) -> Trajectories:
+    """Make the episodes of a part, the same whenever they are made."""
+    rng = np.random.default_rng([1, part])
+    episodes = max(1, min(PART, case.steps) // case.length)
     steps = episodes * case.length
     known = policies(case.behaviours)[:-1]
-    ids = (np.arange(episodes) + shard * episodes) % case.behaviours
+    ids = (np.arange(episodes) + part * episodes) % case.behaviours
     theta = np.stack([policy.theta for policy in known])
     x = rng.standard_normal((episodes, case.length, 4), dtype=np.float32)
     score = (x @ theta[ids][:, :, None]).reshape(steps)
@@ -86,15 +87,15 @@ def make(case: Case, shard: int) -> Trajectories:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Evaluate, in this process; seconds, memory and the estimates."""
-    shards = max(1, case.steps // SHARD)
+    """Evaluate in this process; return seconds, memory and the estimates."""
+    parts = max(1, case.steps // PART)
     target = policies(case.behaviours)[-1]
     options: dict[str, Any] = {"estimators": ESTIMATORS, "interval": case.interval}
     making = np.zeros(2)  # seconds of the clock and of the processor
 
-    def timed(shard: int) -> Trajectories:
+    def timed(part: int) -> Trajectories:
         start = _now()
-        data = make(case, shard)
+        data = make(case, part)
         making[:] += _now() - start
         return data
 
@@ -102,19 +103,19 @@ def run(case: Case) -> dict[str, Any]:
         compute = Compute(scratch=folder if case.scratch else None)
         small = Case("generated", 4 * case.length, case.behaviours, case.length)
         evaluate([partial(make, small, 0)], target, compute=compute, **options)  # compiles
-        given: Any = [partial(timed, shard) for shard in range(shards)]
+        given: Any = [partial(timed, part) for part in range(parts)]
         call: Callable[[], Evaluation] = partial(
             evaluate, given, target, compute=compute, **options
         )
         if case.way == "memory":
             evaluate(make(small, 0), target, q_model=None, **options)
-            parts = [timed(shard) for shard in range(shards)]
-            data = parts[0].merge(*parts[1:])
-            parts.clear()
+            held = [timed(part) for part in range(parts)]
+            data = held[0].merge(*held[1:])
+            held.clear()
             call = partial(evaluate, data, target, q_model=None, **options)
         elif case.way == "files":
-            for shard in range(shards):
-                make(case, shard).save(Path(folder) / f"{shard}.ope")
+            for part in range(parts):
+                make(case, part).save(Path(folder) / f"{part}.ope")
             paths = sorted(Path(folder).glob("*.ope"))
             call = partial(evaluate, paths, target, compute=compute, **options)
         before, made = _resident(), making.copy()
@@ -138,13 +139,13 @@ def _now() -> NDArray[np.float64]:
 
 
 def _resident() -> float:
-    """Largest resident memory of this process so far, MiB."""
+    """Return the largest resident memory of this process so far, MiB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def apart(case: Case) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Run a case in a process of its own."""
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -175,7 +176,7 @@ def head() -> None:
 
 
 def growth() -> None:
-    """Steps, policies and length, each by factors of its own; all should grow in proportion."""
+    """Let steps, policies and length grow by factors; time should grow in proportion."""
     head()
     sizes = (500_000, 2_000_000, 8_000_000)
     for way in ("memory", "generated", "files"):

@@ -2,14 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ope_gym import ESTIMATORS, Betting, Bootstrap, Evaluation, Trajectories, evaluate
+from ope_gym import ESTIMATORS, Betting, Bootstrap, Compute, Evaluation, Trajectories, evaluate
 from ope_gym.estimators.methods import METHODS
-from ope_gym.models import Baseline
+from ope_gym.models import Baseline, LinearQ
 from tests.builders import Recorded, recorded
 
 every = pytest.mark.parametrize("name", ESTIMATORS)
@@ -26,7 +27,7 @@ def data_for(name: str, seed: int = 0, counts: tuple[int, ...] = (20, 25, 30)) -
     return recorded(seed, counts, horizon=1 if name == "EA" else 5, held_out=True)
 
 
-def ask(name: str, data: Recorded, episodes: Trajectories | None = None, **options: Any) -> Any:
+def ask(name: str, data: Recorded, episodes: Any = None, **options: Any) -> Any:
     chosen = data.trajectories if episodes is None else episodes
     return evaluate(chosen, data.target, estimators=name, **options)[name]
 
@@ -58,6 +59,29 @@ def test_value_interval_verdict_and_files(name: str, interval: str) -> None:
     assert told["value"] == got.value
     assert told["regime"] == "held-out"
     assert f"\n{name} " in str(Evaluation({name: got}))
+
+
+@every
+def test_files_whole_and_in_blocks(name: str, tmp_path: Path) -> None:
+    """To the bit if read whole; in blocks the same, or an error that names the estimator."""
+    data, paths = data_for(name), [tmp_path / "a.ope", tmp_path / "b.ope"]
+    halves = [data.trajectories.select(episodes=some) for some in (slice(0, 31), slice(31, 75))]
+    for half, path in zip(halves, paths, strict=True):
+        half.save(path)
+    memory = ask(name, data, q_model=LinearQ())
+    whole = ask(name, data, paths, q_model=LinearQ())
+    assert whole.value == memory.value
+    assert whole.interval == memory.interval
+    np.testing.assert_array_equal(whole.influence, memory.influence)
+    compute = Compute(block_steps=20)
+    if ESTIMATORS[name].whole:
+        with pytest.raises(ValueError, match=f"{name!r}, which needs all episodes in memory"):
+            ask(name, data, paths, q_model=LinearQ(), compute=compute)
+        return
+    blocks = ask(name, data, paths, q_model=LinearQ(), compute=compute)
+    assert blocks.value == pytest.approx(memory.value, rel=1e-9)
+    assert blocks.standard_error == pytest.approx(memory.standard_error, rel=1e-9)
+    assert blocks.verdict.colour == memory.verdict.colour
 
 
 @every
