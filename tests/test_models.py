@@ -554,7 +554,8 @@ def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
         survey.update(data)
     shape = (data.n_steps, 1)
     moved = dataclasses.replace(data, observations=np.ones(shape), actions=np.ones(shape))
-    survey = FeatureSurvey(LinearQ(), DiagonalGaussian([[0.0]], [0.0], [0.0]))
+    zero = np.zeros(1)
+    survey = FeatureSurvey(LinearQ(), DiagonalGaussian(zero[:, None], zero, zero))
     survey.update(moved)
     equations = survey.equations(gamma=1.0, horizon=6, folds=2)
     fold = np.arange(len(data)) % 2

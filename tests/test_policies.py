@@ -610,7 +610,7 @@ def test_errors_name_the_argument_and_the_value(call: Callable[[], Any], message
 
 
 def test_a_target_is_a_policy_a_number_or_the_last() -> None:
-    policies = [Uniform(2), UnavailablePolicy("gone", {}), Uniform(3)]
+    policies: list[Policy] = [Uniform(2), UnavailablePolicy("gone", {}), Uniform(3)]
     assert resolve_policy(policies, "last") is policies[2]
     assert resolve_policy(policies, np.int64(0)) is policies[0]  # type: ignore[arg-type]
     assert resolve_policy(policies, policies[0]) is policies[0]
