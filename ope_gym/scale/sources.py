@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,8 +28,18 @@ from ope_gym.data.trajectories import Trajectories, Viewable, nothing, read_chun
 from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
 
+
+class HasBuffer(Protocol):
+    """A recorder of a training loop."""
+
+    @property
+    def buffer(self) -> Viewable:
+        """The finished episodes."""
+        ...
+
+
 _One: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
-Episodes: TypeAlias = _One | Iterable[_One]
+Episodes: TypeAlias = _One | HasBuffer | Iterable[_One]
 
 
 @dataclass(frozen=True)
