@@ -214,7 +214,7 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     assert f"| ESS | below {diagnostics.GREEN_ESS:g} |" in text
     assert f"| largest share | above {diagnostics.GREEN_SHARE:.0%} |".replace("%", " %") in text
     low, high = 1 - diagnostics.RED_MISSING, 1 - diagnostics.AMBER_MISSING
-    assert f"| mean weight | below {low:g}; below {high:g} where a cap met weights |" in text
+    assert f"| mean weight | below {low:g}; below {high:g} where weights were clipped |" in text
     assert f"| mean weight | below {high:g}; or above 1" in text
 
 
