@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.fuzz import write_episode
 from ope_gym import Compute, Evaluation, Evaluator, Trajectories, evaluate
@@ -144,31 +144,32 @@ def record(data: Trajectories, path: Path) -> None:
             clock += int(stop - start)
 
 
-def clocked(seed: int, tables: Sequence[Any], episodes: int = 12) -> TrajectoryBuffer:
+def clocked(seed: int, tables: ArrayLike, episodes: int = 12) -> TrajectoryBuffer:
     """Record a loop whose policy changes every few steps, also in the midst of episodes.
 
     Args:
         seed: of everything.
-        tables: of the policies, (states, 2) each.
+        tables: (policies, states, 2) of the policies.
         episodes: to be recorded, of 1 to 6 steps.
     """
     from gymnasium.spaces import Discrete
 
-    rng, states = np.random.default_rng(seed), len(tables[0])
+    known = np.asarray(tables, dtype=np.float64)
+    rng, states = np.random.default_rng(seed), known.shape[1]
     buffer = TrajectoryBuffer(Discrete(states), Discrete(2), horizon=6)
-    numbers = [buffer.add_policy(Table(table)) for table in tables]
+    numbers = [buffer.add_policy(Table(table)) for table in known]
     clock, acting, due = 0, 0, 0
     for _ in range(episodes):
         length = int(rng.integers(1, 7))
         ids = []
         for step in range(length):
             if clock + step >= due:
-                acting = int(rng.integers(len(tables)))
+                acting = int(rng.integers(len(known)))
                 buffer.change_policy(numbers[acting], clock + step, mid_episode=step > 0)
                 due = clock + step + int(rng.integers(2, 10))
             ids.append(acting)
         seen = rng.integers(states, size=length)
-        chances = np.array([tables[k][s] for k, s in zip(ids, seen, strict=True)])
+        chances = known[ids, seen]
         actions = (rng.random(length) < chances[:, 1]).astype(np.int64)
         buffer.append(
             seen,

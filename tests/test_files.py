@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ope_gym import (
     evaluate,
     rank,
 )
+from ope_gym.estimators.reductions import Bets, Clip, Column, StepSums, Weighted
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import default_model
 from ope_gym.models.features import Columns, ColumnSums, Polynomial
@@ -242,7 +244,7 @@ TABLES = np.array(
         [[0.7, 0.3], [0.5, 0.5], [0.3, 0.7]],
     ]
 )
-STEADY = Table([[0.4, 0.6], [0.5, 0.5], [0.4, 0.6]])
+STEADY = Table(np.array([[0.4, 0.6], [0.5, 0.5], [0.4, 0.6]]))
 
 
 def loops(tmp_path: Path) -> tuple[list[Trajectories], list[Any]]:
@@ -520,6 +522,54 @@ def test_episodes_are_counted_over_all_files(block_steps: int, mixture: Any) -> 
 # Passes and progress --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StepSums(Column("fused"), 0.9),
+        StepSums(Column("basic", cap=1.2), 0.9),
+        StepSums(Column("fused", clip=Clip(np.full(6, 0.3))), 1.0),
+        Bets(Column("fused"), 0.9, (-1.0, 2.0), 6),
+    ],
+    ids=["fused", "capped", "clipped", "bets"],
+)
+def test_parts_may_be_merged_in_any_grouping(wanted: Any) -> None:
+    """Two workers that each saw some chunks are one that saw them all, whatever the longest."""
+    rng = np.random.default_rng(0)
+    chunks = []
+    for lengths in ([2, 1], [6], [1, 1, 1], [4, 5]):
+        offsets = np.append(0, np.cumsum(lengths))
+        logs = {name: rng.standard_normal(offsets[-1]) for name in ("fused", "basic")}
+        rewards = rng.uniform(-1, 2, size=offsets[-1])
+        chunks.append(Weighted(offsets, rewards, logs))
+    totals = []
+    for groups in ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0], [1, 2, 3]]):
+        parts = []
+        for group in groups:
+            part = wanted.part(chunks[group[0]])
+            for i in group[1:]:
+                part.merge(wanted.part(chunks[i]))
+            parts.append(part)
+        for part in parts[1:]:
+            parts[0].merge(part)
+        totals.append(wanted.total(parts[0]))
+    together = Weighted(
+        np.append(0, np.cumsum([2, 1, 6, 1, 1, 1, 4, 5])),
+        np.concatenate([chunk.rewards for chunk in chunks]),
+        {k: np.concatenate([c.log_weights[k] for c in chunks]) for k in ("fused", "basic")},
+    )
+    whole = wanted.total(wanted.part(together))
+    for found in totals:
+        if isinstance(wanted, Bets):
+            np.testing.assert_array_equal(found, whole)
+            continue
+        np.testing.assert_allclose(found.columns.peak, whole.columns.peak, rtol=1e-14)
+        np.testing.assert_allclose(found.columns.sums, whole.columns.sums, rtol=1e-13)
+        np.testing.assert_allclose(found.psi, whole.psi, rtol=1e-13)
+        np.testing.assert_array_equal(found.log_last, whole.log_last)
+        assert found.capped_share == whole.capped_share
+        assert found.clipped_share == whole.clipped_share
+
+
 @pytest.mark.parametrize("interval", ["ess-t", Bootstrap(20), Betting(reward_range=(-1.0, 2.0))])
 @pytest.mark.parametrize(
     ("names", "q_model", "passes"),
@@ -574,13 +624,14 @@ def test_weights_may_be_kept_on_disk_between_passes(tmp_path: Path) -> None:
     parts = split(r.trajectories, 0, 4)
     asked: list[int] = []
 
-    def counting(part: Trajectories) -> Any:
-        return lambda: (asked.append(1), part)[1]
+    def counted(part: Trajectories) -> Trajectories:
+        asked.append(1)
+        return part
 
     def run(names: Any, scratch: Path | None) -> Evaluation:
         compute = Compute(block_steps=9, scratch=scratch)
         options: dict[str, Any] = {"interval": Bootstrap(40), "q_model": None, "compute": compute}
-        return evaluate([counting(part) for part in parts], r.target, names, **options)
+        return evaluate([partial(counted, part) for part in parts], r.target, names, **options)
 
     kept = run(PLAIN, tmp_path)
     assert len(asked) == 2 * len(parts)  # who recorded them, and their weights
