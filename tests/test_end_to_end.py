@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ope_gym import ESTIMATORS, Trajectories, batches, evaluate
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.policies import DiagonalGaussian, Policy, Uniform
-from tests.builders import assert_same
+from tests.builders import assert_same, plain_options
 from wrappers import RecordTrajectories, collect
 from wrappers import vector as vectors
 
@@ -95,14 +95,9 @@ def test_the_value_is_near_the_truth(
 ) -> None:
     path, _ = swings
     data = Trajectories.load(path).select(held_out=True)
-    options: dict[str, Any] = {
-        "estimators": name,
-        "level": 0.999,
-        "resamples": 400,
-        "q_model": None,
-    }
     for interval in ("ess-t", "percentile"):
-        estimate = evaluate(data, TARGET, interval=interval, **options)[name]
+        options = plain_options(interval=interval, resamples=400, level=0.999, q_model=None)
+        estimate = evaluate(data, TARGET, name, **options)[name]
         low, high = estimate.interval.low, estimate.interval.high
         assert -np.inf < low < estimate.value < high < np.inf
         assert estimate.sample.regime == "held-out"

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ope_gym import Trajectories, evaluate, evaluate_log_probs
-from ope_gym.inference import regimes
+from ope_gym import Schedule, Trajectories, evaluate, evaluate_log_probs
+from ope_gym.data.roster import Roster
 from ope_gym.policies import Uniform
 from tests.builders import Table, recorded
 
@@ -57,8 +57,8 @@ def test_the_regime(
     ids: list[int], held_out: list[bool], target: Table, origin: str | None, want: str
 ) -> None:
     data = episodes(ids, held_out, [ZERO, ONE, TWO])
-    assert regimes.regime_of(data, target, origin) == want
-    found = evaluate(data, target, origin=origin)
+    assert Roster.of(data).regime(target, origin) == want
+    found = evaluate(data, target, origin=origin, held_out=False)
     assert found.sample.regime == want
     shown = "in-sample, optimistic" if want == "in-sample" else want
     assert f"data: {shown}" in str(found)
@@ -86,7 +86,9 @@ def test_only_the_held_out_episodes_on_request() -> None:
     assert got.sample.regime == "held-out"
     assert got.sample.trajectories == 60
     assert got["NFIS"].value == want["NFIS"].value
-    everything = evaluate(data, TWO, estimators="NFIS")
+    by_default = evaluate(data, TWO, estimators="NFIS")
+    assert by_default.sample.trajectories == 60
+    everything = evaluate(data, TWO, estimators="NFIS", held_out=False)
     assert everything.sample.trajectories == 120
     assert everything.sample.regime == "in-sample"
 
@@ -95,8 +97,8 @@ def test_errors_say_what_to_choose() -> None:
     data = episodes([0, 1], [False, False], [ZERO, ONE])
     with pytest.raises(ValueError, match="none of the 60 episodes is held out"):
         evaluate(data, ONE, held_out=True)
-    with pytest.raises(ValueError, match="data is 'test'; choose 'held-out' or 'all'"):
-        evaluate(data, ONE, data="test")
+    with pytest.raises(ValueError, match="held_out is 'all'; give True, False, or None"):
+        evaluate(data, ONE, held_out="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="origin is 'random'; choose one of learned, fixed"):
         evaluate(data, ONE, origin="random")
     with pytest.raises(ValueError, match="regime is 'good'"):
@@ -117,4 +119,26 @@ def test_a_policy_that_compares_like_an_array_is_not_mistaken() -> None:
         __hash__ = Uniform.__hash__
 
     data = episodes([0, 1], [False, False], [ZERO, ONE])
-    assert regimes.regime_of(data, Odd(2)) == "in-sample"
+    assert Roster.of(data).regime(Odd(2)) == "in-sample"
+
+
+def test_policies_that_changed_during_episodes_count_as_far_as_they_acted() -> None:
+    """An episode that met two policies was recorded by both, one that ended before by one."""
+    schedule = Schedule([0, 4, 9], [0, 1, 2])
+    ids = np.array([0, 0, 0, 0, 1, 1])  # steps 0 to 5 of the loop, in episodes of 3, 2 and 1
+    data = Trajectories.from_arrays(
+        np.zeros(6, dtype=np.int64),
+        np.zeros(6, dtype=np.int64),
+        np.ones(6),
+        np.log([0.5, 0.5, 0.5, 0.5, 0.4, 0.4]),
+        offsets=[0, 3, 5, 6],
+        policies=[ZERO, ONE, TWO],
+        policy_ids=ids,
+        terminated=True,
+        held_out=[False, False, True],
+        start_clock=[0, 3, 5],
+        schedule_ids=[0, 0, 0],
+        schedules=[schedule],
+    )
+    acted = Roster.of(data).acted
+    np.testing.assert_array_equal(acted, [[True, True, False], [False, True, False]])
