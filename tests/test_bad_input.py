@@ -84,7 +84,7 @@ BETS: dict[str, Any] = {"interval": "betting", "reward_range": (-9, 9)}
         ({"interval": "betting", "reward_range": (1,)}, r"reward_range is \(1,\)"),
         (
             {"interval": "betting", "reward_range": (-9, 0.25), "horizon": 9},
-            r"reward_range is \(-9\.0, 0\.25\), but the reward is .* at episode \d, step \d: widen it",
+            r"reward_range is \(-9\.0, 0\.25\), but the reward is .* at episode \d, step \d: widen",
         ),
         (
             {"interval": "betting", "reward_range": (-9, 9), "horizon": 1},
