@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr
-from ope_gym.estimators.table import column_sums, moments
+from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.errors import standard_error
 from ope_gym.models.base import Baseline, past_only
 from ope_gym.policies import Policy
@@ -30,7 +30,7 @@ def terms_of(data: Data, q: Baseline, gamma: float) -> Array:
     """Gamma of each episode."""
     log_w = log_weights(*data[:3], data.offsets, ["basic"])["basic"]
     residuals = q.residuals(data.rewards, data.offsets, gamma)
-    return q.at_start(data.offsets) + column_sums(log_w, residuals, data.offsets, gamma, None).psi
+    return q.at_start(data.offsets) + sum_arrays(log_w, residuals, data.offsets, gamma).psi
 
 
 # --- exact means ------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_longer_episodes_of_a_policy_that_learned_from_the_first() -> None:
         found = adaptive_dr(terms_of(data, q, 0.9), np.arange(2), np.array([1.0, 3.0]))
         mean += chance * found.value
         log_w = log_weights(*data[:3], data.offsets, ["fused"])["fused"]
-        columns = column_sums(log_w, data.rewards, data.offsets, 0.9, None)
+        columns = sum_arrays(log_w, data.rewards, data.offsets, 0.9)
         fused += chance * float(columns.psi.mean())
     assert mean == pytest.approx(truth, abs=1e-12)
     assert abs(fused - truth) > 1e-3
@@ -412,8 +412,7 @@ def estimates_of(rng: np.random.Generator) -> tuple[AdaptiveDR, AdaptiveDR, floa
     residuals, terms = q.residuals(rewards, offsets, 1.0), terms_of(data, q, 1.0)
     h = stable_weights(target, behaviours, ids, offsets, 1.0, q.at_start(offsets), residuals)
     log_w = log_weights(*data[:3], offsets, ["fused"])["fused"]
-    columns = column_sums(log_w, rewards, offsets, 1.0, None)
-    fused = moments(log_w, rewards, offsets, 1.0, columns, normalised=True)
+    fused = weigh_arrays(log_w, rewards, offsets, 1.0, normalised=True)
     return (
         adaptive_dr(terms, ids, np.ones(ROUNDS)),
         adaptive_dr(terms, ids, h),

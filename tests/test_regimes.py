@@ -124,7 +124,7 @@ def test_a_policy_that_compares_like_an_array_is_not_mistaken() -> None:
 
 def test_policies_that_changed_during_episodes_count_as_far_as_they_acted() -> None:
     """An episode that met two policies was recorded by both, one that ended before by one."""
-    schedule = Schedule([0, 4, 9], [0, 1, 2])
+    schedule = Schedule(np.array([0, 4, 9]), np.arange(3, dtype=np.int32))
     ids = np.array([0, 0, 0, 0, 1, 1])  # steps 0 to 5 of the loop, in episodes of 3, 2 and 1
     data = Trajectories.from_arrays(
         np.zeros(6, dtype=np.int64),

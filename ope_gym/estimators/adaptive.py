@@ -74,6 +74,7 @@ def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
     and with the weights (K,) of the rounds.
     """
     chunk, weights = yield from ask(Whole("rounds"))
+    plain: Computed
     (plain,) = run([weighted(c, dataclasses.replace(setting, draws=None))], reduce_chunk(chunk))
     found = adaptive_dr(plain.influence, setting.rounds, weights)
     used = weights[np.unique(setting.rounds)]

@@ -71,6 +71,7 @@ class Controlled:
 
 def fused_with_controls(c: Composition, setting: Setting) -> Steps[Computed]:
     """Compute FIS with the behaviours' own ratios as control variates."""
+    plain: Computed
     plain, log_last = yield from together(weighted(c, setting), ask(Whole("path probabilities")))
     if not np.all(np.isfinite(plain.influence)):
         return plain

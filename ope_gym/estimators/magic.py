@@ -100,6 +100,8 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     wanted: list[Steps[Any]] = [mix(column, columns, start, cuts, setting), fwdr]
     if setting.draws is not None and np.isfinite(columns.value(setting.gamma)):
         wanted.append(ask(Replicates(column, columns, setting.draws)))
+    found: Magic
+    shown: Computed
     found, shown, *means = yield from together(*wanted)
     weight = float(found.weights[0])
     cautions: tuple[str, ...] = ()

@@ -86,6 +86,7 @@ def weigh_arrays(
     nobody = np.zeros(n, dtype=np.int64)
     setting = Setting(n, nobody, nobody, np.array([n]), gamma)
     chunk = Weighted(offsets, rewards, {"given": log_weights})
+    found: Computed
     (found,) = run([weigh_column(Column("given", cap), normalised, setting)], reduce_chunk(chunk))
     return found
 

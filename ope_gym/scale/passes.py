@@ -296,9 +296,10 @@ def one_pass(
     job: Job, crew: Workers, function: Callable[[Job, Item], Any], items: Items
 ) -> Iterator[Any]:
     """Yield what a function makes of each task, in order."""
+    nobody = job.source.roster.select(np.zeros(len(job.source.roster), dtype=bool))
     sent = dataclasses.replace(
         job,
-        source=dataclasses.replace(job.source, roster=None, tasks=(), owners=()),
+        source=dataclasses.replace(job.source, roster=nobody, tasks=(), owners=()),
         done=None if crew.remote else job.done,  # else whole tasks are counted, when they are done
     )
     for i, part in enumerate(crew.in_order(partial(function, sent), items)):

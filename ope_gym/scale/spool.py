@@ -93,8 +93,9 @@ class Spool:
         """Append a chunk."""
         if self._file is None:
             return
-        columns = {"rewards": chunk.rewards, "residuals": chunk.residuals, "start": chunk.start}
-        columns = {name: array for name, array in columns.items() if array is not None}
+        optional = {"residuals": chunk.residuals, "start": chunk.start}
+        columns = {name: array for name, array in optional.items() if array is not None}
+        columns["rewards"] = chunk.rewards
         columns |= {f"log {scheme}": log_w for scheme, log_w in chunk.log_weights.items()}
         with self._writing():
             for array in (np.array(list(columns)), np.array(chunk.first), chunk.offsets):
