@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import default_model
 from ope_gym.models.features import Columns, ColumnSums, Polynomial
 from ope_gym.models.linear import FeatureSurvey, LinearQ
-from ope_gym.policies import LinearSigmoid, Uniform, UnknownPolicy
+from ope_gym.policies import LinearSigmoid, Snapshot, Uniform, UnknownPolicy, register_policy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensitySums
 from tests import small_mdps
@@ -88,6 +88,26 @@ def assert_equal(blocks: Evaluation, memory: Evaluation, *, rtol: float = 1e-9) 
         assert one.report.keys() == other.report.keys()
         for key, number in other.report.items():
             assert one.report[key] == pytest.approx(number, rel=1e-6, abs=1e-9), key
+
+
+@register_policy
+@dataclasses.dataclass(frozen=True)
+class Joined(Snapshot):
+    """A narrow normal policy of observations {"a": (2,), "b": (1,)}."""
+
+    kind: ClassVar[str] = "test-joined"
+    gain: float
+
+    def _mean(self, observations: Any) -> Any:
+        return self.gain * (observations["a"].sum(axis=1, keepdims=True) + observations["b"])
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        z = (np.asarray(actions) - self._mean(observations))[:, 0] / 0.3
+        return -0.5 * z**2 - np.log(0.3 * np.sqrt(2 * np.pi))
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        mean = self._mean(observations)
+        return mean + 0.3 * rng.standard_normal(mean.shape)
 
 
 # One chunk and many ---------------------------------------------------------------------------
@@ -233,6 +253,48 @@ def test_normalised_estimates_of_blocks_are_not_averaged() -> None:
     value = in_blocks(parts, r.target, "NFIS")["NFIS"].value
     own = [evaluate(part, r.target, "NFIS")["NFIS"].value for part in parts]
     assert abs(np.average(own, weights=[len(p) for p in parts]) - value) > 1e-3
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_continuous_actions_and_structured_observations(spaces: bool, tmp_path: Path) -> None:
+    """Weights are ratios of densities, whose logs may be above 0."""
+    from gymnasium.spaces import Box, Dict
+
+    space = Dict({"a": Box(-9, 9, (2,)), "b": Box(-9, 9, (1,))})
+    rng = np.random.default_rng(0)
+    policies = [Joined(gain) for gain in (-0.5, 0.2)]
+    files, parts = [], []
+    for i in range(3):
+        ids = rng.integers(2, size=8)
+        lengths = rng.integers(1, 6, size=8)
+        steps = int(lengths.sum())
+        seen = {"a": rng.uniform(-1, 1, (steps, 2)), "b": rng.uniform(-1, 1, (steps, 1))}
+        acted = np.repeat(ids, lengths)
+        chosen = np.where(acted[:, None] == 0, *(policy.sample(seen, rng) for policy in policies))
+        logs = np.stack([policy.log_prob(seen, chosen) for policy in policies])
+        parts.append(
+            Trajectories.from_arrays(
+                seen,
+                chosen,
+                rng.random(steps),
+                logs[acted, np.arange(steps)],
+                offsets=np.append(0, np.cumsum(lengths)),
+                policies=policies,
+                terminated=True,
+                policy_ids=acted,
+                observation_space=space if spaces else None,
+                action_space=Box(-9, 9, (1,)) if spaces else None,
+            )
+        )
+        files.append(tmp_path / f"{i}.ope")
+        parts[-1].save(files[-1])
+    assert max(part.log_probs.max() for part in parts) > 0
+    names = [name for name in PLAIN if "O" not in name]
+    options: dict[str, Any] = {"q_model": None, "interval": Bootstrap(20)}
+    together = in_memory(parts, Joined(0.0), names, **options)
+    assert_equal(in_blocks(parts, Joined(0.0), names, **options), together)
+    found = evaluate(files, Joined(0.0), names, compute=Compute(block_steps=20), **options)
+    assert_equal(found, together)
 
 
 # Policies that change during episodes ---------------------------------------------------------

@@ -21,8 +21,12 @@ from ope_gym import (
     Evaluator,
     Trajectories,
     Weighting,
+    contributions,
+    episodes_needed,
     evaluate,
+    leave_one_policy_out,
 )
+from ope_gym.analysis.overlap import overlap
 from ope_gym.data import reader
 from ope_gym.data.blocks import Block, DamagedFileError
 from ope_gym.data.seen_files import SeenFile
@@ -150,6 +154,21 @@ def test_the_target_may_be_the_number_of_a_policy(
     assert evaluator.name_of(0) == f"policy 0, of {paths[0]}"
     assert evaluator.name_of(Table(np.full((3, 3), 1 / 3))) == "the target"
     assert Evaluator(merged(parts)).name_of(0) == "policy 0"
+
+
+def test_every_analysis_takes_files(
+    saved: tuple[Recorded, list[Trajectories], list[Path]],
+) -> None:
+    r, parts, paths = saved
+    together = merged(parts)
+    for analyse in (
+        partial(contributions, estimator="NFIS"),
+        partial(episodes_needed, standard_error=0.05, limit=10**6),
+        overlap,
+    ):
+        assert str(analyse(paths, r.target)) == str(analyse(together, r.target))
+    found = leave_one_policy_out(paths, "NFIS", compute=Compute(block_steps=10))
+    assert str(found) == str(leave_one_policy_out(together, "NFIS"))
 
 
 # Files ----------------------------------------------------------------------------------------
