@@ -30,7 +30,6 @@ from ope_gym.arrays import (
     check_finite,
     check_log_probs,
     check_offsets,
-    episode_ids,
     folds_within,
     place,
     step_numbers,
@@ -686,7 +685,7 @@ def evaluate_log_probs(
         regime,
         fingerprint(
             np.add.reduceat(rewards, offsets[:-1]),
-            np.add.reduceat(rows[ids[episode_ids(offsets)], np.arange(steps)], offsets[:-1]),
+            rows[ids, offsets[1:] - 1],
             np.diff(offsets),
             ids,
         ),

@@ -29,6 +29,7 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.errors import join_single
 
 _ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
+_KEEP = 1 << 26  # draws that are kept, a byte each
 _SMALL = 32  # trajectories of a stratum up to which the rate of its draws is solved for
 
 
@@ -73,7 +74,8 @@ class PoissonDraws:
     Attributes:
         first: how many trajectories come before these.
         sizes: (strata,) trajectories of each.
-        drawn: (R, strata) how many each replicate draws; of none, what tells the one to be taken.
+        drawn: (R, strata) how many each replicate draws; of none, -1 - the place of the one that
+            is taken instead.
     """
 
     def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:
@@ -88,7 +90,9 @@ class PoissonDraws:
         self._keys = np.random.SeedSequence(seed).generate_state(replicates, np.uint64)
         self.sizes = np.bincount(self.strata)
         self.drawn = np.full((replicates, self.sizes.size), np.iinfo(np.int64).min)
-        draw_strata(self.strata, self._keys, _limits(), self._rows, self.drawn)
+        kept = self.strata.size if replicates * self.strata.size <= _KEEP else 0
+        self._counts = np.empty((replicates, kept), dtype=np.uint8)
+        draw_strata(self.strata, self._keys, _limits(), self._rows, self.drawn, self._counts)
 
     @property
     def _rows(self) -> IntArray:
@@ -101,24 +105,28 @@ class PoissonDraws:
         found.first = self.first + episodes.start
         used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
         found.sizes, found.drawn = self.sizes[used], self.drawn[:, used]
+        found._counts = self._counts[:, episodes]
         return found
 
     def factors(self, begin: int, end: int) -> FloatArray:
         """(R, end - begin) by how much each replicate counts trajectories begin..end-1."""
-        from ope_gym.inference.draw_kernels import scaled
+        from ope_gym.inference.draw_kernels import scale_counts
 
-        found = np.empty((self.replicates, end - begin))
-        scaled(
-            self.first + begin,
-            self.strata[begin:end],
-            self._keys,
-            _limits(),
-            self._rows,
-            self.sizes,
-            self.drawn,
-            found,
-        )
+        counts, strata = self._drawn_from(begin, end), self.strata[begin:end]
+        found = np.empty(counts.shape)
+        scale_counts(self.first + begin, strata, self.sizes, self.drawn, counts, found)
         return found
+
+    def _drawn_from(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """(R, end - begin) how often each replicate draws trajectories begin..end-1."""
+        if self._counts.shape[1]:
+            return self._counts[:, begin:end]
+        from ope_gym.inference.draw_kernels import draw_again
+
+        counts = np.empty((self.replicates, end - begin), dtype=np.uint8)
+        strata = self.strata[begin:end]
+        draw_again(self.first + begin, strata, self._keys, _limits(), self._rows, counts)
+        return counts
 
     def pooled(self) -> PoissonDraws:
         """Return draws from all trajectories together, not inside strata."""
@@ -129,12 +137,9 @@ class PoissonDraws:
         """Yield (r, n) how much some replicates count each trajectory, `elements` at a time."""
         rows = max(1, elements // self.strata.size)
         for begin in range(0, self.replicates, rows):
-            some = copy.copy(self)
-            some._keys, some.drawn = (
-                self._keys[begin : begin + rows],
-                self.drawn[begin : begin + rows],
-            )
-            some.replicates = some._keys.size
+            some, block = copy.copy(self), slice(begin, begin + rows)
+            some._keys, some.drawn = self._keys[block], self.drawn[block]
+            some._counts, some.replicates = self._counts[block], some._keys.size
             yield some.factors(0, self.strata.size)
 
     def means(self, values: FloatArray) -> FloatArray:
@@ -230,7 +235,7 @@ def fingerprint(
 
     Args:
         returns: (n,) sum of the rewards of each trajectory.
-        log_probs: (n,) sum of its logged log-probabilities.
+        log_probs: (n,) log-probability of its last action.
         lengths: (n,) its steps.
         ids: (n,) its behaviour.
     """

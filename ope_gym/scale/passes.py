@@ -350,7 +350,7 @@ class Gathered:
 
     Args:
         returns: (n,) sum of the rewards of each episode.
-        log_probs: (n,) sum of its logged log-probabilities, where they are known.
+        log_probs: (n,) log-probability of its last action, 0 where it is not known.
         propensities: checks of the recorded propensities against the policies.
         mismatch: in words, the first logged number that its policy contradicts; empty if none.
     """
@@ -379,9 +379,9 @@ class Gathering:
         data = seen.data
         propensities = PropensitySums(self.target, self.policies)
         propensities.update(data, seen.behaviours, seen.groups)
-        starts, logged = data.offsets[:-1], np.nan_to_num(data.log_probs)
-        sums = np.stack([np.add.reduceat(x, starts) for x in (data.rewards, logged)])
-        return _GatheredPart(Arrays(sums), propensities, seen.mismatch)
+        returns = np.add.reduceat(data.rewards, data.offsets[:-1])
+        last = np.nan_to_num(data.log_probs[data.offsets[1:] - 1])
+        return _GatheredPart(Arrays(np.stack([returns, last])), propensities, seen.mismatch)
 
     def total(self, merged: _GatheredPart) -> Gathered:
         """Take everything together."""
