@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,6 @@ from tests.file_builders import clocked, functions, made, mixed_files
 ROOT = Path(__file__).parents[1]
 ESTIMATORS = ["BIS", "NBCIS", "NFIS", "DM", "DR", "FWDR"]
 TARGET = LinearSigmoid(np.full(3, 0.3))
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Workers]:
-    with start_workers(2) as made:
-        yield made
 
 
 # Order and memory -----------------------------------------------------------------------------
@@ -347,6 +340,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
+@pytest.mark.usefixtures("shared_crew")
 def test_processes_give_the_same_bits(files: list[Path], tmp_path: Path) -> None:
     """With a scratch folder and without; of files, of trajectories and of functions."""
     episodes: list[Any] = [*files, made(7, 10, 20), lambda: made(8, 10, 20)]
@@ -370,6 +364,7 @@ def test_processes_give_the_same_bits(files: list[Path], tmp_path: Path) -> None
     assert_same(whole, evaluate(together, TARGET, ESTIMATORS, seed=1, **options))
 
 
+@pytest.mark.usefixtures("shared_crew")
 @pytest.mark.parametrize(
     ("names", "mixture"), [(["auto", "NFIS", "MAGIC"], "auto"), (["FIS", "NFIS", "OUIS"], 3)]
 )
