@@ -38,6 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
+@pytest.mark.usefixtures("shared_crew")
 @pytest.mark.parametrize("block_steps", ["150", "100000"])
 def test_several_files_from_the_command_line(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], block_steps: str
@@ -92,6 +93,7 @@ def test_every_flag_reaches_its_option(
     assert seen["interval"] == Betting((0.0, 1.0), 20)
 
 
+@pytest.mark.usefixtures("shared_crew")
 def test_a_progress_bar_ends_where_the_work_does(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
