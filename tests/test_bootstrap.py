@@ -15,6 +15,7 @@ from ope_gym.estimators.reductions import Column, Columns, Replicates
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import standard_error
+from ope_gym.inference.intervals import bca
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
 from tests.builders import recorded
@@ -96,6 +97,20 @@ def test_the_bootstrap_varies_as_the_estimate(name: str) -> None:
     other = evaluate(r.trajectories, r.target, name, interval=Bootstrap(2000), seed=1)[name]
     assert replicates_of(other)[0] != replicates_of(one)[0]
     assert other.interval.high == pytest.approx(one.interval.high, abs=0.1 * width)
+
+
+def test_rounding_does_not_decide_on_which_side_of_the_estimate_a_replicate_is() -> None:
+    """One that draws every trajectory once is the estimate, summed in another order."""
+    values, strata = np.array([0.1, 0.7, 2.5]), np.zeros(3, dtype=np.int64)
+    value = float(values.mean())
+    tied = np.array([0.1, 0.5, value, value, value, 1.4, 2.5])
+    found = {
+        bca(np.where(tied == value, moved, tied), value, values, strata, 0.9)
+        for moved in (value, np.nextafter(value, 0.0), np.nextafter(value, 9.0))
+    }
+    low, high = ([getattr(one, end) for one in found] for end in ("low", "high"))
+    assert np.ptp(low) < 1e-12
+    assert np.ptp(high) < 1e-12
 
 
 # Poisson draws --------------------------------------------------------------------------------

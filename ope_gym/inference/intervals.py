@@ -16,6 +16,8 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.inference.errors import cautious_error, centre, join_single
 
+_ROUNDING = 1e-12  # of the largest replicate, not to be called a difference
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -224,7 +226,9 @@ def bca(
     finite = replicates[np.isfinite(replicates)]
     if finite.size < 2 or not np.isfinite(value) or np.ptp(finite) == 0:
         return dataclasses.replace(percentile(replicates, level), method="bca")
-    below = np.mean(finite < value) + np.mean(finite == value) / 2
+    # a replicate that draws every trajectory once is the estimate, but for rounding
+    tied = np.abs(finite - value) <= _ROUNDING * np.abs(finite).max()
+    below = np.mean((finite < value) & ~tied) + np.mean(tied) / 2
     bias = ndtri(np.clip(below, 0.5 / finite.size, 1 - 0.5 / finite.size))
     u = centre(influence, join_single(strata))
     u /= max(np.abs(u).max(), np.finfo(np.float64).tiny)  # its scale cancels, but could underflow
