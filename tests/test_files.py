@@ -130,7 +130,7 @@ def test_one_chunk_gives_the_bits_of_memory(interval: Any, gamma: float) -> None
 
 
 @every_interval
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     counts=st.lists(st.integers(2, 9), min_size=1, max_size=4),
@@ -162,7 +162,7 @@ def test_any_split_gives_what_memory_gives(
 
 
 @every_interval
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     cuts=st.integers(0, 20),
@@ -185,7 +185,7 @@ def test_any_split_with_a_q_model_gives_what_memory_gives(
     assert_equal(found, in_memory(parts, r.target, names, **options))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     cuts=st.integers(0, 20),
@@ -336,7 +336,7 @@ def test_policies_that_change_during_episodes(tmp_path: Path, interval: Any) -> 
     assert_equal(evaluate(files, STEADY, names, **options), together)  # read whole
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), cuts=st.integers(1, 20), block_steps=st.integers(1, 60))
 def test_schedules_however_they_are_cut(seed: int, cuts: int, block_steps: int) -> None:
     """Parts of one loop keep its schedule, of which each has a copy."""
