@@ -12,9 +12,10 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.evaluation import Evaluator, evaluate, evaluate_log_probs
+from ope_gym.evaluation import Evaluator, evaluate
 from ope_gym.inference.estimate import Difference, Estimate
 from ope_gym.inference.intervals import Betting, Bootstrap, EssT
+from ope_gym.log_probs import evaluate_log_probs
 from ope_gym.options import Compute, Options, Weighting
 from ope_gym.results import Evaluation
 

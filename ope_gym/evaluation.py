@@ -1,4 +1,4 @@
-"""Evaluate a policy from recorded episodes, or from arrays of log-probabilities.
+"""Evaluate a policy from recorded episodes.
 
 The only place where policies meet estimators. An evaluation surveys who recorded the episodes, fits
 the q model, weighs the episodes, runs the estimators side by side, and concludes:
@@ -13,72 +13,59 @@ the q model, weighs the episodes, runs the estimators side by side, and conclude
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ope_gym import batches
-from ope_gym.arrays import (
-    FloatArray,
-    IntArray,
-    as_floats,
-    check_column,
-    check_finite,
-    check_log_probs,
-    check_offsets,
-    folds_within,
-    place,
-    step_numbers,
-)
+from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Bets, Column, Reduction, Weighted
+from ope_gym.estimators.reductions import Reduction, Weighted
 from ope_gym.estimators.run import Reduce, ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Setting, Steps
-from ope_gym.inference import regimes
-from ope_gym.inference.bootstrap import PoissonDraws, fingerprint
-from ope_gym.inference.computed import Computed
+from ope_gym.estimators.weighted import Setting
+from ope_gym.inference.bootstrap import fingerprint, make_draws
 from ope_gym.inference.conclude import Known, conclude
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
-from ope_gym.inference.intervals import Betting, IntervalKind
+from ope_gym.inference.intervals import IntervalKind
 from ope_gym.models import default_linear, default_model, named_model
-from ope_gym.models.base import (
-    FOLDS,
-    Baseline,
-    CrossFitted,
-    QModel,
-    cross_fit,
-    past_only,
+from ope_gym.models.base import Baseline, QModel, check_baseline, cross_fit, past_only
+from ope_gym.models.linear import LinearQ
+from ope_gym.options import (
+    Compute,
+    Options,
+    OptionValues,
+    Weighting,
+    common_estimators,
+    estimator_names,
+    refuse_betting,
 )
-from ope_gym.models.linear import FeatureSurvey, LinearQ, NormalEquations
-from ope_gym.options import Compute, Options, OptionValues, Weighting, estimator_names
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.results import Evaluation
+from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
     Gathered,
     Gathering,
-    Item,
     Items,
     Job,
     Recorded,
     merge_all,
     one_pass,
     reduce_task,
-    within_discount,
 )
 from ope_gym.scale.sources import Episodes, open_source
 from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.behaviours import behaviours_of
-from ope_gym.weights.formula import log_weights, path_log_probs
+from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import group_size, interleaved
+from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights
 
 if TYPE_CHECKING:
@@ -244,13 +231,24 @@ class Evaluator:
             if self._data is None
             else self._reduce_memory(job, model if uses_q else None, names)
         )
-        setting = self._setting(uses_q)
-        gathering = Gathering(target, len(self.policies))
-        found = run_all(names, setting, reduce, self._betting, gathering)
-        gathered: Gathered = found.gathered
+        setting, betting = self._setting(uses_q), self._betting
+        gathered: Gathered
+        gathered, *found = run(
+            [
+                ask(Gathering(target, len(self.policies))),
+                *(estimator(name, setting, betting) for name in names),
+            ],
+            reduce,
+        )
         self._mismatch = self._mismatch or gathered.mismatch
         known = self._known(gathered, target, origin, schemes, model if uses_q else None)
-        return conclude_all(names, found, known, options, self._betting)
+        kind, level, seed = betting or options.kind, options.level, options.seed
+        return Evaluation(
+            {
+                name: conclude(name, ESTIMATORS[name], computed, known, kind, level, seed)
+                for name, computed in zip(names, found, strict=True)
+            }
+        )
 
     # Survey ----------------------------------------------------------------------------------
 
@@ -387,31 +385,6 @@ class Evaluator:
             rng=np.random.default_rng(self.options.seed),
         )
 
-    def _fit_chunks(self, job: Job, model: LinearQ, crew: Workers) -> tuple[CrossFitted, IntArray]:
-        """Fit the q model to chunks, in two passes; return its values and the folds (n,)."""
-        folds = min(FOLDS, len(self._roster))
-        if folds < 2:
-            raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
-        if not isinstance(job.target, FinitePolicy):
-            raise ValueError(
-                f"q_model is {_short(model)}, which draws actions of a target that has no "
-                "probs(observations), but these are read from files in blocks, on which the draws "
-                "would depend: load them with Trajectories.load, raise Compute(block_steps=...), "
-                "or give q_model=None"
-            )
-        fold = folds_within(self._behaviours.ids, folds)
-        items = Items(self._source.tasks, self._behaviours.ids, fold)
-        survey = FeatureSurvey(model, job.target)
-        for seen in one_pass(job, crew, _Survey(survey), items):
-            survey.merge(seen)
-        make = partial(
-            survey.equations, gamma=self.options.gamma, horizon=self._roster.longest, folds=folds
-        )
-        equations = make()
-        for part in one_pass(job, crew, _Equations(make), items):
-            equations.merge(part)
-        return equations.cross_fitted(), fold
-
     # Weigh and run ---------------------------------------------------------------------------
 
     def _setting(self, has_q: bool) -> Setting:
@@ -425,7 +398,7 @@ class Evaluator:
             self.options.gamma,
             self.options.weighting.cap,
             has_q,
-            make_draws(strata, self.options),
+            make_draws(strata, self.options.resamples, self.options.seed),
         )
 
     def _reduce_memory(
@@ -448,7 +421,8 @@ class Evaluator:
         """Answer requests in passes over the files."""
         fold: IntArray | None = None
         if model is not None:
-            values, fold = self._fit_chunks(job, model, crew)
+            ids, longest = self._behaviours.ids, self._roster.longest
+            values, fold = fit_chunks(job, model, ids, longest, crew)
             job = dataclasses.replace(job, q=values)
 
         def reduce(requests: Sequence[Reduction]) -> list[Any]:
@@ -527,324 +501,6 @@ class Evaluator:
             report.notes + ((self._mismatch,) if self._mismatch else ()),
             (_FOLLOWING,) if self._roster.clocked else (),
         )
-
-
-class _Survey:
-    """Survey the features of the chunks of a task, for a q model."""
-
-    def __init__(self, empty: FeatureSurvey) -> None:
-        self._empty = empty
-
-    def __call__(self, job: Job, item: Item) -> FeatureSurvey:
-        found = FeatureSurvey(self._empty.model, self._empty.target)
-        for _, chunk, _ in job.chunks(item.task, item.ids):
-            found.update(chunk)
-        return found
-
-
-class _Equations:
-    """Accumulate the q model's normal equations over the chunks of a task."""
-
-    def __init__(self, make: Callable[[], NormalEquations]) -> None:
-        self._make = make
-
-    def __call__(self, job: Job, item: Item) -> NormalEquations:
-        found = self._make()
-        assert item.fold is not None
-        for _, chunk, here in job.chunks(item.task, item.ids):
-            found.update(chunk, item.fold[here])
-        return found
-
-
-def evaluate_log_probs(
-    target_log_probs: ArrayLike,
-    behaviour_log_probs: ArrayLike,
-    behaviour_ids: ArrayLike,
-    rewards: ArrayLike,
-    offsets: ArrayLike,
-    estimators: str | Iterable[str] | None = None,
-    *,
-    baseline: tuple[ArrayLike, ArrayLike] | None = None,
-    regime: str = "unstated",
-    density: bool = False,
-    gamma: float = 1.0,
-    interval: str | IntervalKind = "ess-t",
-    level: float = 0.95,
-    weighting: Weighting = Weighting(),  # noqa: B008, frozen
-    seed: int = 0,
-) -> Evaluation:
-    """Estimate the value of a policy from arrays; S steps, n trajectories, K behaviours.
-
-    Args:
-        target_log_probs: (S,) log-probability of each taken action under the target.
-        behaviour_log_probs: (K, S) the same under each behaviour. Where the policy changed during
-            an episode, row k holds the sequence of policies that behaviour k would have followed.
-        behaviour_ids: (n,) which behaviour each trajectory came from.
-        rewards: (S,).
-        offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
-        estimators: as in `evaluate`, but for those that need more than arrays.
-        baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
-        regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
-            "unstated"; see `ope_gym.inference.regimes`.
-        density: the numbers are log densities of continuous actions.
-        gamma: discount within [0, 1].
-        interval: as in `evaluate`.
-        level: confidence level.
-        weighting: cap and reward model of the weights; the mixture is that of all behaviours.
-        seed: of the bootstrap draws.
-
-    Returns:
-        A mapping from estimator name to `Estimate`; print it for a table.
-
-    >>> half = np.log(0.5)
-    >>> evaluation = evaluate_log_probs(
-    ...     [half, half, half], [[half, half, half]], [0, 0], [1.0, 1.0, 4.0], [0, 2, 3]
-    ... )
-    >>> evaluation["NFIS"].value
-    3.0
-    """
-    options = Options(gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed)
-    rewards = check_column(rewards, "rewards")
-    steps = rewards.size
-    offsets = check_offsets(offsets, steps)
-    check_finite(rewards, "rewards", offsets)
-    target = check_column(target_log_probs, "target_log_probs", steps)
-    check_log_probs(target, "target_log_probs", offsets, density)
-    rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
-    if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
-        raise ValueError(
-            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
-        )
-    ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
-    if regime not in regimes.REGIMES:
-        raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
-    names = (
-        common_estimators(True, baseline is not None, options.kind)
-        if estimators is None
-        else estimator_names(estimators)
-    )
-    for name in names:
-        if ESTIMATORS[name].whole in ("rounds", "one step"):
-            raise ValueError(
-                f"estimators has {name!r}, which needs observations and policies: use "
-                "evaluate(episodes, target)"
-            )
-        if ESTIMATORS[name].baseline and baseline is None:
-            raise ValueError(f"estimators has {name!r}, which needs baseline=(q, v)")
-        refuse_betting(name, options.kind)
-    model = check_reward_model(weighting.reward_model, steps, offsets)
-    if model == "cross-fit":
-        raise ValueError(
-            "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
-            "target), or pass the mean (S,) and the variance (S,)"
-        )
-    log_w = log_weights(
-        target,
-        rows,
-        ids,
-        offsets,
-        sorted({ESTIMATORS[name].scheme for name in names} - {""}),
-        density=density,
-        reward_model=model if isinstance(model, tuple) else None,
-    )
-    chunk = Weighted(
-        offsets,
-        rewards,
-        log_w,
-        whole={"path probabilities": lambda: path_log_probs(rows, offsets)},
-    )
-    if baseline is not None:
-        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
-        values = check_baseline(values, steps, offsets)
-        chunk = dataclasses.replace(
-            chunk,
-            start=values.at_start(offsets),
-            residuals=values.residuals(rewards, offsets, options.gamma),
-        )
-    counts, strata = np.bincount(ids, minlength=rows.shape[0]), joined(ids)
-    setting = Setting(
-        ids.size,
-        strata,
-        ids,
-        counts,
-        options.gamma,
-        weighting.cap,
-        baseline is not None,
-        make_draws(strata, options),
-    )
-    betting = options.betting(None)
-    reduce = reduce_chunk(within_discount(chunk, options.gamma))
-    found = run_all(names, setting, reduce, betting)
-    sample = Sample(
-        ids.size,
-        steps,
-        strata,
-        tuple(f"behaviour {k}" for k in range(rows.shape[0])),
-        counts,
-        options.gamma,
-        regime,
-        fingerprint(
-            np.add.reduceat(rewards, offsets[:-1]),
-            rows[ids, offsets[1:] - 1],
-            np.diff(offsets),
-            ids,
-        ),
-    )
-    return conclude_all(names, found, Known(sample, ids), options, betting)
-
-
-# Run and conclude ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Found:
-    """The results of all estimators, the sums for betting by (scheme, capped), and the facts."""
-
-    computed: dict[str, Computed]
-    bets: dict[tuple[str, bool], FloatArray]
-    gathered: Any = None
-
-
-def run_all(
-    names: Sequence[str],
-    setting: Setting,
-    reduce: Reduce,
-    betting: Betting | None,
-    gathering: Gathering | None = None,
-) -> Found:
-    """Run all estimators side by side.
-
-    Args:
-        names: of the estimators.
-        setting: what they share.
-        reduce: answers their requests.
-        betting: the interval, if it is one by betting.
-        gathering: asks for the facts about the recorded data, in the first pass.
-    """
-    keys = {(ESTIMATORS[name].scheme, ESTIMATORS[name].capped) for name in names} if betting else ()
-    bets = [_bets(key, setting, betting) for key in keys]
-    first = [] if gathering is None else [ask(gathering)]
-    results = run([*first, *bets, *(estimator(name, setting) for name in names)], reduce)
-    gathered = results.pop(0) if gathering is not None else None
-    placed = dict(zip(keys, results, strict=False))
-    return Found(dict(zip(names, results[len(placed) :], strict=True)), placed, gathered)
-
-
-def make_draws(strata: IntArray, options: Options) -> PoissonDraws | None:
-    """Return the draws of the bootstrap; None without one."""
-    if not options.resamples:
-        return None
-    return PoissonDraws(strata, options.resamples, options.seed)
-
-
-def _bets(key: tuple[str, bool], setting: Setting, betting: Betting | None) -> Steps[FloatArray]:
-    assert betting is not None
-    assert betting.reward_range is not None
-    assert betting.horizon is not None
-    column = Column(key[0], setting.cap if key[1] else None)
-    return ask(Bets(column, setting.gamma, betting.reward_range, betting.horizon))
-
-
-def conclude_all(
-    names: Sequence[str], found: Found, known: Known, options: Options, betting: Betting | None
-) -> Evaluation:
-    """Turn the results of all estimators into an evaluation."""
-    kind = betting or options.kind
-    return Evaluation(
-        {
-            name: conclude(
-                name,
-                ESTIMATORS[name],
-                found.computed[name],
-                known,
-                kind,
-                options.level,
-                options.seed,
-                found.bets.get((ESTIMATORS[name].scheme, ESTIMATORS[name].capped)),
-            )
-            for name in names
-        }
-    )
-
-
-def common_estimators(
-    policies: bool,
-    q_model: bool,
-    kind: IntervalKind,
-    *,
-    one_step: bool = False,
-    propensities: bool = True,
-) -> tuple[str, ...]:
-    """Return the common estimators that can be had.
-
-    Without the policies only basic weights can, without propensities none.
-    """
-    betting = kind.name == "betting"
-    return tuple(
-        name
-        for name, c in ESTIMATORS.items()
-        if (c.common or (one_step and c.method == "average"))
-        and (policies or c.scheme in ("", "basic"))
-        and (propensities or not c.scheme)
-        and (q_model or not c.baseline)
-        and (c.scheme or not betting)
-    )
-
-
-# Checks ----------------------------------------------------------------------------------------
-
-
-def refuse_betting(name: str, kind: IntervalKind) -> None:
-    """Raise if an estimator without weights is to be bounded by betting."""
-    if kind.name == "betting" and not ESTIMATORS[name].scheme:
-        raise ValueError(
-            f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
-        )
-
-
-def check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
-    """Return a baseline of finite numbers, one a step, or raise."""
-    for name, values in (("q", baseline.q), ("v", baseline.v)):
-        check_finite(check_column(values, f"baseline {name}", steps), f"baseline {name}", offsets)
-    return baseline
-
-
-def check_reward_model(
-    model: str | tuple[ArrayLike, ArrayLike], steps: int, offsets: IntArray
-) -> str | tuple[FloatArray, FloatArray]:
-    """Return a reward model with arrays that fit the data, or raise."""
-    if isinstance(model, str):
-        return model
-    mean = check_column(model[0], "reward_model mean", steps)
-    variance = check_column(model[1], "reward_model variance", steps)
-    check_finite(mean, "reward_model mean", offsets)
-    check_finite(variance, "reward_model variance", offsets)
-    negative = np.flatnonzero(variance < 0)
-    if negative.size:
-        episode, step = place(int(negative[0]), offsets)
-        raise ValueError(
-            f"reward_model variance is {variance[negative[0]]} at episode {episode}, step {step}: "
-            "a variance is not negative"
-        )
-    return mean, variance
-
-
-def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
-    """Return (n,) numbers of behaviours, or raise."""
-    ids = np.asarray(behaviour_ids)
-    if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(
-            f"behaviour_ids has shape {ids.shape} and type {ids.dtype}; expected ({n},) integers, "
-            "one an episode"
-        )
-    outside = np.flatnonzero((ids < 0) | (ids >= behaviours))
-    if outside.size:
-        episode = int(outside[0])
-        raise ValueError(
-            f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
-            f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
-        )
-    return ids.astype(np.int64)
 
 
 def one_step(data: Trajectories, target: Policy) -> OneStep:

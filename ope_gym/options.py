@@ -183,6 +183,38 @@ def estimator_names(estimators: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def common_estimators(
+    policies: bool,
+    q_model: bool,
+    kind: IntervalKind,
+    *,
+    one_step: bool = False,
+    propensities: bool = True,
+) -> tuple[str, ...]:
+    """Return the common estimators that can be had.
+
+    Without the policies only basic weights can, without propensities none.
+    """
+    betting = kind.name == "betting"
+    return tuple(
+        name
+        for name, c in ESTIMATORS.items()
+        if (c.common or (one_step and c.method == "average"))
+        and (policies or c.scheme in ("", "basic"))
+        and (propensities or not c.scheme)
+        and (q_model or not c.baseline)
+        and (c.scheme or not betting)
+    )
+
+
+def refuse_betting(name: str, kind: IntervalKind) -> None:
+    """Raise if an estimator without weights is to be bounded by betting."""
+    if kind.name == "betting" and not ESTIMATORS[name].scheme:
+        raise ValueError(
+            f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
+        )
+
+
 def _seed(seed: object) -> int:
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0:
         return int(seed)

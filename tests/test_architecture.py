@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "estimators": SUMS,
     "scale": WEIGHED | SUMS,
     "evaluation": WEIGHED | SUMS | {"scale"},
+    "log_probs": WEIGHED | SUMS,
     "analysis": WEIGHED | SUMS | {"scale", "evaluation", "report"},
     "report": SUMS | {"analysis"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from ope_gym.estimators.adaptive import adaptive
@@ -9,9 +10,12 @@ from ope_gym.estimators.auto import auto
 from ope_gym.estimators.control_variates import fused_with_controls
 from ope_gym.estimators.empirical_average import empirical_average
 from ope_gym.estimators.magic import magic
+from ope_gym.estimators.reductions import Bets, Column
+from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.estimators.weighted import Setting, Steps, direct, weighted
 from ope_gym.inference.computed import Computed
+from ope_gym.inference.intervals import Betting
 
 METHODS: dict[str, Callable[[Composition, Setting], Steps[Computed]]] = {
     "weighted": weighted,
@@ -24,7 +28,22 @@ METHODS: dict[str, Callable[[Composition, Setting], Steps[Computed]]] = {
 }
 
 
-def estimator(name: str, setting: Setting) -> Steps[Computed]:
-    """Start an estimator of the table."""
-    composition = ESTIMATORS[name]
-    return METHODS[composition.method](composition, setting)
+def estimator(name: str, setting: Setting, betting: Betting | None = None) -> Steps[Computed]:
+    """Run an estimator of the table.
+
+    Args:
+        name: of the estimator.
+        setting: what all estimators of an evaluation share.
+        betting: the interval, if it is one by betting, which needs sums of its own.
+    """
+    c = ESTIMATORS[name]
+    steps = METHODS[c.method](c, setting)
+    if betting is None:
+        return (yield from steps)
+    assert betting.reward_range is not None
+    assert betting.horizon is not None
+    column = Column(c.scheme, setting.cap if c.capped else None)
+    bets = Bets(column, setting.gamma, betting.reward_range, betting.horizon)
+    found: Computed
+    found, sums = yield from together(steps, ask(bets))
+    return dataclasses.replace(found, bets=sums)

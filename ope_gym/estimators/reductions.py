@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, annuity, step_numbers
+from ope_gym.arrays import FloatArray, IntArray, annuity, offsets_of, step_numbers
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated
 
 _LARGEST = 600.0  # log of the largest weight in a bet: a bound that keeps all sums within floats
@@ -49,6 +49,22 @@ class Weighted:
     first: int = 0
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
+
+
+def within_discount(chunk: Weighted, gamma: float) -> Weighted:
+    """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
+    lengths = np.diff(chunk.offsets)
+    counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
+    if counted == lengths.max():
+        return chunk
+    kept = step_numbers(chunk.offsets) < counted
+    return dataclasses.replace(
+        chunk,
+        rewards=chunk.rewards[kept],
+        offsets=offsets_of(np.minimum(lengths, counted)),
+        log_weights={scheme: log_w[kept] for scheme, log_w in chunk.log_weights.items()},
+        residuals=None if chunk.residuals is None else chunk.residuals[kept],
+    )
 
 
 class Reduction(Protocol):

@@ -241,3 +241,8 @@ def fingerprint(
     """
     place = np.arange(lengths.size) + 0.5
     return tuple(float(np.sum(place * x)) for x in (returns, log_probs, lengths, ids))
+
+
+def make_draws(strata: IntArray, replicates: int, seed: int) -> PoissonDraws | None:
+    """Return the draws of a bootstrap; None if there are no replicates to draw."""
+    return PoissonDraws(strata, replicates, seed) if replicates else None

@@ -21,6 +21,7 @@ class Computed:
         log_last: (n,) log of the last weight of each trajectory, after the cap.
         capped_share: share of the steps whose weight was clipped by the cap.
         replicates: (R,) of the bootstrap; None without one.
+        bets: (2, n) sums for betting; None without it.
         spread: (n,) the values whose spread is the error, where it is not the influence.
         pooled: the error is that over all trajectories, not inside strata.
         notes: reasons of its own that make the result red.
@@ -34,6 +35,7 @@ class Computed:
     log_last: FloatArray
     capped_share: float = 0.0
     replicates: FloatArray | None = None
+    bets: FloatArray | None = None
     spread: FloatArray | None = None
     pooled: bool = False
     notes: tuple[str, ...] = ()

@@ -51,7 +51,6 @@ def conclude(
     kind: IntervalKind,
     level: float,
     seed: int,
-    bets: FloatArray | None = None,
 ) -> Estimate:
     """Make an estimate from what its estimator computed.
 
@@ -63,7 +62,6 @@ def conclude(
         kind: of the interval.
         level: confidence level.
         seed: of the bootstrap draws.
-        bets: (2, n) sums for betting.
     """
     sample, scheme = known.sample, composition.scheme
     diagnostics = weight_diagnostics(
@@ -82,11 +80,11 @@ def conclude(
         diagnostics.ess,
         sample.gamma,
         replicates,
-        bets,
+        computed.bets,
     )
     interval = kind.interval(evidence, level)
     notes, cautions = _reasons(computed, known, scheme, replicates)
-    if bets is not None:
+    if computed.bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
         if np.isnan(interval.low):

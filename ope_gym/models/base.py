@@ -21,7 +21,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, annuity, folds_within
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    annuity,
+    check_column,
+    check_finite,
+    folds_within,
+)
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import FinitePolicy, Policy
@@ -296,3 +303,10 @@ def checked_fold(fold: IntArray, episodes: int) -> IntArray:
             f"fold has the numbers {np.unique(found).tolist()}: give 0, 1, ..., each at least once"
         )
     return found.astype(np.int64)
+
+
+def check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
+    """Return a baseline of finite numbers, one a step, or raise."""
+    for name, values in (("q", baseline.q), ("v", baseline.v)):
+        check_finite(check_column(values, f"baseline {name}", steps), f"baseline {name}", offsets)
+    return baseline

@@ -22,11 +22,9 @@ from ope_gym.arrays import (
     IntArray,
     check_finite,
     check_log_probs,
-    offsets_of,
-    step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import Arrays, Reduction, Weighted
+from ope_gym.estimators.reductions import Arrays, Reduction, Weighted, within_discount
 from ope_gym.models.base import Baseline, CrossFitted
 from ope_gym.policies import Policy
 from ope_gym.scale.sources import Source, Task, changed
@@ -231,22 +229,6 @@ def has_densities(data: Trajectories) -> bool:
     if data.discrete is not None:
         return not data.discrete
     return any(leaf.dtype.kind not in "iub" for leaf in batches.leaves(data.actions))
-
-
-def within_discount(chunk: Weighted, gamma: float) -> Weighted:
-    """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
-    lengths = np.diff(chunk.offsets)
-    counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
-    if counted == lengths.max():
-        return chunk
-    kept = step_numbers(chunk.offsets) < counted
-    return dataclasses.replace(
-        chunk,
-        rewards=chunk.rewards[kept],
-        offsets=offsets_of(np.minimum(lengths, counted)),
-        log_weights={scheme: log_w[kept] for scheme, log_w in chunk.log_weights.items()},
-        residuals=None if chunk.residuals is None else chunk.residuals[kept],
-    )
 
 
 # Passes over tasks ---------------------------------------------------------------------------

@@ -1,0 +1,203 @@
+"""Evaluate a policy from arrays of log-probabilities, without recorded episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ope_gym.arrays import (
+    IntArray,
+    as_floats,
+    check_column,
+    check_finite,
+    check_log_probs,
+    check_offsets,
+)
+from ope_gym.estimators.methods import estimator
+from ope_gym.estimators.reductions import Weighted, within_discount
+from ope_gym.estimators.run import reduce_chunk, run
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.weighted import Setting
+from ope_gym.inference import regimes
+from ope_gym.inference.bootstrap import fingerprint, make_draws
+from ope_gym.inference.conclude import Known, conclude
+from ope_gym.inference.errors import joined
+from ope_gym.inference.estimate import Sample
+from ope_gym.inference.intervals import IntervalKind
+from ope_gym.models.base import Baseline, check_baseline
+from ope_gym.options import (
+    Options,
+    Weighting,
+    common_estimators,
+    estimator_names,
+    refuse_betting,
+)
+from ope_gym.results import Evaluation
+from ope_gym.weights.formula import log_weights, path_log_probs
+from ope_gym.weights.reward_model import check_reward_model
+
+
+def evaluate_log_probs(
+    target_log_probs: ArrayLike,
+    behaviour_log_probs: ArrayLike,
+    behaviour_ids: ArrayLike,
+    rewards: ArrayLike,
+    offsets: ArrayLike,
+    estimators: str | Iterable[str] | None = None,
+    *,
+    baseline: tuple[ArrayLike, ArrayLike] | None = None,
+    regime: str = "unstated",
+    density: bool = False,
+    gamma: float = 1.0,
+    interval: str | IntervalKind = "ess-t",
+    level: float = 0.95,
+    weighting: Weighting = Weighting(),  # noqa: B008, frozen
+    seed: int = 0,
+) -> Evaluation:
+    """Estimate the value of a policy from arrays; S steps, n trajectories, K behaviours.
+
+    Args:
+        target_log_probs: (S,) log-probability of each taken action under the target.
+        behaviour_log_probs: (K, S) the same under each behaviour. Where the policy changed during
+            an episode, row k holds the sequence of policies that behaviour k would have followed.
+        behaviour_ids: (n,) which behaviour each trajectory came from.
+        rewards: (S,).
+        offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
+        estimators: as in `evaluate`, but for those that need more than arrays.
+        baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
+        regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
+            "unstated"; see `ope_gym.inference.regimes`.
+        density: the numbers are log densities of continuous actions.
+        gamma: discount within [0, 1].
+        interval: as in `evaluate`.
+        level: confidence level.
+        weighting: cap and reward model of the weights; the mixture is that of all behaviours.
+        seed: of the bootstrap draws.
+
+    Returns:
+        A mapping from estimator name to `Estimate`; print it for a table.
+
+    >>> half = np.log(0.5)
+    >>> evaluation = evaluate_log_probs(
+    ...     [half, half, half], [[half, half, half]], [0, 0], [1.0, 1.0, 4.0], [0, 2, 3]
+    ... )
+    >>> evaluation["NFIS"].value
+    3.0
+    """
+    options = Options(gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed)
+    rewards = check_column(rewards, "rewards")
+    steps = rewards.size
+    offsets = check_offsets(offsets, steps)
+    check_finite(rewards, "rewards", offsets)
+    target = check_column(target_log_probs, "target_log_probs", steps)
+    check_log_probs(target, "target_log_probs", offsets, density)
+    rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
+    if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
+        raise ValueError(
+            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
+        )
+    ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    if regime not in regimes.REGIMES:
+        raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
+    names = (
+        common_estimators(True, baseline is not None, options.kind)
+        if estimators is None
+        else estimator_names(estimators)
+    )
+    for name in names:
+        if ESTIMATORS[name].whole in ("rounds", "one step"):
+            raise ValueError(
+                f"estimators has {name!r}, which needs observations and policies: use "
+                "evaluate(episodes, target)"
+            )
+        if ESTIMATORS[name].baseline and baseline is None:
+            raise ValueError(f"estimators has {name!r}, which needs baseline=(q, v)")
+        refuse_betting(name, options.kind)
+    model = check_reward_model(weighting.reward_model, steps, offsets)
+    if model == "cross-fit":
+        raise ValueError(
+            "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
+            "target), or pass the mean (S,) and the variance (S,)"
+        )
+    log_w = log_weights(
+        target,
+        rows,
+        ids,
+        offsets,
+        sorted({ESTIMATORS[name].scheme for name in names} - {""}),
+        density=density,
+        reward_model=model if isinstance(model, tuple) else None,
+    )
+    chunk = Weighted(
+        offsets,
+        rewards,
+        log_w,
+        whole={"path probabilities": lambda: path_log_probs(rows, offsets)},
+    )
+    if baseline is not None:
+        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
+        values = check_baseline(values, steps, offsets)
+        chunk = dataclasses.replace(
+            chunk,
+            start=values.at_start(offsets),
+            residuals=values.residuals(rewards, offsets, options.gamma),
+        )
+    counts, strata = np.bincount(ids, minlength=rows.shape[0]), joined(ids)
+    setting = Setting(
+        ids.size,
+        strata,
+        ids,
+        counts,
+        options.gamma,
+        weighting.cap,
+        baseline is not None,
+        make_draws(strata, options.resamples, options.seed),
+    )
+    betting = options.betting(None)
+    reduce = reduce_chunk(within_discount(chunk, options.gamma))
+    found = run([estimator(name, setting, betting) for name in names], reduce)
+    sample = Sample(
+        ids.size,
+        steps,
+        strata,
+        tuple(f"behaviour {k}" for k in range(rows.shape[0])),
+        counts,
+        options.gamma,
+        regime,
+        fingerprint(
+            np.add.reduceat(rewards, offsets[:-1]),
+            rows[ids, offsets[1:] - 1],
+            np.diff(offsets),
+            ids,
+        ),
+    )
+    known, kind = Known(sample, ids), betting or options.kind
+    return Evaluation(
+        {
+            name: conclude(
+                name, ESTIMATORS[name], computed, known, kind, options.level, options.seed
+            )
+            for name, computed in zip(names, found, strict=True)
+        }
+    )
+
+
+def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
+    """Return (n,) numbers of behaviours, or raise."""
+    ids = np.asarray(behaviour_ids)
+    if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"behaviour_ids has shape {ids.shape} and type {ids.dtype}; expected ({n},) integers, "
+            "one an episode"
+        )
+    outside = np.flatnonzero((ids < 0) | (ids >= behaviours))
+    if outside.size:
+        episode = int(outside[0])
+        raise ValueError(
+            f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
+            f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
+        )
+    return ids.astype(np.int64)
