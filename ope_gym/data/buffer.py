@@ -203,7 +203,7 @@ class TrajectoryBuffer(Viewable):
         held_out: ArrayLike = False,
         start_clock: ArrayLike = -1,
         copy: bool = True,
-    ) -> Steps:
+    ) -> Trajectories:
         """Add finished episodes at once, faster than one by one; all of them or none.
 
         Args:
@@ -220,7 +220,7 @@ class TrajectoryBuffer(Viewable):
             copy: Whether to copy the batches. Otherwise the buffer keeps them, read-only.
 
         Returns:
-            The steps as the buffer keeps them.
+            The episodes as the buffer keeps them, without the policies.
         """
         first, n_steps = len(self), len(floats(rewards, "rewards", _of_many, copy=False))
         sizes, offsets = check_lengths(lengths, n_steps)
@@ -264,7 +264,7 @@ class TrajectoryBuffer(Viewable):
             horizon=self.horizon,
         )
         if n == 0:
-            return steps
+            return part
         i = 0 if n == 1 else self._first_doubtful(part, sizes)
         if i is not None:
             name, begin, clock = f"episode {first + i}", int(offsets[i]), int(clocks[i])
@@ -288,7 +288,7 @@ class TrajectoryBuffer(Viewable):
         self._latest = max(self._latest, int((clocks + sizes)[clocks >= 0].max(initial=0)))
         self._view = None
         self._join_small(n_steps)
-        return steps
+        return part
 
     def _join_small(self, n_steps: int) -> None:
         """Join the last parts if there are many small ones, after a part of `n_steps`."""

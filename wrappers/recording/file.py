@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ope_gym.arrays import offsets_of
 from ope_gym.data import blocks, files, space_json
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.checks import Steps
-from ope_gym.data.schema import Columns
-from wrappers.recording.finished import Finished
+from ope_gym.data.trajectories import Trajectories
 
 PolicyChange: TypeAlias = tuple[int, int, bool]
 """Clock, number of the policy that acts from then on, whether an episode was under way."""
@@ -39,11 +36,13 @@ class EpisodeFile:
         self._buffer = buffer
         self._changes = changes
         self._writer: BlockWriter | None = None
-        self._queue: list[tuple[Finished, Steps, NDArray[np.int32]]] = []
+        self._queue: list[Trajectories] = []
 
-    def add(self, finished: Finished, steps: Steps, policy_ids: NDArray[np.int32]) -> None:
-        """Queue episodes for the next `write`, with their steps as the buffer keeps them."""
-        self._queue.append((finished, steps, policy_ids))
+    def add(self, episodes: Trajectories) -> None:
+        """Queue episodes, as the buffer keeps them, for the next `write`."""
+        # in the file all follow schedule 0, the one of this recorder
+        own = np.zeros(len(episodes), dtype=np.int32)
+        self._queue.append(dataclasses.replace(episodes, schedule_ids=own))
 
     def update(self) -> BlockWriter:
         """Open the file if necessary, and append the policies and changes that it lacks."""
@@ -70,7 +69,7 @@ class EpisodeFile:
                 writer = self.update()
                 before, again = writer.appended.get("episodes", 0), False
                 try:
-                    self._write_episodes(writer, *self._queue[0])
+                    files.write_episodes(writer, self._queue[0])
                 except Exception as error:
                     again = isinstance(error, OSError)  # any other error would come every time
                     raise
@@ -87,28 +86,6 @@ class EpisodeFile:
                 "next write or close tries again, and buffer.save can put them elsewhere",
                 os.fspath(self._path),
             ) from error
-
-    def _write_episodes(
-        self,
-        writer: BlockWriter,
-        finished: Finished,
-        steps: Steps,
-        policy_ids: NDArray[np.int32],
-    ) -> None:
-        episodes = Columns(
-            **steps._asdict(),
-            policy_ids=policy_ids,
-            offsets=offsets_of(finished.lengths),
-            terminated=finished.terminated,
-            truncated=finished.truncated,
-            held_out=finished.held_out,
-            start_clock=finished.start_clock,
-            # all follow schedule 0, the one of this recorder
-            schedule_ids=np.zeros(len(finished.lengths), dtype=np.int32),
-            observation_space=self._buffer.observation_space,
-            action_space=self._buffer.action_space,
-        )
-        files.write_episodes(writer, episodes)
 
     def close(self) -> None:
         """Release the file; may be called again."""

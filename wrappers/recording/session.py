@@ -289,7 +289,7 @@ class Session(ABC):
 
     def _append(self, finished: Finished) -> None:
         ids = self._policy_ids(finished)
-        steps = self.buffer.append_many(
+        episodes = self.buffer.append_many(
             finished.observations,
             finished.actions,
             finished.rewards,
@@ -303,7 +303,7 @@ class Session(ABC):
             copy=False,
         )
         if self._file is not None:
-            self._file.add(finished, steps, ids)
+            self._file.add(episodes)
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
         """Return (S,) which policy acted."""
