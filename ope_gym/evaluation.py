@@ -35,7 +35,7 @@ from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.models import default_linear, default_model, named_model
-from ope_gym.models.base import Baseline, QModel, check_baseline, cross_fit, past_only
+from ope_gym.models.base import Baseline, Problem, QModel, check_baseline, cross_fit, past_only
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import (
     Compute,
@@ -375,15 +375,12 @@ class Evaluator:
         assert self._data is not None
         if isinstance(model, Baseline):
             return check_baseline(model, self._data.n_steps, self._data.offsets)
-        return cross_fit(
-            model,
-            self._data,
-            target,
-            self._behaviours.ids,
-            gamma=self.options.gamma,
-            horizon=self._roster.longest,
-            rng=np.random.default_rng(self.options.seed),
-        )
+        return cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
+
+    def _problem(self, target: Policy) -> Problem:
+        """Return what the q model is to learn, with random numbers from the seed."""
+        rng = np.random.default_rng(self.options.seed)
+        return Problem(target, self.options.gamma, self._roster.longest, rng)
 
     # Weigh and run ---------------------------------------------------------------------------
 
@@ -451,15 +448,7 @@ class Evaluator:
         values = (
             self._baseline(model, target)
             if isinstance(model, Baseline)
-            else past_only(
-                model,
-                data,
-                target,
-                self._behaviours.ids,
-                gamma=gamma,
-                horizon=self._roster.longest,
-                rng=np.random.default_rng(self.options.seed),
-            )
+            else past_only(model, data, self._behaviours.ids, self._problem(target))
         )
         start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
         rows, ids = self._behaviours.rows(data), self._behaviours.ids

@@ -13,8 +13,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.errors import standard_error
-from ope_gym.models.base import Baseline, past_only
-from ope_gym.policies import Policy
+from ope_gym.models.base import Baseline, Problem, past_only
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.rounds import stable_weights
@@ -304,15 +303,7 @@ class ByAction:
     offer_all: bool = True
     seen: list[Trajectories] = dataclasses.field(default_factory=list)
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> Any:
+    def fit(self, data: Trajectories, problem: Problem) -> Any:
         self.seen.append(data)
         actions = np.asarray(data.actions)
         counts = np.maximum(np.bincount(actions, minlength=3), 1)
@@ -334,9 +325,8 @@ class _Table(_Single):
 
 
 def fit_past(recorded: builders.Recorded, model: ByAction, data: Trajectories) -> Baseline:
-    rng = np.random.default_rng(0)
-    rounds = behaviours_of(data).ids
-    return past_only(model, data, recorded.target, rounds, gamma=0.9, horizon=6, rng=rng)
+    problem = Problem(recorded.target, 0.9, 6, np.random.default_rng(0))
+    return past_only(model, data, behaviours_of(data).ids, problem)
 
 
 @pytest.mark.parametrize("offer_all", [True, False])

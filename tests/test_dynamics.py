@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise, product
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories
-from ope_gym.models.base import QModel, cross_fit
+from ope_gym.models.base import Problem, QModel, cross_fit
 from ope_gym.models.dynamics import (
     DynamicsQ,
     DynamicsValues,
@@ -100,10 +101,12 @@ def learned(data: Trajectories, degree: int = 2) -> tuple[TransitionModel, Steps
     return fit_transitions(steps, actions, degree), steps, probs
 
 
+def problem(seed: int) -> Problem:
+    return Problem(TARGET, 1.0, HORIZON, np.random.default_rng(seed))
+
+
 def fit(data: Trajectories, model: DynamicsQ = TINY, **options: Any) -> DynamicsValues:
-    given: dict[str, Any] = {"gamma": 1.0, "horizon": HORIZON, "rng": np.random.default_rng(1)}
-    given |= options
-    return model.fit(data, TARGET, **given)
+    return model.fit(data, replace(problem(1), **options))
 
 
 def start_values(values: DynamicsValues, starts: Floats) -> Floats:
@@ -358,19 +361,7 @@ def test_an_episode_is_judged_by_the_others_only() -> None:
         truncated=data.truncated,
         horizon=HORIZON,
     )
-    found = [
-        cross_fit(
-            TINY,
-            d,
-            TARGET,
-            groups,
-            gamma=1.0,
-            horizon=HORIZON,
-            rng=np.random.default_rng(2),
-            folds=2,
-        )
-        for d in (data, changed)
-    ]
+    found = [cross_fit(TINY, d, groups, problem(2), folds=2) for d in (data, changed)]
     np.testing.assert_array_equal(found[0].q[mine], found[1].q[mine])
     np.testing.assert_array_equal(found[0].v[mine], found[1].v[mine])
     assert np.abs(found[0].q[~mine] - found[1].q[~mine]).max() > 1e-3
@@ -379,16 +370,7 @@ def test_an_episode_is_judged_by_the_others_only() -> None:
 def test_residuals_vanish_where_the_model_is_right() -> None:
     data = record(150, 0)
     groups = np.zeros(150, dtype=np.int64)
-    base = cross_fit(
-        SMALL,
-        data,
-        TARGET,
-        groups,
-        gamma=1.0,
-        horizon=HORIZON,
-        rng=np.random.default_rng(2),
-        folds=2,
-    )
+    base = cross_fit(SMALL, data, groups, problem(2), folds=2)
     e = base.residuals(data.rewards, data.offsets, 1.0)
     assert np.sqrt(np.mean(e**2)) < 0.25 * data.rewards.mean()
 
@@ -401,7 +383,7 @@ def test_the_pole_of_cartpole_from_episodes_of_another_policy() -> None:
     truth, error = true_return(target, 2000, 60, rng)
     assert truth > 1.2 * data.returns().mean()
     model = DynamicsQ(episodes=300, cosines=40, rows=5000)
-    values = model.fit(data, target, gamma=1.0, horizon=60, rng=np.random.default_rng(1))
+    values = model.fit(data, Problem(target, 1.0, 60, np.random.default_rng(1)))
     starts = np.asarray(data.observations)[data.offsets[:-1]]
     q = values.q_all(starts, np.zeros(len(starts), dtype=np.int64))
     found = np.einsum("na,na->n", target.probs(starts), q)
@@ -429,10 +411,9 @@ def test_sizes_have_a_least(name: str) -> None:
 
 def test_data_it_cannot_learn_from_are_refused() -> None:
     data = record(10, 0)
-    rest: dict[str, Any] = {"gamma": 1.0, "horizon": HORIZON, "rng": np.random.default_rng(0)}
     gaussian = DiagonalGaussian(weights=np.zeros((1, 2)), bias=np.zeros(1), log_std=np.zeros(1))
     with pytest.raises(ValueError, match="use LinearQ or NetworkQ for continuous"):
-        SMALL.fit(data, gaussian, **rest)
+        fit(data, SMALL, target=gaussian)
 
     def other(observations: Any, actions: Any = data.actions) -> Trajectories:
         return Trajectories.from_arrays(
@@ -457,7 +438,7 @@ def test_data_it_cannot_learn_from_are_refused() -> None:
     with pytest.raises(ValueError, match="actions"):
         fit(other(data.observations, np.full(data.n_steps, 2)))
     with pytest.raises(ValueError, match="lower the degree, or use NetworkQ"):
-        SMALL.fit(other(np.zeros((data.n_steps, 60))), Uniform(2), **rest)
+        fit(other(np.zeros((data.n_steps, 60))), SMALL, target=Uniform(2))
     with pytest.raises(ValueError, match="data is empty"):
         fit(data.select(episodes=[]))
 

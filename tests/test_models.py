@@ -23,6 +23,7 @@ from ope_gym.models import (
     NetworkQ,
     OneHot,
     Polynomial,
+    Problem,
     QModel,
     TabularQ,
     cross_fit,
@@ -45,14 +46,17 @@ def seeded(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def problem(target: Any, gamma: float, horizon: int) -> Problem:
+    return Problem(target, gamma, horizon, seeded())
+
+
 def fitted(model: Any, record: Recorded, gamma: float = 0.9, horizon: int = 6) -> Any:
-    return model.fit(record.trajectories, record.target, gamma=gamma, horizon=horizon, rng=seeded())
+    return model.fit(record.trajectories, problem(record.target, gamma, horizon))
 
 
-def fitted_across(model: Any, record: Recorded, **options: Any) -> Baseline:
+def fitted_across(model: Any, record: Recorded) -> Baseline:
     data = record.trajectories
-    chosen: dict[str, Any] = {"gamma": 0.9, "horizon": 6, "rng": seeded()} | options
-    return cross_fit(model, data, record.target, behaviours_of(data).ids, **chosen)
+    return cross_fit(model, data, behaviours_of(data).ids, problem(record.target, 0.9, 6))
 
 
 def exact_q(mdp: small_mdps.MDP, policy: Floats, gamma: float) -> Floats:
@@ -98,7 +102,7 @@ def proportional(horizon: int, ends: bool = True) -> tuple[small_mdps.MDP, Traje
 def test_tabular_q_is_that_of_dynamic_programming(ends: bool) -> None:
     mdp, data = proportional(2, ends)
     policy = np.array([[0.9, 0.1], [0.3, 0.7]])
-    values = TabularQ().fit(data, Table(policy), gamma=0.9, horizon=2, rng=seeded())
+    values = TabularQ().fit(data, problem(Table(policy), 0.9, 2))
     truth = exact_q(mdp, policy, 0.9)
     for t in range(2):
         found = values.q_all(np.arange(2), np.full(2, t))
@@ -164,13 +168,12 @@ def test_without_ends_and_discount_the_fixed_point_is_refused() -> None:
     )
     circle = dataclasses.replace(data, observations=np.array([0, 0, 1, 2]))
     target = Table(np.ones((3, 1)))
-    values = TabularQ(time=False).fit(circle, target, gamma=1.0, horizon=3, rng=seeded())
+    values = TabularQ(time=False).fit(circle, problem(target, 1.0, 3))
     assert np.isfinite(values.q_all(np.arange(3), np.zeros(3, dtype=np.int64))).all()
     looped = dataclasses.replace(data, actions=np.array([0, 0, 1, 1]))
+    target = Table(np.array([[1.0, 0.0], [1.0, 0.0]]))
     with pytest.raises(ValueError, match="never reach an end"):
-        TabularQ(time=False).fit(
-            looped, Table(np.array([[1.0, 0.0], [1.0, 0.0]])), gamma=1.0, horizon=3, rng=seeded()
-        )
+        TabularQ(time=False).fit(looped, problem(target, 1.0, 3))
 
 
 def test_what_was_never_seen_is_given_a_mean() -> None:
@@ -183,7 +186,7 @@ def test_what_was_never_seen_is_given_a_mean() -> None:
         policies=[Uniform(3)],
         terminated=True,
     )
-    values = TabularQ().fit(data, Uniform(3), gamma=1.0, horizon=1, rng=seeded())
+    values = TabularQ().fit(data, problem(Uniform(3), 1.0, 1))
     zero = np.zeros(4, dtype=np.int64)
     found = values.q_all(np.array([5, 7, 6, -9]), zero)
     everywhere = (1 + 3 + 1 + 10) / 4
@@ -203,7 +206,7 @@ def test_tables_take_tuples_of_numbers_as_blackjack_gives_them() -> None:
 
     other = dataclasses.replace(data, observations=pairs)
     one = fitted(TabularQ(), record)
-    two = TabularQ().fit(other, Paired(target.table), gamma=0.9, horizon=6, rng=seeded())
+    two = TabularQ().fit(other, problem(Paired(target.table), 0.9, 6))
     np.testing.assert_allclose(
         two.q_all(pairs, data.steps), one.q_all(data.observations, data.steps), atol=1e-12
     )
@@ -226,12 +229,12 @@ def test_one_pass_for_all_folds_is_one_fit_for_each(model: Any) -> None:
     record = recorded(4, (20, 15, 25))
     data = record.trajectories
     fold = folds_within(behaviours_of(data).ids, 4)
-    options: dict[str, Any] = {"gamma": 0.9, "horizon": 6, "rng": seeded()}
-    together = list(model.fit_folds(data, fold, record.target, **options))
+    task = problem(record.target, 0.9, 6)
+    together = list(model.fit_folds(data, fold, task))
     assert len(together) == 4
     weighted = isinstance(model, LinearQ) and model.nearness > 0
     for k, values in enumerate(together):
-        alone = model.fit(data.select(episodes=np.flatnonzero(fold != k)), record.target, **options)
+        alone = model.fit(data.select(episodes=np.flatnonzero(fold != k)), task)
         np.testing.assert_allclose(
             values.q_all(data.observations, data.steps),
             alone.q_all(data.observations, data.steps),
@@ -315,14 +318,7 @@ def test_bad_folds_are_named(fold: Any, message: str) -> None:
     record = recorded(8, (4,))
     for model in (TabularQ(), LinearQ()):
         with pytest.raises(ValueError, match=message):
-            model.fit_folds(
-                record.trajectories,
-                np.array(fold),
-                record.target,
-                gamma=1.0,
-                horizon=6,
-                rng=seeded(),
-            )
+            model.fit_folds(record.trajectories, np.array(fold), problem(record.target, 1.0, 6))
 
 
 # -- continuous actions ------------------------------------------------------------------------
@@ -370,7 +366,7 @@ def quadratic_q(x: Floats, a: Floats, left: int) -> Floats:
 def test_linear_q_of_continuous_actions_nears_the_exact_values() -> None:
     data, target = pushed(0, 3000, 4)
     model = LinearQ(time=3, nearness=0.0, ridge=1e-8)
-    values = model.fit(data, target, gamma=1.0, horizon=4, rng=seeded())
+    values = model.fit(data, problem(target, 1.0, 4))
     assert not hasattr(values, "q_all")
     x, a = seeded(1).normal(size=(2, 200))
     for t in range(4):
@@ -390,7 +386,7 @@ def test_cross_fit_draws_the_target_s_continuous_actions() -> None:
             return np.asarray(-np.abs(actions[:, 0]))
 
     groups = np.zeros(len(data), dtype=np.int64)
-    found = cross_fit(Action(), data, target, groups, gamma=1.0, horizon=3, rng=seeded())
+    found = cross_fit(Action(), data, groups, problem(target, 1.0, 3))
     np.testing.assert_allclose(found.q, -np.abs(data.actions[:, 0]), atol=0)
     spread = np.exp(-1.0)
     mean = -0.3 * data.observations[:, 0]
@@ -435,7 +431,7 @@ def test_an_action_never_taken_has_the_values_of_the_others() -> None:
     data = recorded(9, (30,), actions=2).trajectories
     target = Table(np.full((3, 3), 1 / 3))
     model: Any = LinearQ(OneHot(), time=0)
-    values = model.fit(data, target, gamma=0.9, horizon=6, rng=seeded())
+    values = model.fit(data, problem(target, 0.9, 6))
     found = values.q_all(np.arange(3), np.zeros(3, dtype=np.int64))
     np.testing.assert_allclose(found[:, 2], found[:, :2].mean(axis=1), rtol=0.02)
 
@@ -459,14 +455,14 @@ def test_nearness_weighs_steps_by_the_likelihood_of_the_target() -> None:
     )
     target = Table(np.array([[0.8, 0.2]]))
     model: Any = LinearQ(OneHot(), ridge=0.0, pull=0.0, time=0, nearness=0.5)
-    found = model.fit(data, target, gamma=1.0, horizon=1, rng=seeded()).q_all(
+    found = model.fit(data, problem(target, 1.0, 1)).q_all(
         np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     )
     w = np.sqrt(np.array([0.8, 0.2, 0.8, 0.2]) / np.exp(log_probs))
     expected = [w[2] / (w[0] + w[2]), w[3] / (w[1] + w[3])]
     np.testing.assert_allclose(found[0], expected, rtol=1e-12)
     hidden = dataclasses.replace(data, log_probs=np.full(4, np.nan))
-    plain = model.fit(hidden, target, gamma=1.0, horizon=1, rng=seeded())
+    plain = model.fit(hidden, problem(target, 1.0, 1))
     zero = np.zeros(1, dtype=np.int64)
     np.testing.assert_allclose(plain.q_all(zero, zero)[0], [0.5, 0.5], rtol=1e-12)
 
@@ -481,10 +477,8 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
     never = dataclasses.replace(data, actions=np.minimum(data.actions, 1))
     target = Table(np.eye(3)[[2, 2, 2]])
     assert not near_weights(never, target, 0.35).any()
-    options: dict[str, Any] = {"gamma": 0.9, "horizon": 6, "rng": seeded()}
-    one, alike = (
-        LinearQ(nearness=nearness).fit(never, target, **options).theta for nearness in (0.35, 0.0)
-    )
+    task = problem(target, 0.9, 6)
+    one, alike = (LinearQ(nearness=nearness).fit(never, task).theta for nearness in (0.35, 0.0))
     np.testing.assert_array_equal(one, alike)
 
 
@@ -518,7 +512,7 @@ def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> N
         data = dataclasses.replace(data, actions=taken)
     model = LinearQ(Polynomial(2))
     options: dict[str, Any] = {"gamma": 0.9, "horizon": 6}
-    whole = cross_fit(model, data, target, groups, rng=seeded(), **options)
+    whole = cross_fit(model, data, groups, problem(target, **options))
     spans = list(itertools.pairwise(cuts))
     chunks = [data.select(episodes=slice(*span)) for span in spans]
     survey, other = FeatureSurvey(model, target), FeatureSurvey(model, target)
@@ -587,7 +581,7 @@ def test_the_default_model_can_be_fitted(width: int, actions: int, expected: Any
     assert default_model(data, target) == expected
     if expected is not None:
         groups = np.zeros(len(data), dtype=np.int64)
-        cross_fit(expected, data, target, groups, gamma=1.0, horizon=3, rng=rng)
+        cross_fit(expected, data, groups, Problem(target, 1.0, 3, rng))
 
 
 def test_files_give_the_values_of_memory_where_the_target_never_acts(tmp_path: Path) -> None:
@@ -620,17 +614,10 @@ def test_memory_is_of_the_order_of_the_steps(make: Any) -> None:
     )
     groups = np.zeros(len(data), dtype=np.int64)
     model = make()
-    cross_fit(
-        model,
-        data.select(episodes=np.arange(20)),
-        Uniform(4),
-        groups[:20],
-        gamma=1.0,
-        horizon=60,
-        rng=rng,
-    )  # loads what it needs
+    task = Problem(Uniform(4), 1.0, 60, rng)
+    cross_fit(model, data.select(episodes=np.arange(20)), groups[:20], task)  # loads what it needs
     tracemalloc.start()
-    cross_fit(model, data, Uniform(4), groups, gamma=1.0, horizon=60, rng=rng)
+    cross_fit(model, data, groups, task)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200e6  # (S, actions · features) would be 240 steps · 8 bytes, and several of them
@@ -656,7 +643,7 @@ def test_a_critic_of_actions_may_give_one_or_all() -> None:
     np.testing.assert_array_equal(one.q, every.q)
     np.testing.assert_array_equal(one.v, every.v)
     values = Critic(q=lambda seen: table[seen], all_actions=True).fit(
-        record.trajectories, record.target, gamma=1.0, horizon=6, rng=seeded()
+        record.trajectories, problem(record.target, 1.0, 6)
     )
     ask = np.array([2, 0]), np.array([1, 2]), np.zeros(2, dtype=np.int64)
     np.testing.assert_array_equal(values.q(*ask), [table[2, 1], table[0, 2]])
@@ -670,12 +657,12 @@ def test_a_torch_critic_is_asked_without_gradients_and_left_as_it_was() -> None:
     with torch.no_grad():
         module[0].weight.fill_(2.0)
         module[0].bias.fill_(-30.0)
-    values = Critic(v=module).fit(data, target, gamma=1.0, horizon=3, rng=seeded())
+    values = Critic(v=module).fit(data, problem(target, 1.0, 3))
     found = values.q(data.observations, data.actions, data.steps)
     np.testing.assert_allclose(found, 2.0 * data.observations[:, 0] - 30.0, rtol=1e-5)
     assert module.training
     tensors = Critic(v=lambda seen: module[0](torch.as_tensor(np.array(seen)).float()))
-    again = tensors.fit(data, target, gamma=1.0, horizon=3, rng=seeded())
+    again = tensors.fit(data, problem(target, 1.0, 3))
     np.testing.assert_allclose(
         again.q(data.observations, data.actions, data.steps), found, rtol=1e-5
     )
@@ -715,7 +702,7 @@ def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
 def test_a_network_learns_continuous_actions() -> None:
     data, target = pushed(3, 300, 3)
     model = dataclasses.replace(SMALL, hidden=(32, 32))
-    values = model.fit(data, target, gamma=1.0, horizon=3, rng=seeded())
+    values = model.fit(data, problem(target, 1.0, 3))
     assert not hasattr(values, "q_all")
     x, a = 0.7 * seeded(1).normal(size=(2, 300))
     for t in (0, 2):
@@ -755,35 +742,33 @@ def test_what_is_no_callable_is_refused() -> None:
 
 def test_models_say_what_they_cannot_do() -> None:
     data, target = pushed(4, 4, 2)
-    options: dict[str, Any] = {"gamma": 1.0, "horizon": 2, "rng": seeded()}
+    task = problem(Uniform(2), 1.0, 2)
     with pytest.raises(ValueError, match="finite action set"):
-        TabularQ().fit(data, target, **options)
+        TabularQ().fit(data, problem(target, 1.0, 2))
     chosen = np.zeros(data.n_steps, dtype=np.int64)
     finite = dataclasses.replace(data, actions=chosen)
     with pytest.raises(ValueError, match="use LinearQ"):
-        TabularQ().fit(finite, Uniform(2), **options)
+        TabularQ().fit(finite, task)
     wide = dataclasses.replace(finite, observations=np.arange(8 * 64).reshape(8, 64) * 10**9)
     with pytest.raises(ValueError, match="too many for a table"):
-        TabularQ().fit(wide, Uniform(2), **options)
+        TabularQ().fit(wide, task)
     images = dataclasses.replace(
         finite, observations=seeded().integers(256, size=(8, 80, 80), dtype=np.uint8)
     )
     with pytest.raises(ValueError, match="NetworkQ takes at most"):
-        NetworkQ().fit(images, Uniform(2), **options)
+        NetworkQ().fit(images, task)
     with pytest.raises(ValueError, match="more than 4000 weights"):
-        LinearQ(lambda seen: seen.reshape(len(seen), -1)).fit(images, Uniform(2), **options)
+        LinearQ(lambda seen: seen.reshape(len(seen), -1)).fit(images, task)
     with pytest.raises(ValueError, match=r"features gave shape \(3,\)"):
-        LinearQ(lambda seen: np.zeros(3)).fit(finite, Uniform(2), **options)
+        LinearQ(lambda seen: np.zeros(3)).fit(finite, task)
     with pytest.raises(ValueError, match="features gave nan in row 0, column 1"):
-        LinearQ(lambda seen: np.full((len(seen), 2), [1.0, np.nan])).fit(
-            finite, Uniform(2), **options
-        )
+        LinearQ(lambda seen: np.full((len(seen), 2), [1.0, np.nan])).fit(finite, task)
     text = dataclasses.replace(finite, observations=np.array(["a"] * 8, dtype=object))
     with pytest.raises(ValueError, match="dtype object"):
-        LinearQ().fit(text, Uniform(2), **options)
+        LinearQ().fit(text, task)
     with pytest.raises(ValueError, match="at least 2 episodes"):
-        NetworkQ().fit(finite.select(episodes=[0]), Uniform(2), **options)
-    short = Critic(v=lambda seen: np.zeros(2)).fit(finite, Uniform(2), **options)
+        NetworkQ().fit(finite.select(episodes=[0]), task)
+    short = Critic(v=lambda seen: np.zeros(2)).fit(finite, task)
     with pytest.raises(ValueError, match=r"v of the critic gave shape \(2,\)"):
         short.q(finite.observations, finite.actions, finite.steps)
     with pytest.raises(ValueError, match="more than 3 columns"):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ope_gym import Trajectories, evaluate, models
-from ope_gym.policies import Policy, Uniform
+from ope_gym.models import Problem
+from ope_gym.policies import Uniform
 from studies.beyond.cases import GRID_Q, Mistaken, cases, grid_q
 from studies.beyond.study import NAMES, Beyond
 from studies.cartpole.study import CartPole
@@ -78,7 +79,7 @@ def test_a_mistaken_model_takes_left_for_right() -> None:
     class Seen:
         actions: Any = None
 
-        def fit(self, data: Trajectories, target: Policy, **_: Any) -> Any:
+        def fit(self, data: Trajectories, problem: Problem) -> Any:
             self.actions = np.asarray(data.actions)
             return self
 
@@ -92,7 +93,7 @@ def test_a_mistaken_model_takes_left_for_right() -> None:
         terminated=True,
     )
     seen = Seen()
-    Mistaken(seen).fit(data, Uniform(2), gamma=1.0, horizon=2, rng=np.random.default_rng(0))
+    Mistaken(seen).fit(data, Problem(Uniform(2), 1.0, 2, np.random.default_rng(0)))
     assert seen.actions.tolist() == [1, 0, 0]
 
 

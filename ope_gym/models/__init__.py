@@ -9,7 +9,7 @@ Critic     the values that the learner already has
 
 from ope_gym import batches
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import ActionValues, Baseline, QModel, cross_fit
+from ope_gym.models.base import ActionValues, Baseline, Problem, QModel, cross_fit
 from ope_gym.models.critic import Critic
 from ope_gym.models.dynamics import DynamicsQ
 from ope_gym.models.features import Fourier, OneHot, Polynomial
@@ -29,6 +29,7 @@ __all__ = [
     "NetworkQ",
     "OneHot",
     "Polynomial",
+    "Problem",
     "QModel",
     "TabularQ",
     "cross_fit",

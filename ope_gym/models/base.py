@@ -39,6 +39,23 @@ SAMPLES = 16  # actions drawn from the target to average over, if they are conti
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
 
 
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a Q model is to learn: the expected discounted returns of the target.
+
+    Args:
+        target: the policy to evaluate.
+        gamma: discount.
+        horizon: longest possible episode.
+        rng: of the learner, and of the target's continuous actions.
+    """
+
+    target: Policy
+    gamma: float
+    horizon: int
+    rng: np.random.Generator
+
+
 @runtime_checkable
 class ActionValues(Protocol):
     """A fitted q. It may also offer `q_all(observations, steps)`, (n, A) of every action."""
@@ -52,20 +69,12 @@ class ActionValues(Protocol):
 class QModel(Protocol):
     """A way to learn q. It may also offer `fit_folds`, if it can learn for all folds in one pass.
 
-    `fit_folds(data, fold, target, *, gamma, horizon, rng)` returns for each fold 0, 1, ... the
-    values learned from all episodes outside of it; `fold` is (n,).
+    `fit_folds(data, fold, problem)` returns for each fold 0, 1, ... the values learned from all
+    episodes outside of it; `fold` is (n,).
     """
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> ActionValues:
-        """Learn from all episodes of `data`; an episode lasts at most `horizon` steps."""
+    def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
+        """Learn from all episodes of `data`."""
         ...
 
 
@@ -115,6 +124,13 @@ class CrossFitted:
     horizon: int
     bounds: FloatArray
 
+    @classmethod
+    def to(
+        cls, problem: Problem, values: Iterable[ActionValues | None], bounds: FloatArray
+    ) -> CrossFitted:
+        """Return the values as an answer to that problem."""
+        return cls(values, problem.target, problem.gamma, problem.horizon, bounds)
+
     def of(
         self, data: Trajectories, fold: IntArray, rng: np.random.Generator | None = None
     ) -> Baseline:
@@ -144,12 +160,8 @@ class CrossFitted:
 def cross_fit(
     model: QModel,
     data: Trajectories,
-    target: Policy,
     groups: IntArray,
-    *,
-    gamma: float,
-    horizon: int,
-    rng: np.random.Generator,
+    problem: Problem,
     folds: int = FOLDS,
 ) -> Baseline:
     """Return q and v of every step, learned from the episodes of the other folds.
@@ -157,11 +169,8 @@ def cross_fit(
     Args:
         model: the Q model to fit.
         data: recorded episodes.
-        target: the policy to evaluate.
         groups: (n,) behaviour of each episode, so that each fold has its share of all behaviours.
-        gamma: discount.
-        horizon: longest possible episode.
-        rng: of the learner, and of the target's continuous actions.
+        problem: what to learn.
         folds: how many; fewer where there are fewer episodes.
     """
     folds = min(folds, len(data))
@@ -172,36 +181,21 @@ def cross_fit(
     def one_by_one() -> Iterator[ActionValues]:
         for k in range(folds):
             others = data.select(episodes=np.flatnonzero(fold != k))
-            yield model.fit(others, target, gamma=gamma, horizon=horizon, rng=rng)
+            yield model.fit(others, problem)
 
-    if hasattr(model, "fit_folds"):
-        values = model.fit_folds(data, fold, target, gamma=gamma, horizon=horizon, rng=rng)
-    else:
-        values = one_by_one()
+    values = model.fit_folds(data, fold, problem) if hasattr(model, "fit_folds") else one_by_one()
     bounds = bounds_of_others(reward_bounds(data, fold, folds))
-    return CrossFitted(values, target, gamma, horizon, bounds).of(data, fold, rng)
+    return CrossFitted.to(problem, values, bounds).of(data, fold, problem.rng)
 
 
-def past_only(
-    model: QModel,
-    data: Trajectories,
-    target: Policy,
-    rounds: IntArray,
-    *,
-    gamma: float,
-    horizon: int,
-    rng: np.random.Generator,
-) -> Baseline:
+def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Problem) -> Baseline:
     """Return q and v of every step, learned from the episodes of earlier rounds; 0 in the first.
 
     Args:
         model: the Q model to fit, once a round.
         data: recorded episodes.
-        target: the policy to evaluate.
         rounds: (n,) round of each episode, in the order of time.
-        gamma: discount.
-        horizon: longest possible episode.
-        rng: of the learner, and of the target's continuous actions.
+        problem: what to learn.
     """
     present = np.unique(rounds)
 
@@ -211,14 +205,14 @@ def past_only(
                 yield None
                 continue
             past = data.select(episodes=np.flatnonzero(rounds < k))
-            yield model.fit(past, target, gamma=gamma, horizon=horizon, rng=rng)
+            yield model.fit(past, problem)
 
     own = reward_bounds(data, rounds, int(present[-1]) + 1)
     # each round is clipped by the rewards of all rounds before it
     earlier = np.roll(own, 1, axis=1)
     earlier[:, 0] = np.inf, -np.inf
     bounds = np.stack([np.minimum.accumulate(earlier[0]), np.maximum.accumulate(earlier[1])])
-    return CrossFitted(one_by_one(), target, gamma, horizon, bounds).of(data, rounds, rng)
+    return CrossFitted.to(problem, one_by_one(), bounds).of(data, rounds, problem.rng)
 
 
 def reward_bounds(data: Trajectories, fold: IntArray, folds: int) -> FloatArray:

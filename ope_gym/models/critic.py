@@ -12,8 +12,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import of_chosen
-from ope_gym.policies import Policy
+from ope_gym.models.base import Problem, of_chosen
 
 Values: TypeAlias = Callable[..., Any]  # a function of numpy batches, or a torch module
 
@@ -56,15 +55,7 @@ class Critic:
         if not callable(given):
             raise TypeError(f"{name} is {given!r}: give a callable on batches, or a torch module")
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> CriticValues | AllActionValues:
+    def fit(self, data: Trajectories, problem: Problem) -> CriticValues | AllActionValues:
         """Return the values of the critic itself."""
         return AllActionValues(self) if self.all_actions else CriticValues(self)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import of_chosen
+from ope_gym.models.base import Problem, of_chosen
 from ope_gym.models.transitions import (
     Played,
     Probs,
@@ -85,23 +85,16 @@ class DynamicsQ:
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> DynamicsValues:
-        """Learn from all episodes of `data`; an episode lasts at most `horizon` steps."""
+    def fit(self, data: Trajectories, problem: Problem) -> DynamicsValues:
+        """Learn from all episodes of `data`."""
+        gamma, horizon, rng = problem.gamma, problem.horizon, problem.rng
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma={gamma} must be between 0 and 1")
         if not len(data):
             raise ValueError("data is empty: DynamicsQ learns from recorded episodes")
         if horizon < (longest := int(data.lengths.max())):
             raise ValueError(f"horizon={horizon} is less than the longest episode, {longest} steps")
-        steps, probs, actions = _recorded(data, target)
+        steps, probs, actions = _recorded(data, problem.target)
         if (width := comb(steps.states.shape[1] + self.degree, self.degree)) > _WIDEST:
             raise ValueError(
                 f"observations of {steps.states.shape[1]} numbers have {width} monomials of "
@@ -119,26 +112,22 @@ class DynamicsQ:
             horizon=horizon,
             rng=rng,
         )
-        features, theta = self._value(model, played, gamma, horizon, rng)
+        features, theta = self._value(model, played, problem)
         rewards = data.rewards
         lowest, highest = min(rewards.min(), 0.0), max(rewards.max(), 0.0)
         bounds = np.outer([lowest, highest], annuity(gamma, horizon))
         seed = int(rng.integers(1 << 62))
 
         def resampled() -> FloatArray:
-            return self._members(data, target, steps.states[first], gamma, horizon, seed)
+            return self._members(data, steps.states[first], problem, seed)
 
         return DynamicsValues(model, features, theta, gamma, horizon, bounds, resampled)
 
     def _value(
-        self,
-        model: TransitionModel,
-        played: list[Played],
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
+        self, model: TransitionModel, played: list[Played], problem: Problem
     ) -> tuple[ValueFeatures, FloatArray]:
         """Fit φ and θ: first roughly, to learn which directions matter, then without luck."""
+        gamma, horizon, rng = problem.gamma, problem.horizon, problem.rng
         states = np.concatenate([step.states for step in played])
         times = np.concatenate([step.times for step in played])
         features = ValueFeatures.around(states, horizon, self.value_degree, self.cosines, rng)
@@ -153,13 +142,7 @@ class DynamicsQ:
         return features, fit_value(model, features, played, gamma=gamma, rows=self.rows, rng=rng)
 
     def _members(
-        self,
-        data: Trajectories,
-        target: Policy,
-        starts: FloatArray,
-        gamma: float,
-        horizon: int,
-        seed: int,
+        self, data: Trajectories, starts: FloatArray, problem: Problem, seed: int
     ) -> FloatArray:
         """Return the mean value (members,) at `starts` in models of resampled episodes."""
         rng = np.random.default_rng(seed)
@@ -167,18 +150,18 @@ class DynamicsQ:
         times = np.zeros(len(starts), dtype=np.int64)
         for member in range(self.members):
             again = data.select(episodes=rng.integers(len(data), size=len(data)))
-            steps, probs, actions = _recorded(again, target)
+            steps, probs, actions = _recorded(again, problem.target)
             model = fit_transitions(steps, actions, self.degree)
             played = play(
                 model,
                 probs,
                 starts,
                 times,
-                gamma=gamma,
-                horizon=horizon,
+                gamma=problem.gamma,
+                horizon=problem.horizon,
                 rng=np.random.default_rng(seed),
             )
-            found[member] = mean_return(played, gamma)
+            found[member] = mean_return(played, problem.gamma)
         return found
 
 

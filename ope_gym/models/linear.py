@@ -38,6 +38,7 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import (
     CrossFitted,
+    Problem,
     bounds_of_others,
     checked_fold,
     of_chosen,
@@ -101,50 +102,29 @@ class LinearQ:
                 f"features is {self.features!r}: give a callable from a batch to (n, d)"
             )
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> LinearValues | FiniteLinearValues:
+    def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return self._gather(data, nobody, target, gamma, horizon, rng).values(None)
+        return self._gather(data, nobody, problem).values(None)
 
     def fit_folds(
-        self,
-        data: Trajectories,
-        fold: IntArray,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
+        self, data: Trajectories, fold: IntArray, problem: Problem
     ) -> Iterator[LinearValues | FiniteLinearValues]:
         """Return for each fold the values learned from the others, all from one pass.
 
         The scale of the features is that of all observations; rewards stay in their folds.
         """
         fold = checked_fold(fold, len(data))
-        equations = self._gather(data, fold, target, gamma, horizon, rng)
+        equations = self._gather(data, fold, problem)
         return (equations.values(k) for k in range(int(fold.max()) + 1))
 
-    def _gather(
-        self,
-        data: Trajectories,
-        fold: IntArray,
-        target: Policy,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> NormalEquations:
-        survey = FeatureSurvey(self, target)
+    def _gather(self, data: Trajectories, fold: IntArray, problem: Problem) -> NormalEquations:
+        survey = FeatureSurvey(self, problem.target)
         survey.update(data)
-        found = survey.equations(gamma=gamma, horizon=horizon, folds=int(fold.max()) + 1)
-        found.update(data, fold, rng)
+        found = survey.equations(
+            gamma=problem.gamma, horizon=problem.horizon, folds=int(fold.max()) + 1
+        )
+        found.update(data, fold, problem.rng)
         return found
 
 

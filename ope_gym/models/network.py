@@ -12,7 +12,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import of_chosen
+from ope_gym.models.base import Problem, of_chosen
 from ope_gym.models.features import Columns
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
@@ -69,18 +69,11 @@ class NetworkQ:
                 "the second within (0, 1]"
             )
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> NetworkValues:
-        """Return the values learned from all episodes; `rng` decides start, order and draws."""
+    def fit(self, data: Trajectories, problem: Problem) -> NetworkValues:
+        """Return the values learned from all episodes; the rng decides start, order and draws."""
         import torch
 
+        target, horizon, rng = problem.target, problem.horizon, problem.rng
         finite = isinstance(target, FinitePolicy)
         inputs = Inputs.of(data, finite, horizon)
         now, chosen = _steps(data, target, inputs)
@@ -88,7 +81,7 @@ class NetworkQ:
         probs, draws = _ahead(data, target, inputs, rng)
         on = np.ones(data.n_steps)
         on[data.offsets[1:] - 1] = 0.0
-        ones = annuity(gamma, horizon)
+        ones = annuity(problem.gamma, horizon)
         unit = max(float(np.abs(data.rewards).max()) * float(ones[-1]), 1e-12)
         left = ones[np.maximum(horizon - data.steps, 1)] / unit
         outputs = probs.shape[1] if probs is not None else 1
@@ -96,7 +89,7 @@ class NetworkQ:
         table = {
             "x": _float32(now),
             "reward": _float32(data.rewards / unit),
-            "on": _float32(gamma * on),
+            "on": _float32(problem.gamma * on),
             "low": _float32(min(float(data.rewards.min()), 0.0) * left),
             "high": _float32(max(float(data.rewards.max()), 0.0) * left),
             "action": torch.as_tensor(chosen),

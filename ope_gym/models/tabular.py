@@ -13,8 +13,8 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import checked_fold, of_chosen
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.models.base import Problem, checked_fold, of_chosen
+from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
 
 _STILL = 1e-14  # relative change of a sweep below which backward induction has converged
@@ -46,43 +46,23 @@ class TabularQ:
 
     time: bool = True
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> TableValues:
-        """Return the values learned from all episodes; nothing is drawn from `rng`."""
+    def fit(self, data: Trajectories, problem: Problem) -> TableValues:
+        """Return the values learned from all episodes; nothing is drawn at random."""
         nowhere = np.full(len(data), -1)
-        (values,) = self._fit(data, nowhere, 1, target, gamma, horizon)
+        (values,) = self._fit(data, nowhere, 1, problem)
         return values
 
     def fit_folds(
-        self,
-        data: Trajectories,
-        fold: IntArray,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
+        self, data: Trajectories, fold: IntArray, problem: Problem
     ) -> Iterator[TableValues]:
         """Yield for each fold the values learned from the others: all counts less its own."""
         fold = checked_fold(fold, len(data))
-        return self._fit(data, fold, int(fold.max()) + 1, target, gamma, horizon)
+        return self._fit(data, fold, int(fold.max()) + 1, problem)
 
     def _fit(
-        self,
-        data: Trajectories,
-        fold: IntArray,
-        folds: int,
-        target: Policy,
-        gamma: float,
-        horizon: int,
+        self, data: Trajectories, fold: IntArray, folds: int, problem: Problem
     ) -> Iterator[TableValues]:
+        target, horizon = problem.target, problem.horizon
         if not isinstance(target, FinitePolicy):
             raise ValueError(
                 f"TabularQ sums over a finite action set, but {target!r} has no "
@@ -110,7 +90,7 @@ class TabularQ:
                 seen[k].reshape(n_states, n_actions),
                 paid[k].reshape(n_states, n_actions),
                 probs,
-                gamma,
+                problem.gamma,
             )
             yield TableValues(states, model, horizon if self.time else None)
 

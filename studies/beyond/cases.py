@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ope_gym import Trajectories
-from ope_gym.models.base import ActionValues, Baseline, QModel
-from ope_gym.policies import Policy
+from ope_gym.models.base import ActionValues, Baseline, Problem, QModel
 from studies.blackjack.study import SCHEDULES
 from studies.harness.small_grid import Regime, grid, states_of, table
 
@@ -57,18 +56,10 @@ class Mistaken:
 
     model: QModel
 
-    def fit(
-        self,
-        data: Trajectories,
-        target: Policy,
-        *,
-        gamma: float,
-        horizon: int,
-        rng: np.random.Generator,
-    ) -> ActionValues:
+    def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
         """Fit the model to the episodes with swapped actions."""
         swapped = replace(data, actions=1 - np.asarray(data.actions))
-        return self.model.fit(swapped, target, gamma=gamma, horizon=horizon, rng=rng)
+        return self.model.fit(swapped, problem)
 
 
 def grid_q(kind: str, regime: Regime, data: Trajectories) -> Baseline | QModel:
