@@ -25,7 +25,8 @@ from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale import ray as ray_tasks
 from ope_gym.scale.ray import connected
-from ope_gym.scale.workers import WorkerError, Workers, start_workers
+from ope_gym.scale.tasks import WorkerError
+from ope_gym.scale.workers import Workers, start_workers
 from studies.harness import workers
 from studies.harness.runner import collect, folder_of
 from studies.harness.study import Runs, Seeds

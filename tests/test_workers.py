@@ -34,7 +34,8 @@ from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import open_source
-from ope_gym.scale.workers import _AHEAD, WorkerError, Workers, compute, start_workers
+from ope_gym.scale.tasks import WorkerError, compute
+from ope_gym.scale.workers import _AHEAD, Workers, start_workers
 from tests.builders import assert_same
 from tests.file_builders import clocked, functions, made, mixed_files
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.scale.workers import RemoteWorkers, WorkerError, compute, ignoring_interrupts
+from ope_gym.scale.tasks import Pool, WorkerError, compute, ignoring_interrupts
 
 _RETRIES = 5  # of an item whose worker or node is lost
 RAY_HELP = (
@@ -29,7 +29,7 @@ RAY_HELP = (
 )
 
 
-class RayTasks(RemoteWorkers):
+class RayTasks(Pool):
     """Compute on the Ray cluster that this process is connected to."""
 
     def __init__(self) -> None:

@@ -15,17 +15,24 @@ import os
 import signal
 import threading
 import time
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from ope_gym.arrays import positive
+from ope_gym.scale.ray import RayTasks, connected
+from ope_gym.scale.tasks import (
+    Outcome,
+    Pool,
+    WorkerError,
+    compute,
+    ignoring_interrupts,
+    in_one_thread,
+    packed,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,10 +41,6 @@ R = TypeVar("R")
 # that wait for their turn. loky's queue holds as many: it fails to drop what is not yet in there.
 _AHEAD = 2
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL", "NUMBA")
-
-
-class WorkerError(RuntimeError):
-    """Raised if a worker is lost, or cannot say what happened, or runs other code."""
 
 
 @contextmanager
@@ -60,14 +63,12 @@ def start_workers(workers: int = 1, ray: bool | str | None = False) -> Iterator[
             f"ray is {ray!r}: give True, an address such as 'auto' or 'host:port', or False"
         )
     if ray:
-        from ope_gym.scale.ray import RayTasks, connected
-
-        with connected(ray), RayTasks() as crew:
+        with connected(ray), RemoteWorkers(RayTasks()) as crew:
             yield crew
     elif workers == 1:
         yield Workers()
     else:
-        with LocalProcesses(workers) as crew:
+        with RemoteWorkers(LocalProcesses(workers)) as crew:
             yield crew
 
 
@@ -79,22 +80,28 @@ class Workers:
     def in_order(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """Yield the results in the order of the items."""
         for item in items:
-            yield _in_one_thread(function, item)
+            yield in_one_thread(function, item)
 
 
 class RemoteWorkers(Workers):
-    """Send items to other processes as bytes; a subclass says how."""
+    """Send items as bytes to the processes of a pool, which ends with the block."""
 
     remote = True
 
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
     def in_order(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """Yield the results in the order of the items, whichever finishes first."""
-        shared = self.share(_packed(function, "the function, with what it refers to,"))
+        if len(items) < self._pool.fewest:
+            yield from super().in_order(function, items)
+            return
+        shared = self._pool.share(packed(function, "the function, with what it refers to,"))
         sent: deque[tuple[int, Any]] = deque()
         for index, item in enumerate(items):
-            while len(sent) >= _AHEAD * self.size():
+            while len(sent) >= _AHEAD * self._pool.size():
                 yield self._result(*sent.popleft())
-            sent.append((index, self.send(shared, _packed(item, f"item {index}"))))
+            sent.append((index, self._pool.send(shared, packed(item, f"item {index}"))))
         while sent:
             yield self._result(*sent.popleft())
 
@@ -102,7 +109,7 @@ class RemoteWorkers(Workers):
         """Return the result of an item, with its warnings, or raise its error."""
         import cloudpickle
 
-        outcome: _Outcome = cloudpickle.loads(self.receive(handle, f"item {index}"))
+        outcome: Outcome = cloudpickle.loads(self._pool.receive(handle, f"item {index}"))
         for category, message in outcome.warnings:
             warnings.warn(message, category, stacklevel=3)
         if outcome.error is not None:
@@ -114,31 +121,13 @@ class RemoteWorkers(Workers):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with ignoring_interrupts():
-            self.stop(at_once=kind is not None)
-
-    def share(self, function: bytes) -> Any:
-        """Return what `send` needs to find the function."""
-        return function
-
-    def size(self) -> int:
-        """Return the number of items that are computed at the same time."""
-        raise NotImplementedError
-
-    def send(self, function: Any, item: bytes) -> Any:
-        """Send an item to a worker, which calls `compute`; return a handle of it."""
-        raise NotImplementedError
-
-    def receive(self, handle: Any, name: str) -> bytes:
-        """Wait for a worker and return what `compute` returned."""
-        raise NotImplementedError
-
-    def stop(self, at_once: bool) -> None:
-        """End the workers, in the midst of their items if `at_once`."""
-        raise NotImplementedError
+            self._pool.stop(at_once=kind is not None)
 
 
-class LocalProcesses(RemoteWorkers):
+class LocalProcesses(Pool):
     """Compute in processes of this machine; they start with the first items."""
+
+    fewest = 2  # a single item is not worth a process
 
     def __init__(self, count: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
@@ -150,12 +139,6 @@ class LocalProcesses(RemoteWorkers):
             initargs=(os.getpid(),),
             env={f"{library}_NUM_THREADS": "1" for library in _LIBRARIES},
         )
-
-    def in_order(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield the results in the order of the items; a single item is not worth a process."""
-        if len(items) < 2:
-            return Workers().in_order(function, items)
-        return super().in_order(function, items)
 
     def size(self) -> int:
         """Return the number of processes."""
@@ -201,99 +184,3 @@ def _prepare_worker(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# What a worker does ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """Result of an item, or its error and where it was raised, and the warnings."""
-
-    result: Any
-    error: Callable[[], Exception] | None
-    trace: str
-    warnings: list[tuple[type[Warning], str]]
-
-
-def compute(function: bytes, item: bytes, place: str) -> bytes:
-    """Return the packed outcome of an item; called in a worker.
-
-    Args:
-        function: to be called, packed.
-        item: its argument, packed.
-        place: name of this worker, for people.
-    """
-    import cloudpickle
-
-    result, error, trace = None, None, ""
-    with warnings.catch_warnings(record=True) as caught:
-        try:
-            result = _in_one_thread(_unpacked(function), cloudpickle.loads(item))
-        except Exception as raised:
-            error = _sendable(raised)
-            trace = f"{place}:\n{''.join(traceback.format_exception(raised))}"
-    said = [(warning.category, str(warning.message)) for warning in caught]
-    return _packed(_Outcome(result, error, trace, said), "the result")
-
-
-@lru_cache(maxsize=1)
-def _unpacked(function: bytes) -> Callable[[Any], Any]:
-    """Return the function, unpacked once for all its items: it may hold thousands of policies."""
-    import cloudpickle
-
-    return cloudpickle.loads(function)  # type: ignore[no-any-return]
-
-
-def _in_one_thread(function: Callable[[T], R], item: T) -> R:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
-        return function(item)
-
-
-def _sendable(error: Exception) -> Callable[[], Exception]:
-    """Return a function that can be sent and makes the error again, or one with its words.
-
-    Pickle calls the class with `args`, which fails for classes whose arguments are not just those.
-    """
-    import cloudpickle
-
-    for again in (lambda: error, partial(_rebuilt, type(error), error.args, vars(error))):
-        with suppress(Exception):
-            copy = cloudpickle.loads(cloudpickle.dumps(again))()
-            if type(copy) is type(error) and str(copy) == str(error):
-                return again
-    said = "".join(traceback.format_exception_only(error)).strip()
-    return partial(WorkerError, f"{said} (an error of this class cannot be sent from a worker)")
-
-
-def _rebuilt(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
-    error = kind.__new__(kind, *args)
-    vars(error).update(state)
-    return error
-
-
-def _packed(value: Any, name: str) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except Exception as error:
-        raise TypeError(
-            f"{name} cannot be sent to another process ({error}): give files, or functions and "
-            "policies that can be pickled, or use workers=1 without Ray"
-        ) from error
-
-
-@contextmanager
-def ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C meanwhile; without effect outside the main thread, which alone hears it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -9,7 +9,8 @@ from collections.abc import Generator, Sequence
 from functools import partial
 
 from ope_gym.scale.ray import RAY_HELP, connected, ray_address
-from ope_gym.scale.workers import WorkerError, ignoring_interrupts, start_workers
+from ope_gym.scale.tasks import WorkerError, ignoring_interrupts
+from ope_gym.scale.workers import start_workers
 from studies.harness.fingerprint import fingerprint
 from studies.harness.seeds import Span, seeds_of
 from studies.harness.study import Runs, Study
