@@ -22,13 +22,13 @@ BLOCK_STEPS = 1 << 17  # held in memory at once
 
 @dataclass(frozen=True)
 class Weighting:
-    """How importance weights are made.
+    """Choices in computing importance weights.
 
     Args:
         cap: upper bound of the weights of capped estimators.
-        mixture: which behaviours the weights of an episode are against: "all"; a number: its own
-            and others from all over the training history, so many in all, which costs so many
-            policy evaluations a step; "auto": all up to 256 behaviours, 64 of more. See
+        mixture: the behaviours in the denominator of an episode's fused weights: "all"; a number:
+            so many, its own and others from all over the training history, which costs as many
+            policy evaluations a step; "auto": all up to 256 behaviours, 64 if there are more. See
             `ope_gym.weights.mixtures`.
         reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
             learned from other episodes), or a pair of arrays (S,): mean and variance.
@@ -52,7 +52,7 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Compute:
-    """Who computes, and how much is held in memory. Nothing here changes a result.
+    """Choices of processes and memory, none of which changes a result.
 
     Args:
         workers: processes of this machine that read files; 1 does everything in this one.
@@ -165,7 +165,8 @@ class Options:
         if kind.horizon is None and horizon is None:
             raise ValueError(
                 "interval='betting' needs horizon, the longest possible episode (the time limit): "
-                "the longest recorded one may fall short of it, and the interval of the truth"
+                "the longest recorded one may be shorter, and the interval could then miss the "
+                "value"
             )
         return kind if kind.horizon else dataclasses.replace(kind, horizon=horizon)
 

@@ -223,7 +223,7 @@ def test_support_of_one_behaviour_and_of_all() -> None:
             count = basic if composition.scheme == "basic" else fused
             assert got[name].diagnostics.support_violations == count, name
         if fused:
-            words = f"at {fused} visited steps the target may act as the data never could"
+            words = f"at {fused} visited steps the target may take an action that no usable"
             assert words in str(got["NFIS"].verdict)
     alone = data.select(policies=0)
     assert evaluate(alone, within)["FIS"].diagnostics.support_violations == 2
@@ -374,7 +374,7 @@ def test_a_cap_that_bites_is_never_green() -> None:
     assert verdict(diagnostics(capped_share=0.0)).colour == "green"
     cut = verdict(diagnostics(capped_share=0.031))
     assert cut.colour == "amber"
-    assert "the cap met 3.1% of the steps" in str(cut)
+    assert "3.1% of the weights were clipped at the cap" in str(cut)
     assert verdict(diagnostics(capped_share=0.031, mean_weight=0.7)).colour == "red"
 
 

@@ -91,7 +91,7 @@ def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
 
 
 def adaptive_dr(terms: FloatArray, ids: IntArray, weights: FloatArray) -> AdaptiveDR:
-    """The weighted mean of the terms.
+    """Compute the weighted mean of the terms, and its error.
 
     Args:
         terms: (n,) Gamma: plain influence of basic weights on residuals, plus v at the start.

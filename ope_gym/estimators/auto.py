@@ -63,7 +63,7 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
 
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:
-    """Compute NFIS with clipped weights, and the share of the steps that are."""
+    """Compute NFIS with clipped weights, and the share of the weights that were clipped."""
     (totals,) = yield (StepSums(column, setting.gamma),)
     found = yield from normalise(column, totals, None, dataclasses.replace(setting, draws=None))
     return found, totals.clipped_share
@@ -141,7 +141,7 @@ def believed(gap: float, influence: FloatArray, groups: IntArray) -> float:
 
 
 def _relative_error(gap: float, influence: FloatArray, groups: IntArray) -> float:
-    """Standard error of a gap as a share of it; NaN if there is no gap, or its error is unknown."""
+    """Return the standard error of a gap as a share of it; NaN if either is unknown or 0."""
     if not np.isfinite(gap) or gap == 0.0:
         return np.nan
     with np.errstate(over="ignore"):

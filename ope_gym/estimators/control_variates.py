@@ -1,4 +1,4 @@
-"""Control variates on the mixture: what is known about the fused weights takes noise out of them.
+"""Control variates on the mixture: known means of ratios take noise out of the fused weights.
 
     J = mean(psi) - beta . (mean(c) - 1)
 
@@ -47,7 +47,7 @@ _NEGLIGIBLE = 1e-9  # singular value, relative to the largest, of a direction th
 
 @dataclass(frozen=True, eq=False)
 class Controlled:
-    """The estimate and what the controls did; p controls.
+    """The estimate and the effect of the controls; p controls.
 
     Args:
         value: the estimate.
@@ -87,7 +87,7 @@ def fused_with_controls(c: Composition, setting: Setting) -> Steps[Computed]:
 
 
 def mixture_ratios(log_last: FloatArray, counts: IntArray) -> FloatArray:
-    """(n, K') P_k / sum_j rho_j P_j of each trajectory, for the K' behaviours with episodes.
+    """Return (n, K') P_k / sum_j rho_j P_j, for the K' behaviours with episodes.
 
     Args:
         log_last: (n, K) log P_k, from `ope_gym.weights.formula.path_log_probs`.
@@ -115,7 +115,7 @@ def control_variates(
     log_last_weight: FloatArray | None,
     strata: IntArray,
 ) -> Controlled:
-    """Regress the terms of FIS on what the mixture makes known.
+    """Regress the terms of FIS on ratios whose means are known.
 
     A bootstrap that holds beta fixed is one of the mean of `found.influence`; what beta
     adds is of second order.
@@ -156,7 +156,7 @@ def control_variates(
 
 
 def _slope(x: FloatArray, y: FloatArray, gap: FloatArray, freedom: int) -> tuple[FloatArray, int]:
-    """Least squares slope of y on the main directions of x, and how many of them were used.
+    """Return the least squares slope of y on the main directions of x, and their number.
 
     If the known mean of the controls lies m > 1 standard deviations of x away, over a `gap` that
     the data do not span, the slope shrinks by 1 / m^2: the correction stays within one deviation

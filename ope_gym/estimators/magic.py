@@ -81,7 +81,7 @@ class Magic:
 
 
 def spread_cuts(horizon: int, count: int = CUTS) -> IntArray:
-    """At most `count` last steps from -1 to horizon - 1, closer together at first."""
+    """Return at most `count` last steps from -1 to horizon - 1, closer together at first."""
     if count < 2:
         raise ValueError(f"count={count}: MAGIC needs 2 cuts, the model alone and all steps")
     return np.unique(np.rint(horizon * np.linspace(0.0, 1.0, count) ** 2).astype(np.int64)) - 1
@@ -175,12 +175,12 @@ def _checked(cuts: IntArray, horizon: int) -> IntArray:
 
 
 def distance(values: FloatArray, interval: Interval) -> FloatArray:
-    """How far values lie outside an interval, with the sign of the side; 0 inside, NaN if none."""
+    """Return how far values lie outside an interval, signed; 0 inside, NaN if undefined."""
     return np.asarray(values - np.clip(values, interval.low, interval.high))
 
 
 def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
-    """The point x of the simplex with least x' (Omega + b b') x; NaN if they are not numbers.
+    """Return the x of the simplex with least x' (Omega + b b') x; NaN if they are not numbers.
 
     Exact: y >= 0 of least y' A y + (sum y - 1)^2, a non-negative least squares problem, is that
     point times a positive number, because along any ray the least value rises with x' A x.
@@ -202,7 +202,7 @@ def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
 def bootstrap_magic(
     found: Magic, means: FloatArray, starts: FloatArray, gamma: float
 ) -> FloatArray:
-    """Replicates (R,): all parts drawn anew, and mixed by the weights that their own biases give.
+    """Return replicates (R,): all parts drawn anew, mixed by the weights of their own biases.
 
     The covariance and the width of the interval are those of the data; a replicate in which some
     step has no weight at all is NaN.

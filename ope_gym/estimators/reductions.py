@@ -71,7 +71,7 @@ class Reduction(Protocol):
     """A request for a total over all trajectories; frozen, so that equal ones are answered once."""
 
     def part(self, chunk: Weighted) -> Any:
-        """Return what a chunk contributes: an object with `merge(other)`, for the next chunk's."""
+        """Return the part of a chunk: an object with `merge(other)`, for the next chunk's."""
         ...
 
     def total(self, merged: Any) -> Any:
@@ -111,7 +111,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Column:
-    """Which weights, and what they multiply.
+    """A choice of weights, and of the numbers they multiply.
 
     Args:
         scheme: of the weights.
@@ -154,7 +154,7 @@ class Columns:
     sums: FloatArray
 
     def value(self, gamma: float) -> float:
-        """J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
+        """Return J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
         if not np.all(self.sums[0] > 0):
             return np.nan
         return float(np.sum(discounts(gamma, self.peak.size) * self.sums[2] / self.sums[0]))
@@ -208,7 +208,7 @@ class StepSums:
         return _StepParts.of(peak, sums, psi, last, np.array([log_w.size, capped, clipped]))
 
     def total(self, merged: _StepParts) -> StepTotals:
-        """Take all sums together."""
+        """Return the sums over all trajectories."""
         psi = merged.psi.joined()
         if merged.peak.max() == -np.inf:  # no weight at all is no estimate, not an estimate of 0
             psi = np.full(psi.size, np.nan)
@@ -248,7 +248,7 @@ class _StepParts:
         log_last: FloatArray,
         counts: IntArray,
     ) -> _StepParts:
-        """Describe one chunk."""
+        """Hold the sums of one chunk."""
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
         last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
@@ -281,7 +281,7 @@ class _StepParts:
 
 
 def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
-    """Sums of w, w^2 (and w r) of weights scaled by exp(-old), as if scaled by exp(-new)."""
+    """Rescale sums of w, w^2 (and w r) from weights divided by exp(old) to exp(new)."""
     empty = np.isneginf(old)
     shrink = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, old - np.where(empty, 0.0, new))))
     factors = np.stack([shrink, shrink**2, shrink])
@@ -310,7 +310,7 @@ def _column_sums(
 
 
 def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
-    """Influence values of plain weights some of which exceed the largest float."""
+    """Compute influence values of plain weights some of which exceed the largest float."""
     steps = step_numbers(offsets)
     with np.errstate(all="ignore"):
         discount = np.log(discounts(gamma, int(np.diff(offsets).max())))
@@ -422,11 +422,11 @@ class Whole:
     name: str
 
     def part(self, chunk: Weighted) -> Any:
-        """Make it."""
+        """Compute it from the only chunk."""
         return chunk.whole[self.name]()
 
     def total(self, merged: Any) -> Any:
-        """Return it."""
+        """Return it unchanged."""
         return merged
 
 

@@ -1,4 +1,4 @@
-"""The table of estimators: what each is made of and what it needs.
+"""The table of estimators: the parts each is made of, and the data it needs.
 
     plain          J = 1/n sum_i sum_t gamma^t w_i,t r_i,t
     normalised     J = sum_t gamma^t (sum_i w_i,t r_i,t) / (sum_i w_i,t)
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Composition:
-    """A row of the table: what an estimator is made of, and what it needs.
+    """A row of the table: the parts of an estimator, and the data it needs.
 
     Args:
         scheme: weighting scheme, a name in `ope_gym.weights.formula.SCHEMES`; empty if none.

@@ -35,9 +35,11 @@ _SMALL = 32  # trajectories of a stratum up to which the rate of its draws is so
 
 @lru_cache(maxsize=1)
 def _limits() -> NDArray[np.uint64]:
-    """(sizes, 18): a number of 53 bits below the j-th limit is at most j.
+    """Return (sizes, 18) limits that turn 53 uniform bits u into a Poisson number.
 
-    By the size of the stratum, see `_rates`; the last row is of all larger ones.
+    The number is the count of limits of its row that u reaches: the limits are the distribution
+    function times 2^53. One row for each size of a stratum up to `_SMALL`, with the rate of
+    `_rates`; the last row is for all larger strata.
     """
     rates = np.append(_rates(), 1.0)[:, None]
     j = np.arange(17)
@@ -48,7 +50,7 @@ def _limits() -> NDArray[np.uint64]:
 
 
 def _rates() -> FloatArray:
-    """(_SMALL + 1,) mean draws of a trajectory in strata of 0, 1, ... trajectories.
+    """Return (_SMALL + 1,) mean draws of a trajectory in strata of 0, 1, ... trajectories.
 
     E[1 / max(N, 1)] falls from 1 at lambda = 0, so bisection finds where it is 1 / (n - 1).
     """
@@ -96,11 +98,11 @@ class PoissonDraws:
 
     @property
     def _rows(self) -> IntArray:
-        """(strata,) of the limits."""
+        """(strata,) row of the limits for each stratum."""
         return np.minimum(self.sizes, _SMALL + 1)
 
     def part(self, episodes: slice) -> PoissonDraws:
-        """The same draws of some trajectories in a row, with what belongs to their strata alone."""
+        """Return the draws of some trajectories in a row, with the sizes of their strata alone."""
         found = copy.copy(self)
         found.first = self.first + episodes.start
         used, found.strata = np.unique(self.strata[episodes], return_inverse=True)
@@ -109,7 +111,7 @@ class PoissonDraws:
         return found
 
     def factors(self, begin: int, end: int) -> FloatArray:
-        """(R, end - begin) by how much each replicate counts trajectories begin..end-1."""
+        """Return (R, end - begin) how much each replicate counts trajectories begin..end-1."""
         from ope_gym.inference.draw_kernels import scale_counts
 
         counts, strata = self._drawn_from(begin, end), self.strata[begin:end]
@@ -118,7 +120,7 @@ class PoissonDraws:
         return found
 
     def _drawn_from(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """(R, end - begin) how often each replicate draws trajectories begin..end-1."""
+        """Return (R, end - begin) how often each replicate draws trajectories begin..end-1."""
         if self._counts.shape[1]:
             return self._counts[:, begin:end]
         from ope_gym.inference.draw_kernels import draw_again
@@ -143,7 +145,7 @@ class PoissonDraws:
             yield some.factors(0, self.strata.size)
 
     def means(self, values: FloatArray) -> FloatArray:
-        """(R,) mean of values (n,) in each replicate."""
+        """Return (R,) the mean of values (n,) in each replicate."""
         total, width = np.zeros(self.replicates), max(1, _ELEMENTS // self.replicates)
         for begin in range(0, values.size, width):
             end = min(begin + width, values.size)
@@ -221,7 +223,7 @@ class Replicated:
         self.sums += other.sums
 
     def means(self) -> FloatArray:
-        """(R, T) sum w r / sum w; NaN where a step has no weight at all."""
+        """Return (R, T) sum w r / sum w; NaN where a step has no weight at all."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(self.sums[1] / self.sums[0])
 

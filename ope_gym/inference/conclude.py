@@ -52,7 +52,7 @@ def conclude(
     level: float,
     seed: int,
 ) -> Estimate:
-    """Make an estimate from what its estimator computed.
+    """Add error, interval, diagnostics and verdict to what an estimator computed.
 
     Args:
         name: of the estimator.

@@ -20,7 +20,7 @@ _EXCESS = 4.0  # standard errors by which the mean weight may exceed 1
 
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
-    """What the weights of an estimate look like; T is the longest episode, K the behaviours.
+    """A description of the weights of an estimate; T is the longest episode, K the behaviours.
 
     Args:
         ess: smallest effective sample size over the steps.
@@ -31,7 +31,7 @@ class Diagnostics:
         max_share: largest share of one trajectory in the weights of any step.
         mean_weight: mean of the last weights; 1 in expectation for plain weights.
         pareto_k: tail index of the last weights; shown, but never the judge.
-        capped_share: share of the steps whose weight met the cap.
+        capped_share: share of the weights that were clipped at the cap.
         log_last: (n,) log of the last weight of each trajectory, after the cap; -inf for 0.
         support_violations: visited steps at which the target may act as no usable behaviour could;
             None if unknown.
@@ -74,7 +74,7 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to trust an estimate.
+    """A judgement on whether to trust an estimate.
 
     Args:
         colour: "green", "amber" or "red".
@@ -133,7 +133,7 @@ def weight_diagnostics(
 
 
 def pareto_k(weights: FloatArray) -> float:
-    """Shape of a generalised Pareto fit (Zhang and Stephens) to the largest weights; NaN if few.
+    """Fit a generalised Pareto tail (Zhang and Stephens) to the weights; NaN if they are few.
 
     The tail is the largest min(n / 5, 3 sqrt n) weights, as in Pareto-smoothed importance sampling.
     """
@@ -165,11 +165,11 @@ def judge(
     notes: Sequence[str] = (),
     cautions: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict: green for ESS >= 40 and no share above 5 %, red below ESS 10.
+    """Judge an estimate: green for ESS >= 40 and no share above 5 %, red below ESS 10.
 
     A mean weight well below 1 makes it amber, then red: the part of the target that no episode
-    shows is missing from plain estimates, and guessed by normalised ones. A cap that met a weight
-    makes it amber, since cut weights look better than they are, and red if much of the weight is
+    shows is missing from plain estimates, and guessed by normalised ones. A clipped weight makes
+    it amber, since clipped weights look better than they are, and red if much of the weight is
     missing.
 
     Args:
@@ -215,12 +215,13 @@ def judge(
         )
     if capped:
         (red if d.uncovered > AMBER_MISSING else amber).append(
-            f"the cap met {d.capped_share:.1%} of the steps, leaving a mean weight of "
-            f"{d.mean_weight:.2f}: a bias that no interval shows"
+            f"{d.capped_share:.1%} of the weights were clipped at the cap, leaving a mean "
+            f"weight of {d.mean_weight:.2f}: a bias that no interval shows"
         )
     if d.support_violations:
         amber.append(
-            f"at {d.support_violations} visited steps the target may act as the data never could"
+            f"at {d.support_violations} visited steps the target may take an action that no usable "
+            "behaviour policy takes"
         )
     colour = "red" if red else "amber" if amber else "green"
     reasons = tuple(red + amber) or (f"effective sample size {d.ess:.0f}",)
@@ -235,8 +236,8 @@ def _plain(value: Any) -> Any:
 
 
 def _advice(d: Diagnostics, counts: IntArray, names: Sequence[str]) -> str:
-    """Which episodes to collect to reach a green effective sample size."""
-    gain = d.behaviour_ess / np.maximum(counts, 1)  # effective episodes an episode
+    """Name the episodes to collect to reach a green effective sample size."""
+    gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds
     best = int(np.argmax(gain * d.behaviour_shares))
     missing = GREEN_ESS - d.ess
     if counts.sum() < 2 or gain[best] < 0.05:

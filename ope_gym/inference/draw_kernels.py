@@ -18,7 +18,7 @@ _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 @compiled()
 def _mix(x: Any) -> Any:
-    """A hash of 64 bits in which every bit of x moves all bits (the finaliser of splitmix64)."""
+    """Return a hash of 64 bits: every bit of x moves all bits (the finaliser of splitmix64)."""
     x = (x ^ (x >> _30)) * _MIX_1
     x = (x ^ (x >> _27)) * _MIX_2
     return x ^ (x >> _31)

@@ -10,7 +10,9 @@ NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
 def standard_error(influence: FloatArray, strata: IntArray) -> float:
-    """SE^2 = sum_k rho_k^2 s_k^2 / n_k, s_k^2 the variance of psi inside stratum k.
+    """Return the standard error of the mean of influence values psi (n,).
+
+        SE^2 = sum_k rho_k^2 s_k^2 / n_k,   s_k^2 the variance of psi inside stratum k
 
     A stratum of one trajectory is joined to a neighbour, since its own spread cannot be seen. NaN
     when all are alone.
@@ -26,8 +28,9 @@ def standard_error(influence: FloatArray, strata: IntArray) -> float:
 
 
 def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """(m, m) covariance of means from influence values (m, n): `standard_error` for several.
+    """Return the (m, m) covariance of the means of influence values (m, n).
 
+    As `standard_error`, for several means at once.
     NaN when all strata are single.
     """
     strata = join_single(strata)
@@ -40,14 +43,14 @@ def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
 
 
 def centre(influence: FloatArray, strata: IntArray) -> FloatArray:
-    """Influence values minus their means inside each stratum."""
+    """Return influence values minus their means inside each stratum."""
     counts = np.bincount(strata)
     means = np.bincount(strata, influence) / np.maximum(counts, 1)
     return influence - means[strata]
 
 
 def join_single(strata: IntArray) -> IntArray:
-    """Strata renumbered 0, 1, ..., each single trajectory put with the neighbour before (or after).
+    """Join each stratum of a single trajectory to the one before (or after); number from 0.
 
     If all strata are single they are left alone: no spread can be seen inside any of them.
     """
@@ -62,13 +65,13 @@ def join_single(strata: IntArray) -> IntArray:
 
 
 def _renumber(strata: IntArray) -> IntArray:
-    """The same groups numbered 0, 1, ... without gaps."""
+    """Number the groups 0, 1, ... without gaps, in their order."""
     present = np.bincount(strata) > 0
     return strata if present.all() else (np.cumsum(present) - 1)[strata]
 
 
 def cautious_error(influence: FloatArray, strata: IntArray) -> float:
-    """The error of ess-t: sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
+    """Return the error of ess-t, sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
 
     u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n is what a trajectory adds to the
     standard error, SE^2 = sum_i u_i^2; u_max and u_min are the largest above and below 0. A sample
@@ -91,7 +94,7 @@ def cautious_error(influence: FloatArray, strata: IntArray) -> float:
 
 
 def joined(strata: IntArray) -> IntArray:
-    """Strata of neighbours among those of one trajectory each, so that their spread can be seen.
+    """Join neighbours among strata of one trajectory each, so that their spread can be seen.
 
     The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
     counts as spread: for independent trajectories errors come out too large, never too small in

@@ -71,7 +71,7 @@ class IntervalKind(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which people choose it."""
+        """The name by which users choose it."""
         ...
 
     def interval(self, evidence: Evidence, level: float) -> Interval:
@@ -113,7 +113,7 @@ class Bootstrap:
 
     @property
     def name(self) -> str:
-        """The method."""
+        """The name of the method."""
         return self.method
 
     def interval(self, evidence: Evidence, level: float) -> Interval:
@@ -191,7 +191,7 @@ def undefined(level: float, method: str) -> Interval:
 
 
 def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
-    """J ± t_{ESS-1} E sqrt(ESS / (ESS - 1)): degrees of freedom are what the weights leave.
+    """Return J ± t_{ESS-1} E sqrt(ESS / (ESS - 1)): the weights leave ESS - 1 degrees of freedom.
 
     E is the `cautious_error` of the influence values: with the plain standard error intervals miss
     too often, and on one side, since returns are skewed. `python -m studies coverage` measures it.
@@ -205,7 +205,7 @@ def ess_t(value: float, error: float, ess: float, level: float) -> Interval:
 
 
 def percentile(replicates: FloatArray, level: float) -> Interval:
-    """The middle `level` of the replicates."""
+    """Return the interval that holds the middle `level` of the replicates."""
     finite = replicates[np.isfinite(replicates)]
     if finite.size < 2:
         return undefined(level, "percentile")
@@ -216,7 +216,7 @@ def percentile(replicates: FloatArray, level: float) -> Interval:
 def bca(
     replicates: FloatArray, value: float, influence: FloatArray, strata: IntArray, level: float
 ) -> Interval:
-    """Bias-corrected and accelerated percentiles.
+    """Return bias-corrected and accelerated percentiles.
 
     z0 from the share of replicates below the estimate, the acceleration from the influence values:
     a = sum u^3 / (6 (sum u^2)^1.5), u centred inside strata.
@@ -240,7 +240,7 @@ def bca(
 
 
 def betting_lower(x: FloatArray, alpha: float) -> float:
-    """A lower confidence bound, at level 1 - alpha for every n, on the mean of values x >= 0.
+    """Bound the mean of values x >= 0 from below, at level 1 - alpha for every n.
 
     If the mean were m, prod_i (1 + s (x_i / m - 1)) for a fixed bet s in [0, 1] would have expected
     value at most 1: it is 1 for independent values of mean m, and by Jensen at most 1 when the
@@ -266,7 +266,7 @@ def betting_lower(x: FloatArray, alpha: float) -> float:
 
 
 def _bets(n: int, alpha: float) -> tuple[FloatArray, FloatArray]:
-    """Bets on n values, chosen before any is seen, and the logs of their shares of the stake.
+    """Choose bets on n values before any is seen, and the logs of their shares of the stake.
 
     Values with coefficient of variation c want a bet of about sqrt(2 ln(1 / alpha) / n) / c: the
     bets go by factors of 2 from there, those for c near 1 with the largest shares.
@@ -278,7 +278,7 @@ def _bets(n: int, alpha: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _crossing(falling: Callable[[float], float], threshold: float, high: float) -> float:
-    """Where a falling function of m in (0, high] crosses the threshold; 0 if it does nowhere."""
+    """Find where a falling function of m in (0, high] crosses the threshold; 0 if nowhere."""
     low = high
     for _ in range(200):
         low /= 2
@@ -300,7 +300,7 @@ def betting(
     reward_range: tuple[float, float],
     level: float,
 ) -> Interval:
-    """Finite-sample interval for rewards within reward_range and episodes of at most `horizon`.
+    """Return an interval valid for every n, with rewards and episode lengths that are bounded.
 
     Low end: a lower bound on E[sum_t gamma^t w (r - r_min)] plus sum_t gamma^t r_min. High end:
     sum_t gamma^t r_max minus a lower bound on E[sum_t gamma^t w (r_max - r)]. Sums run to the

@@ -1,4 +1,4 @@
-"""Which trajectories may be used: the regime of an evaluation, told from tags and policies.
+"""Regimes of an evaluation: whether the target, or its behaviours, learned from the episodes.
 
 | regime    | what is true                                                                       |
 |-----------|------------------------------------------------------------------------------------|
@@ -19,12 +19,12 @@ LABELS = {"in-sample": "in-sample, optimistic"}
 
 
 def label(regime: str) -> str:
-    """The regime as it is shown to people."""
+    """Return the name of a regime as reports show it."""
     return LABELS.get(regime, regime)
 
 
 def cautions(regime: str, scheme: str) -> tuple[str, ...]:
-    """Why a result of this regime is amber at best; empty if it is not."""
+    """Return the reasons why a result of this regime is amber at best; empty if it is not."""
     if regime == "in-sample":
         return (
             "in-sample, optimistic: the target learned from these episodes (or nothing says that "

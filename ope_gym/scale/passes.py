@@ -225,7 +225,7 @@ class Recorded:
 
 
 def has_densities(data: Trajectories) -> bool:
-    """Whether actions are continuous; without a space, as the buffer saw it: not whole numbers."""
+    """Tell whether actions are continuous; without a space, if they are not whole numbers."""
     if data.discrete is not None:
         return not data.discrete
     return any(leaf.dtype.kind not in "iub" for leaf in batches.leaves(data.actions))
@@ -277,7 +277,7 @@ class Items(Sequence[Item]):
 def one_pass(
     job: Job, crew: Workers, function: Callable[[Job, Item], Any], items: Items
 ) -> Iterator[Any]:
-    """Yield what a function makes of each task, in order."""
+    """Yield the result of a function on each task, in order."""
     nobody = job.source.roster.select(np.zeros(len(job.source.roster), dtype=bool))
     sent = dataclasses.replace(
         job,
@@ -291,7 +291,7 @@ def one_pass(
 
 
 def reduce_task(job: Job, item: Item) -> list[Mergeable]:
-    """Make the parts of reductions over the chunks of a task; weights are kept in the folder."""
+    """Compute the parts of reductions over the chunks of a task; keep weights in the folder."""
     merged: list[Mergeable] = []
     for chunk in _weighted(job, item):
         parts = [request.part(chunk) for request in item.requests]
@@ -356,7 +356,7 @@ class Gathering:
     policies: int
 
     def part(self, chunk: Weighted) -> _GatheredPart:
-        """Look at the recorded episodes of a chunk."""
+        """Collect the facts about the recorded episodes of a chunk."""
         seen: Recorded = chunk.episodes
         data = seen.data
         propensities = PropensitySums(self.target, self.policies)
@@ -366,7 +366,7 @@ class Gathering:
         return _GatheredPart(Arrays(np.stack([returns, last])), propensities, seen.mismatch)
 
     def total(self, merged: _GatheredPart) -> Gathered:
-        """Take everything together."""
+        """Return the facts of all chunks together."""
         returns, log_probs = merged.sums.joined()
         return Gathered(returns, log_probs, merged.propensities.finalise(), merged.mismatch)
 

@@ -47,13 +47,13 @@ class RayTasks(Pool):
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def send(self, function: Any, item: bytes) -> Any:
-        """Begin a task of Ray."""
+        """Submit a task to Ray; return its handle."""
         handle = self._compute.remote(function, item, code_mark())
         self._sent.add(handle)
         return handle
 
     def receive(self, handle: Any, name: str) -> bytes:
-        """Wait for a task."""
+        """Return the bytes of a finished Ray task; wait for it if need be."""
         try:
             found = bytes(self._ray.get(handle))
         except self._ray.exceptions.RayError as error:
@@ -68,7 +68,7 @@ class RayTasks(Pool):
         return found
 
     def stop(self, at_once: bool) -> None:
-        """Cancel what is still under way; the cluster stays."""
+        """Cancel the tasks that are still running; the cluster stays."""
         if self._sent:
             # Ray 2.60 may abort this process if a task is cancelled that has just finished.
             sent = list(self._sent)
@@ -90,7 +90,7 @@ def _compute_on_node(function: bytes, item: bytes, mark: str) -> bytes:
 
 @cache
 def code_mark() -> str:
-    """Return a mark of this library and of numpy: others need not give the same bits."""
+    """Return a hash of this library and of numpy: other versions need not give equal bits."""
     known = hashlib.sha256(np.__version__.encode())
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         known.update(path.read_bytes())

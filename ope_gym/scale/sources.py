@@ -92,7 +92,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Where its episodes are from, for people."""
+        """The names of the files or functions of its episodes, for messages."""
         return _span([piece.name for piece in self.pieces])
 
 
@@ -149,7 +149,7 @@ class Source:
         return own[-1]
 
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
-        """Yield where some episodes of a task are from, and the episodes; small pieces are joined.
+        """Yield the episodes of a task with the name of their origin; small pieces are joined.
 
         A task whose episodes are not those of the survey is refused.
         """
@@ -362,7 +362,7 @@ def _tasks(pieces: Sequence[tuple[int, int, Piece]], block_steps: int) -> Iterat
 
 
 def _listed(episodes: Any) -> list[Any]:
-    """Return what was given as a list."""
+    """Return the given episodes as a list."""
     if isinstance(episodes, Iterator):
         raise ValueError(
             f"episodes is {episodes!r}, which can be read only once, but every pass reads all: "
@@ -459,7 +459,7 @@ def _tell_unused(parts: Sequence[_Part]) -> None:
 
 
 def _span(names: Sequence[str]) -> str:
-    """Return one name for all."""
+    """Return one name for several origins in a row."""
     return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
 
 

@@ -20,9 +20,10 @@ from ope_gym.estimators.reductions import Weighted
 
 @contextmanager
 def scratch_folder(scratch: PathLike | None) -> Iterator[Path | None]:
-    """A new folder in `scratch` for one evaluation; to be entered before the crew that uses it.
+    """Make a new folder in `scratch` for one evaluation, and remove it after the block.
 
-    So workers have ended when it is removed; those of a Ray cluster may take a little longer.
+    Enter it before the workers that use it start: they have then ended when it is removed; those
+    of a Ray cluster may take a little longer.
     """
     if scratch is None:
         yield None
@@ -71,7 +72,7 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Errors name the folder; numpy knows no number for those of a full disk."""
+        """Raise errors that name the folder; numpy gives those of a full disk no number."""
         try:
             yield
         except OSError as error:

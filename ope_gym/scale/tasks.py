@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of an item, or its error and where it was raised, and the warnings."""
+    """The result of an item, or its error and where it was raised, and the warnings."""
 
     result: Any
     error: Callable[[], Exception] | None
@@ -98,7 +98,7 @@ def in_one_thread(function: Callable[[T], R], item: T) -> R:
 
 
 def _sendable(error: Exception) -> Callable[[], Exception]:
-    """Return a function that can be sent and makes the error again, or one with its words.
+    """Return a function that can be pickled and makes the error again, or one with its words.
 
     Pickle calls the class with `args`, which fails for classes whose arguments are not just those.
     """
@@ -134,7 +134,7 @@ def packed(value: Any, name: str) -> bytes:
 
 @contextmanager
 def ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C meanwhile; without effect outside the main thread, which alone hears it."""
+    """Ignore Ctrl-C inside the block; only the main thread receives it, others change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

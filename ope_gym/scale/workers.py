@@ -175,7 +175,7 @@ def _telling_of_lost_processes() -> Iterator[None]:
 
 
 def _prepare_worker(parent: int) -> None:
-    """Ignore Ctrl-C, and end once the parent is gone: if that was killed, nobody else does it."""
+    """Ignore Ctrl-C, and end once the parent is gone: a killed parent ends no worker itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

@@ -1,1 +1,1 @@
-"""Importance weights: who could have recorded an episode, and how much it counts for the target."""
+"""Importance weights: which policies could have recorded an episode, and how much it counts."""

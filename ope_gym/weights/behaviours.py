@@ -1,4 +1,4 @@
-"""From recorded policies to log-probabilities: behaviours and their rows.
+"""Behaviours, and the log-probabilities of the recorded actions under each of them.
 
 A behaviour is a policy; or, where the loop changed its policy during episodes, the sequence of
 policies an episode *would* have followed had it lasted. Grouping episodes by the sequence they did
@@ -24,7 +24,7 @@ _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (
 
 @dataclass(frozen=True)
 class Behaviours:
-    """Who could have produced each trajectory.
+    """The behaviours that could have produced each trajectory.
 
     Args:
         ids: (n,) behaviour of each trajectory.
@@ -45,17 +45,17 @@ class Behaviours:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """(K,) for people: "policy 3", or "policies 3 then 4 from step 17"."""
+        """(K,) names for messages: "policy 3", or "policy 3, then 4 from step 17"."""
         return tuple(_name(plan) for plan in self.plans)
 
     def rows(
         self, data: Trajectories, *, only_own: bool = False, episodes: IntArray | None = None
     ) -> BehaviourRows:
-        """The log-probabilities under all behaviours, block by block."""
+        """Return the log-probabilities under all behaviours, to be read block by block."""
         return BehaviourRows(data, self, only_own, episodes)
 
     def part(self, members: IntArray, ids: IntArray) -> Behaviours:
-        """Some of the behaviours, numbered anew, for trajectories of which these are the ids."""
+        """Return some of the behaviours, numbered anew; `ids` are those of their trajectories."""
         plans = tuple(self.plans[k] for k in members)
         policies = np.unique([policy for plan in plans for _, policy in plan])
         return Behaviours(ids, self.counts[members], plans, ids, policies, self.available)
@@ -94,7 +94,7 @@ def behaviours_of(data: Trajectories | Roster) -> Behaviours:
 
 
 def _plan(data: Roster, schedule_id: int, value: int, longest: int) -> tuple[tuple[int, int], ...]:
-    """The plan of a policy (schedule_id < 0), or of an episode that began at clock `value`."""
+    """Return the plan of policy `value` (schedule_id < 0), or of an episode begun at that clock."""
     if schedule_id < 0:
         return ((0, value),)
     schedule = data.schedules[schedule_id]
@@ -113,13 +113,13 @@ def _plan(data: Roster, schedule_id: int, value: int, longest: int) -> tuple[tup
 class BehaviourRows:
     """Per-step log-probabilities under each behaviour (K, S), evaluated in blocks.
 
-    The logged numbers stand for the policy that acted; the snapshots give the rest.
+    Where a policy acted itself its logged log-probability is used; snapshots give all others.
 
     Args:
         data: the trajectories.
         behaviours: their behaviours.
         only_own: evaluate no policy: all rows hold the logged numbers (enough for basic weights).
-        episodes: (n,) numbers by which people know the trajectories; 0, 1, ... unless given.
+        episodes: (n,) numbers of the trajectories in messages; 0, 1, ... unless given.
         mismatch: in words, the first logged number that its snapshot contradicts; empty if none.
     """
 
@@ -135,7 +135,7 @@ class BehaviourRows:
         return len(self.behaviours.plans), self.data.n_steps
 
     def block(self, start: int, stop: int) -> FloatArray:
-        """(K, stop - start) log-probabilities of steps start..stop-1."""
+        """Return (K, stop - start) log-probabilities of steps start..stop-1."""
         logged = self.data.log_probs[start:stop]
         if self.only_own:
             return np.ascontiguousarray(np.broadcast_to(logged, (self.shape[0], stop - start)))
@@ -169,7 +169,7 @@ class BehaviourRows:
 
 
 def follow_plans(table: FloatArray, behaviours: Behaviours, steps: IntArray) -> FloatArray:
-    """From log-probabilities (P, m) under policies to those (K, m) under behaviours.
+    """Turn log-probabilities (P, m) under policies into those (K, m) under behaviours.
 
     Args:
         table: (P, m) under `behaviours.policies`.
@@ -195,7 +195,7 @@ def stack_log_probs(
     actions: batches.Tree,
     names: Sequence[int],
 ) -> FloatArray:
-    """(P, m) log-probabilities of the same actions under several policies."""
+    """Return (P, m) log-probabilities of the same actions under several policies."""
     rows = batches.length(actions)
     kind = type(policies[0])
     alike = len(policies) > 1 and all(type(policy) is kind for policy in policies)
@@ -214,7 +214,7 @@ def stack_log_probs(
 
 
 def policy_log_probs(policy: Policy, name: str, data: Trajectories) -> FloatArray:
-    """(S,) log-probabilities of the recorded actions under a policy, evaluated in blocks."""
+    """Return (S,) log-probabilities of the recorded actions under a policy, made in blocks."""
     result = np.empty(data.n_steps)
     for start in range(0, data.n_steps, ROWS):
         rows = slice(start, min(start + ROWS, data.n_steps))

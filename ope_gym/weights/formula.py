@@ -39,7 +39,7 @@ class LogProbRows(Protocol):
         ...
 
     def block(self, start: int, stop: int) -> FloatArray:
-        """(K, stop - start) of the steps start..stop-1, C-contiguous."""
+        """Return (K, stop - start) of the steps start..stop-1, C-contiguous."""
         ...
 
 
@@ -79,7 +79,7 @@ def log_weights(
     density: bool = False,
     names: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, FloatArray]:
-    """Log weights (S,) of each scheme; the arguments are as validated by `evaluate_log_probs`.
+    """Compute the log weights (S,) of each scheme, from arguments that are checked already.
 
     Args:
         target_log_probs: (S,) log-probability of the taken actions under the target.
@@ -146,7 +146,7 @@ def log_weights(
 def reward_parameter(
     reward_model: tuple[FloatArray, FloatArray] | None, steps: int, density: bool = False
 ) -> FloatArray:
-    """The parameter a = r^2 / (r^2 + V) (S,): 1 if deterministic, 0 (fused) if nothing is paid."""
+    """Return a = r^2 / (r^2 + V) (S,): 1 if deterministic, 0 (fused) if nothing is paid."""
     if density:
         return np.zeros(steps)
     if reward_model is None:
@@ -158,14 +158,14 @@ def reward_parameter(
 
 
 def block_of(source: FloatArray | LogProbRows, start: int, stop: int) -> FloatArray:
-    """(K, stop - start) of the steps start..stop-1, from an array or a source of blocks."""
+    """Return (K, stop - start) of steps start..stop-1, from an array or a source of blocks."""
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(source[:, start:stop], dtype=np.float64)
     return source.block(start, stop)
 
 
 def chunks_of(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
-    """Ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each.
+    """Yield ranges of whole trajectories of about _BLOCK elements of (behaviours, steps) each.
 
     They depend on the data alone, so that results do not depend on the number of cores.
     """
@@ -201,7 +201,7 @@ def _refuse(
 
 
 def path_log_probs(behaviour_log_probs: FloatArray | LogProbRows, offsets: IntArray) -> FloatArray:
-    """(n, K) log P_k of each whole trajectory, in blocks; the input as `log_weights` checks it."""
+    """Return (n, K) log P_k of each whole trajectory, summed in blocks of steps."""
     behaviours = behaviour_log_probs.shape[0]
     result = np.empty((offsets.size - 1, behaviours))
     for begin, end in chunks_of(offsets, behaviours):

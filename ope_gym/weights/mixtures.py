@@ -52,7 +52,7 @@ class Part:
 
 
 def group_size(mixture: str | int, behaviours: int) -> int:
-    """The most behaviours a group may have, from the option `mixture` of `ope_gym.evaluate`."""
+    """Return the most behaviours a group may have, from the option `mixture`."""
     if mixture == "auto":
         return behaviours if behaviours <= LIMIT else SIZE
     if mixture == "all":
@@ -66,7 +66,7 @@ def group_size(mixture: str | int, behaviours: int) -> int:
 
 
 def interleaved(counts: IntArray, size: int) -> IntArray:
-    """(K,) group of each behaviour: the fewest groups of at most `size`, each across all history.
+    """Return (K,) the group of each behaviour: the fewest groups, each across all history.
 
     Of every G neighbours each group takes one; the one with the most trajectories goes to the group
     that has the fewest so far, which keeps groups alike where the counts differ.
@@ -87,7 +87,7 @@ def interleaved(counts: IntArray, size: int) -> IntArray:
 
 
 def parts(data: Trajectories, behaviours: Behaviours, groups: IntArray) -> Iterator[Part]:
-    """The groups one after the other.
+    """Yield the groups one after the other.
 
     Args:
         data: all trajectories.
@@ -123,7 +123,9 @@ def partial_log_weights(
     reward_model: tuple[FloatArray, FloatArray] | None = None,
     first: int = 0,
 ) -> tuple[dict[str, FloatArray], str]:
-    """Log weights (S,) by scheme of a target certain of everything, each group against its own.
+    """Compute log weights (S,) for a target with log-probability 0, each group by itself.
+
+    Adding a target's own prefix sums gives its weights.
 
     Args:
         data: all trajectories.

@@ -38,7 +38,7 @@ class PropensityReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The alarms in words."""
+        """One sentence for each alarm."""
         return tuple(
             f"the propensities of policy {k} look wrongly recorded (Z = {self.calibration[k]:.1f})"
             for k in self.alarms
@@ -77,7 +77,7 @@ class PropensitySums:
     def update(
         self, data: Trajectories, behaviours: Behaviours, groups: IntArray | None = None
     ) -> None:
-        """Add trajectories whose policies are those of all; `groups` as in `check_propensities`."""
+        """Add trajectories, policies numbered as in all; `groups` as in `check_propensities`."""
         if groups is not None:
             for part in parts(data, behaviours, groups):
                 self.update(part.data, part.behaviours)
@@ -105,7 +105,7 @@ class PropensitySums:
         seen: batches.Tree,
         logged: FloatArray,
     ) -> None:
-        """Steps at which policy k acted: what was seen, and the logged log-probabilities."""
+        """Add steps at which policy k acted, with the logged log-probabilities of its actions."""
         policy = data.policies[k]
         probs = policy.probs(seen) if hasattr(policy, "probs") else None
         moments = (
@@ -147,7 +147,7 @@ class PropensitySums:
         self.finite &= other.finite
 
     def finalise(self) -> PropensityReport:
-        """Calibration of each policy that acted, alarms, support."""
+        """Return the calibration of each policy that acted, the alarms and the support."""
         own, nowhere = self.missing
         # weights against a mixture lack support only where no policy at all can act so
         support = {scheme: own if scheme == "basic" else nowhere for scheme in SCHEMES}
@@ -166,7 +166,7 @@ class PropensitySums:
 def check_propensities(
     data: Trajectories, target: Policy, behaviours: Behaviours, groups: IntArray | None = None
 ) -> PropensityReport:
-    """Calibration of each policy that acted, and support of the target.
+    """Check the calibration of each policy that acted, and the support of the target.
 
     Args:
         data: the trajectories.
@@ -182,7 +182,7 @@ def check_propensities(
 def _uncovered(
     data: Trajectories, behaviours: Behaviours, observations: batches.Tree, target: FloatArray
 ) -> int:
-    """Steps at which some action of the target has probability zero under every policy."""
+    """Count the steps at which the target may act as no behaviour policy does."""
     reachable = np.zeros(target.shape, dtype=bool)
     for k in behaviours.policies:
         reachable |= data.policies[k].probs(observations) > 0

@@ -24,7 +24,7 @@ _FOLDS = 2
 def cross_fitted_log_weights(
     data: Trajectories, target_log_probs: FloatArray, behaviours: Behaviours, rows: BehaviourRows
 ) -> FloatArray:
-    """Log weights (S,) of the optimal scheme, rewards modelled on the other half of the episodes.
+    """Compute optimal log weights (S,), with rewards modelled on the other half of the episodes.
 
     Each half is weighted against its own mixture (its own shares of the behaviours), so that each
     half, and their average, is unbiased for policies fixed in advance.
@@ -55,7 +55,7 @@ def cross_fitted_log_weights(
 
 
 def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-    """Mean (S,) and variance (S,) of the reward at every step, learned from the steps of a mask.
+    """Learn the mean (S,) and variance (S,) of the reward at every step, from those of a mask.
 
     Discrete observations: the mean and variance of each (observation, action); otherwise a linear
     regression on observation and action with one variance.

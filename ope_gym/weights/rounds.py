@@ -20,7 +20,7 @@ def stable_weights(
     start: FloatArray,
     residuals: FloatArray,
 ) -> FloatArray:
-    """(K,) h_k = sigma_0 / sigma_k, both as the episodes before round k let one expect them.
+    """Return (K,) h_k = sigma_0 / sigma_k, both estimated from the episodes before round k.
 
         sigma_k^2 = sum_{i before k} u (Gamma_i,k - mean)^2 / sum u,   u = P_k / mixture of the past
 
@@ -70,7 +70,7 @@ def stable_weights(
 
 
 def _spread(terms: FloatArray, log_u: FloatArray) -> float:
-    """Variance of terms weighted by u; NaN where u leaves too few of them, or they are equal."""
+    """Return the variance of terms weighted by u; NaN if too few count, or all are equal."""
     if log_u.max() == -np.inf:
         return np.nan
     u = np.exp(log_u - log_u.max())
