@@ -174,7 +174,8 @@ def test_importing_the_library_loads_nothing_heavy() -> None:
 
     A network without weights does not need torch yet.
     """
-    parts = ["import ope_gym", "import ope_gym.__main__", "import ope_gym.policies"]
+    parts = ["import ope_gym; ope_gym.evaluate; ope_gym.rank", "import ope_gym.__main__"]
+    parts += ["import ope_gym.policies"]
     parts += ["import ope_gym.models; ope_gym.models.NetworkQ()"]
     code = "import sys\n" + "\n".join(f"{part}; print(*sys.modules)" for part in parts)
     run = subprocess.run(
@@ -201,6 +202,7 @@ def test_everything_public_can_be_imported() -> None:
     import ope_gym
 
     assert len(set(ope_gym.__all__)) == len(ope_gym.__all__)
+    assert set(ope_gym.__all__) <= set(dir(ope_gym))
     for name in ope_gym.__all__:
         assert hasattr(ope_gym, name), name
 
