@@ -42,7 +42,7 @@ from wrappers.vector import RecordTrajectories
 
 
 def option(default: Any, text: str, **more: Any) -> Any:
-    """A field of `Args` that is also a command-line option."""
+    """Return a field of `Args` that is also a command-line option."""
     return field(default=default, metadata={"help": text, **more})
 
 
@@ -101,7 +101,7 @@ class Args:
 
 
 def parse(arguments: list[str] | None = None) -> Args:
-    """The command line as `Args`; wrong values end with a message."""
+    """Read the command line as `Args`; wrong values end with a message."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -143,7 +143,7 @@ def parse(arguments: list[str] | None = None) -> Args:
 
 
 def make_env(args: Args, episodes: int, **recording: Any) -> RecordTrajectories:
-    """A recorded vector env; the vectorised implementation where the env has one."""
+    """Make a recorded vector env; the vectorised implementation where the env has one."""
     count = min(args.vector_envs or 64, episodes)
     spec = gym.spec(args.env)
     mode = "vector_entry_point" if spec.vector_entry_point else "sync"
@@ -163,7 +163,7 @@ class Run:
     complete: int = 0  # episodes of finished iterations
 
     def data(self) -> Trajectories:
-        """The episodes that the evaluation may use.
+        """Return the episodes that the evaluation may use.
 
         Those of an iteration that was cut short are left out: the ones that finished by then are
         the short ones.
@@ -173,11 +173,11 @@ class Run:
         return whole.select(held_out=held_out, last=self.args.policies)
 
     def seed(self) -> int:
-        """The next seed for resets."""
+        """Return the next seed for resets."""
         return int(self.rng.integers(1 << 31))
 
     def iterate(self) -> float:
-        """Record with the current policy, learn from it; the mean return."""
+        """Record with the current policy and learn from it; return the mean return."""
         first = len(self.env.buffer)
         collect(self.env, self.agent.policy, self.args.recorded, self.rng, seed=self.seed())
         fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
@@ -187,7 +187,7 @@ class Run:
         return float(fresh.returns(self.args.gamma).mean())
 
     def evaluate(self) -> Evaluation:
-        """The current policy, from what was recorded so far."""
+        """Evaluate the current policy on the episodes recorded so far."""
         args = self.args
         return ope_gym.evaluate(
             self.data(),
@@ -203,7 +203,7 @@ class Run:
 
 
 def train(run: Run, writer: Any, stop: threading.Event) -> None:
-    """All iterations; each new policy is evaluated from the data so far."""
+    """Run all iterations; evaluate each new policy from the data so far."""
     bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
     with bar:
         for iteration in range(run.args.updates):
@@ -218,7 +218,7 @@ def train(run: Run, writer: Any, stop: threading.Event) -> None:
 
 
 def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
-    """Mean return of new episodes of the policy, and its standard error."""
+    """Return the mean return of new episodes of the policy, and its standard error."""
     args = run.args
     env = make_env(args, args.truth_episodes)
     bar = tqdm(total=args.truth_episodes, desc="fresh rollouts", unit="ep", disable=_silent(args))
@@ -238,7 +238,7 @@ def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
 
 
 def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
-    """The closing words: table, truth, data regime, where things are."""
+    """Return the closing words: table, truth, data regime, where things are."""
     args = run.args
     lines = ["", f"value of policy {run.done} on {args.env}, from the episodes of earlier policies"]
     lines.append(evaluation.table(*truth) if truth else evaluation.table())
@@ -314,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _silent(args: Args) -> bool | None:
-    """Whether to hide progress bars; None: only where there is no terminal."""
+    """Return whether to hide progress bars; None: only where there is no terminal."""
     return True if args.quiet else None
 
 

@@ -41,7 +41,7 @@ _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a Q model is to learn: the expected discounted returns of the target.
+    """The task of a Q model: learn the expected discounted returns of the target.
 
     Args:
         target: the policy to evaluate.

@@ -79,7 +79,7 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class TransitionModel:
-    """What was learned; F features, A actions.
+    """A learned model of transitions; F features, A actions.
 
     Args:
         centre: (d,) of the states.
