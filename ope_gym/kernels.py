@@ -3,6 +3,12 @@
 Everything here works on logs and on plain arrays that were validated at the edge. The kernels are
 compiled by numba on first use and cached on disk; they release the GIL, allocate only tiles, and
 give the same bits however the trajectories are cut into calls.
+
+Letters: S steps of n trajectories lie one after the other, trajectory i at offsets[i] up to
+offsets[i + 1] - 1; T is the length of the longest; K behaviours k with shares rho_k = n_k / n.
+P_k,t is the probability of the actions up to step t under behaviour k, a product of t + 1 numbers
+that underflows after some hundred steps, so only log P_k,t is ever held. w_i,t is the importance
+weight of trajectory i at step t, r_i,t its reward, gamma the discount.
 """
 
 import math
@@ -16,13 +22,19 @@ from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_CONTRACT = {"contract"}  # fused multiply-add; no reordering, which would break the range reduction
-_ADD = {"contract", "reassoc"}  # sums may be vectorised
+# Flags of LLVM's fast arithmetic. All of them at once ("fastmath=True") would assume that there is
+# no NaN and no infinity, which the kernels look for, so each is named. "contract" lets a * b + c be
+# one instruction with one rounding. "reassoc" lets a sum be added in another order, in four or
+# eight partial sums at a time; it is for kernels that add along a trajectory, never for `_exp`,
+# where it would simplify (y + _ROUND) - _ROUND to y and so undo the rounding.
+_CONTRACT = {"contract"}
+_ADD = {"contract", "reassoc"}
 
 _TILE = 512  # steps of a row handled at once: a tile of four rows stays in the first-level cache
-_OVERFLOW = 1e280
+_OVERFLOW = 1e280  # below exp(700), where `_exp` stops: no term of a smaller sum was cut
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
+# Constants of `_exp` and `log_sigmoid`.
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
 _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
@@ -63,7 +75,7 @@ def compiled(fastmath: Iterable[str] = ()) -> Callable[[F], F]:
 
 @intrinsic
 def _bits(context: Any, x: Any) -> Any:
-    """The 64 bits of a float as an integer."""
+    """Return the 64 bits of a float as an integer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(64))
@@ -73,7 +85,7 @@ def _bits(context: Any, x: Any) -> Any:
 
 @intrinsic
 def _float(context: Any, x: Any) -> Any:
-    """The float with these 64 bits."""
+    """Return the float with these 64 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -81,19 +93,55 @@ def _float(context: Any, x: Any) -> Any:
     return types.float64(types.int64), generate
 
 
+# The exponential takes most of the time here, and a call of the C library keeps a loop from being
+# vectorised. So it is written out:
+#
+#     exp(x) = 2^k exp(r),   k = the integer nearest to x / ln 2,   r = x - k ln 2, |r| <= ln 2 / 2
+#
+# - k without a conversion: a float of size 1.5 * 2^52 has no bits left for fractions, so adding
+#   that number rounds x / ln 2 to an integer, which then stands in the lowest bits of the sum.
+#   Subtracting the number again gives k as a float.
+# - exp(r) is a polynomial of degree 10, one multiplication and addition (fused) a coefficient.
+# - 2^k: bits 52 and up of a float hold its exponent, so shifting k there and adding it to the bits
+#   of exp(r) multiplies by 2^k.
+#
+# The last step needs an exponent that exists. The smallest float of full precision is 2^-1022 =
+# exp(-708.4), the largest exp(709.8): x is held within [-708, 700], which leaves room above for
+# sums of ten thousand terms. Where 3e-308 is not as good as 0, because it multiplies something or
+# is counted, callers write `_exp(v) if v > -708.0 else 0.0`; that also turns NaN into 0.
+#
+# k ln 2 is rounded, so the relative error grows like 2e-17 |x|. All sums here are scaled so that
+# their largest term has x near 0, and a term at x counts exp(x) of that: the error stays below one
+# unit in the last place of the sum.
 @njit(forceinline=True, fastmath=_CONTRACT)  # inlined with these flags, not the caller's
 def _exp(x: float) -> float:
-    """exp(x) as plain arithmetic that vectorises; x is held within [-708, 700].
-
-    exp(x) = 2**k exp(r), r = x - k ln 2. The error grows like 2e-17 |x| relative, that is, it is
-    below one unit in the last place of any sum whose largest term has x near 0.
-    """
+    """Return exp(x) by plain arithmetic that vectorises; x is held within [-708, 700]."""
     y = min(max(x, -708.0), 700.0)
     shifted = y * _LOG2_E + _ROUND
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
     return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg]
+
+
+# The mixture of prefix products, for every step t of every trajectory:
+#
+#     log mixture_t = log sum_k rho_k P_k,t
+#                   = pivot_t + log sum_k exp(log rho_k + log P_k,t - pivot_t)     for any pivot_t
+#
+# The textbook takes the largest term as the pivot, which needs all K prefixes before the first
+# exponential: two passes over (K, S), or a running maximum with a rescaling whenever it rises. We
+# take the prefix log P_b,t of the behaviour b that recorded the trajectory, known from one row. Its
+# own term is rho_b >= 1 / n, so the sum cannot underflow; it can overflow if another behaviour
+# finds the actions exp(645) times as likely, and only such tiles are done again with the largest
+# term (`_largest`).
+#
+# Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so exponentials are
+# taken of several steps at a time. The prefix sums cannot be: each needs the one before. They are
+# made for four behaviours at once, whose four chains of additions the processor overlaps, into a
+# tile of (4, 512) that is still in the cache when the exponentials read it. A tile may hold the
+# ends of some trajectories and the beginnings of others (`first`), and `carry` takes the prefixes
+# of trajectories that go on into the next tile, so short episodes cost no more than long ones.
 
 
 @compiled(_CONTRACT)
@@ -108,10 +156,10 @@ def _sweep(
     pivot: Any,
     total: Any,
 ) -> bool:
-    """total_j += sum_k exp(log rho_k + log P_k,j - pivot_j) over one tile; False if input is bad.
+    """Add sum_k exp(log rho_k + log P_k,j - pivot_j) to total_j over one tile.
 
-    Four behaviours at a time, so that four running sums overlap in the processor; log_rho and carry
-    are padded to a multiple of four.
+    log_rho and carry are padded to a multiple of four, with shares of zero. Returns False if an
+    entry is NaN or above the limit.
     """
     last = log_probs.shape[0] - 1
     rows = np.empty((4, _TILE))
@@ -143,7 +191,7 @@ def _sweep(
 def _largest(
     log_probs: Any, j0: int, width: int, first: Any, log_rho: Any, carry: Any, pivot: Any
 ) -> None:
-    """pivot_j = max_k log rho_k + log P_k,j over one tile."""
+    """Write pivot_j = max_k (log rho_k + log P_k,j) over one tile."""
     for k in range(log_probs.shape[0]):
         a = carry[k]
         for j in range(width):
@@ -153,16 +201,24 @@ def _largest(
             pivot[j] = a if k == 0 or a > pivot[j] else pivot[j]
 
 
+# The optimal scheme has f(p) = p / (1 - a p) where the fused one has f(p) = p. Split off the fused
+# part, p / (1 - a p) = p + a p^2 / (1 - a p), and sum over behaviours:
+#
+#     sum_k rho_k f(P_k) = mixture + extra,     extra = sum_k rho_k a P_k^2 / (1 - a P_k)
+#     log f(P_b) / P_b - log sum_k rho_k f(P_k) = -log(1 - a P_b) - log(mixture + extra)
+#
+# The mixture is known. A behaviour whose prefix has fallen below exp(-40) adds nothing to extra
+# that float64 could hold beside its term in the mixture, and prefixes only fall: a loop ends there,
+# mostly after a few steps. Near p = 1, 1 - a p would lose its digits, and
+# 1 - a p = (1 - a) - a (p - 1) with p - 1 = expm1(log p) does not. Where a P_k is exactly 1, f is
+# infinite: in the limit the behaviours with such a prefix (`certain`) share all the weight.
+
+
 @compiled(_CONTRACT)
 def _optimal(
     log_probs: Any, start: int, own: Any, log_rho: Any, a: Any, mixture: Any, out: Any
 ) -> None:
-    """Out: log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory.
-
-    sum_k rho f(P_k) = mixture + sum_k rho a P_k^2 / (1 - a P_k): only prefixes that are still
-    likely differ from the fused weights. Where a P_k is exactly 1 the behaviours with such a
-    prefix share all the weight: the limit of the formula.
-    """
+    """Write log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory."""
     length = own.size
     extra, certain, prefix = np.zeros(length), np.zeros(length), np.empty(length)
     for k in range(log_probs.shape[0]):
@@ -209,7 +265,7 @@ def prefixes(
     mixture: Any,
     optimal: Any,
 ) -> bool:
-    """Prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
+    """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
 
     Args:
         log_probs: (K, columns) log-probability of the taken action under each behaviour.
@@ -250,7 +306,7 @@ def prefixes(
         for j in range(width):
             mixture[at + j] = pivot[j] + math.log(total[j])
         beyond = total[:width] > _OVERFLOW
-        if beyond.any():  # there the own prefix is no good scale: take the largest
+        if beyond.any():  # the own prefix is far below the largest: take that as the pivot
             carry[:] = saved
             _largest(log_probs, column, width, first, log_rho, saved, pivot)
             total[:] = 0.0
@@ -270,7 +326,7 @@ def prefixes(
 
 @compiled()
 def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> None:
-    """Out: the running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
+    """Write the running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
     base = offsets[begin]
     for i in range(begin, end):
         running = 0.0
@@ -283,7 +339,10 @@ def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> No
 def cumulate_own(
     log_probs: Any, shift: int, begin: int, end: int, ids: Any, offsets: Any, limit: float, out: Any
 ) -> bool:
-    """The same for the own behaviour's row of log_probs (K, columns); False if input is bad."""
+    """Write the running sums of log_probs (K, columns) along each trajectory's own behaviour.
+
+    Returns False if an entry is NaN or above the limit.
+    """
     base, good = offsets[begin], True
     for i in range(begin, end):
         running, k = 0.0, ids[i]
@@ -297,7 +356,10 @@ def cumulate_own(
 
 @compiled()
 def first_outside(values: Any, low: float, high: float) -> int:
-    """Index of the first value that is NaN or outside [low, high]; -1 if there is none."""
+    """Return the index of the first value that is NaN or outside [low, high]; -1 if none is.
+
+    Whole tiles are tested first, without a branch for each value, which vectorises.
+    """
     for begin in range(0, values.size, _TILE):
         good = True
         for j in range(begin, min(begin + _TILE, values.size)):
@@ -309,9 +371,29 @@ def first_outside(values: Any, low: float, high: float) -> int:
     return -1
 
 
+# Sums over all trajectories at each step t, for weights known by their logs:
+#
+#     W_t = sum_i w_i,t,   sum_i w_i,t^2,   sum_i w_i,t r_i,t
+#
+# Weights may exceed the largest float or all underflow, so they are summed as exp(log w - M_t), M_t
+# the largest log weight at step t: at least one term is 1, and none is larger. `column_peaks` finds
+# the M_t, `column_sums` adds up.
+#
+# The sums run over all n trajectories, also over those that have ended: an ended episode pays 0 and
+# keeps its last weight for ever. (Without them the normalised mean would be one of survivors only.)
+# Adding the last weight to every later step would cost n T. Instead each trajectory adds it once,
+# to the entry of its length, and `add_ended` makes running sums of these entries over t: n + T.
+# These are scaled by gone_t, the largest last log weight of the trajectories that ended by t, which
+# only rises; where it does, the sum so far is rescaled:
+#
+#     sum_t = sum_t-1 exp(gone_t-1 - gone_t) + entries at t
+#
+# M_t itself will not do: it can fall, and a sum that was scaled down to 0 does not come back.
+
+
 @compiled()
 def column_peaks(log_w: Any, log_cap: float, offsets: Any, peak: Any, gone: Any) -> None:
-    """Largest log weight at each step: of running trajectories, and of those that end there.
+    """Raise the peak of each step to the log weights there, and of each length to the last ones.
 
     Args:
         log_w: (S,) log weights.
@@ -340,7 +422,7 @@ def column_sums(
     ended: Any,
     psi: Any,
 ) -> None:
-    """Sums over trajectories at each step, and the plain influence values.
+    """Sum over trajectories at each step, and compute the plain influence values.
 
     Args:
         log_w: (S,) log weights.
@@ -357,7 +439,7 @@ def column_sums(
     weight = np.empty(scale.size)
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
-        for t in range(length):
+        for t in range(length):  # three loops, since each vectorises by itself
             v = min(log_w[start + t], log_cap) - scale[t]
             weight[t] = _exp(v) if v > -708.0 else 0.0
         for t in range(length):
@@ -390,6 +472,22 @@ def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
         sums[1, t] += square * shrink * shrink
 
 
+# The influence of a trajectory on the normalised estimate J = sum_t gamma^t R_t, R_t = sum_i w r /
+# W_t, is n times the derivative of J by the share of the trajectory:
+#
+#     psi_i = sum_t gamma^t (n / W_t) w_i,t (r_i,t - R_t),   t = 0 .. T - 1
+#
+# From its end, at t = L_i, its reward is 0 and its weight stays w_i,last, so the rest of the sum is
+#
+#     -w_i,last tail(L_i),   tail(l) = sum_{t >= l} gamma^t (n / W_t) R_t
+#
+# with suffix sums that all trajectories share: n + T operations in place of n T. W_t is stored
+# divided by exp(M_t), and the M_t of different steps can lie hundreds apart; tail(l) is therefore
+# held times exp(floor_l), floor_l the smallest M_t with t >= l. Then every term exp(floor - M_t) is
+# at most 1; and so is exp(log w_last - floor_L), because M_t is the largest log weight at t, with
+# those of ended trajectories among them.
+
+
 @compiled(_ADD)
 def normalised_influence(
     log_w: Any,
@@ -401,9 +499,17 @@ def normalised_influence(
     sums: Any,
     psi: Any,
 ) -> None:
-    """psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t), over all steps, R_t = sum w r / W_t.
+    """Write psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t) over all steps, R_t = sum w r / W_t.
 
-    After its end a trajectory pays 0 against R_t: the tail is a suffix sum shared by all.
+    Args:
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them.
+        rewards: (S,).
+        offsets: (n + 1,).
+        discount: (T,) gamma^t.
+        peak: (T,) M_t.
+        sums: (3, T) sum w, sum w^2, sum w r over all trajectories, weights divided by exp(M_t).
+        psi: (n,) written.
     """
     n, horizon = offsets.size - 1, peak.size
     factor = discount * n / sums[0]
@@ -430,7 +536,7 @@ def normalised_influence(
 
 @compiled(_CONTRACT)
 def exponentials(log_values: Any, shift: float) -> Any:
-    """exp(log_values - shift) (n,), for log_values of at most shift."""
+    """Return exp(log_values - shift) (n,), for log_values of at most shift."""
     out = np.empty(log_values.size)
     for i in range(out.size):
         v = log_values[i] - shift
@@ -440,7 +546,10 @@ def exponentials(log_values: Any, shift: float) -> Any:
 
 @compiled()
 def squares_within(values: Any, strata: Any, counts: Any) -> Any:
-    """Sum of squared deviations from the mean of its stratum, for each stratum (K,)."""
+    """Sum the squared deviations from the mean of each stratum (K,).
+
+    In two passes, means first: sum x^2 - n mean^2 would lose all digits of a small spread.
+    """
     mean, squares = np.zeros(counts.size), np.zeros(counts.size)
     for i in range(values.size):
         mean[strata[i]] += values[i]
@@ -455,7 +564,10 @@ def squares_within(values: Any, strata: Any, counts: Any) -> Any:
 def dense_columns(
     log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, t0: int, out: Any
 ) -> None:
-    """out[0] = w and out[1] = w r at steps t0, t0 + 1, ... for all trajectories, (2, n, width)."""
+    """Write out[0] = w / exp(M_t) and out[1] = out[0] r at steps t0, t0 + 1, ..., (2, n, width).
+
+    A rectangle for matrix products: an ended trajectory keeps its last weight and pays 0.
+    """
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         last = min(log_w[start + length - 1], log_cap)
@@ -481,7 +593,10 @@ def segment_influence(
     ends: Any,
     out: Any,
 ) -> None:
-    """Normalised influence of each stretch of steps: `normalised_influence` cut at some steps.
+    """Compute the normalised influence of each stretch of steps, cut at some steps.
+
+    As `normalised_influence`, with suffix sums that begin anew in each stretch. A trajectory that
+    has ended takes part in every later stretch with its last weight.
 
     Args:
         log_w: (S,) log weights.
@@ -495,7 +610,7 @@ def segment_influence(
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
     horizon, stretches = peak.size, ends.size
-    floor, tail = np.empty(horizon), np.empty(horizon)  # as there, but within each stretch
+    floor, tail = np.empty(horizon), np.empty(horizon)  # within each stretch
     for j in range(stretches):
         begin = ends[j - 1] if j else 0
         low, total = np.inf, 0.0
@@ -534,7 +649,7 @@ def rival_terms(
     terms: Any,
     last: Any,
 ) -> None:
-    """What trajectories begin..end-1 would be worth had each behaviour k drawn them.
+    """Compute the terms of trajectories begin..end-1 as if each behaviour k had drawn them.
 
     Args:
         log_probs: (K, columns) log-probability of the taken action under each behaviour.
@@ -561,13 +676,15 @@ def rival_terms(
             last[k, i] = running
 
 
+# ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the
+# exponential cannot overflow. From artanh(s) = log((1 + s) / (1 - s)) / 2 with s = u / (2 + u),
+# (1 + s) / (1 - s) = 1 + u, so log1p(u) = 2 artanh(s) where s is at most 1/3: a quotient and a
+# polynomial in s^2, which vectorise, in place of library calls, which on most machines do not.
+
+
 @compiled(_CONTRACT)
 def log_sigmoid(x: Any) -> Any:
-    """Overwrite x (m, n) by ln σ(x) = min(x, 0) - log1p(exp(-|x|)), within 1e-15, and return it.
-
-    With u = exp(-|x|), log1p(u) = 2 artanh(s) where s = u / (2 + u) is at most 1/3: a quotient and
-    a polynomial, which vectorise, in place of library calls, which on most machines do not.
-    """
+    """Overwrite x (m, n) by ln σ(x) = min(x, 0) - log1p(exp(-|x|)), within 1e-15, and return it."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             value = x[i, j]
