@@ -390,6 +390,7 @@ def test_auto_magic_and_partial_mixtures_by_processes(
     assert [e.report for e in one.values()] == [e.report for e in two.values()]
 
 
+@pytest.mark.usefixtures("shared_crew")
 def test_policies_that_change_during_episodes_by_processes() -> None:
     parts = [clocked(i, [[[0.5, 0.5]], [[0.3, 0.7]]], 15).view() for i in range(3)]
     assert all((part.schedule_ids >= 0).any() for part in parts)
