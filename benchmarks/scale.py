@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym import Evaluation, Trajectories, evaluate
+from ope_gym import Evaluation, Trajectories, Weighting, evaluate
 from ope_gym.options import Compute
 from ope_gym.policies import LinearSigmoid
 
@@ -90,7 +90,11 @@ def run(case: Case) -> dict[str, Any]:
     """Evaluate in this process; return seconds, memory and the estimates."""
     parts = max(1, case.steps // PART)
     target = policies(case.behaviours)[-1]
-    options: dict[str, Any] = {"estimators": ESTIMATORS, "interval": case.interval}
+    options: dict[str, Any] = {
+        "estimators": ESTIMATORS,
+        "interval": case.interval,
+        "weighting": Weighting(mixture="all"),  # or growth with policies would end at 256
+    }
     making = np.zeros(2)  # seconds of the clock and of the processor
 
     def timed(part: int) -> Trajectories:
