@@ -64,12 +64,13 @@ def compare(study: Study, naive: Run, ours: Run, runs: int, repetitions: int) ->
         whole.append(seconds(lambda: study.run(seeds)))
     ratio = float(np.median(np.array(slow) / np.array(fast)))
     naive_run, our_run, full = (float(np.median(times)) / runs for times in (slow, fast, whole))
+    total = study.plan.runs
     print(f"{study.name}: processor seconds a run, slices of {runs} runs, {repetitions} times")
     print(f"  Gymnasium loop       {naive_run:8.3f}")
     print(f"  compiled             {our_run:8.3f}    {ratio:.0f} times as fast")
     print(
-        f"  whole study          {full:8.3f}    {study.runs:,} runs: {full * study.runs:.0f} s on "
-        f"one core; the loop {naive_run * study.runs / 60:.0f} minutes, without a truth"
+        f"  whole study          {full:8.3f}    {total:,} runs: {full * total:.0f} s on "
+        f"one core; the loop {naive_run * total / 60:.0f} minutes, without a truth"
     )
 
 

@@ -73,7 +73,7 @@ def _run_all(studies: Sequence[Study], args: argparse.Namespace, page: Path) -> 
 
 def _stopped(study: Study, args: argparse.Namespace) -> str:
     """Say how many runs a stopped study has kept."""
-    count = study.runs if args.runs is None else args.runs
+    count = study.plan.runs if args.runs is None else args.runs
     kept, _ = read_chunks(folder_of(study, args.out, args.seed), count)
     runs = sum(stop - start for start, stop in kept)
     return (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,8 +168,11 @@ def _visits(folder: str | Path, name: str) -> int:
 class Deadly(Coin):
     """The worker of its second chunk is killed, twice."""
 
-    name: ClassVar[str] = "deadly"
     folder: str = ""
+
+    @property
+    def name(self) -> str:
+        return "deadly"
 
     def run(self, seeds: Seeds) -> Runs:
         key = seeds[0].spawn_key[-1]

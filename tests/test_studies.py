@@ -14,13 +14,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from studies import STUDIES
+from studies import STUDIES, Plan
 from studies.__main__ import main
 from studies.adaptive.study import Adaptive
 from studies.bandit.study import Bandit
@@ -34,7 +34,7 @@ from studies.harness.claims import (
 )
 from studies.harness.fingerprint import _module, code_of, fingerprint
 from studies.harness.markdown import claim_section, number, tidy
-from studies.harness.registry import chosen_studies, load_study, study_class
+from studies.harness.registry import chosen_studies, load_study
 from studies.harness.report import read_results, write_report
 from studies.harness.runner import collect, conduct, label
 from studies.harness.seeds import seeds_of
@@ -49,12 +49,15 @@ ROOT = Path(__file__).parent.parent
 class Coin(Study):
     """The least of a study; `broken` runs fail, as a kill would make them."""
 
-    name: ClassVar[str] = "coin"
-    title: ClassVar[str] = "A fair coin"
-    runs: ClassVar[int] = 10
-    chunk: ClassVar[int] = 3
-
     bias: float = 0.5
+
+    @property
+    def name(self) -> str:
+        return "coin"
+
+    @property
+    def plan(self) -> Plan:
+        return Plan("heads or tails", runs=10, chunk=3)
 
     def run(self, seeds: Seeds) -> Runs:
         keys = [seed.spawn_key[-1] for seed in seeds]
@@ -220,9 +223,9 @@ def test_impossible_numbers_are_refused(tmp_path: Path, wrong: dict[str, Any]) -
 def test_results_do_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on workers: test_a_killed_command_goes_on_where_it_was compares those."""
     study = Bandit(sizes=(20, 50), probabilities=(0.1, 0.9, 1.0))
-    monkeypatch.setattr(Bandit, "chunk", 15)
+    monkeypatch.setitem(STUDIES, "bandit", STUDIES["bandit"]._replace(chunk=15))
     large = collect(study, tmp_path / "large", runs=40, seed=1, progress=False)
-    monkeypatch.setattr(Bandit, "chunk", 7)
+    monkeypatch.setitem(STUDIES, "bandit", STUDIES["bandit"]._replace(chunk=7))
     small = collect(study, tmp_path / "small", runs=40, seed=1, progress=False)
     for name in large:
         np.testing.assert_array_equal(large[name], small[name])
@@ -554,7 +557,7 @@ def test_each_study_has_the_name_of_its_folder() -> None:
         *STUDIES,
         "harness",
     }
-    assert [study_class(name).name for name in STUDIES] == list(STUDIES)
+    assert [load_study(name).name for name in STUDIES] == list(STUDIES)
 
 
 def test_the_list_names_all_studies_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from agents import MonteCarloControl
 from agents import blackjack as rules
 from ope_gym import Trajectories, evaluate_log_probs
 from ope_gym.policies import EpsilonGreedyTable
+from studies import STUDIES
 from studies.blackjack import simulation
 from studies.blackjack import study as blackjack
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED
@@ -128,7 +129,7 @@ def small() -> Summary:
 def test_runs_depend_on_their_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = seeds_of(5, (0, 4), "blackjack")
     whole, again = SMALL.run(seeds), SMALL.run(seeds)
-    monkeypatch.setattr(blackjack.Blackjack, "chunk", 3)
+    monkeypatch.setitem(STUDIES, "blackjack", STUDIES["blackjack"]._replace(chunk=3))
     kept = collect(SMALL, tmp_path, runs=4, seed=5, progress=False)
     for name in whole:
         np.testing.assert_array_equal(whole[name], again[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,6 @@ _LONGEST = 60  # 2^-60 is below rounding
 @dataclass(frozen=True)
 class Adaptive(Study):
     """Simulate in each run one learned target and some sequences that stop at their first zero."""
-
-    name: ClassVar[str] = "adaptive"
-    title: ClassVar[str] = "adaptive: policies that learn from the data (section 3.3)"
-    runs: ClassVar[int] = 1000
-    chunk: ClassVar[int] = 50
-    takes: ClassVar[str] = "half a minute"
 
     arms: int = 10
     draws: int = 30  # by each behaviour policy

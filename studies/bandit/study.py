@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,12 +31,6 @@ CHECKED = 0.02  # share of runs, besides the first, that the library does again 
 @dataclass(frozen=True)
 class Bandit(Study):
     """Compare the MSE of BIS, NIS, EA and ω* as a function of p."""
-
-    name: ClassVar[str] = "bandit"
-    title: ClassVar[str] = "bandit: one behaviour, 20 actions (figure 1, table 1)"
-    runs: ClassVar[int] = 10_000
-    chunk: ClassVar[int] = 500
-    takes: ClassVar[str] = "half a minute"
 
     actions: int = 20
     sizes: tuple[int, ...] = (50, 100, 200, 500, 1000)

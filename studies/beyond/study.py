@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,12 +52,6 @@ NAMES = (*ASKED[:2], UNSHRUNK, *ASKED[2:])
 @dataclass(frozen=True)
 class Beyond(Study):
     """Measure the RMSE relative to NFIS."""
-
-    name: ClassVar[str] = "beyond"
-    title: ClassVar[str] = "beyond: estimators with a q model against NFIS"
-    runs: ClassVar[int] = 400
-    chunk: ClassVar[int] = 10
-    takes: ClassVar[str] = "an hour"
 
     truth_rollouts: int = 10_000
     every: int = 10  # only every 10th run has all cases; the others CartPole with a linear q, fast

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,13 +37,6 @@ SCHEDULES = ("ε¹", "ε²")
 @dataclass(frozen=True)
 class Blackjack(Study):
     """Compare estimators of the value of the last policy by their MSE."""
-
-    name: ClassVar[str] = "blackjack"
-    title: ClassVar[str] = "blackjack: the last policy of Monte-Carlo control (table 3)"
-    runs: ClassVar[int] = 2000
-    chunk: ClassVar[int] = 50
-    takes: ClassVar[str] = "half a minute"
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"reward_model": "cross-fit"},)
 
     episodes: int = 5000  # to learn from
     every: int = 500  # episodes between snapshots

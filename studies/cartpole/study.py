@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,16 +36,6 @@ SOURCES = ("fresh", "in-sample")
 @dataclass(frozen=True)
 class CartPole(Study):
     """Compare estimators of the value of θ_10 by their RMSE."""
-
-    name: ClassVar[str] = "cartpole"
-    title: ClassVar[str] = "cartpole: the last policy of PoWER from ten before it (table 2)"
-    runs: ClassVar[int] = 400
-    chunk: ClassVar[int] = 10
-    takes: ClassVar[str] = "two minutes"
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"env": "CartPole-v0"},
-        {"weighting": "reward-to-go"},
-    )
 
     env: Literal["CartPole-v1", "CartPole-v0"] = "CartPole-v1"
     iterations: int = 10

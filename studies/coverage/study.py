@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,6 @@ _ENV: Final = "CartPole-v1"
 @dataclass(frozen=True)
 class Coverage(Study):
     """Draw in each run data sets of all sources for some regimes of the grid, and of CartPole."""
-
-    name: ClassVar[str] = "coverage"
-    title: ClassVar[str] = "coverage: how often intervals contain the value, and how wide they are"
-    runs: ClassVar[int] = 100
-    chunk: ClassVar[int] = 1
-    takes: ClassVar[str] = "5 minutes"
 
     level: float = 0.95
     resamples: int = 200  # of a bootstrap

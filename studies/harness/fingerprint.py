@@ -23,7 +23,6 @@ Definition: TypeAlias = tuple[Path, str]  # a file and a name in it; * is all of
 _ROOT = Path(__file__).parents[2]
 _LIBRARY = ("ope_gym", "agents", "wrappers")
 _AFTER = {"summarise", "claims", "table", "picture"}  # methods that use finished runs
-_WORDS = {"title", "takes", "runs", "chunk", "variants"}  # fields that do not change a run
 _IGNORED = {"studies.harness.study"}  # the base class and type aliases compute nothing
 
 
@@ -109,15 +108,8 @@ def _stripped(node: ast.stmt) -> ast.stmt:
     """Return a copy without docstrings and, if it is a study, without all that follows its runs."""
     copy: ast.stmt = ast.parse(ast.unparse(node)).body[0]
     if isinstance(copy, ast.ClassDef) and "Study" in map(ast.unparse, copy.bases):
-        copy.body = [part for part in copy.body if _name(part) not in _AFTER | _WORDS]
+        copy.body = [part for part in copy.body if getattr(part, "name", "") not in _AFTER]
     for part in ast.walk(copy):
         if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) is not None:
             part.body = part.body[1:] or [ast.Pass()]
     return copy
-
-
-def _name(node: ast.stmt) -> str:
-    """Return the name that a statement of a class body defines."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id
-    return getattr(node, "name", "")

@@ -53,7 +53,7 @@ def chosen_studies(name: str, pairs: Sequence[str]) -> list[Study]:
         }
         studies.append(kinds[each](**settings))
         if name == "all" and not given:
-            studies += [kinds[each](**variant) for variant in kinds[each].variants]
+            studies += [kinds[each](**variant) for variant in STUDIES[each].variants]
     return studies
 
 
@@ -61,9 +61,9 @@ def listed_studies() -> list[str]:
     """Return one line for each study and one for each of its fields, for the help."""
     lines = []
     for name in STUDIES:
-        kind = study_class(name)
-        lines.append(f"  {name}: {kind.runs} runs{kind.takes and f', {kind.takes}'}")
-        for field, (hint, default) in fields(kind).items():
+        plan = STUDIES[name]
+        lines.append(f"  {name}: {plan.runs} runs{plan.takes and f', {plan.takes}'}")
+        for field, (hint, default) in fields(study_class(name)).items():
             usual = json.dumps(default, ensure_ascii=False).strip('"')
             lines.append(f"    {field}={usual}  ({described(hint)})")
     return lines

@@ -82,7 +82,7 @@ def read_results(out: Path) -> list[dict[str, Any]]:
 
     A file that is no result is named on stderr and left out.
     """
-    found = []
+    found, order = [], list(STUDIES)
     for path in sorted(out.glob("*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def read_results(out: Path) -> list[dict[str, Any]]:
                 found.append(result)
         except (ValueError, KeyError, TypeError):
             print(f"{path} is not the result of a study and is left out", file=sys.stderr)
-    return sorted(found, key=lambda r: (STUDIES.index(r["study"]), bool(r["changed"]), r["label"]))
+    return sorted(found, key=lambda r: (order.index(r["study"]), bool(r["changed"]), r["label"]))
 
 
 def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> str:

@@ -50,7 +50,7 @@ def conduct(
     Returns:
         The content of LABEL.json, see `label`.
     """
-    count = study.runs if runs is None else runs
+    count = study.plan.runs if runs is None else runs
     if count < 1 or workers < 1 or seed < 0:
         raise ValueError(f"{runs=}, {workers=}, {seed=}: give at least 1, 1 and 0")
     data = collect(study, out, runs=count, seed=seed, workers=workers, ray=ray, progress=progress)
@@ -60,7 +60,7 @@ def conduct(
     result = {
         "study": study.name,
         "label": label(study),
-        "title": study.title,
+        "title": f"{study.name}: {study.plan.title}",
         "runs": count,
         "seed": seed,
         "version": ope_gym.__version__,
@@ -92,7 +92,8 @@ def collect(
     folder = folder_of(study, out, seed)
     folder.mkdir(parents=True, exist_ok=True)
     kept, damaged = read_chunks(folder, runs)
-    chunk = min(study.chunk, math.ceil(runs / workers))  # so that few runs keep all workers busy
+    # so that few runs keep all workers busy
+    chunk = min(study.plan.chunk, math.ceil(runs / workers))
     todo = list(missing(sorted(kept), runs, chunk))
     done = runs - sum(stop - start for start, stop in todo)
     if damaged:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from studies import STUDIES, Plan
 from studies.harness.claims import Claim
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ class Study(ABC):
     `claims`, `table` and `picture` get the summary as plain data.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    runs: ClassVar[int]  # default of --runs
-    chunk: ClassVar[int]  # a worker does this many runs at once, and they share one file
-    takes: ClassVar[str] = ""  # rough duration with two workers
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # other settings that `all` runs as well
+    @property
+    def name(self) -> str:
+        """Return the name of the study, which is that of its folder."""
+        return type(self).__module__.split(".")[1]
+
+    @property
+    def plan(self) -> Plan:
+        """Return how many runs there are by default, and the like."""
+        return STUDIES[self.name]
 
     def run(self, seeds: Seeds) -> Runs:
         """Return the results of one run for each seed, stacked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,12 +38,6 @@ _LEVELS = np.linspace(0, 1, 101)
 @dataclass(frozen=True)
 class Lemmas(Study):
     """Draw in each run one random problem of one step and one of several steps."""
-
-    name: ClassVar[str] = "lemmas"
-    title: ClassVar[str] = "lemmas: several behaviours, random problems (lemmas 1 and 2)"
-    runs: ClassVar[int] = 1000
-    chunk: ClassVar[int] = 50
-    takes: ClassVar[str] = "half a minute"
 
     actions: int = 4  # at most
     behaviours: int = 3  # at most
