@@ -6,14 +6,14 @@
 Behaviours 0, 1, ... are rounds in the order of time. The q of round k is learned from earlier
 rounds alone (`past_only` in `ope_gym.models.base`), the weights are basic, and h_k is known before
 round k: given the past, each Gamma has the mean J, so h (Gamma - J) is a sequence of martingale
-differences.
-Fused weights have no such property: their mixture contains policies shaped by later rewards.
+differences. Fused weights have no such property: their mixture contains policies shaped by later
+rewards.
 
     SE^2 = sum_i h_b(i)^2 (Gamma_i - J)^2 / (sum_i h_b(i))^2
 
 `ope_gym.weights.rounds` takes h_k proportional to 1 / sigma_k, which makes all rounds equally
-noisy, as the central limit theorem for martingales asks; sigma_k^2 is the variance of
-Gamma under behaviour k as earlier episodes, reweighted to it, let one expect it.
+noisy, as the central limit theorem for martingales asks; sigma_k^2 is the variance of Gamma under
+behaviour k, estimated from earlier episodes by importance weighting.
 
 Exact: with h fixed in advance (for example all 1) the mean of the estimate is J, for any learner
 and any past-only q, if each behaviour can do whatever the target can, and if policies change only

@@ -6,17 +6,23 @@
     h = min(1, (3 SE_{N-W} / (N - W))^2)
     V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 4)
 
-W is FWDR with weights clipped at sqrt(n) times their mean at each step. The clipped share, from
-influence values of NFIS and FWDR with those weights, centred within behaviours, is how much of the
-correction lowers the variance: a free meter of the q model. With a useless one it is 0, and J is
-NFIS. N and W estimate the same: where they are more than three standard errors apart the influence
-values miss something, episodes that the sample lacks as a rule; then h takes c back, and the result
-says so. W corrects the model by a noisy term d; the smaller d is beside its noise, the more of it
-is left out: most below half a standard error. The error stays that of N - c (N - W): what k takes
-out is not claimed as precision. ESS and verdict are those of the weights before clipping. Bootstrap
-replicates keep c, the amount left out and the clip. The clipped share is optimal for NFIS and FWDR
-that are both clipped; N is not, so that for N and W it is near the optimum, not exactly there.
-Without a q model J is NFIS.
+W is FWDR with weights clipped at sqrt(n) times their mean at each step.
+
+c: the blend (1 - c) N + c W has the variance |psi_N - c (psi_N - psi_W)|^2 / n^2, which is least
+for the quotient in c, the slope of psi_N on psi_N - psi_W. It measures the q model: with a useless
+one it is 0, and J is NFIS. Both influence values here are those with clipped weights, centred
+within behaviours; N itself is not clipped, so for N and W c is near the optimum, not exactly there.
+
+h: N and W estimate the same value. Where they are more than three standard errors apart, the
+standard error is too small, as a rule because the sample lacks rare episodes; then h lowers c, and
+the verdict says so.
+
+k: W corrects DM by a noisy term d. The smaller d is beside its standard error, the more of it is
+left out: most of it below half a standard error. The reported error stays that of N - c (N - W):
+leaving out noise is not claimed as precision.
+
+ESS and verdict are those of the weights before clipping. Bootstrap replicates keep c, the amount
+left out and the clip. Without a q model J is NFIS.
 
 Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no episode
 went, and is too small where a fitted q explains almost everything else (one step, little noise, a
@@ -42,7 +48,7 @@ _DOUBT = 0.25  # of a squared standard error beside which a correction counts
 
 
 def auto(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute auto; see the head of the module."""
+    """Compute the blend of NFIS, FWDR and DM that the head of this module derives."""
     column = setting.column(c)
     wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma),)
     totals, *starts = yield (*wanted, Starts()) if setting.has_q else wanted
@@ -85,7 +91,7 @@ def clip_of(columns: Columns, n: int) -> Clip | None:
 def blend(
     plain: Computed, calm: FloatArray, robust: Computed, start: FloatArray, groups: IntArray
 ) -> Computed:
-    """Blend NFIS and FWDR; see the head of the module.
+    """Blend NFIS and FWDR, as the head of this module derives.
 
     Args:
         plain: NFIS.
@@ -150,7 +156,7 @@ def _relative_error(gap: float, influence: FloatArray, groups: IntArray) -> floa
 
 def calibration(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> float:
     """Return the c in [0, 1] for which (1 - c) plain + c corrected varies least within groups."""
-    groups = join_single(groups)  # else those of several trajectories decide alone
+    groups = join_single(groups)  # else groups of one would not count
     base = centre(plain, groups)
     with np.errstate(invalid="ignore"):  # of values that are not finite
         change = base - centre(corrected, groups)

@@ -40,7 +40,7 @@ class OneStep:
 
 
 def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute EA.
+    """Compute the empirical average.
 
     Influence values: psi_i = v(x_i) + w_i (r_i - r(x_i, a_i)), w_i = n_x pi_e(a_i|x_i) / n_x,a.
     For the standard error residuals are scaled by sqrt(n_x,a / (n_x,a - 1)).
@@ -91,7 +91,7 @@ def _never_sampled(missing: float) -> tuple[str, ...]:
 def _sampled_once(share: float) -> tuple[str, ...]:
     if share <= 0:
         return ()
-    return (f"{share:.0%} of it rests on actions sampled once: the error is too small",)
+    return (f"{share:.0%} of the weight is on actions sampled only once: the error is too small",)
 
 
 def _replicates(

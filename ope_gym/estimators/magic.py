@@ -9,7 +9,7 @@ the model beyond. MAGIC is J = sum_j x_j g_j over about ten cuts j, with x >= 0,
     x = argmin x' (Omega + b b') x,
 
 Omega the covariance of the g_j from their influence values inside strata, and b_j the distance of
-g_j from the ess-t interval of WDR at `LEVEL` (0 inside it): what the data prove of its bias. The
+g_j from the ess-t interval of WDR at `LEVEL` (0 inside it): the least bias that the data prove. The
 error of WDR itself counts as variance only, as if it had no bias.
 
 A higher level believes the model more: better with a right one, worse with a wrong one.
@@ -106,7 +106,9 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     weight = float(found.weights[0])
     cautions: tuple[str, ...] = ()
     if weight > 0.5:
-        cautions = (f"{weight:.0%} of it is the q model alone, whose error no interval shows",)
+        cautions = (
+            f"{weight:.0%} of the estimate is the q model alone, whose error no interval shows",
+        )
     replicates = None
     if setting.draws is not None and means and np.isfinite(found.value):
         replicates = bootstrap_magic(found, means[0], setting.draws.means(start), setting.gamma)

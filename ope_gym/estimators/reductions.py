@@ -5,10 +5,11 @@ parts are merged in the order of the chunks, and the total is taken once, at the
 chunks are never averaged. So an estimator is written once, and runs over one chunk in memory, over
 files, over processes or on a cluster.
 
-Weights at step t are held as sums scaled by exp(-M_t), M_t the log of the largest weight so far: a
-larger one rescales what is there, and nothing overflows. The longest episode of a chunk says
-nothing about the others. Beyond it all trajectories of the chunk keep their last weight, so its
-sums are extended by the sums of its last weights.
+Sums of weights at step t are divided by exp(M_t), M_t the log of the largest weight so far. When
+parts are merged the larger M_t wins, and the sums of the other part are multiplied by
+exp(M_old - M_new) <= 1 (by its square for sum w^2), so nothing overflows. Another chunk may have
+longer episodes: beyond its own longest one all trajectories of a chunk have ended and keep their
+last weight, so its sums are extended by the sums of its last weights.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class StepTotals:
         psi: (n,) plain influence values sum_t gamma^t w r; NaN if all weights are zero.
         log_last: (n,) log of each trajectory's last weight, after the cap.
         capped_share: share of the steps whose weight was clipped by the cap.
-        mean_clipped: share of the steps whose weight was above the clip.
+        clipped_share: share of the steps whose weight was above the clip.
     """
 
     columns: Columns
@@ -196,7 +197,7 @@ class StepSums:
         log_w, pay, offsets = self.column.of(chunk)
         log_cap = self.column.log_cap
         peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
-        if peak.max() > 700.0:  # not a float64 any more: infinite, and the verdict says so
+        if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
             psi = np.zeros(psi.size)
