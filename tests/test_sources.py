@@ -305,7 +305,7 @@ def test_episodes_that_change_between_passes_are_refused(block_steps: int) -> No
             evaluate(given(sizes), r.target, "NFIS", compute=compute)
     if block_steps == 4:
         turned = iter([slice(None), slice(None, None, -1)])
-        with pytest.raises(ValueError, match="or of other policies: files must not change"):
+        with pytest.raises(ValueError, match="episodes of other policies: files must not change"):
             evaluate(
                 lambda: r.trajectories.select(episodes=next(turned)), 0, "NFIS", compute=compute
             )

@@ -107,6 +107,6 @@ def joined(strata: IntArray) -> IntArray:
     if lone < 2 * NEIGHBOURS:
         return strata
     last = lone // NEIGHBOURS - 1
-    names = last + np.cumsum(~single)  # of the others, after those of the single ones
+    names = last + np.cumsum(~single)  # numbers of the other strata, after the joined ones
     names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)
     return np.asarray(names[order])

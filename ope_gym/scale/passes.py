@@ -1,8 +1,8 @@
 """Passes over the episodes of a source: weigh them, and make the parts of reductions.
 
 A pass is done task by task and merged in the order of the tasks, which depend on the files alone.
-So one process, several, or a Ray cluster give the same bits. A task is a function of its item and
-of the job, and of nothing else: done twice, because a worker was lost, it gives the same bits.
+So one process, several, or a Ray cluster give equal results to the last bit. The result of a task
+depends on its item and the job alone: computed again, because a worker was lost, it is the same.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Job:
 
     @property
     def parted(self) -> bool:
-        """Whether mixtures are of a part of the behaviours."""
+        """Whether mixtures are partial, see `ope_gym.weights.mixtures`."""
         return int(self.groups.max()) > 0
 
     def chunks(self, task: Task, ids: IntArray) -> Iterator[tuple[str, Trajectories, slice]]:
-        """Yield where some episodes are from, the episodes, and their place in the task."""
+        """Yield the episodes of a task in chunks: origin, episodes, place in the task."""
         starts = np.array([plan[0][1] for plan in self.behaviours.plans])
         begin = 0
         for name, chunk in self.source.chunks(task):
@@ -114,7 +114,7 @@ class Job:
         baseline: Baseline | None = None,
         bases: dict[str, FloatArray] | None = None,
     ) -> Weighted:
-        """Weigh some episodes.
+        """Compute the importance weights of some episodes.
 
         Args:
             data: the episodes.
@@ -236,13 +236,13 @@ def has_densities(data: Trajectories) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A task, with what its episodes need.
+    """A task with the behaviours, folds and reductions of its episodes.
 
     Args:
         task: the task.
         ids: (n,) behaviours of its episodes.
         fold: (n,) their folds; None without a q model.
-        requests: the reductions, with what they need of these episodes.
+        requests: the reductions, cut to these episodes.
     """
 
     task: Task

@@ -30,7 +30,7 @@ from ope_gym.scale.workers import Workers
 
 
 class HasBuffer(Protocol):
-    """A recorder of a training loop."""
+    """A recorder, with the episodes that it finished."""
 
     @property
     def buffer(self) -> Viewable:
@@ -47,10 +47,10 @@ class Piece:
     """Episodes of one part of a source.
 
     Args:
-        name: where it is from, for people.
+        name: of its file or function, for messages.
         content: some blocks of a section of a file, without its policies, which the source has
             once for all pieces; or a function that makes trajectories.
-        numbers: those of its policies and schedules among all.
+        numbers: of its policies and schedules in the whole source.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Source:
         return resolve_policy(self.policies, self._number(target))
 
     def name_of(self, target: Target) -> str:
-        """Return "policy 3", and of several files one that has it; "the target" if none.
+        """Return a name such as "policy 3, of run.ope"; "the target" if it was not recorded.
 
         The file is the first that has the policy; the last one if the target is "last".
         """
@@ -137,7 +137,7 @@ class Source:
         return f"policy {number}" + (f", of {owner}" if len(self.owners) > 1 and owner else "")
 
     def _number(self, target: Target) -> Target:
-        """Replace "last" by the last policy of the last file, as its own table has it."""
+        """Replace "last" by the number of the last policy of the last file."""
         if not (isinstance(target, str) and target == "last" and self.owners):
             return target
         name, own = self.owners[-1]
@@ -151,7 +151,7 @@ class Source:
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
         """Yield the episodes of a task with the name of their origin; small pieces are joined.
 
-        A task whose episodes are not those of the survey is refused.
+        Raises if the episodes are not those listed when the source was opened.
         """
         names: list[str] = []
         waiting: list[Trajectories] = []
@@ -181,9 +181,9 @@ def changed(task: Task, found: int) -> ValueError:
     """Return the error for files that changed between two passes."""
     expected = task.episodes.stop - task.episodes.start
     return ValueError(
-        f"{task.name} had {expected} episodes in the first pass and {found} in a later one, or of "
-        "other policies: files must not change while they are read; close the recorder, and give "
-        "functions that always make the same episodes"
+        f"{task.name} had {expected} episodes in the first pass and {found} in a later one, or "
+        "episodes of other policies: files must not change while they are read; close the "
+        "recorder, and give functions that always make the same episodes"
     )
 
 
@@ -209,7 +209,7 @@ def _held_out(tags: Any, wanted: bool | None) -> bool:
     if wanted and not tags.any():
         raise ValueError(
             f"held_out is True, but none of the {len(tags)} episodes is held out: record with a "
-            "held-out share, or use held_out=False and take the result for optimistic"
+            "held-out share, or use held_out=False and expect an optimistic result"
         )
     return bool(tags.any()) if wanted is None else wanted
 
@@ -263,7 +263,7 @@ class _Part:
     """A section of a file, or what a function makes.
 
     Args:
-        name: where it is from, for people.
+        name: of its file or function, for messages.
         roster: of its episodes.
         content: the section without its policies and its table, or the function.
         counts: (B,) episodes of each block.
@@ -384,7 +384,7 @@ def _listed(episodes: Any) -> list[Any]:
 
 
 def _seen(i: int, one: Any) -> Any:
-    """Return a file as it is here and now: workers may have other working directories or files."""
+    """Return a file with its full path and state: workers may have other working directories."""
     if isinstance(one, str | os.PathLike):
         return SeenFile.of(one)
     if hasattr(one, "view"):
@@ -398,7 +398,7 @@ def _seen(i: int, one: Any) -> Any:
 
 
 def _check_different(files: Sequence[SeenFile]) -> None:
-    """Refuse a file that is named twice: its episodes would be taken for twice as many."""
+    """Refuse a file that is named twice: its episodes would count twice."""
     known: dict[object, str] = {}
     for file in files:
         place: object = os.path.realpath(file.path)
@@ -415,7 +415,7 @@ def _check_different(files: Sequence[SeenFile]) -> None:
 
 
 def _check_copies(parts: Sequence[_Part]) -> None:
-    """Refuse a copy of a file."""
+    """Refuse a copy of a file: its episodes would count twice."""
     known: dict[object, str] = {}
     for part in parts:
         if isinstance(part.content, FileSection) and len(part.roster):
@@ -429,14 +429,14 @@ def _check_copies(parts: Sequence[_Part]) -> None:
 
 
 def _check_comparable(part: _Part) -> None:
-    """Refuse policies that a function made elsewhere, if their copies would be different ones."""
+    """Refuse policies made by a function in a worker if equal ones cannot be recognised."""
     if isinstance(part.content, FileSection):
         return
     for policy in part.roster.policies:
         if type(policy).__eq__ is object.__eq__:
             raise TypeError(
-                f"{part.name} has the policy {policy!r}, of a class without __eq__: made in other "
-                "processes, equal ones could not be told; give files or trajectories, define "
+                f"{part.name} has the policy {policy!r}, of a class without __eq__: copies from "
+                "other processes cannot be compared; give files or trajectories, define "
                 "__eq__ and __hash__, or use workers=1 without Ray"
             )
 

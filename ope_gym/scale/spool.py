@@ -44,8 +44,8 @@ def scratch_folder(scratch: PathLike | None) -> Iterator[Path | None]:
 class Spool:
     """The weighted chunks of one task; without the folder they are dropped.
 
-    A file is there whole or not at all, and whoever does not find it weighs again. So it does not
-    matter if some workers cannot see the folder, or if one is killed while it writes.
+    A file is there whole or not at all, and a worker that finds none computes the weights again.
+    So workers may lack the folder, or be killed while they write.
 
     Args:
         folder: on a disk with room for all, or None.

@@ -66,7 +66,7 @@ def compute(function: bytes, item: bytes, place: str) -> bytes:
     Args:
         function: to be called, packed.
         item: its argument, packed.
-        place: name of this worker, for people.
+        place: name of this worker, for messages.
     """
     import cloudpickle
 

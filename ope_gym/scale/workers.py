@@ -1,11 +1,11 @@
 """Compute one function over many items: in this process, in other processes, or on Ray.
 
-A result may depend on its item alone, to the last bit, so it does not matter who computes it, when,
-or how often. Each item is computed in one thread, because BLAS and torch add numbers in another
-order, to other bits, with several. Errors and warnings of a worker appear here as if the item had
-been computed here.
+A result depends on its item alone, to the last bit, so any worker may compute it, at any time and
+more than once. Each item is computed in one thread, because BLAS and torch add numbers in another
+order with several, which changes the last bits. Errors and warnings of a worker appear here as if
+the item had been computed here.
 
-Local processes are those of loky, which joblib brings along. Its executor is used directly rather
+Local processes come from loky, which is part of joblib. Its executor is used directly rather
 than `joblib.Parallel`, whose results pile up in memory if one item is slow or the caller is.
 """
 
@@ -147,7 +147,7 @@ class LocalProcesses(Pool):
     def send(self, function: Any, item: bytes) -> Any:
         """Send an item to a process; the first one starts them all."""
         # A terminal sends Ctrl-C to workers, too, which would print a traceback each. So they
-        # inherit that it is ignored: they may be importing when it comes.
+        # start with the signal ignored: it may come while they are still importing.
         quiet = nullcontext() if self._started else ignoring_interrupts()
         with _telling_of_lost_processes(), quiet:
             handle = self._pool.submit(compute, function, item, "a worker process")

@@ -55,7 +55,7 @@ class Behaviours:
         return BehaviourRows(data, self, only_own, episodes)
 
     def part(self, members: IntArray, ids: IntArray) -> Behaviours:
-        """Return some of the behaviours, numbered anew; `ids` are those of their trajectories."""
+        """Return some of the behaviours, numbered anew; `ids` number their trajectories."""
         plans = tuple(self.plans[k] for k in members)
         policies = np.unique([policy for plan in plans for _, policy in plan])
         return Behaviours(ids, self.counts[members], plans, ids, policies, self.available)

@@ -2,8 +2,8 @@
 
     w_i,t = P_e,t / sum_{k in g} (n_k / n_g) P_k,t,   g the group of i's behaviour, n_g its episodes
 
-The behaviours are parted into groups by their order and their numbers of episodes, by nothing else
-that happened; so these numbers must not depend on outcomes, as the weights of any mixture ask. Then
+The behaviours are split into groups by their order and their numbers of episodes alone. These
+numbers must not depend on outcomes, as for any mixture. Then
 each group by itself is a data set with its own mixture, its FIS is unbiased wherever some behaviour
 *of the group* can do what the target can, and so is the mean of all; NFIS stays consistent. Groups
 of one are basic weights, one group of all is the whole mixture. Evaluating the policies costs steps

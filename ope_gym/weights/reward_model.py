@@ -55,7 +55,7 @@ def cross_fitted_log_weights(
 
 
 def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-    """Learn the mean (S,) and variance (S,) of the reward at every step, from those of a mask.
+    """Learn the mean (S,) and variance (S,) of the reward at every step, from the steps of `fit`.
 
     Discrete observations: the mean and variance of each (observation, action); otherwise a linear
     regression on observation and action with one variance.

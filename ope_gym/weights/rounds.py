@@ -24,8 +24,8 @@ def stable_weights(
 
         sigma_k^2 = sum_{i before k} u (Gamma_i,k - mean)^2 / sum u,   u = P_k / mixture of the past
 
-    Gamma_i,k is episode i with weights P_e / P_k and the residuals of its own round: those of round
-    k would need its q on all earlier episodes, and differ little in how h changes. h_0 = 1; where
+    Gamma_i,k is episode i with weights P_e / P_k and the residuals of its own round: residuals of
+    round k would need its q on all earlier episodes, and change h little. h_0 = 1; where
     the past is too unlike behaviour k to say (an effective number of episodes below 5), h is that
     of the round before; h is kept within a factor 10 of 1.
 
