@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from studies.harness.pictures import BLACK, BLUE, GREEN, RED, dress, legend_below, new_figure
+from ope_gym.report.canvas import INK, dress
+from studies.harness.pictures import BLUE, GREEN, RED, legend_below, new_figure
 from studies.harness.study import Summary
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def adaptive_figure(summary: Summary) -> Figure:
     right.set_title("Target learned from data (± 3 standard errors)", loc="left", fontsize=10)
     dress(right, "", "bias")
     for ax in (left, middle, right):
-        ax.axhline(0.0, color=BLACK, lw=0.8)
+        ax.axhline(0.0, color=INK, lw=0.8)
         legend_below(ax, 3)
     return figure
 
@@ -70,5 +71,5 @@ def _bars(
     x = np.arange(len(names))
     for g, (label, (values, errors, colour)) in enumerate(groups.items()):
         bars = None if errors is None else 3 * np.array(errors, dtype=np.float64)
-        ax.bar(x + 0.4 * g - 0.2, values, 0.38, yerr=bars, color=colour, label=label, ecolor=BLACK)
+        ax.bar(x + 0.4 * g - 0.2, values, 0.38, yerr=bars, color=colour, label=label, ecolor=INK)
     ax.set_xticks(x, names, rotation=60)

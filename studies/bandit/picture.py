@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from studies.harness.pictures import BLACK, BLUE, GREEN, RED, dress, new_figure
+from ope_gym.report.canvas import INK, dress
+from studies.harness.pictures import BLUE, GREEN, RED, new_figure
 from studies.harness.study import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {"BIS": BLUE, "NIS": RED, "EA": GREEN, "ω*": BLACK}
+_COLOURS = {"BIS": BLUE, "NIS": RED, "EA": GREEN, "ω*": INK}
 _SEEN = (3e-7, 0.06)  # range of the axes of MSEs and variances
 
 
@@ -72,7 +73,7 @@ def _weights(axes: Sequence[Axes], summary: Summary) -> None:
     ratio = np.linspace(0.3, 2.3, 100)
     for ax, mass in zip(axes, (0.01, 0.5, 0.99), strict=True):
         entry = {0.01: ratio, 0.5: 2 / (1 + 1 / ratio), 0.99: np.ones_like(ratio)}[mass]
-        ax.plot(ratio, entry, color=BLACK, label="paper's entry")
+        ax.plot(ratio, entry, color=INK, label="paper's entry")
         chosen = sorted({summary["sizes"][0], summary["sizes"][-1]})
         for n, colour, shift in zip(chosen, (RED, BLUE), (-0.01, 0.01), strict=False):
             rows = [r for r in summary["table_1"] if r["n"] == n and r["target"] == mass]

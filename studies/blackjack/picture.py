@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ope_gym.report.canvas import INK, dress
 from studies.blackjack.claims import PAPER
-from studies.harness.pictures import BLACK, BLUE, GREEN, RED, dots, dress, legend_below, new_figure
+from studies.harness.pictures import BLUE, GREEN, RED, dots, legend_below, new_figure
 from studies.harness.study import Summary
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def blackjack_figure(summary: Summary) -> Figure:
     axes = figure.subplots(1, 3, width_ratios=[1, 1, 1.2])
     for s, (ax, name) in enumerate(zip(axes, schedules, strict=False)):
         dots(ax, names, schedules[name]["mse_percentiles"], 0.12, BLUE, "ours")
-        dots(ax, names, [PAPER[name][e] for e in names], -0.12, BLACK, "paper")
+        dots(ax, names, [PAPER[name][e] for e in names], -0.12, INK, "paper")
         plain = summary["plain"][s]
         label = f"{summary['games']:,} games of the target"
         ax.axvline(plain, color=GREEN, lw=1, ls="--", label=label)
@@ -50,7 +51,7 @@ def blackjack_figure(summary: Summary) -> Figure:
         error = [3000 * found["pairs"]["difference_error"][i][j] for i, j in at]
         y = np.arange(len(shown)) + shift
         right.errorbar(value, y, xerr=error, fmt="o", ms=4, lw=1.3, color=colour, label=name)
-    right.axvline(0.0, color=BLACK, lw=0.8)
+    right.axvline(0.0, color=INK, lw=0.8)
     right.set_yticks(np.arange(len(shown)), [f"{a} − {b}" for a, b in shown])
     right.invert_yaxis()
     legend_below(right, 2)

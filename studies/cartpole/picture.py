@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from ope_gym.report.canvas import INK, dress
 from studies.cartpole.claims import PAPER
-from studies.harness.pictures import (
-    BLACK,
-    BLUE,
-    GREEN,
-    PINK,
-    RED,
-    dots,
-    dress,
-    legend_below,
-    new_figure,
-)
+from studies.harness.pictures import BLUE, GREEN, PINK, RED, dots, legend_below, new_figure
 from studies.harness.study import Summary
 
 if TYPE_CHECKING:
@@ -42,12 +33,12 @@ def cartpole_figure(summary: Summary) -> Figure:
             sources[label]["bias"], y, xerr=error, fmt="o", ms=4, lw=1.3, color=colour, label=label
         )
     paper = [PAPER.get(name, (np.nan,) * 3) for name in names]
-    dots(left, names, paper, -0.22, BLACK, "paper")
+    dots(left, names, paper, -0.22, INK, "paper")
     left.set_xscale("log")
     title = "RMSE, 5th to 95th percentile of a bootstrap over runs"
     left.set_title(title, loc="left", fontsize=10)
     dress(left, "RMSE", "")
-    middle.axvline(0.0, color=BLACK, lw=0.8)
+    middle.axvline(0.0, color=INK, lw=0.8)
     middle.set_xscale("symlog", linthresh=_LINEAR)
     middle.set_title("Bias ± 3 standard errors", loc="left", fontsize=10)
     dress(middle, f"bias (linear from −{_LINEAR:g} to {_LINEAR:g}, logarithmic beyond)", "")

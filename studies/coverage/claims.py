@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from itertools import product
 
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED, Claim, Evidence
 from studies.harness.study import Summary
@@ -49,16 +50,11 @@ def _ess_t(summary: Summary) -> Claim:
 
 def _better(summary: Summary) -> Claim:
     """Return the claim that ess-t covers better than the normal interval."""
-    names = summary["names"]
     return Claim(
         _SOURCE,
         "ess-t covers better than value ± z SE",
         "coverage of ess-t − coverage of the normal interval, same data",
-        tuple(
-            _difference(f"{part}: {name}", summary["paired"][part]["gain"], names.index(name))
-            for part in ("held-out", "CartPole-v1")
-            for name in names
-        ),
+        _paired(summary, "gain", summary["names"]),
         "Degrees of freedom are the effective sample size less one, and the error is cautious.",
     )
 
@@ -81,16 +77,11 @@ def _betting(summary: Summary) -> Claim:
 
 def _narrower(summary: Summary) -> Claim:
     """Return the claim that betting intervals are narrower than those of HCOPE."""
-    names = summary["names"]
     return Claim(
         _SOURCE,
         "betting intervals are narrower than those of HCOPE, which need as little",
         "ln(width of HCOPE / width of betting), same data",
-        tuple(
-            _difference(f"{part}: {name}", summary["paired"][part]["ratio"], names.index(name))
-            for part in ("held-out", "CartPole-v1")
-            for name in ("BIS", "FIS")
-        ),
+        _paired(summary, "ratio", ("BIS", "FIS")),
         "HCOPE clips the terms at a threshold and pays for it in the range term of an empirical "
         "Bernstein bound; a bet adapts to the spread, and large terms can only add to it.",
     )
@@ -135,12 +126,16 @@ def _level(summary: Summary, part: str, name: str, kind: str, level: float) -> E
     return Evidence(f"{part}: {name}", coverage - level, error, note=note)
 
 
-def _difference(where: str, pair: Any, e: int) -> Evidence:
-    """Return the evidence that a paired difference of estimator `e` is positive."""
-    value, error = pair[0][e], pair[1][e]
-    if not math.isnan(value) and error == 0.0:
-        error = math.inf  # all runs are alike, so the spread is unknown
-    return Evidence(where, value, error)
+def _paired(summary: Summary, key: str, shown: Sequence[str]) -> tuple[Evidence, ...]:
+    """Return the evidence that differences paired by data set are positive."""
+    rows = []
+    for part, name in product(("held-out", "CartPole-v1"), shown):
+        values, errors = summary["paired"][part][key]
+        e = summary["names"].index(name)
+        # where all runs are alike, the spread is unknown
+        error = math.inf if not math.isnan(values[e]) and errors[e] == 0.0 else errors[e]
+        rows.append(Evidence(f"{part}: {name}", values[e], error))
+    return tuple(rows)
 
 
 def _at(summary: Summary, name: str, kind: str) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from studies.harness.pictures import BLACK, BLUE, GREEN, PINK, RED, dress, new_figure
+from ope_gym.report.canvas import INK, dress
+from studies.harness.pictures import BLUE, GREEN, PINK, RED, new_figure
 from studies.harness.study import Summary
 
 _COLOURS = {
@@ -14,7 +15,7 @@ _COLOURS = {
     "percentile": PINK,
     "bca": GREEN,
     "betting": RED,
-    "HCOPE": BLACK,
+    "HCOPE": INK,
 }
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -41,7 +42,7 @@ def coverage_figure(summary: Summary) -> Figure:
                     lw=1,
                     color=_COLOURS[kind],
                 )
-        ax.axhline(summary["level"], color=BLACK, lw=0.8, ls=(0, (2, 2)))
+        ax.axhline(summary["level"], color=INK, lw=0.8, ls=(0, (2, 2)))
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.xaxis.set_minor_formatter(lambda value, _: "")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from ope_gym.report.canvas import COLOURS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# colour-blind safe (Okabe and Ito)
-BLUE, RED, GREEN, PINK, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#333333"
-_GRID = "#d9d9d9"
+BLUE, RED, GREEN, PINK = COLOURS[:4]
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -26,17 +26,6 @@ def legend_below(axes: Axes, columns: int) -> None:
     axes.legend(
         fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns
     )
-
-
-def dress(axes: Axes, x: str, y: str) -> None:
-    """Add labels and a pale grid, and remove the frame."""
-    axes.set_xlabel(x, color=BLACK, fontsize=9)
-    axes.set_ylabel(y, color=BLACK, fontsize=9)
-    axes.grid(color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=BLACK, labelsize=8)
-    for side in axes.spines.values():
-        side.set_visible(False)
 
 
 def dots(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from studies.harness.pictures import BLACK, BLUE, GREEN, RED, dress, new_figure
+from ope_gym.report.canvas import INK, dress
+from studies.harness.pictures import BLUE, GREEN, RED, new_figure
 from studies.harness.study import Summary
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def lemmas_figure(summary: Summary) -> Figure:
     axes[1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes[1].xaxis.set_minor_formatter(lambda value, _: "")
     for ax in axes:
-        ax.axvline(1.0, color=BLACK, lw=0.8, ls=(0, (2, 2)))
+        ax.axvline(1.0, color=INK, lw=0.8, ls=(0, (2, 2)))
         ax.set_ylim(0, 1)
         ax.legend(fontsize=7, frameon=False, loc="lower right" if ax is axes[1] else "upper left")
         dress(ax, "ratio", "share of problems below" if ax is axes[0] else "")
