@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from studies.harness.claims import HOLDS, ROUNDING, SAME, Claim, Evidence
+from studies.harness.claims import HOLDS, ROUNDING, Claim, Evidence
 from studies.harness.markdown import number
 from studies.harness.study import Summary
 
@@ -23,7 +23,7 @@ def _stopped(summary: Summary) -> list[Claim]:
 
     def sequences(mean: float, error: float, right: float) -> Evidence:
         where = f"{stop['sequences']} sequences"
-        return Evidence(where, mean - right, error, equal=True, margin=SAME * abs(right))
+        return Evidence.same(where, mean - right, error, right)
 
     return [
         Claim(
@@ -159,12 +159,8 @@ def _learned(summary: Summary) -> list[Claim]:
             "on held-out data the plain estimators are unbiased",
             "bias, held out",
             tuple(
-                Evidence(
-                    name,
-                    learned["held_out"][0][i],
-                    learned["held_out"][1][i],
-                    equal=True,
-                    margin=SAME * learned["value"],
+                Evidence.same(
+                    name, learned["held_out"][0][i], learned["held_out"][1][i], learned["value"]
                 )
                 for i, name in enumerate(names)
                 if name in plain

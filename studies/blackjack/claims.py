@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from studies.harness.claims import ENTRY, FAILS, HOLDS, SAME, Claim, Evidence
+from studies.harness.claims import ENTRY, FAILS, HOLDS, Claim, Evidence
 from studies.harness.errors import larger_mse, unbiased
 from studies.harness.markdown import number
 from studies.harness.study import Summary
@@ -78,13 +78,8 @@ def _plain(summary: Summary) -> list[Claim]:
             "with ε¹ differences between OUIS and FIS cannot be observed",
             "MSE(FIS) − MSE(OUIS)",
             (
-                Evidence(
-                    first,
-                    none,
-                    none_error,
-                    equal=True,
-                    note=none_note,
-                    margin=SAME * summary["schedules"][first]["mse"][i],
+                Evidence.same(
+                    first, none, none_error, summary["schedules"][first]["mse"][i], note=none_note
                 ),
             ),
             {
@@ -224,13 +219,7 @@ def _truth(summary: Summary) -> list[Claim]:
             f"mean of {summary['truth_rollouts']:,} rollouts − value by dynamic programming, mean "
             "over runs",
             tuple(
-                Evidence(
-                    name,
-                    summary["check"][0][s],
-                    summary["check"][1][s],
-                    equal=True,
-                    margin=SAME * abs(values[s]),
-                )
+                Evidence.same(name, summary["check"][0][s], summary["check"][1][s], values[s])
                 for s, name in enumerate(schedules)
             ),
             {HOLDS: "So the orderings above do not depend on errors of the true value."},

@@ -55,6 +55,21 @@ class Evidence:
     open: str = ""
     shown: str = ""
 
+    @classmethod
+    def same(
+        cls,
+        where: str,
+        difference: float,
+        error: float,
+        of: float,
+        *,
+        note: str = "",
+        open: str = "",
+    ) -> Evidence:
+        """Return the evidence that a simulated difference is 0, up to the share `SAME` of `of`."""
+        margin = SAME * abs(of)
+        return cls(where, difference, error, equal=True, margin=margin, note=note, open=open)
+
     @property
     def simulated(self) -> bool:
         """Return whether the verdict depends on simulated runs."""

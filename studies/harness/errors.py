@@ -109,12 +109,11 @@ def unbiased(
         i = names.index(name)
         share = found["largest_share"][i]
         rows.append(
-            Evidence(
+            Evidence.same(
                 f"{where}: {name}",
                 found["bias"][i],
                 found["bias_error"][i],
-                equal=True,
-                margin=SAME * abs(value),
+                value,
                 open=tail(share),
                 note=f"the largest run has {share:.0%} of the squares; margin "
                 f"{amount(SAME * abs(value))}",
