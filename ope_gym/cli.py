@@ -35,8 +35,8 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.evaluation import Evaluator
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
-from ope_gym.policies import Policy, UnavailablePolicy
-from ope_gym.scale.sources import load_episodes
+from ope_gym.policies import UnavailablePolicy
+from ope_gym.scale.sources import Source, load_source
 
 STOPPED = 130  # exit code after Ctrl-C
 
@@ -186,20 +186,20 @@ def evaluate_command(args: argparse.Namespace) -> Said:
 
 def rank_command(args: argparse.Namespace) -> Said:
     """Rank several policies from best to worst."""
-    data = load_episodes(args.files, HELD_OUT[args.data])
-    numbers = _numbers(args.policies, data.policies)
+    source = load_source(args.files, HELD_OUT[args.data])
+    numbers = _numbers(args.policies, source)
     with _bar("policies", len(numbers)) as bar:
         options = options_from(args, progress=bar.update)
-        ranking = rank(data, numbers, args.estimator, origin=args.origin, **options)
+        ranking = rank(source, numbers, args.estimator, origin=args.origin, **options)
     text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
     return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
 
 
 def plan_command(args: argparse.Namespace) -> Said:
     """Tell who carries an estimate, and what to collect for a smaller error."""
-    data = load_episodes(args.files, HELD_OUT[args.data])
+    source = load_source(args.files, HELD_OUT[args.data])
     target = _target(args.target)
-    shares = contributions(data, target, estimator=args.estimator, gamma=args.gamma)
+    shares = contributions(source, target, estimator=args.estimator, gamma=args.gamma)
     wanted = args.standard_error
     if wanted is None:
         wanted = shares.standard_error / 2
@@ -209,7 +209,7 @@ def plan_command(args: argparse.Namespace) -> Said:
                 "collect some episodes of the target first, or give --standard-error"
             )
     plan = episodes_needed(
-        data,
+        source,
         target,
         wanted,
         policy=_candidate(args.policy),
@@ -222,18 +222,17 @@ def plan_command(args: argparse.Namespace) -> Said:
         both = {"contributions": shares.to_dict(), "plan": plan.to_dict()}
         path.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
-    number = len(data.policies) - 1 if target == "last" else target
-    return Said(f"value of policy {number}: {shares}\n\n{plan}", to_json)
+    return Said(f"value of {source.name_of(target)}: {shares}\n\n{plan}", to_json)
 
 
 def check_command(args: argparse.Namespace) -> Said:
     """Estimate each policy from the others' episodes, beside its own mean return."""
-    data = load_episodes(args.files, HELD_OUT[args.data])
-    policies = _numbers(args.policies, data.policies) if args.policies else None
+    source = load_source(args.files, HELD_OUT[args.data])
+    policies = _numbers(args.policies, source) if args.policies else None
     with _bar("policies") as bar:
         options = options_from(args, progress=bar.update)
         calibration = leave_one_policy_out(
-            data, args.estimator, policies=policies, limit=args.limit, **options
+            source, args.estimator, policies=policies, limit=args.limit, **options
         )
     return Said(str(calibration), calibration.to_json)
 
@@ -265,16 +264,16 @@ def _candidate(text: str | None) -> int | str | None:
         raise ValueError(f"--policy {text}: give the number of a policy, or target") from None
 
 
-def _numbers(words: Sequence[str], policies: Sequence[Policy]) -> list[int | str]:
+def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
     """Return the policies that words name: 3, 5-8, last, all (that can be asked)."""
-    size = len(policies)
+    policies, size = source.policies, len(source.policies)
     numbers: list[int] = []
     for word in words:
         first, dash, last = word.partition("-")
         if word == "all":
             numbers += [k for k, p in enumerate(policies) if not isinstance(p, UnavailablePolicy)]
         elif word == "last":
-            numbers.append(size - 1)
+            numbers.append(source.number(word) or 0)
         elif first.isdigit() and (last.isdigit() if dash else True):
             numbers += range(int(first), int(last if dash else first) + 1)
         else:

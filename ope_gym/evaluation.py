@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ from ope_gym.scale.passes import (
     one_pass,
     reduce_task,
 )
-from ope_gym.scale.sources import Episodes, open_source
+from ope_gym.scale.sources import Episodes, Source, open_source
 from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.behaviours import behaviours_of
@@ -119,19 +120,21 @@ def evaluate(
         A mapping from estimator name to `Estimate`; print it for a table. See `ope_gym.Options`
         for more about the options.
     """
-    evaluator = Evaluator(
-        episodes,
-        estimators,
-        held_out=held_out,
-        q_model=q_model,
-        gamma=gamma,
-        interval=interval,
-        level=level,
-        weighting=weighting,
-        compute=compute,
-        seed=seed,
-    )
-    return evaluator.evaluate(target, origin=origin)
+    with start_workers(compute.workers, compute.ray) as crew:
+        source = open_source(episodes, held_out, compute.block_steps, crew)
+        evaluator = Evaluator(
+            source,
+            estimators,
+            held_out=held_out,
+            q_model=q_model,
+            gamma=gamma,
+            interval=interval,
+            level=level,
+            weighting=weighting,
+            compute=compute,
+            seed=seed,
+        )
+        return evaluator.evaluate(target, origin=origin, crew=crew)
 
 
 class Evaluator:
@@ -150,10 +153,13 @@ class Evaluator:
     ) -> None:
         self.options = Options(**options)
         self._named = None if estimators is None else estimator_names(estimators)
-        compute = self.options.compute
-        with start_workers(compute.workers, compute.ray) as crew:
-            self._source = open_source(episodes, self.options.held_out, compute.block_steps, crew)
-        self._roster, self._data = self._source.roster, self._source.data
+        compute, held_out = self.options.compute, self.options.held_out
+        if isinstance(episodes, Source):
+            self.source = episodes
+        else:
+            with start_workers(compute.workers, compute.ray) as crew:
+                self.source = open_source(episodes, held_out, compute.block_steps, crew)
+        self._roster, self._data = self.source.roster, self.source.data
         self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
         size = group_size(self.options.weighting.mixture, len(self._behaviours.plans))
@@ -165,12 +171,12 @@ class Evaluator:
     @property
     def policies(self) -> tuple[Policy, ...]:
         """The recorded policies, by number."""
-        return self._source.policies
+        return self.source.policies
 
     @property
     def held_out(self) -> bool:
         """Whether held-out episodes alone are used."""
-        return self._source.held_out
+        return self.source.held_out
 
     @property
     def steps(self) -> int:
@@ -179,32 +185,37 @@ class Evaluator:
 
     def name_of(self, target: Policy | int | str) -> str:
         """Return the name of a target: "policy 3", with a file that has it of several."""
-        return self._source.name_of(target)
+        return self.source.name_of(target)
 
     def passes(self, target: Policy | int | str) -> int:
         """Return how often an evaluation does all steps, as its progress counts them."""
         if self._data is not None:
             return 1
-        policy = self._source.policy(target)
+        policy = self.source.policy(target)
         model = self._model(policy)
         rows = [ESTIMATORS[name] for name in self._names(policy, model is not None)]
         fits = 2 if model is not None and any(c.uses_q for c in rows) else 0
         blends = bool(fits) and any(c.method == "auto" for c in rows)
         return fits + 1 + any(c.normalised for c in rows) + blends
 
-    def evaluate(self, target: Policy | int | str, *, origin: str | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        target: Policy | int | str,
+        *,
+        origin: str | None = None,
+        crew: Workers | None = None,
+    ) -> Evaluation:
         """Estimate the value of `target` by every estimator.
 
         Args:
             target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
+            crew: workers that are running already; by default they are started for this call.
         """
-        policy, compute = self._source.policy(target), self.options.compute
-        with (
-            scratch_folder(compute.scratch) as folder,
-            start_workers(compute.workers, compute.ray) as crew,
-        ):
-            return self._evaluate(policy, origin, crew, folder)
+        policy, compute = self.source.policy(target), self.options.compute
+        hired = start_workers(compute.workers, compute.ray) if crew is None else nullcontext(crew)
+        with scratch_folder(compute.scratch) as folder, hired as workers:
+            return self._evaluate(policy, origin, workers, folder)
 
     def _evaluate(
         self, target: Policy, origin: str | None, crew: Workers, folder: Path | None
@@ -216,7 +227,7 @@ class Evaluator:
         schemes = tuple(sorted({ESTIMATORS[name].scheme for name in names} - {""}))
         uses_q = model is not None and any(ESTIMATORS[name].uses_q for name in names)
         job = Job(
-            self._source,
+            self.source,
             dataclasses.replace(self._behaviours, ids=_NONE, strata=_NONE),
             self._groups,
             target,
@@ -367,7 +378,7 @@ class Evaluator:
             return default_model(self._data, target)
         if not isinstance(target, FinitePolicy):
             return None
-        _, chunk = next(self._source.chunks(self._source.tasks[0]))
+        _, chunk = next(self.source.chunks(self.source.tasks[0]))
         return default_linear(chunk, target)
 
     def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
@@ -423,7 +434,7 @@ class Evaluator:
             job = dataclasses.replace(job, q=values)
 
         def reduce(requests: Sequence[Reduction]) -> list[Any]:
-            items = Items(self._source.tasks, self._behaviours.ids, fold, requests)
+            items = Items(self.source.tasks, self._behaviours.ids, fold, requests)
             merged: list[Any] = []
             for parts in one_pass(job, crew, reduce_task, items):
                 merge_all(merged, parts)

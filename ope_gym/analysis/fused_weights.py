@@ -18,8 +18,8 @@ from ope_gym.estimators.reductions import discounts
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.computed import Computed
 from ope_gym.options import Options
-from ope_gym.policies import Policy, Target, UnavailablePolicy, resolve_policy
-from ope_gym.scale.sources import Episodes, load_episodes
+from ope_gym.policies import Policy, Target, UnavailablePolicy
+from ope_gym.scale.sources import Episodes, load_source
 from ope_gym.weights.behaviours import Behaviours, behaviours_of, policy_log_probs
 from ope_gym.weights.formula import log_weights
 
@@ -49,9 +49,11 @@ class FusedWeights:
         if estimator not in NORMALISED:
             raise ValueError(f"estimator is {estimator!r}; choose one of {', '.join(NORMALISED)}")
         options = Options(held_out=held_out, gamma=gamma)  # checks both
-        self.data = _counted(load_episodes(episodes, options.held_out), options.gamma)
+        self.source = load_source(episodes, options.held_out)
+        assert self.source.data is not None  # all of it is in memory
+        self.data = _counted(self.source.data, options.gamma)
         check_finite(self.data.rewards, "rewards", self.data.offsets)
-        self.target = resolve_policy(self.data.policies, target)
+        self.target = self.source.policy(target)
         self.normalised, self.gamma = NORMALISED[estimator], options.gamma
         self.behaviours: Behaviours = behaviours_of(self.data)
         if not self.behaviours.available:

@@ -22,9 +22,9 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Options, OptionValues
-from ope_gym.policies import UnavailablePolicy, policy_number
+from ope_gym.policies import UnavailablePolicy
 from ope_gym.report import text
-from ope_gym.scale.sources import Episodes, load_episodes
+from ope_gym.scale.sources import Episodes, Source, load_source
 from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
@@ -63,12 +63,14 @@ def leave_one_policy_out(
     checked = Options(**options)
     if checked.kind.name == "betting":
         raise ValueError("interval='betting' has no standard error to compare by; take 'ess-t'")
-    used = load_episodes(episodes, checked.held_out)
+    source = load_source(episodes, checked.held_out)
+    used = source.data
+    assert used is not None  # all of it is in memory
     progress = checked.compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(checked.compute, progress=None)
     options["held_out"] = False  # chosen already
     own = own_episodes(used)
-    wanted = list(own) if policies is None else [_number(used, k) for k in policies]
+    wanted = list(own) if policies is None else [_number(source, k) for k in policies]
     skipped = {k: why for k in wanted if (why := _unfit(used, own, k))}
     chosen = [k for k in wanted if k not in skipped]
     left_out = max(0, len(chosen) - limit)
@@ -112,9 +114,9 @@ def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:
     return ""
 
 
-def _number(data: Trajectories, policy: int | str) -> int:
+def _number(source: Source, policy: int | str) -> int:
     """Return the number of a policy to check."""
-    number = policy_number(data.policies, policy, "policies")
+    number = source.number(policy, "policies")
     if number is None:
         raise TypeError(
             f"policies has {policy!r}; give the numbers of recorded policies, or 'last'"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, evenly
-from ope_gym.policies import Target, UnavailablePolicy, resolve_policy
-from ope_gym.scale.sources import Episodes, load_episodes
+from ope_gym.policies import Target, UnavailablePolicy
+from ope_gym.scale.sources import Episodes, load_source
 from ope_gym.weights.behaviours import policy_log_probs
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ class Overlap:
         return overlap_figure(self.matrix, self.evaluated, self.recorded)
 
 
-def overlap(episodes: Episodes, target: Target, *, limit: int = 24) -> Overlap:
+def overlap(
+    episodes: Episodes, target: Target, *, held_out: bool | None = None, limit: int = 24
+) -> Overlap:
     """Compute the squared affinity of whole episodes between policies.
 
     It is computed for every two recorded policies, and for the target with each of them:
@@ -62,15 +64,15 @@ def overlap(episodes: Episodes, target: Target, *, limit: int = 24) -> Overlap:
         episodes: recorded episodes, as in `ope_gym.evaluate`; the recording policy is the one at
             an episode's first step.
         target: the policy of the last row: a policy, the number of a recorded one, or "last".
+        held_out: as in `ope_gym.evaluate`.
         limit: with more recording policies than this, as many are taken, evenly spread from the
             first to the last.
     """
     if limit < 2:
         raise ValueError(f"limit is {limit}; give at least 2 policies, the first and the last")
-    data = load_episodes(episodes, False)
-    if len(data) == 0:
-        raise ValueError("trajectories has no episode: record some to compare policies on")
-    aim = resolve_policy(data.policies, target)
+    source = load_source(episodes, held_out)
+    data, aim = source.data, source.policy(target)
+    assert data is not None  # all of it is in memory
     starters = np.unique(data.policy_ids[data.offsets[:-1]])
     if starters.size > limit:
         starters = starters[evenly(starters.size, limit)]

@@ -28,7 +28,7 @@ from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.inference.diagnostics import GREEN_ESS
 from ope_gym.inference.errors import standard_error as error_of
-from ope_gym.policies import Policy, Target, policy_number, resolve_policy
+from ope_gym.policies import Policy, Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
 
@@ -249,9 +249,9 @@ def _candidates(fused: FusedWeights, policy: Target | None) -> list[tuple[str, i
     if policy == "target":
         return [(ITSELF, None, target)]
     if policy is not None:
-        number = policy_number(policies, policy, "policy")
+        number = fused.source.number(policy, "policy")
         name = "the given policy" if number is None else f"policy {number}"
-        return [(name, number, resolve_policy(policies, policy, "policy"))]
+        return [(name, number, fused.source.policy(policy, "policy"))]
     found: list[tuple[str, int | None, Policy]] = []
     for k in np.unique(fused.data.policy_ids[fused.data.offsets[:-1]]).tolist():
         itself = type(policies[k]) is type(target) and policies[k] == target

@@ -14,8 +14,8 @@ from ope_gym.evaluation import Evaluator
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Compute, OptionValues
-from ope_gym.policies import Policy, Target, policy_number, resolve_policy
-from ope_gym.scale.sources import Episodes
+from ope_gym.policies import Policy, Target
+from ope_gym.scale.sources import Episodes, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +63,7 @@ def rank(
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)
     evaluator = Evaluator(episodes, estimator, **options)
-    named = named_targets(targets, evaluator.policies)
+    named = named_targets(targets, evaluator.source)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)
     unknown = [name for name in origins if name not in named]
     if unknown:
@@ -76,7 +76,7 @@ def rank(
 
 
 def named_targets(
-    targets: Mapping[str, Target] | Sequence[Target], policies: Sequence[Policy]
+    targets: Mapping[str, Target] | Sequence[Target], source: Source
 ) -> dict[str, Policy]:
     """Return the targets by name, with numbers replaced by the recorded policies."""
     if not isinstance(targets, Mapping | list | tuple | range | np.ndarray):
@@ -86,7 +86,7 @@ def named_targets(
         pairs += targets.items()
     else:
         for place, target in enumerate(targets):
-            number = policy_number(policies, target, f"targets[{place}]")
+            number = source.number(target, f"targets[{place}]")
             pairs.append((f"target {place}" if number is None else f"policy {number}", target))
     if not pairs:
         raise ValueError("targets is empty: give at least one policy, better two")
@@ -94,7 +94,7 @@ def named_targets(
     for name, target in pairs:
         if name in named:
             raise ValueError(f"targets has {name} twice: give each policy once")
-        named[name] = resolve_policy(policies, target, f"targets[{name!r}]")
+        named[name] = source.policy(target, f"targets[{name!r}]")
     return named
 
 

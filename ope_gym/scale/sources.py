@@ -39,7 +39,7 @@ class HasBuffer(Protocol):
 
 
 _One: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
-Episodes: TypeAlias = _One | HasBuffer | Iterable[_One]
+Episodes: TypeAlias = "_One | HasBuffer | Source | Iterable[_One]"
 
 
 @dataclass(frozen=True)
@@ -120,33 +120,37 @@ class Source:
     tasks: tuple[Task, ...] = ()
     owners: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    def policy(self, target: Target) -> Policy:
+    def policy(self, target: Target, name: str = "target") -> Policy:
         """Return the target: a policy, or the recorded one of a number, or the "last"."""
-        return resolve_policy(self.policies, self._number(target))
+        number = self.number(target, name)
+        return resolve_policy(self.policies, target if number is None else number, name)
+
+    def number(self, target: Target, name: str = "target") -> int | None:
+        """Return the number of a recorded policy; None if the target is a policy itself.
+
+        The "last" one is the last policy of the last file.
+        """
+        if not (isinstance(target, str) and target == "last" and self.owners):
+            return policy_number(self.policies, target, name)
+        file, own = self.owners[-1]
+        if not own:
+            raise ValueError(
+                f"{name} is 'last', but {file}, the last file, holds no policy: give the number "
+                "of one, see `python -m ope_gym info` with all files"
+            )
+        return own[-1]
 
     def name_of(self, target: Target) -> str:
         """Return a name such as "policy 3, of run.ope"; "the target" if it was not recorded.
 
         The file is the first that has the policy; the last one if the target is "last".
         """
-        number = policy_number(self.policies, self._number(target))
+        number = self.number(target)
         if number is None:
             return "the target"
         owners = self.owners[-1:] if isinstance(target, str) else self.owners
         owner = next((name for name, own in owners if number in own), "")
         return f"policy {number}" + (f", of {owner}" if len(self.owners) > 1 and owner else "")
-
-    def _number(self, target: Target) -> Target:
-        """Replace "last" by the number of the last policy of the last file."""
-        if not (isinstance(target, str) and target == "last" and self.owners):
-            return target
-        name, own = self.owners[-1]
-        if not own:
-            raise ValueError(
-                f"target is 'last', but {name}, the last file, holds no policy: give the number "
-                "of one, see `python -m ope_gym info` with all files"
-            )
-        return own[-1]
 
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
         """Yield the episodes of a task with the name of their origin; small pieces are joined.
@@ -226,12 +230,14 @@ def open_source(
 
     Args:
         episodes: trajectories, a buffer, a recorder, a file, a function that makes trajectories,
-            or a list of these.
+            or a list of these; or a source that is open already.
         held_out: True for the held-out episodes alone, False for all, None for the held-out ones
             if there are any.
         block_steps: about how many steps to hold in memory at once.
         crew: who reads the files.
     """
+    if isinstance(episodes, Source):
+        return episodes
     if hasattr(episodes, "buffer"):  # a recorder
         episodes = episodes.buffer
     if hasattr(episodes, "view") and not isinstance(episodes, np.ndarray):
@@ -251,11 +257,9 @@ def open_source(
     return _source(parts, held_out, block_steps)
 
 
-def load_episodes(episodes: Episodes, held_out: bool | None = None) -> Trajectories:
-    """Return the chosen episodes of any source in memory; see `open_source`."""
-    data = open_source(episodes, held_out, sys.maxsize, Workers()).data
-    assert data is not None  # whatever is there is read
-    return data
+def load_source(episodes: Episodes, held_out: bool | None = None) -> Source:
+    """Open a source of episodes and read all of them into memory; see `open_source`."""
+    return open_source(episodes, held_out, sys.maxsize, Workers())
 
 
 @dataclass(frozen=True)
