@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,21 +120,28 @@ def evaluate(
         A mapping from estimator name to `Estimate`; print it for a table. See `ope_gym.Options`
         for more about the options.
     """
-    with start_workers(compute.workers, compute.ray) as crew:
+    options = OptionValues(
+        held_out=held_out,
+        q_model=q_model,
+        gamma=gamma,
+        interval=interval,
+        level=level,
+        weighting=weighting,
+        compute=compute,
+        seed=seed,
+    )
+    Options(**options)  # raises before anything is read
+    with hire(compute, episodes) as crew:
         source = open_source(episodes, held_out, compute.block_steps, crew)
-        evaluator = Evaluator(
-            source,
-            estimators,
-            held_out=held_out,
-            q_model=q_model,
-            gamma=gamma,
-            interval=interval,
-            level=level,
-            weighting=weighting,
-            compute=compute,
-            seed=seed,
-        )
+        evaluator = Evaluator(source, estimators, **options)
         return evaluator.evaluate(target, origin=origin, crew=crew)
+
+
+def hire(compute: Compute, episodes: Any) -> AbstractContextManager[Workers]:
+    """Start workers for episodes in files; those in memory need none."""
+    if hasattr(episodes, "view") or hasattr(episodes, "buffer"):
+        return nullcontext(Workers())
+    return start_workers(compute.workers, compute.ray)
 
 
 class Evaluator:
@@ -157,7 +164,7 @@ class Evaluator:
         if isinstance(episodes, Source):
             self.source = episodes
         else:
-            with start_workers(compute.workers, compute.ray) as crew:
+            with hire(compute, episodes) as crew:
                 self.source = open_source(episodes, held_out, compute.block_steps, crew)
         self._roster, self._data = self.source.roster, self.source.data
         self._behaviours = behaviours_of(self._roster)
@@ -213,7 +220,7 @@ class Evaluator:
             crew: workers that are running already; by default they are started for this call.
         """
         policy, compute = self.source.policy(target), self.options.compute
-        hired = start_workers(compute.workers, compute.ray) if crew is None else nullcontext(crew)
+        hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
         with scratch_folder(compute.scratch) as folder, hired as workers:
             return self._evaluate(policy, origin, workers, folder)
 
@@ -252,7 +259,7 @@ class Evaluator:
             reduce,
         )
         self._mismatch = self._mismatch or gathered.mismatch
-        known = self._known(gathered, target, origin, schemes, model if uses_q else None)
+        known = self._known(gathered, target, origin, names, model if uses_q else None)
         kind, level, seed = betting or options.kind, options.level, options.seed
         return Evaluation(
             {
@@ -285,7 +292,7 @@ class Evaluator:
         """Return the estimators: those that were named, or the common ones that the data allow."""
         if self._named is not None:
             return self._named
-        propensities = self._data is None or self._data.has_propensities
+        propensities = self._roster.known if self._data is None else self._data.has_propensities
         return common_estimators(
             self._behaviours.available,
             q_model,
@@ -469,16 +476,26 @@ class Evaluator:
 
     # Conclude --------------------------------------------------------------------------------
 
+    def _model_name(self, names: Sequence[str], model: object) -> str | None:
+        """Return the name of the q model that was used, or why there is none."""
+        if model is not None:
+            return type(model).__name__
+        wanted = any(ESTIMATORS[name].uses_q for name in names)
+        if wanted and self._data is None and self.options.q_model is not None:
+            return "none that can be fitted in blocks"
+        return None
+
     def _known(
         self,
         gathered: Gathered,
         target: Policy,
         origin: str | None,
-        schemes: Sequence[str],
+        names: Sequence[str],
         model: object,
     ) -> Known:
         report = gathered.propensities
-        mixed = any(scheme != "basic" for scheme in schemes)  # else no mixture was needed
+        schemes = {ESTIMATORS[name].scheme for name in names}
+        mixed = not schemes <= {"", "basic"}  # else no mixture was needed
         sample = Sample(
             len(self._roster),
             self._roster.steps,
@@ -491,7 +508,7 @@ class Evaluator:
                 gathered.returns, gathered.log_probs, self._roster.lengths, self._behaviours.ids
             ),
             PartialMixture.of(self._groups) if mixed else None,
-            None if model is None else type(model).__name__,
+            self._model_name(names, model),
         )
         return Known(
             sample,

@@ -39,6 +39,11 @@ class Weighting:
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic"
 
     def __post_init__(self) -> None:
+        if self.mixture not in ("auto", "all") and not positive(self.mixture):
+            raise ValueError(
+                f"mixture is {self.mixture!r}; give 'all', 'auto' or the largest number of "
+                "behaviours in a mixture, such as 64"
+            )
         if not self.cap > 0.0:
             raise ValueError(f"cap is {self.cap!r}; it bounds the weights, so it must be above 0")
         model = self.reward_model
@@ -52,7 +57,10 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Compute:
-    """Choices of processes and memory, none of which changes a result.
+    """Choices of processes and memory.
+
+    None changes a result, but for the default q model: episodes that are read in blocks take a
+    `LinearQ` where those in memory may take another model. The result names the model.
 
     Args:
         workers: processes of this machine that read files; 1 does everything in this one.

@@ -79,9 +79,9 @@ def in_one_chunk(data: Trajectories, target: Any, estimators: Any, **options: An
     """Evaluate all episodes as a file that is read in blocks, but in a single chunk."""
     evaluator = Evaluator(functions([data]), estimators, compute=Compute(block_steps=1), **options)
     assert evaluator._data is None
-    evaluator._source = dataclasses.replace(evaluator._source, block_steps=data.n_steps)
-    (task,) = evaluator._source.tasks
-    assert len(list(evaluator._source.chunks(task))) == 1
+    evaluator.source = dataclasses.replace(evaluator.source, block_steps=data.n_steps)
+    (task,) = evaluator.source.tasks
+    assert len(list(evaluator.source.chunks(task))) == 1
     return evaluator.evaluate(target)
 
 

@@ -162,7 +162,7 @@ def run_needed(data: Any, target: Any, standard_error: float, **options: Any) ->
 
 
 def run_overlap(data: Any, target: Any) -> Any:
-    return overlap(data, target)
+    return overlap(data, target, held_out=False)
 
 
 def run_command(*arguments: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ope_gym import Bootstrap, evaluate
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
@@ -426,3 +427,14 @@ def test_intervals_cover_where_those_of_fused_weights_do_not() -> None:
     bias = np.mean(errors, axis=0) / (np.std(errors, axis=0) / math.sqrt(runs))
     assert np.abs(bias[:2]).max() < 3.5
     assert bias[2] < -10
+
+
+def test_a_difference_with_adr_is_not_taken_from_draws_of_another_kind() -> None:
+    """ADR draws from all episodes together, the others inside policies: they do not pair."""
+    data = builders.recorded(5, (2,) * 20)
+    found = evaluate(
+        data.trajectories, data.target, ["ADR", "DR"], interval=Bootstrap(50), q_model="tabular"
+    )
+    assert found["ADR"].replicates is not None
+    assert found["ADR"].difference(found["DR"]).interval.method == "ess-t"
+    assert found["DR"].difference(found["DR"]).interval.method == "percentile"

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import Bootstrap, Estimate, evaluate
-from ope_gym.estimators.reductions import Column, Columns, Replicates
+from ope_gym.estimators.reductions import Column, Columns, Payer, Replicates
+from ope_gym.estimators.run import sum_arrays
 from ope_gym.estimators.table import WEIGHTED
+from ope_gym.inference import bootstrap
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import bca
@@ -167,7 +169,8 @@ def test_what_a_task_is_sent_of_the_draws_is_its_own() -> None:
     strata = np.repeat(np.arange(500), 4)
     draws = PoissonDraws(strata, 100, seed=0)
     columns = Columns(np.zeros(5), np.ones((3, 5)))
-    part = Replicates(Column("fused"), columns, draws).slice(slice(1002, 1010)).draws
+    asked = Replicates(Column("fused"), columns, draws, Payer(np.ones((5, 1))), 2000)
+    part = asked.slice(slice(1002, 1010)).draws
     np.testing.assert_array_equal(part.factors(0, 8), draws.factors(1002, 1010))
     assert part.first == 1002
     assert part.strata.size == 8
@@ -175,3 +178,30 @@ def test_what_a_task_is_sent_of_the_draws_is_its_own() -> None:
     again = part.part(slice(3, 5))
     np.testing.assert_array_equal(again.factors(0, 2), draws.factors(1005, 1007))
     assert again.first == 1005
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_pooled_draws_go_with_those_inside_strata(size: int) -> None:
+    """Both count an episode more, the larger its hash, even where a stratum draws none."""
+    strata = np.repeat(np.arange(40), size)
+    draws = PoissonDraws(strata, 2000, seed=0)
+    values = np.random.default_rng(size).normal(size=strata.size)
+    together = np.corrcoef(draws.means(values), draws.pooled().means(values))[0, 1]
+    assert together > 0.3
+
+
+def test_long_episodes_take_no_more_memory_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicates of all trajectories at once are the same in blocks of steps and of replicates."""
+    rng = np.random.default_rng(0)
+    offsets = np.array([0, 40, 47, 90])
+    log_w, pay = rng.normal(size=90), rng.normal(size=90)
+    draws = PoissonDraws(np.zeros(3, dtype=np.int64), 30, seed=1)
+    totals = sum_arrays(log_w, pay, offsets, 0.9)
+    payer = (0.9 ** np.arange(43))[:, None]
+    peak = totals.columns.peak
+    arguments = (draws, log_w, np.inf, pay, offsets, peak, payer)
+    whole = bootstrap.replicate_whole(*arguments)
+    monkeypatch.setattr(bootstrap, "_ELEMENTS", 30 * 7)
+    np.testing.assert_allclose(bootstrap.replicate_whole(*arguments), whole, rtol=1e-12)
+    parts = bootstrap.Replicated.of(draws, 0, log_w, np.inf, pay, offsets, peak)
+    np.testing.assert_allclose(parts.paid(payer), whole, rtol=1e-12)

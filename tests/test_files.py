@@ -443,7 +443,8 @@ def test_by_default_a_model_is_fitted_where_one_is_used() -> None:
     assert "q model" not in str(without)
     assert "q model" not in str(in_blocks(parts, r.target, "NFIS"))
     log_prob_only = LogProbOnly(r.target.log_prob)  # no finite action set, so no model
-    assert "q model" not in str(in_blocks(parts, log_prob_only, None))
+    told = str(in_blocks(parts, log_prob_only, None))
+    assert "; q model: none that can be fitted in blocks\n" in told
     with pytest.raises(ValueError, match=r"'DM', which needs a q model"):
         in_blocks(parts, log_prob_only, "DM")
 
@@ -462,7 +463,7 @@ def test_where_the_default_model_would_be_too_wide_there_is_none() -> None:
     )
     assert default_model(data, Uniform(16)) is None
     found = in_blocks([data], Uniform(16), ["NFIS", "auto"], block_steps=9)
-    assert found.sample.q_model is None
+    assert found.sample.q_model == "none that can be fitted in blocks"
     assert found["auto"].value == found["NFIS"].value
     with pytest.raises(ValueError, match=r"'FWDR', which needs a q model: give q_model a model"):
         in_blocks([data], Uniform(16), ["FWDR"], block_steps=9)

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.estimators import run as engine
-from ope_gym.estimators.magic import Magic, blend, bootstrap_magic, distance, mix, spread_cuts
-from ope_gym.estimators.reductions import Column, Replicates, StepSums, Weighted
+from ope_gym.estimators.magic import (
+    Magic,
+    _payer,
+    blend,
+    bootstrap_magic,
+    distance,
+    mix,
+    spread_cuts,
+)
+from ope_gym.estimators.reductions import Column, Payer, Replicates, StepSums, Weighted
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import standard_error
@@ -268,9 +276,12 @@ def test_replicates_are_the_estimator_on_weighted_episodes() -> None:
     request = StepSums(column, GAMMA)
     columns = request.total(request.part(chunk)).columns
     draws = PoissonDraws(data.behaviour_ids, 20, 0)
-    replicates = Replicates(column, columns, draws)
-    means = replicates.total(replicates.part(chunk))
-    found = bootstrap_magic(got, means, draws.means(start), GAMMA)
+    payer = Payer(_payer(got.cuts, columns.peak.size, GAMMA))
+    whole = Replicates(column, columns, draws, payer, 16)
+    stretches = whole.total(whole.part(chunk))
+    part = Replicates(column, columns, draws, payer, 17)  # as if there were other chunks
+    np.testing.assert_allclose(part.total(part.part(chunk)), stretches, rtol=1e-12, atol=1e-13)
+    found = bootstrap_magic(got, stretches, draws.means(start))
     for counts, replicate in zip(draws.factors(0, 16), found, strict=True):
         parts = np.array(
             [

@@ -25,6 +25,7 @@ from ope_gym import (
     episodes_needed,
     evaluate,
     leave_one_policy_out,
+    rank,
 )
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data import reader
@@ -557,3 +558,21 @@ def test_a_bad_target_is_named_with_its_file() -> None:
 
     with pytest.raises(ValueError, match=r"episodes\[\d\].*target_log_probs is 0.5"):
         in_blocks(split(r.trajectories, 0, 2), Wrong(r.target.table), "NFIS", block_steps=4)
+
+
+def test_last_is_the_last_policy_of_the_last_file_everywhere(tmp_path: Path) -> None:
+    r = recorded(3, (8, 8, 8))
+    r.trajectories.save(tmp_path / "all.ope")
+    first = r.trajectories.select(policies=[0])
+    other = dataclasses.replace(first, rewards=first.rewards + 1.0, policies=first.policies[:1])
+    other.save(tmp_path / "again.ope")  # a policy that the first file has, too
+    paths = [tmp_path / "all.ope", tmp_path / "again.ope"]
+    want = evaluate(paths, 0, "NFIS", held_out=False)["NFIS"].value
+    assert evaluate(paths, "last", "NFIS", held_out=False)["NFIS"].value == want
+    assert want != evaluate(paths, 2, "NFIS", held_out=False)["NFIS"].value
+    ranking = rank(paths, ["last"], "NFIS", held_out=False)
+    assert ranking["policy 0"].estimate.value == want
+    assert contributions(paths, "last", held_out=False).value == pytest.approx(want)
+    plan = episodes_needed(paths, 0, 0.5, policy="last", held_out=False)
+    assert [need.policy for need in plan.needs] == [0]
+    assert list(leave_one_policy_out(paths, "NFIS", policies=["last"], held_out=False)) == [0]

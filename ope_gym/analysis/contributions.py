@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,6 @@ from ope_gym.inference.errors import centre, join_single, standard_error
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
-
-if TYPE_CHECKING:
-    pass
 
 _CANCELLED = 1e-6  # below this share of the mixture, subtracting a policy loses too many digits
 

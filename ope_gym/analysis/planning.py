@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from ope_gym.inference.errors import standard_error as error_of
 from ope_gym.policies import Policy, Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
-
-if TYPE_CHECKING:
-    pass
 
 MOST_EPISODES = 1_000_000
 ITSELF = "the target itself"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ope_gym.analysis.ranking_table import Ranked, Ranking
 from ope_gym.arrays import FloatArray
-from ope_gym.evaluation import Evaluator
+from ope_gym.evaluation import Evaluator, hire
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Compute, OptionValues
@@ -69,9 +69,11 @@ def rank(
     if unknown:
         raise ValueError(f"origin names {unknown[0]!r}; the targets are {', '.join(named)}")
     estimates = {}
-    for name, policy in named.items():
-        estimates[name] = evaluator.evaluate(policy, origin=origins.get(name))[estimator]
-        progress(1)
+    with hire(compute, evaluator.source.data or evaluator.source) as crew:
+        for name, policy in named.items():
+            found = evaluator.evaluate(policy, origin=origins.get(name), crew=crew)
+            estimates[name] = found[estimator]
+            progress(1)
     return ranked(estimates, draws=draws, seed=evaluator.options.seed)
 
 

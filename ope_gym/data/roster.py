@@ -16,7 +16,7 @@ from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import agree
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, UnknownPolicy
 
 ORIGINS = ("learned", "fixed")
 
@@ -105,6 +105,12 @@ class Roster:
                 np.add.at(begun, np.maximum(stop, first + 1), -1)
                 found[int(tag), schedule.policies[np.cumsum(begun)[:-1] > 0]] = True
         return found
+
+    @property
+    def known(self) -> bool:
+        """Whether all policies that acted are known, so that weights can be made."""
+        acted = np.flatnonzero(self.acted.any(axis=0))
+        return not any(isinstance(self.policies[k], UnknownPolicy) for k in acted)
 
     def select(self, chosen: NDArray[np.bool_]) -> Roster:
         """Return the roster of some episodes; policies and schedules keep their numbers."""

@@ -39,6 +39,7 @@ from ope_gym.estimators.reductions import (
     Column,
     Columns,
     Influence,
+    Payer,
     Replicates,
     Starts,
     StepSums,
@@ -99,10 +100,12 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     fwdr = normalise(column, totals, start, dataclasses.replace(setting, draws=None))
     wanted: list[Steps[Any]] = [mix(column, columns, start, cuts, setting), fwdr]
     if setting.draws is not None and np.isfinite(columns.value(setting.gamma)):
-        wanted.append(ask(Replicates(column, columns, setting.draws)))
+        payer = Payer(_payer(cuts, columns.peak.size, setting.gamma))
+        n = setting.trajectories
+        wanted.append(ask(Replicates(column, columns, setting.draws, payer, n)))
     found: Magic
     shown: Computed
-    found, shown, *means = yield from together(*wanted)
+    found, shown, *drawn = yield from together(*wanted)
     weight = float(found.weights[0])
     cautions: tuple[str, ...] = ()
     if weight > 0.5:
@@ -110,8 +113,8 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
             f"{weight:.0%} of the estimate is the q model alone, whose error no interval shows",
         )
     replicates = None
-    if setting.draws is not None and means and np.isfinite(found.value):
-        replicates = bootstrap_magic(found, means[0], setting.draws.means(start), setting.gamma)
+    if setting.draws is not None and drawn and np.isfinite(found.value):
+        replicates = bootstrap_magic(found, drawn[0], setting.draws.means(start))
     return dataclasses.replace(
         shown,
         value=found.value,
@@ -201,25 +204,25 @@ def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
     return np.asarray(best / best.sum())
 
 
-def bootstrap_magic(
-    found: Magic, means: FloatArray, starts: FloatArray, gamma: float
-) -> FloatArray:
-    """Return replicates (R,): all parts drawn anew, mixed by the weights of their own biases.
+def _payer(cuts: IntArray, horizon: int, gamma: float) -> FloatArray:
+    """Return (T, m) gamma^t in the column of the stretch of steps to which t belongs."""
+    found = np.zeros((horizon, cuts.size))
+    found[np.arange(horizon), np.searchsorted(cuts, np.arange(horizon))] = discounts(gamma, horizon)
+    return found
+
+
+def bootstrap_magic(found: Magic, stretches: FloatArray, starts: FloatArray) -> FloatArray:
+    """Return replicates (R,): all parts drawn anew, mixed by the weights that their biases give.
 
     The covariance and the width of the interval are those of the data; a replicate in which some
     step has no weight at all is NaN.
 
     Args:
         found: MAGIC on the data.
-        means: (R, T) normalised mean residual at each step in each replicate.
+        stretches: (R, m) normalised residuals of the stretches between cuts in each replicate.
         starts: (R,) mean of v at the start in each replicate.
-        gamma: discount.
     """
-    horizon = means.shape[1]
-    stretch = np.searchsorted(found.cuts, np.arange(horizon))  # column of a step's stretch
-    payer = np.zeros((horizon, found.cuts.size))
-    payer[np.arange(horizon), stretch] = discounts(gamma, horizon)
-    parts = means @ payer
+    parts = stretches.copy()
     parts[:, 0] += starts
     parts = np.cumsum(parts, axis=1)
     result = np.empty(len(parts))

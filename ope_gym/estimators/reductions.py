@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, annuity, offsets_of, step_numbers
-from ope_gym.inference.bootstrap import PoissonDraws, Replicated
+from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
 
 _LARGEST = 600.0  # log of the largest weight in a bet: a bound that keeps all sums within floats
 
@@ -371,31 +371,44 @@ class Influence:
         return merged.joined()
 
 
+@dataclass(frozen=True, eq=False)
+class Payer:
+    """How much (T, m) the mean reward of each step counts; compared by identity."""
+
+    shares: FloatArray
+
+
 @dataclass(frozen=True)
 class Replicates:
-    """Compute (R, T) bootstrap replicates of the normalised mean reward at each step.
+    """Compute (R, m) bootstrap replicates of sums of normalised mean rewards.
 
     Args:
         column: which weights.
         columns: the sums over all trajectories.
         draws: of the bootstrap.
+        payer: what the mean reward of each step counts.
+        trajectories: n.
     """
 
     column: Column
     columns: Columns
     draws: PoissonDraws
+    payer: Payer
+    trajectories: int
 
-    def part(self, chunk: Weighted) -> Replicated:
-        """Sum the weights of a chunk in every replicate."""
+    def part(self, chunk: Weighted) -> Replicated | Arrays:
+        """Sum the weights of a chunk in every replicate; if it holds everything, finish them."""
         log_w, pay, offsets = self.column.of(chunk)
+        log_cap, peak = self.column.log_cap, self.columns.peak
+        if offsets.size - 1 == self.trajectories:
+            shares = self.payer.shares
+            return Arrays(replicate_whole(self.draws, log_w, log_cap, pay, offsets, peak, shares))
         begin = chunk.first - self.draws.first
-        return Replicated.of(
-            self.draws, begin, log_w, self.column.log_cap, pay, offsets, self.columns.peak
-        )
+        return Replicated.of(self.draws, begin, log_w, log_cap, pay, offsets, peak)
 
-    def total(self, merged: Replicated) -> FloatArray:
+    def total(self, merged: Replicated | Arrays) -> FloatArray:
         """Divide the sums; NaN where some step of a replicate has no weight at all."""
-        return merged.means()
+        return merged.joined() if isinstance(merged, Arrays) else merged.paid(self.payer.shares)
 
     def slice(self, trajectories: slice) -> Replicates:
         """Keep the draws of some trajectories."""

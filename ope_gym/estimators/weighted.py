@@ -13,6 +13,7 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.reductions import (
     Column,
     Influence,
+    Payer,
     Reduction,
     Replicates,
     Starts,
@@ -96,12 +97,13 @@ def normalise(
     value = columns.value(gamma)
     wanted: tuple[Reduction, ...] = (Influence(column, gamma, columns, setting.trajectories),)
     if setting.draws is not None and np.isfinite(value):
-        wanted = (*wanted, Replicates(column, columns, setting.draws))
-    influence, *means = yield wanted
+        payer = Payer(discounts(gamma, columns.peak.size)[:, None])
+        n = setting.trajectories
+        wanted = (*wanted, Replicates(column, columns, setting.draws, payer, n))
+    influence, *drawn = yield wanted
     found = _computed(value, influence, totals)
-    if means:
-        drawn = means[0] @ discounts(gamma, columns.peak.size)
-        found = dataclasses.replace(found, replicates=drawn)
+    if drawn:
+        found = dataclasses.replace(found, replicates=drawn[0][:, 0])
     if start is None:
         return found
     mean = float(start.mean())

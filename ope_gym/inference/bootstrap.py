@@ -6,7 +6,7 @@ trajectories with one seed share their draws.
 
 Inside each stratum the drawn numbers are scaled to the number n_k of its trajectories, as if n_k
 were drawn from it. If nothing is drawn from one, as can happen to a small one, the trajectory with
-the smallest hash is drawn once. Of N drawn from n_k with spread s_k (divisor n_k - 1) the mean has
+the largest hash is drawn once. Of N drawn from n_k with spread s_k (divisor n_k - 1) the mean has
 
     variance  s_k^2 (n_k - 1) / n_k  E[1 / max(N, 1)],   N ~ Poisson(lambda_k)
 
@@ -153,6 +153,48 @@ class PoissonDraws:
         return total / values.size
 
 
+def replicate_whole(
+    draws: PoissonDraws,
+    log_w: FloatArray,
+    log_cap: float,
+    rewards: FloatArray,
+    offsets: IntArray,
+    peak: FloatArray,
+    payer: FloatArray,
+) -> FloatArray:
+    """Return (R, m) replicates, sum_t (sum w r / sum w)_t payer[t], of all trajectories at once.
+
+    Steps are done in blocks, so that memory does not grow with replicates times steps, as it does
+    where the sums over several chunks have to be merged (`Replicated`). NaN where some step of a
+    replicate has no weight at all.
+
+    Args:
+        draws: how much each replicate counts each trajectory.
+        log_w: (S,) log weights.
+        log_cap: upper bound of these.
+        rewards: (S,).
+        offsets: (n + 1,).
+        peak: (T,) log of the largest weight at each step.
+        payer: (T, m) what the mean reward of each step counts.
+    """
+    from ope_gym.kernels import dense_columns
+
+    n, horizon = offsets.size - 1, peak.size
+    width = max(1, min(horizon, _ELEMENTS // max(n, draws.replicates)))
+    result = np.zeros((draws.replicates, payer.shape[1]))
+    for t0 in range(0, horizon, width):
+        dense = np.empty((2, n, min(width, horizon - t0)))
+        dense_columns(log_w, log_cap, rewards, offsets, peak, t0, dense)
+        begin = 0
+        for factors in draws.blocks(_ELEMENTS):
+            rows = slice(begin, begin + len(factors))
+            with np.errstate(invalid="ignore", divide="ignore"):
+                mean = (factors @ dense[1]) / (factors @ dense[0])
+            result[rows] += mean @ payer[t0 : t0 + mean.shape[1]]
+            begin = rows.stop
+    return result
+
+
 @dataclass
 class Replicated:
     """Sums of w and w r at each step in each replicate, over the trajectories so far.
@@ -222,10 +264,10 @@ class Replicated:
         """Add the sums over other trajectories."""
         self.sums += other.sums
 
-    def means(self) -> FloatArray:
-        """Return (R, T) sum w r / sum w; NaN where a step has no weight at all."""
+    def paid(self, payer: FloatArray) -> FloatArray:
+        """Return (R, m) sum_t (sum w r / sum w)_t payer[t]; NaN where a step has no weight."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.sums[1] / self.sums[0])
+            return np.asarray((self.sums[1] / self.sums[0]) @ payer)
 
 
 def fingerprint(

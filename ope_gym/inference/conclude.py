@@ -108,7 +108,8 @@ def conclude(
         computed.influence,
         sample,
         replicates,
-        None if replicates is None else seed,
+        # pooled draws are not those of the other estimators: they pair with nothing
+        None if replicates is None or computed.pooled else seed,
         dict(computed.report),
     )
 

@@ -12,7 +12,6 @@ import numpy as np
 from ope_gym.kernels import compiled
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
 _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
@@ -54,14 +53,14 @@ def draw_strata(strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any, coun
         limits: (sizes, 18), see `ope_gym.inference.bootstrap`.
         rows: (strata,) of the limits.
         drawn: (R, strata) written: how many each replicate draws from each stratum; where that is
-            none, -1 - the place of the trajectory with the smallest hash.
+            none, -1 - the place of the trajectory with the largest hash.
         counts: (R, n) written: how often each replicate draws each trajectory; of no column if
             they are not to be kept.
     """
     keep = counts.shape[1] > 0
-    smallest = np.empty(drawn.shape[1], dtype=np.uint64)
+    largest = np.empty(drawn.shape[1], dtype=np.uint64)
     for b in range(keys.size):
-        smallest[:] = _LARGEST
+        largest[:] = 0
         for i in range(strata.size):
             k = strata[i]
             u = _uniform(i, keys[b])
@@ -70,8 +69,8 @@ def draw_strata(strata: Any, keys: Any, limits: Any, rows: Any, drawn: Any, coun
                 counts[b, i] = count
             if count > 0:
                 drawn[b, k] = max(drawn[b, k], 0) + count
-            elif drawn[b, k] <= 0 and u < smallest[k]:
-                smallest[k] = u
+            elif drawn[b, k] <= 0 and u >= largest[k]:
+                largest[k] = u
                 drawn[b, k] = -1 - i
 
 

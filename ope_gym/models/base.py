@@ -132,7 +132,11 @@ class CrossFitted:
         return cls(values, problem.target, problem.gamma, problem.horizon, bounds)
 
     def of(
-        self, data: Trajectories, fold: IntArray, rng: np.random.Generator | None = None
+        self,
+        data: Trajectories,
+        fold: IntArray,
+        rng: np.random.Generator | None = None,
+        first: int = 0,
     ) -> Baseline:
         """Return q and v of episodes with their folds (n,); 0 where there are no values.
 
@@ -142,6 +146,7 @@ class CrossFitted:
             data: some of the episodes.
             fold: (n,).
             rng: source of the target's actions, if they are continuous.
+            first: number of the first episode, for messages.
         """
         q, v = np.zeros(data.n_steps), np.zeros(data.n_steps)
         part, unit = fold[data.episode_ids], annuity(self.gamma, self.horizon)
@@ -153,7 +158,7 @@ class CrossFitted:
             bounds = min(self.bounds[0, k], 0.0) * unit, max(self.bounds[1, k], 0.0) * unit
             for begin in range(0, rows.size, _ROWS):
                 some = rows[begin : begin + _ROWS]
-                q[some], v[some] = values_at(values, data, self.target, some, bounds, rng)
+                q[some], v[some] = values_at(values, data, self.target, some, bounds, rng, first)
         return Baseline(q, v)
 
 
@@ -238,6 +243,7 @@ def values_at(
     rows: IntArray,
     bounds: tuple[FloatArray, FloatArray],
     rng: np.random.Generator,
+    first: int = 0,
 ) -> tuple[FloatArray, FloatArray]:
     """Return q and v of some rows, both from q clipped to the bounds for the steps left."""
     observations, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
@@ -260,7 +266,7 @@ def values_at(
         v /= SAMPLES
     if not (np.all(np.isfinite(q)) and np.all(np.isfinite(v))):
         row = int(rows[np.flatnonzero(~(np.isfinite(q) & np.isfinite(v)))[0]])
-        episode = int(data.episode_ids[row])
+        episode = first + int(data.episode_ids[row])
         raise ValueError(
             f"q_model gave a value that is not finite at episode {episode}, step "
             f"{int(data.steps[row])}: check its features, or take another model"

@@ -36,8 +36,6 @@ from ope_gym.weights.mixtures import partial_log_weights
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
 from ope_gym.weights.reward_model import cross_fitted_log_weights
 
-_NOBODY = np.empty(0, dtype=np.int64)
-
 
 class Mergeable(Protocol):
     """Sums over some episodes."""
@@ -99,9 +97,9 @@ class Job:
         for name, data, here in self.chunks(task, ids):
             first = task.episodes.start + here.start
             baseline = None
-            if self.q is not None and fold is not None:
-                baseline = self.q.of(data, fold[here])
             try:
+                if self.q is not None and fold is not None:
+                    baseline = self.q.of(data, fold[here], first=first)
                 yield self.weigh(data, ids[here], first, baseline)
             except ValueError as error:
                 raise ValueError(f"{name}, episodes counted over all files: {error}") from error
