@@ -149,7 +149,7 @@ def test_the_other_commands_take_several_files(
         everyone = range(len(together.policies))
         expected = str(rank(together, list(everyone), "auto"))
     elif name == "plan":
-        expected = str(contributions(together, "last", estimator="NFIS"))
+        expected = str(contributions(together, 1, estimator="NFIS"))
     else:
         expected = str(leave_one_policy_out(together, "auto"))
     assert expected in said[0][0]

@@ -161,7 +161,20 @@ class LocalProcesses(Pool):
 
     def stop(self, at_once: bool) -> None:
         """End the processes and wait until they are gone: they may write to a scratch folder."""
+        if at_once:
+            threading.excepthook = _ignore_loky(threading.excepthook)
         self._pool.shutdown(kill_workers=at_once)
+
+
+def _ignore_loky(shown: Callable[[threading.ExceptHookArgs], object]) -> Any:
+    """Return a hook that keeps quiet about loky's own threads, which killed workers disturb."""
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        name = "" if args.thread is None else args.thread.name
+        if name not in ("ExecutorManagerThread", "QueueFeederThread"):
+            shown(args)
+
+    return hook
 
 
 @contextmanager
