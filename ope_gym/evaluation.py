@@ -13,11 +13,11 @@ the q model, weighs the episodes, runs the estimators side by side, and conclude
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -132,16 +132,32 @@ def evaluate(
     )
     Options(**options)  # raises before anything is read
     with hire(compute, episodes) as crew:
-        source = open_source(episodes, held_out, compute.block_steps, crew)
+        source = open_source(episodes, held_out, compute.block_steps, crew.workers)
         evaluator = Evaluator(source, estimators, **options)
         return evaluator.evaluate(target, origin=origin, crew=crew)
 
 
-def hire(compute: Compute, episodes: Any) -> AbstractContextManager[Workers]:
-    """Start workers for episodes in files; those in memory need none."""
+class Crew(NamedTuple):
+    """The workers of an evaluation, and the scratch folder they may write to."""
+
+    workers: Workers
+    folder: Path | None = None
+
+
+@contextmanager
+def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
+    """Start workers for episodes in files; those in memory need none.
+
+    The folder outlives the workers: they may still write to it when they are stopped.
+    """
     if hasattr(episodes, "view") or hasattr(episodes, "buffer"):
-        return nullcontext(Workers())
-    return start_workers(compute.workers, compute.ray)
+        yield Crew(Workers())
+        return
+    with (
+        scratch_folder(compute.scratch) as folder,
+        start_workers(compute.workers, compute.ray) as workers,
+    ):
+        yield Crew(workers, folder)
 
 
 class Evaluator:
@@ -165,7 +181,7 @@ class Evaluator:
             self.source = episodes
         else:
             with hire(compute, episodes) as crew:
-                self.source = open_source(episodes, held_out, compute.block_steps, crew)
+                self.source = open_source(episodes, held_out, compute.block_steps, crew.workers)
         self._roster, self._data = self.source.roster, self.source.data
         self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
@@ -210,23 +226,21 @@ class Evaluator:
         target: Policy | int | str,
         *,
         origin: str | None = None,
-        crew: Workers | None = None,
+        crew: Crew | None = None,
     ) -> Evaluation:
         """Estimate the value of `target` by every estimator.
 
         Args:
             target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
-            crew: workers that are running already; by default they are started for this call.
+            crew: workers that are there already, from `hire`; by default they are started anew.
         """
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
-        with scratch_folder(compute.scratch) as folder, hired as workers:
-            return self._evaluate(policy, origin, workers, folder)
+        with hired as ready:
+            return self._evaluate(policy, origin, ready)
 
-    def _evaluate(
-        self, target: Policy, origin: str | None, crew: Workers, folder: Path | None
-    ) -> Evaluation:
+    def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:
         options = self.options
         model = self._model(target)
         names = self._names(target, model is not None)
@@ -241,11 +255,11 @@ class Evaluator:
             schemes,
             options.gamma,
             self._reward_model,
-            scratch=folder,
+            scratch=crew.folder,
             done=options.compute.progress,
         )
         reduce = (
-            self._reduce_files(job, model if uses_q else None, crew)
+            self._reduce_files(job, model if uses_q else None, crew.workers)
             if self._data is None
             else self._reduce_memory(job, model if uses_q else None, names)
         )

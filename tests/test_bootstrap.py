@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import Bootstrap, Estimate, evaluate
+from ope_gym.arrays import FloatArray
 from ope_gym.estimators.reductions import Column, Columns, Payer, Replicates
 from ope_gym.estimators.run import sum_arrays
 from ope_gym.estimators.table import WEIGHTED
@@ -197,11 +198,14 @@ def test_long_episodes_take_no_more_memory_than_a_block(monkeypatch: pytest.Monk
     log_w, pay = rng.normal(size=90), rng.normal(size=90)
     draws = PoissonDraws(np.zeros(3, dtype=np.int64), 30, seed=1)
     totals = sum_arrays(log_w, pay, offsets, 0.9)
-    payer = (0.9 ** np.arange(43))[:, None]
+    payer: FloatArray = np.power(0.9, np.arange(43.0))[:, None]
     peak = totals.columns.peak
-    arguments = (draws, log_w, np.inf, pay, offsets, peak, payer)
-    whole = bootstrap.replicate_whole(*arguments)
+
+    def replicates() -> FloatArray:
+        return bootstrap.replicate_whole(draws, log_w, np.inf, pay, offsets, peak, payer)
+
+    whole = replicates()
     monkeypatch.setattr(bootstrap, "_ELEMENTS", 30 * 7)
-    np.testing.assert_allclose(bootstrap.replicate_whole(*arguments), whole, rtol=1e-12)
+    np.testing.assert_allclose(replicates(), whole, rtol=1e-12)
     parts = bootstrap.Replicated.of(draws, 0, log_w, np.inf, pay, offsets, peak)
     np.testing.assert_allclose(parts.paid(payer), whole, rtol=1e-12)

@@ -33,6 +33,7 @@ from ope_gym.data.blocks import Block, DamagedFileError
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
+from ope_gym.evaluation import Crew
 from ope_gym.models import LinearQ, OneHot, TabularQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.passes import Items
@@ -267,7 +268,7 @@ def test_workers_read_the_files_that_were_meant(
             monkeypatch.chdir(others)
             yield from super().in_order(function, items)
 
-    assert_same(evaluator._evaluate(r.target, None, Moved(), None), expected)
+    assert_same(evaluator.evaluate(r.target, crew=Crew(Moved(), None)), expected)
     assert Path.cwd() == others
     (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
     with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
@@ -404,14 +405,14 @@ def test_weights_that_are_not_in_the_folder_are_made_again(
 
     cut = False
     with scratch_folder(tmp_path) as folder:
-        again = evaluator._evaluate(TARGET, None, Forgetful(), folder)
+        again = evaluator.evaluate(TARGET, crew=Crew(Forgetful(), folder))
     assert_same(whole, again)
     cut = True
     with (
         pytest.raises(OSError, match="`scratch` was cut short"),
         scratch_folder(tmp_path) as folder,
     ):
-        evaluator._evaluate(TARGET, None, Forgetful(), folder)
+        evaluator.evaluate(TARGET, crew=Crew(Forgetful(), folder))
     assert not list(tmp_path.iterdir())
 
 
