@@ -125,6 +125,10 @@ def parse(arguments: list[str] | None = None) -> Args:
     for name, low in (("policies", 1), ("rollouts", 1), ("updates", 1), ("truth_episodes", 0)):
         if getattr(args, name) < low:
             parser.error(f"--{name.replace('_', '-')} must be at least {low}")
+    if args.vector_envs is not None and args.vector_envs < 1:
+        parser.error("--vector-envs must be at least 1")
+    if Path(args.logdir).exists() and not Path(args.logdir).is_dir():
+        parser.error(f"--logdir {args.logdir}: it is a file; give a folder")
     if not 0.0 <= args.held_out < 1.0:
         parser.error(f"--held-out is {args.held_out}; give a share within [0, 1)")
     if args.seed < 0:

@@ -3,6 +3,7 @@
 import argparse
 
 import gymnasium as gym
+import torch
 from stable_baselines3 import PPO
 
 from wrappers.sb3 import OPECallback  # added
@@ -14,6 +15,7 @@ parser.add_argument("--n-steps", type=int, default=1024, help="of a rollout")
 parser.add_argument("--logdir", default=None, help="for TensorBoard")
 args = parser.parse_args()
 
+torch.set_num_threads(1)  # networks this small gain nothing from more, and lose much
 model = PPO(
     "MlpPolicy",
     gym.make(args.env),

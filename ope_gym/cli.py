@@ -256,12 +256,12 @@ def _target(text: str) -> int | str:
 
 
 def _candidate(text: str | None) -> int | str | None:
-    if text is None or text == "target":
+    if text in (None, "target", "last"):
         return text
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"--policy {text}: give the number of a policy, or target") from None
+        raise ValueError(f"--policy {text}: give the number of a policy, last or target") from None
 
 
 def _numbers(words: Sequence[str], source: Source) -> list[int | str]:

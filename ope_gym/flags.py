@@ -153,6 +153,10 @@ def _weighting(given: dict[str, Any]) -> Weighting:
 
 def _interval(given: dict[str, Any]) -> str | IntervalKind:
     name = given["interval"]
+    for flag in ("reward_range", "horizon"):
+        if name != "betting" and given.get(flag) is not None:
+            spelt = flag.replace("_", "-")
+            raise ValueError(f"--{spelt} has an effect only with --interval betting")
     if name == "betting":
         if not given.get("reward_range"):
             raise ValueError("--interval betting: give --reward-range LOW HIGH, too")
