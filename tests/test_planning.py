@@ -386,4 +386,4 @@ def test_command_plans(
     assert command(["plan", path]) == 2
     assert "which cannot be halved" in capsys.readouterr().err
     assert command(["plan", path, "--standard-error", "1", "--policy", "best"]) == 2
-    assert "the number of a policy, or target" in capsys.readouterr().err
+    assert "the number of a policy, last or target" in capsys.readouterr().err
