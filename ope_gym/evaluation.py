@@ -261,7 +261,7 @@ class Evaluator:
         reduce = (
             self._reduce_files(job, model if uses_q else None, crew.workers)
             if self._data is None
-            else self._reduce_memory(job, model if uses_q else None, names)
+            else self._reduce_memory(job, model if uses_q else None)
         )
         setting, betting = self._setting(uses_q), self._betting
         gathered: Gathered
@@ -430,9 +430,7 @@ class Evaluator:
             make_draws(strata, self.options.resamples, self.options.seed),
         )
 
-    def _reduce_memory(
-        self, job: Job, model: QModel | Baseline | None, names: Sequence[str]
-    ) -> Reduce:
+    def _reduce_memory(self, job: Job, model: QModel | Baseline | None) -> Reduce:
         """Answer requests from the episodes in memory: one chunk, weighed once."""
         assert self._data is not None
         baseline = None if model is None else self._baseline(model, job.target)

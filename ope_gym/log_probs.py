@@ -88,6 +88,11 @@ def evaluate_log_probs(
     3.0
     """
     options = Options(gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed)
+    if weighting.mixture not in ("auto", "all"):
+        raise ValueError(
+            f"mixture is {weighting.mixture!r}, but arrays are weighed against the mixture of all "
+            "their behaviours: leave it out, or give fewer behaviours"
+        )
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)

@@ -64,6 +64,8 @@ BETS: dict[str, Any] = {"interval": "betting", "reward_range": (-9, 9)}
         ({"gamma": 1.01}, r"gamma is 1\.01; a discount lies within \[0, 1\]"),
         ({"gamma": -0.1}, r"gamma is -0\.1"),
         ({"gamma": math.nan}, r"gamma is nan"),
+        ({"mixture": "most"}, r"mixture is 'most'; give 'all', 'auto' or the largest number"),
+        ({"mixture": 0}, r"mixture is 0; give"),
         ({"cap": 0.0}, r"cap is 0\.0; .* above 0"),
         ({"cap": -3}, r"cap is -3"),
         ({"cap": math.nan}, r"cap is nan"),
@@ -131,6 +133,7 @@ def test_betting_at_the_door_of_arrays_needs_the_horizon() -> None:
     [
         ({"estimators": ["FIS", "EA"]}, r"estimators has 'EA', .*use evaluate\(episodes"),
         ({"reward_model": "cross-fit"}, r"reward_model='cross-fit' needs observations and actions"),
+        ({"mixture": 2}, r"mixture is 2, but arrays are weighed against the mixture of all"),
     ],
 )
 def test_what_only_trajectories_can_give(options: dict[str, Any], message: str) -> None:

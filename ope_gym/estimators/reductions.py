@@ -69,7 +69,11 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
 
 
 class Reduction(Protocol):
-    """A request for a total over all trajectories; frozen, so that equal ones are answered once."""
+    """A request for a total over all trajectories; frozen, so that equal ones are answered once.
+
+    One that holds numbers of all trajectories also has `slice(trajectories)`, which keeps those
+    that a task needs.
+    """
 
     def part(self, chunk: Weighted) -> Any:
         """Return the part of a chunk: an object with `merge(other)`, for the next chunk's."""
@@ -77,14 +81,6 @@ class Reduction(Protocol):
 
     def total(self, merged: Any) -> Any:
         """Return the answer, from the parts of all chunks merged in order."""
-        ...
-
-
-class Sliced(Reduction, Protocol):
-    """A reduction that holds numbers of all trajectories, of which a task needs its own only."""
-
-    def slice(self, trajectories: slice) -> Reduction:
-        """Return the reduction for some of the trajectories."""
         ...
 
 

@@ -77,7 +77,14 @@ class PropensitySums:
     def update(
         self, data: Trajectories, behaviours: Behaviours, groups: IntArray | None = None
     ) -> None:
-        """Add trajectories, policies numbered as in all; `groups` as in `check_propensities`."""
+        """Add trajectories whose policies are numbered as in all.
+
+        Args:
+            data: the trajectories.
+            behaviours: who recorded them.
+            groups: (K,) of partial mixtures, which cover what their own behaviours do; None for
+                the mixture of all.
+        """
         if groups is not None:
             for part in parts(data, behaviours, groups):
                 self.update(part.data, part.behaviours)
@@ -161,22 +168,6 @@ class PropensitySums:
         limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
         alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
         return PropensityReport(z, tuple(alarms.tolist()), support if self.finite else {})
-
-
-def check_propensities(
-    data: Trajectories, target: Policy, behaviours: Behaviours, groups: IntArray | None = None
-) -> PropensityReport:
-    """Check the calibration of each policy that acted, and the support of the target.
-
-    Args:
-        data: the trajectories.
-        target: the policy to evaluate.
-        behaviours: who recorded them.
-        groups: (K,) of partial mixtures, which cover what their own behaviours do.
-    """
-    sums = PropensitySums(target, len(data.policies))
-    sums.update(data, behaviours, groups)
-    return sums.finalise()
 
 
 def _uncovered(
