@@ -8,15 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.fuzz import write_episode
-from ope_gym import Compute, Evaluation, Evaluator, Trajectories, evaluate
+from ope_gym import Compute, Evaluation, Evaluator, Trajectories, batches, evaluate
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.files import write_change, write_policy, write_spaces
-from ope_gym.policies import LinearSigmoid
+from ope_gym.data.schedules import Schedule
+from ope_gym.data.schema import BY_EPISODE, BY_STEP
+from ope_gym.data.spaces import stack
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.builders import Table
 
 
@@ -182,3 +187,55 @@ def clocked(seed: int, tables: ArrayLike, episodes: int = 12) -> TrajectoryBuffe
         )
         clock += length
     return buffer
+
+
+def assert_identical(a: Trajectories, b: Trajectories) -> None:
+    """Assert equality bit by bit, with dtypes and structure."""
+    for name in (*BY_STEP, "offsets", *BY_EPISODE):
+        one, other = getattr(a, name), getattr(b, name)
+        assert type(one) is type(other), name
+        if isinstance(one, dict):
+            assert list(one) == list(other)  # also their order
+        for x, y in zip(batches.leaves(one), batches.leaves(other), strict=True):
+            assert x.dtype == y.dtype, name
+            assert x.shape == y.shape, name
+            same = x.tolist() == y.tolist() if x.dtype == object else x.tobytes() == y.tobytes()
+            assert same, name
+    assert a.schedules == b.schedules
+    for name in ("observation_space", "action_space", "horizon"):
+        assert getattr(a, name) == getattr(b, name), name
+
+
+def recording() -> Trajectories:
+    """Return episodes whose policies change inside and between them, with ends of all kinds."""
+    rng = np.random.default_rng(5)
+    lengths = np.array([3, 1, 4, 2])
+    steps = int(lengths.sum())
+    return Trajectories.from_arrays(
+        rng.standard_normal((steps, 4)),  # float64 in a float32 space: kept as they are
+        rng.integers(2, size=steps),
+        rng.standard_normal(steps),
+        np.log(rng.random(steps)),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        policies=[LinearSigmoid(rng.standard_normal(4)), Uniform(2), LinearSigmoid(np.zeros(4))],
+        policy_ids=[0, 0, 1, 2, 1, 1, 1, 2, 0, 0],
+        terminated=[True, False, True, True],
+        truncated=[False, True, True, False],
+        held_out=[True, False, False, True],
+        start_clock=[10, -1, 20, -1],
+        schedules=[Schedule(np.array([0, 12, 23]), np.array([0, 1, 2], dtype=np.int32))],
+        schedule_ids=[0, -1, 0, -1],
+        observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        action_space=spaces.Discrete(2),
+        horizon=7,
+    )
+
+
+def constant_buffer(space: gym.Space[Any], element: Callable[[int], Any]) -> Trajectories:
+    buffer = TrajectoryBuffer(space, space)
+    k = buffer.add_policy(Uniform(2))
+    for first in (0, 2):
+        seen = stack(space, [element(first + t) for t in range(2)])
+        chosen = stack(space, [element(first + t + 3) for t in range(2)])
+        buffer.append(seen, chosen, [1.0, 2.0], [-0.5, -0.25], k, terminated=True)
+    return buffer.view()

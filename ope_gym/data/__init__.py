@@ -14,4 +14,5 @@ files         what is in the blocks: spaces, policies, changes, episodes
 reader        sections of a file, read chunk by chunk
 seen_files    the same file, found by several processes
 minari        Minari datasets
+tables        tables with a row for each step, and Parquet files
 """

@@ -13,12 +13,24 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.data.blocks import ALIGNMENT, BLOCK_MAGIC, HEADER, MAGIC, FileCut, PathLike, walk
+from ope_gym.data.blocks import (
+    ALIGNMENT,
+    BLOCK_MAGIC,
+    HEADER,
+    LAST_BYTE,
+    MAGIC,
+    MOST_JSON,
+    FileCut,
+    PathLike,
+    require_regular,
+    walk,
+    zeros_from,
+)
 from ope_gym.data.spaces import NUMERIC_DTYPES
 
 if sys.platform == "win32":
@@ -38,15 +50,20 @@ class BlockWriter:
 
     Args:
         path: The file.
+        after: An earlier writer, closed by now, of the same file. If nobody has changed the file
+            since, it is not read again, and `appended` counts on.
 
     Attributes:
         appended: How many blocks of each kind this writer has written.
     """
 
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: PathLike, *, after: BlockWriter | None = None) -> None:
+        require_regular(path)
         self.path = Path(path)
         self.appended: dict[str, int] = {}
+        self._end = 0  # where the next block begins
         self._last = 0  # checksum of the last block
+        self._left: _State | None = None  # the file when it was closed
         self._torn = False  # whether a failed write may have left bytes behind the last block
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         # Unbuffered: after a failed write no bytes may be left behind for a later flush.
@@ -64,20 +81,25 @@ class BlockWriter:
                 raise RuntimeError(
                     f"{self.path} was replaced by another file while it was opened; open it again"
                 )
-            self._end = self._find_end()
+            if after is not None and after._left == _state(self._file):
+                self._end, self._last = after._end, after._last
+                self.appended = dict(after.appended)
+            else:
+                self._end = self._find_end()
         except BaseException:
             self._file.close()
             raise
 
     def _find_end(self) -> int:
         """Return where the next block goes: behind the last whole block of the file."""
-        head = self._file.read(len(MAGIC))
-        if len(head) < len(MAGIC) and MAGIC.startswith(head):
+        head, end = self._file.read(len(MAGIC)), os.fstat(self._file.fileno()).st_size
+        if head != MAGIC and MAGIC.startswith(head[: zeros_from(self._file, end)]):
+            # new, or cut, by a crash or by zeros, before its first block
+            self._file.truncate(0)
             self._file.seek(0)
             _write_all(self._file, MAGIC)
             return len(MAGIC)
         self._file.seek(0)
-        end = os.fstat(self._file.fileno()).st_size
         # A reader with a buffer of its own, as the writer's file has none.
         with open(self._file.fileno(), "rb", closefd=False) as reader:
             try:
@@ -109,6 +131,11 @@ class BlockWriter:
         entries, payload, length = _lay_out(arrays)
         fields = {"kind": kind, "after": self._last, **meta, "arrays": entries}
         text = _ENCODER.encode(fields).encode()
+        if len(text) > MOST_JSON:
+            raise ValueError(
+                f"{self.path}: the JSON of a {kind!r} block has {len(text):,} bytes, a file "
+                f"may hold {MOST_JSON:,}; use fewer columns, or a space with fewer parts and bounds"
+            )
         text += b" " * (-(self._end + HEADER.size + len(text)) % ALIGNMENT)
         crc = zlib.crc32(text)
         for part in payload:
@@ -139,6 +166,11 @@ class BlockWriter:
                 error.filename = os.fspath(self.path)
             raise
 
+    @property
+    def closed(self) -> bool:
+        """Whether the file was released."""
+        return self._file.closed
+
     def close(self) -> None:
         """Bring everything to the disk and release the file; may be called again."""
         if not self._file.closed:
@@ -147,6 +179,8 @@ class BlockWriter:
                 # system has them on the disk. Once, at the end: a sync for every block would
                 # take longer than most episodes.
                 os.fsync(self._file.fileno())
+                if not self._torn:
+                    self._left = _state(self._file)
             finally:
                 self._file.close()
 
@@ -155,6 +189,15 @@ class BlockWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+_State: TypeAlias = tuple[int, int, int, int]
+
+
+def _state(file: Any) -> _State:
+    """Return what differs if another file took this one's place, or somebody wrote to it."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _lay_out(
@@ -178,6 +221,9 @@ def _lay_out(
         data = array.astype(dtype, copy=False).reshape(-1).view(np.uint8)
         pieces += [bytes(padding), data.data]
         length += padding + array.nbytes
+    if length:
+        pieces.append(LAST_BYTE)
+        length += len(LAST_BYTE)
     return entries, pieces, length
 
 
@@ -238,18 +284,25 @@ def _replace(temporary: Path, target: Path, path: PathLike) -> None:
 
 @contextlib.contextmanager
 def replacing(path: PathLike) -> Iterator[BlockWriter]:
-    """Give a writer of a new file, which takes the place of `path` at the end, if all went well.
+    """Give a writer of a new file, which takes the place of `path` at the end, if all went well."""
+    with in_place_of(path) as temporary, BlockWriter(temporary) as writer:
+        yield writer
 
-    The new file is complete and on the disk before it gets its name: whoever opens `path`, at any
-    time and after any crash, finds the old file or the new one.
+
+@contextlib.contextmanager
+def in_place_of(path: PathLike) -> Iterator[Path]:
+    """Give the name of a new file, which takes the place of `path` at the end, if all went well.
+
+    The new file is complete and on the disk before it gets its name, if its writer brings it there:
+    whoever opens `path`, at any time and after any crash, finds the old file or the new one.
     """
     target = Path(os.path.realpath(path))
+    require_regular(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with BlockWriter(temporary) as writer:
-            yield writer
+        yield temporary
         if target.exists() or not _put(temporary, target):
             _replace(temporary, target, path)
     except BaseException as error:

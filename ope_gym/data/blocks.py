@@ -4,9 +4,10 @@ A file is `b"OPEGYM\x00\x01"` and blocks. A block is a header (little-endian: u3
 of the JSON, u64 length of the payload, u32 CRC of JSON and payload, u32 CRC of the header so far),
 JSON `{"kind": ..., "arrays": {name: {"dtype", "shape", "offset"}}, ...}` padded with blanks so that
 the payload starts at a multiple of 64 bytes of the file, and the payload: raw little-endian C-order
-arrays, each at a multiple of 64. The JSON also names, as `after`, the CRC of the header before, so
-that a missing, doubled or foreign block is noticed. There is no pickle: opening a file runs no
-code. This module reads blocks, `block_writer` writes them.
+arrays, each at a multiple of 64, and a last byte that is not zero: zeros at the end of a file are
+never a block's own, but what a power cut left. The JSON also names, as `after`, the CRC of the
+header before, so that a missing, doubled or foreign block is noticed. There is no pickle: opening a
+file runs no code. This module reads blocks, `block_writer` writes them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 import warnings
 import zlib
@@ -31,9 +33,11 @@ MAGIC = b"OPEGYM\x00\x01"
 ALIGNMENT = 64
 BLOCK_MAGIC = 0x4B4C424F
 HEADER = struct.Struct("<IIQII")
+LAST_BYTE = b"U"  # of a payload; to be mistaken for a zero it needs four flipped bits
 # Errors of code that takes JSON of the wrong shape apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 KEEP_THE_REST = "keep them by Trajectories.load(path, recover=True).save(new_path)"
+MOST_JSON = 2**20  # bytes of the JSON of a block: as Python objects it takes up to forty times more
 _PIECE = 2**20  # bytes of a payload that are checked at once
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -45,6 +49,23 @@ class DamagedFileError(ValueError):
     def __init__(self, path: PathLike, offset: int, reason: str, remedy: str) -> None:
         super().__init__(f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}")
         self.offset = offset
+
+
+class ChecksumError(ValueError):
+    """Raised for a block whose bytes are not those that were written."""
+
+
+def require_regular(path: PathLike) -> None:
+    """Raise if a path names a pipe, a device or a socket: opening one may wait for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # whoever opens it says what is wrong
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ValueError(
+            f"{os.fspath(path)} is a pipe, a device or a socket, and episodes are kept in regular "
+            "files, which can be read twice: copy it to a file, or choose another path"
+        )
 
 
 class Entry(NamedTuple):
@@ -141,6 +162,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def read_blocks(path: PathLike, *, recover: bool = False) -> Iterator[Block]:
     """Yield the blocks of a file, each checked before it is handed out; see `scan`."""
+    require_regular(path)
     with open(path, "rb") as file:
         yield from scan(file, path, recover=recover)
 
@@ -151,7 +173,7 @@ def scan(
     """Yield the blocks of an open file, each checked before it is handed out.
 
     A file that ends inside its last block, as a crash leaves it, gives all blocks before it and a
-    warning.
+    warning. So does one whose last block ends in zeros, as a power cut leaves it.
 
     Args:
         file: The file, at its beginning.
@@ -183,6 +205,8 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
         try:
             block = read_block(file, offset, size, last, whole=whole)
         except MALFORMED as error:
+            if isinstance(error, ChecksumError) and _ends_in_zeros(file, offset, size):
+                raise FileCut(offset, size - offset) from error
             remedy = (
                 f"{len(kinds)} blocks before it are readable ({kinds.count('episodes')} of "
                 f"episodes): {KEEP_THE_REST}"
@@ -191,6 +215,32 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
         yield block
         kinds.append(block.kind)
         offset, last = block.end, block.checksum
+
+
+def _ends_in_zeros(file: BinaryIO, offset: int, size: int) -> bool:
+    """Return whether all is zero from somewhere inside the block at `offset` to the end.
+
+    A file system that has noted the new size of a file, but not its contents, when the power goes
+    gives zeros for what is missing.
+    """
+    try:
+        end = _read_frame(file, offset, size).end
+    except ChecksumError:
+        end = offset + HEADER.size
+    return zeros_from(file, size) < end
+
+
+def zeros_from(file: BinaryIO, size: int) -> int:
+    """Return the byte from which a file of `size` bytes is all zero; its size if it is not."""
+    end = size
+    while end:
+        begin = max(end - _PIECE, 0)
+        file.seek(begin)
+        rest = file.read(end - begin).rstrip(b"\0")
+        if rest:
+            return begin + len(rest)
+        end = begin
+    return 0
 
 
 def _check_magic(file: BinaryIO, path: PathLike) -> None:
@@ -204,7 +254,9 @@ def _check_magic(file: BinaryIO, path: PathLike) -> None:
 
 def what_is_wrong(error: Exception) -> str:
     """Return the message of an error of `MALFORMED`, for people."""
-    return str(error) if type(error) is ValueError else f"malformed block, {error!r}"
+    return (
+        str(error) if type(error) in (ValueError, ChecksumError) else f"malformed block, {error!r}"
+    )
 
 
 def read_block(
@@ -240,7 +292,7 @@ def read_block(
                 raise FileCut(offset, size - offset)
             crc, length = zlib.crc32(piece, crc), length - len(piece)
     if (payload is not None or verify) and crc != frame.contents:
-        raise ValueError("the contents of a block do not match their checksum")
+        raise ChecksumError("the contents of a block do not match their checksum")
     block = _parse(frame, offset, last, file, payload)
     if payload is not None:
         block.arrays  # noqa: B018, refuse damaged ones now, while it is known where they are
@@ -264,11 +316,13 @@ def _read_frame(file: BinaryIO, offset: int, size: int) -> _Frame:
         raise FileCut(offset, size - offset)
     magic, json_length, payload_length, contents, checksum = HEADER.unpack(head)
     if zlib.crc32(head[:-4]) != checksum or magic != BLOCK_MAGIC:
-        raise ValueError("the header of a block does not match its checksum")
+        raise ChecksumError("the header of a block does not match its checksum")
     start = offset + HEADER.size + json_length
     end = start + payload_length
     if end > size:  # before anything of that length is allocated
         raise FileCut(offset, size - offset)
+    if json_length > MOST_JSON + ALIGNMENT:
+        raise ValueError(f"the JSON of a block has {json_length:,} bytes, more than {MOST_JSON:,}")
     text = file.read(json_length)
     if len(text) < json_length:
         raise FileCut(offset, size - offset)
@@ -291,7 +345,13 @@ def _parse(
         raise ValueError("a block does not follow the one that it was written after")
     length = frame.end - frame.start
     entries = {name: _read_entry(name, entry, length) for name, entry in described.items()}
+    if sum(map(_n_bytes, entries.values())) > length:  # each would become an array of its own
+        raise ValueError("the arrays of a block lie in the same bytes")
     return Block(kind, meta, entries, offset, frame.start, frame.end, frame.checksum, file, payload)
+
+
+def _n_bytes(entry: Entry) -> int:
+    return math.prod(entry.shape) * int(np.dtype(entry.dtype).itemsize)
 
 
 def _read_entry(name: str, entry: Any, length: int) -> Entry:

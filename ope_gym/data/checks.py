@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import LOG_PROB_TOLERANCE, as_integers, offsets_of, place
+from ope_gym.arrays import LOG_PROB_TOLERANCE, as_integers, offsets_of
+from ope_gym.arrays import place as place_of
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.schedules import check_schedules
@@ -36,13 +38,14 @@ class Steps(NamedTuple):
 # Whole sets of episodes ----------------------------------------------------------------------
 
 
-def checked(raw: C, *, copy: bool, first: int = 0) -> C:
+def checked(raw: C, *, copy: bool, first: int = 0, place: Callable[[int], str] | None = None) -> C:
     """Return the columns as checked read-only arrays; one value stands for all rows.
 
     Args:
         raw: Columns as a person or a file gives them.
         copy: Whether observations, actions, rewards and log_probs must be copied.
         first: The number in messages of the first episode.
+        place: Names a row in messages; by default its episode and step.
     """
     rewards = floats(raw.rewards, "rewards", lambda row: "Trajectories", copy=False)
     offsets = _check_offsets(raw.offsets, len(rewards))
@@ -50,7 +53,9 @@ def checked(raw: C, *, copy: bool, first: int = 0) -> C:
     def where(row: int | None) -> str:
         if row is None:
             return "Trajectories"
-        episode, step = place(row, offsets)
+        if place is not None:
+            return place(row)
+        episode, step = place_of(row, offsets)
         return f"episode {first + episode}, step {step}"
 
     policy_ids = check_policy_ids(raw.policy_ids, len(rewards), len(raw.policies), where)

@@ -169,6 +169,8 @@ def parse_episodes(
         arrays: Its arrays, or rows of them that are whole episodes.
         section: Has the spaces.
     """
+    for name in BATCHES:
+        _require_once(name, meta[name])
     columns: dict[str, Any] = {
         name: unpack(meta[name], space_of(section, name), arrays) for name in BATCHES
     }
@@ -185,6 +187,22 @@ def parse_episodes(
         raise ValueError("its columns differ in length")
     columns["episodes"] = check_table(columns["episodes"], n)
     return columns
+
+
+def _require_once(name: str, layout: Any) -> None:
+    """Raise if a batch uses an array twice: a few bytes would stand for many columns."""
+    found, waiting = set(), [layout]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if part in found:
+                raise ValueError(f"{name} has the array {part!r} twice")
+            found.add(part)
+        elif isinstance(part, dict):
+            ((kind, content),) = part.items()
+            waiting += (
+                [x for _, x in content] if kind == "dict" else content if kind == "tuple" else []
+            )
 
 
 def check_array(name: str, array: NDArray[Any]) -> None:

@@ -8,7 +8,6 @@ the key `ope_gym` of the dataset's metadata. There is no pickle.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import os
 import shutil
@@ -26,17 +25,14 @@ from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
 from ope_gym.data.blocks import MALFORMED
-from ope_gym.data.files import describe_policy
-from ope_gym.data.schedules import Schedule
 from ope_gym.data.schema import BY_EPISODE, read_only
-from ope_gym.data.spaces import NUMERIC_DTYPES, Space
+from ope_gym.data.spaces import Space
+from ope_gym.data.tables import header
 from ope_gym.data.trajectories import Trajectories, Viewable
-from ope_gym.policies import Policy, UnknownPolicy, policy_from_arrays
+from ope_gym.policies import UnknownPolicy
 
 __all__ = ["from_minari", "to_minari"]
 
-_KEY = "ope_gym"
-_VERSION = 1
 # Minari has own fields for the ends of episodes; the other columns are metadata by these names.
 _BY_EPISODE = {
     {"schedule_ids": "schedule"}.get(name, name): name
@@ -102,7 +98,7 @@ def to_minari(
         columns = [getattr(data, name).tolist() for name in _BY_EPISODE.values()]
         labels = (dict(zip(_BY_EPISODE, row, strict=True)) for row in zip(*columns, strict=True))
         dataset.storage.update_episode_metadata(labels)
-        dataset.storage.update_metadata({_KEY: metadata})
+        dataset.storage.update_metadata({header.KEY: metadata})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -134,7 +130,7 @@ def from_minari(
     """
     if isinstance(dataset, str):
         dataset = _import_minari().load_dataset(dataset)
-    stored = dataset.storage.metadata.get(_KEY)
+    stored = dataset.storage.metadata.get(header.KEY)
     if stored is not None and log_prob is None:
         try:
             found = _ours(dataset, stored)
@@ -189,29 +185,11 @@ def _require_storable(space: Space | None, name: str) -> None:
 
 def _metadata(data: Trajectories) -> dict[str, Any]:
     return {
-        "version": _VERSION,
-        **space_json.env_to_json(data.observation_space, data.action_space, data.horizon),
+        "version": header.VERSION,
+        **header.beside_columns(data, "the dataset"),
         "last_observation": "repeated",
         "has_propensities": data.has_propensities,
-        "policies": [_policy_to_json(policy) for policy in data.policies],
-        "schedules": [
-            {"clocks": s.clocks.tolist(), "policies": s.policies.tolist()} for s in data.schedules
-        ],
     }
-
-
-def _policy_to_json(policy: Policy) -> dict[str, Any]:
-    kind, arrays = describe_policy(policy, "the dataset")
-    return {"kind": kind, "arrays": {name: _array_to_json(x) for name, x in arrays.items()}}
-
-
-def _array_to_json(values: NDArray[Any]) -> dict[str, Any]:
-    array = np.asarray(values, order="C")
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    if array.dtype.str not in NUMERIC_DTYPES:
-        raise TypeError(f"an array of a policy has dtype {array.dtype}, which cannot be stored")
-    text = base64.b64encode(array.tobytes()).decode("ascii")
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": text}
 
 
 def _episodes(data: Trajectories) -> Iterator[Any]:
@@ -251,8 +229,7 @@ def _to_lists(tree: Tree) -> Any:
 
 
 def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
-    if stored["version"] != _VERSION:
-        raise ValueError(f"version {stored['version']} is not known; update ope_gym")
+    header.check_version(stored)
     seen = space_json.space_from_json(stored["observation_space"])
     chosen = space_json.space_from_json(stored["action_space"])
     labels = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
@@ -268,13 +245,8 @@ def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
             name: np.array([label[key] for label in labels], dtype=np.int64)
             for key, name in _BY_EPISODE.items()
         },
-        policies=[
-            policy_from_arrays(
-                policy["kind"], {k: _array_from_json(x) for k, x in policy["arrays"].items()}
-            )
-            for policy in stored["policies"]
-        ],
-        schedules=[Schedule(s["clocks"], s["policies"]) for s in stored["schedules"]],
+        policies=header.policies_from_json(stored),
+        schedules=header.schedules_from_json(stored),
         observation_space=seen,
         action_space=chosen,
         horizon=stored["horizon"],
@@ -381,11 +353,3 @@ def _info(infos: Mapping[str, Any] | None, name: str, n: int, episode: int) -> N
             "row for the reset and one for each step"
         )
     return values[-n:]
-
-
-def _array_from_json(data: Mapping[str, Any]) -> NDArray[Any]:
-    if data["dtype"] not in NUMERIC_DTYPES:
-        raise ValueError(f"an array of a policy has the unknown dtype {data['dtype']!r}")
-    dtype = np.dtype(data["dtype"])
-    flat = np.frombuffer(base64.b64decode(data["base64"], validate=True), dtype=dtype)
-    return flat.reshape(data["shape"]).astype(dtype.newbyteorder("="))

@@ -124,6 +124,16 @@ class FileSection:
         return len(self.blocks)
 
     @property
+    def files(self) -> tuple[SeenFile, ...]:
+        """The file that it reads."""
+        return (self.file,)
+
+    @property
+    def name(self) -> str:
+        """The name of the file, for messages."""
+        return self.file.name
+
+    @property
     def lengths(self) -> Ints:
         """(n,) steps of each episode."""
         return self._column("lengths")

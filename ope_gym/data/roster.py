@@ -15,6 +15,7 @@ from ope_gym.data.reader import FileSection
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import agree
 from ope_gym.data.spaces import Space
+from ope_gym.data.tables.section import TableSection
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnknownPolicy
 
@@ -36,6 +37,8 @@ class Roster:
         observation_space: None if unknown.
         action_space: None if unknown.
         horizon: time limit, None if there is none.
+        recorded: whether all log-probabilities are there, also where an unknown policy acted;
+            False where it takes reading the episodes to tell.
     """
 
     lengths: IntArray
@@ -48,10 +51,11 @@ class Roster:
     observation_space: Space | None = None
     action_space: Space | None = None
     horizon: int | None = None
+    recorded: bool = False
 
     @classmethod
-    def of(cls, data: Trajectories | FileSection) -> Roster:
-        """List the episodes of trajectories, or of a section of a file."""
+    def of(cls, data: Trajectories | FileSection | TableSection) -> Roster:
+        """List the episodes of trajectories, of a section of a file or of a table."""
         first = (
             data.policy_ids[data.offsets[:-1]]
             if isinstance(data, Trajectories)
@@ -68,6 +72,7 @@ class Roster:
             data.observation_space,
             data.action_space,
             data.horizon,
+            isinstance(data, TableSection) and data.recorded,
         )
 
     def __len__(self) -> int:
@@ -108,7 +113,9 @@ class Roster:
 
     @property
     def known(self) -> bool:
-        """Whether all policies that acted are known, so that weights can be made."""
+        """Whether the probabilities of all actions are known, so that weights can be made."""
+        if self.recorded:
+            return True
         acted = np.flatnonzero(self.acted.any(axis=0))
         return not any(isinstance(self.policies[k], UnknownPolicy) for k in acted)
 
@@ -190,6 +197,7 @@ def join_rosters(parts: Sequence[tuple[str, Roster]]) -> tuple[Roster, list[Numb
         held_out=np.concatenate([part.held_out for part in rosters]),
         schedules=tuple(schedules),
         policies=tuple(table.policies),
+        recorded=all(part.known for part in rosters if len(part)),
     )
     return whole, numbers
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from ope_gym.data.blocks import PathLike
+from ope_gym.data.blocks import PathLike, require_regular
 
 _ENDS = 1 << 16  # bytes at either end of a file that tell it from others
 
@@ -42,6 +42,7 @@ class SeenFile:
     def of(cls, path: PathLike) -> SeenFile:
         """Return the file as this process sees it."""
         found = cls.unread(path)
+        require_regular(path)
         with suppress(OSError), open(found.path, "rb") as file:
             found = dataclasses.replace(found, mark=mark_of(file))
         return found
@@ -51,9 +52,17 @@ class SeenFile:
         """Return a file at which nobody has looked yet."""
         return cls(os.fspath(path), os.path.abspath(path), platform.node(), None)
 
+    def marked(self) -> SeenFile:
+        """Return the file with its mark, which this process takes if it is the first to see it."""
+        if self.mark is not None:
+            return self
+        with self.open() as file:
+            return dataclasses.replace(self, mark=mark_of(file), node=platform.node())
+
     def open(self) -> BinaryIO:
         """Open the file, or raise if it is not the one that was seen; it may have grown."""
         here = platform.node()
+        require_regular(self.path)
         try:
             file = open(self.path, "rb")  # noqa: SIM115, the caller closes it
         except OSError as error:

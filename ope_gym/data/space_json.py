@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from ope_gym.batches import Tree
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space, is_column, object_array
 
-_MAX_SIZE = 2**26  # a few bytes of JSON must not make the reader allocate without bound
+# A few bytes of JSON must not make the reader allocate without bound.
+_MOST_BYTES = 48 * 2**20
+_SPACE_BYTES = 4096  # of a space without its arrays, generously
 # By name; np.dtype understands more, and hands what looks like a tuple to Python's compiler.
 _DTYPES = {np.dtype(text).name: np.dtype(text) for text in NUMERIC_DTYPES}
 
@@ -106,21 +108,28 @@ def space_from_json(data: Any) -> Space | None:
 
 
 def _require_size(data: Any) -> None:
-    """Raise if all Boxes together, however nested, are too large; before any of them is made."""
+    """Raise if all spaces together, however nested, are too large; before any of them is made."""
     size, waiting = 0, [data]
     while waiting:
         part = waiting.pop()
         if isinstance(part, list):
             waiting += part
         elif isinstance(part, dict):
+            size += _SPACE_BYTES * ("type" in part)
             if part.get("type") == "Box":
-                size += math.prod(max(int(n), 0) for n in part["shape"])
+                size += math.prod(max(int(n), 0) for n in part["shape"]) * _number_bytes(part)
             else:
                 waiting += part.values()
-    if size > _MAX_SIZE:
+    if size > _MOST_BYTES:
         raise ValueError(
-            f"the Boxes of the space have {size} numbers, a file may describe {_MAX_SIZE}"
+            f"the space takes {size:,} bytes when it is made, a file may describe {_MOST_BYTES:,}; "
+            "make its Boxes smaller, or of a smaller dtype"
         )
+
+
+def _number_bytes(box: Mapping[str, Any]) -> int:
+    """Return the bytes for a number of a Box: two bounds, copied once, and flags beside them."""
+    return 4 * int(_dtype(box).itemsize) + 6
 
 
 def _space_from_json(data: Any) -> Space:
@@ -170,8 +179,9 @@ def _dtype(data: Mapping[str, Any]) -> Any:
 def _require_numeric(space: spaces.Box[Any]) -> None:
     if np.dtype(space.dtype).newbyteorder("<").str not in NUMERIC_DTYPES:
         raise TypeError(f"{space} has dtype {space.dtype}, which cannot be saved; use float64")
-    if math.prod(space.shape) > _MAX_SIZE:  # before its bounds become a list
-        raise ValueError(f"{space} has more than {_MAX_SIZE} numbers and cannot be saved")
+    size = math.prod(space.shape)
+    if size * np.dtype(space.dtype).itemsize > _MOST_BYTES:  # before its bounds become a list
+        raise ValueError(f"{space} has {size:,} numbers, too many to be saved")
 
 
 def _bounds_to_json(values: NDArray[Any], bounded: NDArray[np.bool_]) -> Any:

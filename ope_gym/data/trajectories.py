@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,12 @@ from ope_gym.data.checks import checked
 from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
+from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
+from ope_gym.data.tables.layout import Layout, Spec
+from ope_gym.data.tables.rows import is_parquet
+from ope_gym.data.tables.section import TableSection, open_frame, open_parquet
+from ope_gym.data.tables.write import arrow_table, to_library, write_parquet
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
 __all__ = ["PropensityMismatch", "Trajectories", "Viewable", "nothing", "read_chunks"]
@@ -143,6 +149,27 @@ class Viewable:
             if len(data):
                 files.write_episodes(writer, data)
 
+    def to_frame(self, library: str = "pandas") -> Any:
+        """Return a table with a row for each step; `Trajectories.from_frame` reads it back.
+
+        Its columns are those of the page on files: episode, step, observation, action, reward,
+        log_prob, policy, terminated, truncated, held_out, start_clock, schedule. Policies, spaces
+        and the time limit are beside them, in `frame.attrs` or in the metadata of the schema; only
+        polars has no place for them.
+
+        Args:
+            library: "pandas", "polars" or "pyarrow".
+        """
+        return to_library(arrow_table(self.view()), library)
+
+    def to_parquet(self, path: blocks.PathLike) -> None:
+        """Write a Parquet file with a row for each step, and what `to_frame` has beside them.
+
+        It replaces an older file only when it is complete. `evaluate`, the commands and
+        `Trajectories.from_frame` read it.
+        """
+        write_parquet(self.view(), path)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trajectories(Columns, Viewable):
@@ -227,6 +254,93 @@ class Trajectories(Columns, Viewable):
         )
         return checked(raw, copy=True)
 
+    @classmethod
+    def from_frame(
+        cls,
+        table: Any,
+        *,
+        episode: str = "episode",
+        step: str | None = "step",
+        observation: Spec | None = None,
+        action: Spec | None = None,
+        reward: str = "reward",
+        log_prob: str | None = None,
+        policy: str | None = None,
+        terminated: str | bool | None = None,
+        truncated: str | bool | None = None,
+        held_out: str | bool | None = None,
+        start_clock: str | None = None,
+        policies: Policy | Sequence[Policy] | Mapping[Any, Policy] | None = None,
+        schedules: Sequence[Schedule] = (),
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        horizon: int | None = None,
+    ) -> Trajectories:
+        """Read a table with a row for each step.
+
+        The rows of an episode are in one stretch and in the order of time. A table in which rows
+        are missing, doubled or in disorder, or hold no number, is refused with column and row.
+        Tables that `to_frame` or `to_parquet` wrote need no further argument.
+
+        >>> table = {"episode": ["a", "a", "b"], "step": [0, 1, 0], "x": [0.5, 0.1, 0.3],
+        ...          "y": [1.0, 2.0, 3.0], "action": [0, 1, 1], "reward": [1.0, 0.0, 2.0],
+        ...          "log_prob": np.log([0.5, 0.25, 0.5])}
+        >>> Trajectories.from_frame(table, observation=["x", "y"])
+        Trajectories(2 episodes, 3 steps, 1 policy, 0 held out, mean return 1.5, lengths 1-2)
+
+        Args:
+            table: A pandas, polars or pyarrow table, a dict of columns; or the path of a Parquet
+                file or of a folder of them, or a list of paths. `ope_gym.tables.scan_parquet`
+                serves for files that do not fit into memory.
+            episode: Column with a name or number of the episode.
+            step: Column that counts the steps of each episode, from 0 or all from 1; None if the
+                rows are in order and nobody counted.
+            observation: Column of the observations; a list of columns for a vector; a tuple or
+                dict of these for Tuple and Dict spaces. A column may hold lists of numbers, all of
+                the same shape; flat lists take the shape of the space. By default "observation",
+                or what the space asks for.
+            action: Column or columns of the actions, by default "action".
+            reward: Column of the rewards.
+            log_prob: Column of the natural logs of the probabilities (densities) with which the
+                actions were chosen; by default "log_prob", if there is one. Without it, they are
+                those of known policies, or unknown (`has_propensities` is false).
+            policy: Column that says who acted; by default "policy", if there is one.
+            terminated: Column, true in the last row of an episode that ended by itself; or True or
+                False for all. By default "terminated", if there is one. Where a table has neither
+                this nor `truncated`, all episodes count as terminated.
+            truncated: Column, true in the last row of an episode that a time limit ended.
+            held_out: Column, one value for each episode; or True or False for all.
+            start_clock: Column, the step of the loop at which the episode began.
+            policies: The policy that acted; or a list, whose numbers the column `policy` has; or a
+                dict from its labels to policies. By default, each label is an `UnknownPolicy`.
+            schedules: Which policy acts when, for a column "schedule" of `to_frame`.
+            observation_space: None if unknown.
+            action_space: None if unknown.
+            horizon: The time limit, None if there is none.
+        """
+        layout = Layout(
+            episode,
+            step,
+            observation,
+            action,
+            reward,
+            log_prob,
+            policy,
+            terminated,
+            truncated,
+            held_out,
+            start_clock,
+            policies,
+            schedules,
+            observation_space,
+            action_space,
+            horizon,
+        )
+        paths = table if isinstance(table, list | tuple) else [table]
+        if paths and all(isinstance(path, str | os.PathLike) for path in paths):
+            return _joined(open_parquet(paths, layout))
+        return _joined([open_frame(table, layout)])
+
     def __repr__(self) -> str:
         if len(self) == 0:
             return f"{type(self).__name__}(0 episodes, {_count(len(self.policies), 'policy')})"
@@ -250,18 +364,23 @@ class Trajectories(Columns, Viewable):
 
     @classmethod
     def load(cls, path: blocks.PathLike, *, recover: bool = False) -> Trajectories:
-        """Read the trajectories of a file that `save` or a recorder wrote.
+        """Read the trajectories of a file that `save`, `to_parquet` or a recorder wrote.
 
         Args:
-            path: The file. If it ends inside its last block, that block is dropped, with a warning.
-            recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
+            path: The file, or a folder of Parquet files. If a recorder's file ends inside its last
+                block, that block is dropped, with a warning.
+            recover: Whether to read what precedes damage, instead of raising `DamagedFileError`;
+                not for Parquet files.
         """
-        parts = [
-            part
-            for section in read_layout(path, recover=recover, keep=True)
-            for part in read_chunks(section)
-        ]
-        return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
+        if is_parquet(SeenFile.unread(path)):
+            return cls.from_frame(path)
+        return _joined(read_layout(path, recover=recover, keep=True))
+
+
+def _joined(sections: Sequence[FileSection | TableSection]) -> Trajectories:
+    """Return the episodes of all sections."""
+    parts = [part for section in sections for part in read_chunks(section)]
+    return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
 
 
 def nothing(
@@ -284,16 +403,26 @@ def nothing(
     )
 
 
-def read_chunks(section: FileSection, steps: int | None = None) -> Iterator[Trajectories]:
+def read_chunks(
+    section: FileSection | TableSection, steps: int | None = None
+) -> Iterator[Trajectories]:
     """Yield the episodes of a section of a file, about `steps` steps at a time; None yields all."""
     fields = [field.name for field in dataclasses.fields(Columns)]
     for chunk in section.chunks(steps):
         raw = Trajectories(**{name: getattr(chunk.columns, name) for name in fields})
+        place = None
+        if isinstance(section, TableSection):
+            place = partial(_place, section, chunk.offset)
         try:
-            found = checked(raw, copy=False, first=chunk.first)
+            found = checked(raw, copy=False, first=chunk.first, place=place)
         except blocks.MALFORMED as error:
             raise section.damaged(chunk.offset, error) from error
         yield found
+
+
+def _place(section: TableSection, first: int, row: int) -> str:
+    """Name a row of a chunk of a table."""
+    return section.place(first + row)
 
 
 def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
