@@ -17,11 +17,14 @@ Examples:
 
 from __future__ import annotations
 
+from ope_gym import stopping
+
+if __name__ == "__main__":
+    stopping.leave_at_once()
+
 import argparse
 import dataclasses
-import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,13 +209,12 @@ class Run:
         )
 
 
-def train(run: Run, writer: Any, stop: threading.Event) -> None:
+def train(run: Run, writer: Any) -> None:
     """Run all iterations; evaluate each new policy from the data so far."""
     bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
     with bar:
         for iteration in range(run.args.updates):
-            if stop.is_set():  # an interrupt that compiled code swallowed
-                raise KeyboardInterrupt
+            stopping.check()
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
@@ -271,50 +273,67 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, gym.error.Error) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
-    from ope_gym.report.tensorboard import EvaluationWriter
-
-    stop = threading.Event()
-
-    def interrupt(*_: Any) -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
     logdir = Path(args.logdir) / f"{env_spec.id}__train__{args.seed}__{int(time.time())}"
     logdir.mkdir(parents=True, exist_ok=True)
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
-    truth = None
-    with EvaluationWriter(logdir) as writer:
+    try:
+        return conduct(run)
+    except KeyboardInterrupt as stop:
+        print(f"\nstopped; the episodes are in {logdir / 'episodes.ope'}", file=sys.stderr)
+        return stopping.exit_code(stop)
+    finally:
+        env.close()
+
+
+def conduct(run: Run) -> int:
+    """Train, evaluate and report; return the exit code.
+
+    The first Ctrl-C ends the training, and what was recorded is evaluated. A second one, or
+    SIGTERM, ends that, too.
+    """
+    from ope_gym.report.tensorboard import EvaluationWriter
+
+    args, code = run.args, 0
+    with EvaluationWriter(run.logdir) as writer:
         try:
-            train(run, writer, stop)
-        except KeyboardInterrupt:
+            train(run, writer)
+        except KeyboardInterrupt as stop:
+            code = stopping.exit_code(stop)
             print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
-        env.follow(agent.policy)  # so that the file holds the policy that is evaluated
-        if args.save:
-            env.buffer.save(args.save)
+            if stopping.terminated(stop) or not len(run.data()):
+                save(run)
+                return code
+        save(run)
         if not len(run.data()):
-            print("nothing to evaluate yet: no episode was finished and held out", file=sys.stderr)
-            return 130
+            print("train.py: no episode was held out; give a larger --held-out", file=sys.stderr)
+            return 2
         evaluation = run.evaluate()
-        if args.truth_episodes and run.done == args.updates:
+        truth = None
+        if args.truth_episodes and not code:
             try:
-                truth = fresh_rollouts(run, agent.policy)
-            except KeyboardInterrupt:
+                truth = fresh_rollouts(run, run.agent.policy)
+            except KeyboardInterrupt as stop:
+                code = stopping.exit_code(stop)
                 print("\nstopped during the fresh rollouts", file=sys.stderr)
-        hparams = dataclasses.asdict(args)
         writer.add_report(
             evaluation,
             run.done,
-            hparams,
-            overlap=overlap(run.data(), agent.policy),
+            dataclasses.asdict(args),
+            overlap=overlap(run.data(), run.agent.policy),
             truth=truth[0] if truth else None,
         )
-    env.close()
     if args.json:
         evaluation.to_json(args.json)
     print(report(run, evaluation, truth))
-    return 0 if run.done == args.updates else 130
+    return code
+
+
+def save(run: Run) -> None:
+    """Save what was recorded, with the policy that is evaluated."""
+    run.env.follow(run.agent.policy)
+    if run.args.save:
+        run.env.buffer.save(run.args.save)
 
 
 def _silent(args: Args) -> bool | None:
@@ -323,4 +342,4 @@ def _silent(args: Args) -> bool | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    stopping.run(main)

@@ -12,6 +12,8 @@ taken from another file) and forged (contents changed, checksums made right agai
   bit, where `Trajectories.load` gives some, and an error where it gives an error.
 - No load imports, compiles or runs anything, writes or starts anything (seen by an audit hook),
   takes long, or needs much memory (a limit of the process; only on POSIX).
+- What was loaded is printed and evaluated, which gives a result or an error that names what is
+  wrong, within the same time and memory.
 - The processes that load do not crash.
 
 The exit code is 1 if there was anything else, and a case is printed for each kind of finding.
@@ -36,6 +38,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -44,6 +48,7 @@ import numpy as np
 from gymnasium import spaces as S
 from numpy.typing import ArrayLike
 
+import ope_gym
 from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import reader
@@ -55,7 +60,20 @@ from ope_gym.data.reader import read_layout
 from ope_gym.data.schema import BY_EPISODE, BY_STEP, Columns, join
 from ope_gym.data.spaces import Space, to_columns
 from ope_gym.data.trajectories import Trajectories, nothing, read_chunks
-from ope_gym.policies import LinearSigmoid, Policy, Uniform, policy_to_arrays
+from ope_gym.policies import (
+    DiagonalGaussian,
+    EpsilonGreedyMlp,
+    EpsilonGreedyTable,
+    GaussianMlp,
+    LinearSigmoid,
+    Policy,
+    SoftmaxLinear,
+    SoftmaxMlp,
+    Uniform,
+    UnknownPolicy,
+    policy_to_arrays,
+)
+from ope_gym.policies.mlp import Network
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # a load may take
@@ -76,6 +94,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         "torch": _torch,
         "schedules": _schedules,
         "plain": _plain,
+        **{kind: partial(_policy, kind=kind) for kind in KINDS},
     }
     found = {}
     for name, maker in makers.items():
@@ -226,6 +245,49 @@ def _schedules(path: Path) -> None:
                 )
 
 
+def _network(outputs: int, n_states: int = 0) -> Network:
+    rng = np.random.default_rng(6)
+    sizes = (n_states or 2, 3, outputs)
+    layers = [
+        (rng.normal(size=(after, before)), rng.normal(size=after))
+        for before, after in pairwise(sizes)
+    ]
+    return Network(tuple(layers), n_states=n_states)  # type: ignore[arg-type]
+
+
+KINDS: dict[str, Callable[[], Policy]] = {
+    "linear-sigmoid": lambda: LinearSigmoid(np.array([0.5, -0.2])),
+    "softmax-linear": lambda: SoftmaxLinear(np.array([[0.1, 0.2], [0.3, -0.4], [0.0, 0.1]])),
+    "epsilon-greedy-table": lambda: EpsilonGreedyTable(np.array([0, 2, 1, 1, 0]), 0.3, 3),
+    "uniform": lambda: Uniform(3),
+    "diagonal-gaussian": lambda: DiagonalGaussian(np.ones((1, 2)), np.zeros(1), np.zeros(1)),
+    "softmax-mlp": lambda: SoftmaxMlp(_network(3)),
+    "epsilon-greedy-mlp": lambda: EpsilonGreedyMlp(_network(3, n_states=5), 0.2),
+    "gaussian-mlp": lambda: GaussianMlp(_network(1), np.zeros(1)),
+    "unknown": UnknownPolicy,
+}
+
+
+def _policy(path: Path, kind: str) -> None:
+    """Write episodes of a policy of one kind."""
+    rng, policy = np.random.default_rng(7), KINDS[kind]()
+    states = kind in ("epsilon-greedy-table", "epsilon-greedy-mlp")
+    actions: Space = S.Box(-9, 9, (1,), np.float64) if "gaussian" in kind else S.Discrete(3)
+    if kind == "linear-sigmoid":
+        actions = S.Discrete(2)
+    buffer = TrajectoryBuffer(S.Discrete(5) if states else S.Box(-9, 9, (2,)), actions)
+    k = buffer.add_policy(policy)
+    for n in (3, 2, 4):
+        seen = rng.integers(5, size=n) if states else rng.normal(size=(n, 2)).astype(np.float32)
+        if kind == "unknown":
+            chosen, log_probs = rng.integers(3, size=n), np.full(n, -1.1)
+        else:
+            chosen = policy.sample(seen, rng)
+            log_probs = policy.log_prob(seen, chosen)
+        buffer.append(seen, chosen, rng.normal(size=n), log_probs, k, terminated=True)
+    buffer.save(path)
+
+
 def _plain(path: Path) -> None:
     """Write episodes without spaces, by several policies, in one block."""
     rng = np.random.default_rng(5)
@@ -357,6 +419,11 @@ _ODD: list[Any] = [
     -1,
     2,
     64,
+    *(
+        around
+        for limit in (16, 20, 26, 30, 40)
+        for around in (2**limit - 1, 2**limit, 2**limit + 1)
+    ),
     2**27,
     2**31,
     2**60,
@@ -396,16 +463,27 @@ def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, byt
     for _ in range(rng.integers(1, 4)):
         i = int(rng.integers(len(blocks)))
         meta, payload = blocks[i]
-        kind = str(rng.choice(["json", "payload", "order"]))
+        kind = str(rng.choice(["json", "payload", "order", "numbers"]))
         kinds.append(kind)
         if kind == "json":
             blocks[i] = (_change_json(rng, meta), payload)
         elif kind == "payload" and payload:
             blocks[i] = (meta, _change_bytes(rng, payload, payload))
+        elif kind == "numbers" and payload:
+            blocks[i] = (meta, _change_number(rng, payload))
         elif kind == "order":
             others = [taken_apart(block) for block in blocks_of(other)]
             blocks.insert(i, (blocks + others)[rng.integers(len(blocks) + len(others))])
     return "forged " + "+".join(sorted(set(kinds))), put_together(blocks)
+
+
+def _change_number(rng: np.random.Generator, payload: bytes) -> bytes:
+    """Put a whole number around a limit in the place of a number of eight bytes."""
+    changed = bytearray(payload)
+    place = 8 * int(rng.integers(max(len(payload) // 8, 1)))
+    value = 2 ** int(rng.choice([0, 10, 20, 26, 30, 40, 62])) + int(rng.integers(-1, 2))
+    changed[place : place + 8] = struct.pack("<q", value)[: len(payload) - place]
+    return bytes(changed)
 
 
 def taken_apart(block: bytes) -> tuple[Any, bytes]:
@@ -580,6 +658,27 @@ def fits_together(found: Trajectories) -> bool:
     )
 
 
+def use(found: Trajectories, i: int) -> str:
+    """Print and evaluate what was loaded; return "used", or what went wrong.
+
+    Errors that say what is wrong with the data are fine: a forgery may be nonsense.
+    """
+    try:
+        with alarm(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for shown in (found, *found.policies):
+                if len(repr(shown)) > 100_000:
+                    return f"LONG {type(shown).__name__}"
+            if len(found):
+                names = None if i % 10 == 0 else ["NFIS", "BIS"]
+                str(ope_gym.evaluate(found, "last", names, held_out=False))
+    except (ValueError, TypeError, RuntimeError):
+        return "used"
+    except (Exception, TooSlow) as error:
+        return f"USE {error!r}"[:300]
+    return "used"
+
+
 Read = Callable[[], Trajectories]
 
 
@@ -641,7 +740,7 @@ def compared(path: Path, came: str, found: Trajectories | None, steps: int, watc
     return f"DOORS DIFFER: {in_chunks!r}"
 
 
-GOOD = ("error", "data")
+GOOD = ("error", "data", "used")
 Findings = dict[str, tuple[str, bytes]]
 
 
@@ -674,6 +773,8 @@ def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Coun
                 whole, steps = ((0, 1), (0, 10), (1 << 24, 1), (1 << 24, 1000))[rng.integers(4)]
                 with mock.patch.object(reader, "_WHOLE", whole):
                     results[" in chunks"] = compared(path, came, found, steps, watch)
+            if found is not None and came in GOOD:
+                results[" use"] = use(found, i)
             for door, result in results.items():
                 counts[f"{kind}{door}: {result if result in GOOD else 'FOUND'}"] += 1
                 if result not in GOOD:
@@ -723,7 +824,7 @@ def main() -> None:
         print(f"{what:<50}{count:>9,}")
     totals: collections.Counter[str] = collections.Counter()
     for what, count in counts.items():
-        door = "in chunks" if "in chunks" in what else "load"
+        door = next((x for x in ("in chunks", "use") if f" {x}: " in what), "load")
         totals[f"{door}: {what.rpartition(': ')[2]}"] += count
     print(*(f"{what:<50}{count:>9,}" for what, count in sorted(totals.items())), sep="\n")
     seconds = time.perf_counter() - start

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import warnings
+
+from ope_gym import stopping
+
+if __name__ == "__main__":
+    stopping.leave_at_once()
 
 from ope_gym.cli import main
 
@@ -16,6 +19,4 @@ def _plain(message: Warning | str, *_: object, **__: object) -> str:
 
 if __name__ == "__main__":
     warnings.formatwarning = _plain
-    code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
-    sys.exit(code)
+    stopping.run(main)

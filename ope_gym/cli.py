@@ -6,12 +6,14 @@ Examples:
   python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
   python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
   python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
+  python -m ope_gym evaluate table.parquet folder              tables with a row for each step
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
 
 `python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
-are written by train.py and by the recorders of the package wrappers.
+are written by train.py and by the recorders of the package wrappers, Parquet files by
+`Trajectories.to_parquet`; those of others need the documented names of columns.
 """
 
 from __future__ import annotations
@@ -37,8 +39,7 @@ from ope_gym.evaluation import Evaluator
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
 from ope_gym.policies import UnavailablePolicy
 from ope_gym.scale.sources import Source, load_source
-
-STOPPED = 130  # exit code after Ctrl-C
+from ope_gym.stopping import exit_code
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
 
@@ -102,9 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
             said.to_json(args.json)
         if said.draw is not None and args.figure:
             said.draw(args.figure)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("\nstopped", file=sys.stderr)
-        return STOPPED
+        return exit_code(stop)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -307,7 +308,12 @@ def make_parser() -> argparse.ArgumentParser:
         )
         made.set_defaults(run=run)
         made.add_argument(
-            "files", type=Path, metavar="FILE", nargs="+", help="a file of recorded episodes"
+            "files",
+            type=Path,
+            metavar="FILE",
+            nargs="+",
+            help="a file of recorded episodes, a Parquet file with a row for each step, or a "
+            "folder of Parquet files",
         )
         return made
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,9 +24,10 @@ import pytest
 from gymnasium import spaces as S
 from numpy.testing import assert_array_equal
 
+import ope_gym
 import wrappers
 import wrappers.vector
-from benchmarks import fuzz
+from benchmarks import fuzz, soak
 from ope_gym.data import block_writer, blocks, reader, space_json
 from ope_gym.data import files as episode_blocks
 from ope_gym.data.block_writer import BlockWriter
@@ -61,7 +63,8 @@ def read_in_chunks(path: Path, steps: int = 3) -> Trajectories:
 
 
 def recorder(path: Path | None) -> wrappers.RecordTrajectories:
-    return wrappers.RecordTrajectories(ScriptedEnv(script("..T", "T", ".C")), path=path)
+    env = ScriptedEnv(script("..T", "T", ".C"))
+    return wrappers.RecordTrajectories(env, path=path, append=True)
 
 
 def loop(env: wrappers.RecordTrajectories, policies: tuple[Policy, ...], ignore: Any = ()) -> int:
@@ -434,6 +437,64 @@ def test_sigterm_while_saving(tmp_path: Path) -> None:
     assert fuzz.digest(Trajectories.load(path)) == fuzz.digest(expected())
 
 
+# The power goes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0, 1, 700])
+def test_a_file_that_ends_in_zeros_is_continued(tmp_path: Path, more: int) -> None:
+    """The system noted the size of the file, but zeros stand for the last bytes, or behind them."""
+    path = tmp_path / "run"
+    env = recorder(path)
+    loop(env, (Uniform(2), SIGMOID))
+    env.close()
+    whole = path.read_bytes()
+    ends = np.cumsum([8, *map(len, fuzz.blocks_of(whole))])
+    assert more or whole[-1]  # a block of our own does not end in a zero
+    for cut in (*range(0, len(whole), 7), *ends.tolist()):
+        path.write_bytes(whole[:cut] + bytes(len(whole) - cut + more))
+        left = int((ends[1:] <= len(whole[:cut].rstrip(b"\0"))).sum())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*end(s|ed) inside its last block")
+            if cut >= 8:
+                assert len(list(blocks.read_blocks(path))) == left
+            with BlockWriter(path) as writer:
+                writer.append("policy", {"policy": "mine"}, {})
+        kinds = [block.kind for block in blocks.read_blocks(path)]
+        assert len(kinds) == left + 1
+        assert path.read_bytes().startswith(whole[: ends[left]])
+
+
+def test_zeros_in_front_of_other_bytes_are_damage(tmp_path: Path, files: dict[str, bytes]) -> None:
+    whole = files["discrete"]
+    ends = np.cumsum([8, *map(len, fuzz.blocks_of(whole))])
+    path = tmp_path / "run"
+    path.write_bytes(whole[: ends[2]] + bytes(ends[3] - ends[2]) + whole[ends[3] :])
+    with pytest.raises(DamagedFileError):
+        Trajectories.load(path)
+    with pytest.raises(DamagedFileError):
+        BlockWriter(path)
+
+
+@posix
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    """Opening a pipe would wait until somebody writes to it, and a device has no end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        for door in (
+            Trajectories.load,
+            read_in_chunks,
+            BlockWriter,
+            recorder,
+            expected().save,
+            lambda path: ope_gym.evaluate(path, Uniform(2)),
+            lambda path: list(blocks.read_blocks(path)),
+        ):
+            with pytest.raises(ValueError, match="a pipe, a device or a socket"):
+                door(path)
+    assert pipe.is_fifo()
+
+
 # Two writers, no rights, no clock ------------------------------------------------------------
 
 
@@ -714,7 +775,8 @@ def put(name: str, row: int, value: int) -> Callable[[dict[str, Any], bytearray]
 
     def change(meta: dict[str, Any], payload: bytearray) -> None:
         entry = meta["arrays"][name]
-        array = np.frombuffer(payload, entry["dtype"], offset=entry["offset"])
+        dtype, count = entry["dtype"], int(np.prod(entry["shape"]))
+        array = np.frombuffer(payload, dtype, count, entry["offset"])
         array[row] = value
 
     return change
@@ -789,7 +851,7 @@ def box(*shape: int, dtype: str = "float64") -> dict[str, Any]:
 @pytest.mark.parametrize(
     "data",
     [
-        box(2**26 + 1),
+        box(2**21),
         box(2**60),
         box(2**40, 2**40),
         {"type": "Tuple", "spaces": [box(2**25)] * 3},
@@ -801,13 +863,99 @@ def box(*shape: int, dtype: str = "float64") -> dict[str, Any]:
     ids=str,
 )
 def test_a_few_bytes_do_not_ask_for_much_memory(data: Any) -> None:
-    with pytest.raises(ValueError, match=r"the Boxes of the space have \d+ numbers"):
+    with pytest.raises(ValueError, match=r"the space takes [\d,]+ bytes"):
         space_json.space_from_json(data)
+
+
+def policy_file(path: Path, kind: str, arrays: dict[str, Any]) -> Path:
+    with BlockWriter(path) as writer:
+        episode_blocks.write_spaces(writer, S.Discrete(5), S.Discrete(2), None)
+        writer.append("policy", {"policy": kind}, arrays)
+    return path
+
+
+NETWORK = {
+    "activation": np.array(0),
+    "weights_0": np.zeros((2, 5), np.float32),
+    "bias_0": np.zeros(2, np.float32),
+}
+
+
+@pytest.mark.parametrize("exponent", [17, 30, 40, 62])
+@pytest.mark.parametrize(
+    ("kind", "arrays", "size"),
+    [
+        ("uniform", {}, "n_actions"),
+        (
+            "epsilon-greedy-table",
+            {"greedy": np.zeros(5, np.int64), "epsilon": np.array(0.1)},
+            "n_actions",
+        ),
+        ("softmax-mlp", NETWORK, "n_states"),
+        ("epsilon-greedy-mlp", {**NETWORK, "epsilon": np.array(0.1)}, "n_states"),
+    ],
+)
+def test_a_policy_does_not_ask_for_more_than_it_brings(
+    kind: str, arrays: dict[str, Any], size: str, exponent: int, tmp_path: Path
+) -> None:
+    path = policy_file(tmp_path / "run", kind, {**arrays, size: np.array(2**exponent)})
+    with pytest.raises(DamagedFileError, match=size):
+        Trajectories.load(path)
+    good = {"n_actions": 2**16, "n_states": 5}[size]
+    path = policy_file(tmp_path / "good", kind, {**arrays, size: np.array(good)})
+    (policy,) = Trajectories.load(path).policies
+    assert len(repr(policy)) < 1000
+    assert len(policy.sample(np.array([3]), np.random.default_rng(0))) == 1
+
+
+@pytest.mark.parametrize("names", [8, 4000])
+def test_a_column_under_many_names_is_refused(
+    names: int, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    """Neither many arrays in the same bytes, nor one array in many places of an observation."""
+
+    def arrays(meta: dict[str, Any], payload: bytearray) -> None:
+        entry = meta["arrays"]["rewards"]
+        for i in range(names):
+            meta["arrays"][f"more.{i}"] = entry
+
+    def layout(meta: dict[str, Any], payload: bytearray) -> None:
+        meta["observations"] = {"dict": [[f"{i}", "rewards"] for i in range(names + 1)]}
+
+    path = tmp_path / "run"
+    for change, words in ((arrays, "lie in the same bytes"), (layout, "'rewards' twice")):
+        path.write_bytes(forged(files["plain"], change))
+        for door in (Trajectories.load, read_in_chunks):
+            with pytest.raises(DamagedFileError, match=words):
+                door(path)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint8", "int64"])
+def test_the_largest_space_takes_less_than_64_mebibytes(dtype: str) -> None:
+    width = 4 * np.dtype(dtype).itemsize + 6
+    largest = box((space_json._MOST_BYTES - space_json._SPACE_BYTES) // width, dtype=dtype)
+    tracemalloc.start()
+    try:
+        assert space_json.space_from_json(largest) is not None
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_json_is_bounded_on_both_sides(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with BlockWriter(path) as writer, pytest.raises(ValueError, match="the JSON of a 'x' block"):
+        writer.append("x", {"long": "a" * 2**20}, {})
+    path.write_bytes(
+        MAGIC + fuzz.raw_block(8, {"kind": "x", "arrays": {}, "l": "a" * 2**21}, b"")[0]
+    )
+    with pytest.raises(DamagedFileError, match="the JSON of a block has"):
+        Trajectories.load(path)
 
 
 def test_what_cannot_be_read_is_not_written() -> None:
     large = S.Box(0, 255, (2**25,), np.uint8)
-    with pytest.raises(ValueError, match="the Boxes of the space have"):
+    with pytest.raises(ValueError, match="the space takes"):
         space_json.space_to_json(S.Tuple([large, large, large]))
 
 
@@ -868,3 +1016,14 @@ def test_many_small_appends_do_not_stay_many_small_parts() -> None:
     assert_array_equal(data.lengths, 1 + np.arange(1000) % 3)
     assert_array_equal(data.observations, np.concatenate([seen for seen, _ in whole]))
     assert_array_equal(data.rewards, np.concatenate([rewards for _, rewards in whole]))
+
+
+@pytest.mark.parametrize(("leak", "found"), [(0, False), (48e6, True), (-48e6, False)])
+def test_the_soak_sees_a_leak_that_fits_into_its_allowance(leak: float, found: bool) -> None:
+    """48 MB in a run of 10^7 steps, beside arenas of 20 MB that come and go."""
+    lines = [
+        {"steps": i * 1e6, "grown": 9e7 + 2e7 * (i % 3) + leak * i / 10, "columns": 9e7}
+        for i in range(1, 11)
+    ]
+    assert soak.leaks(lines) is found
+    assert abs(leak) <= soak.ALLOWANCE

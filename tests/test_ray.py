@@ -21,6 +21,7 @@ import pytest
 
 from ope_gym import Bootstrap, Compute, Evaluator, Trajectories, evaluate
 from ope_gym.data.blocks import DamagedFileError
+from ope_gym.data.tables import scan_parquet
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale import ray as ray_tasks
@@ -147,6 +148,25 @@ def test_files_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(seen) == evaluator.passes(TARGET) * here.sample.steps
     assert evaluator.passes(TARGET) == 4  # two of them for the q model
     assert sorted(path.name for path in tmp_path.iterdir()) == paths
+
+
+def test_tables_over_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("ours", "theirs"):
+        Path(folder).mkdir()
+    made(0, 12, 25).save("0.ope")
+    made(1, 12, 25).to_parquet("1.parquet")
+    made(2, 12, 25).to_parquet("ours/2.parquet")
+    log = made(3, 12, 25)
+    log.to_frame().rename(columns={"reward": "gain"}).to_parquet("theirs/3.parquet")
+    names = {"reward": "gain", "policies": log.policies}
+    episodes: list[Any] = ["0.ope", "1.parquet", "ours", scan_parquet("theirs", **names)]
+    here = evaluate(episodes, TARGET, ["NBIS", "NFIS"], compute=Compute(block_steps=100))
+    there = evaluate(episodes, TARGET, ["NBIS", "NFIS"], compute=Compute(ray=True, block_steps=100))
+    assert_same(here, there)
+    whole = [Trajectories.load(path) for path in ("0.ope", "1.parquet", "ours")]
+    assert_same(here, evaluate([*whole, log], TARGET, ["NBIS", "NFIS"]), rtol=1e-9)
 
 
 # Losses ---------------------------------------------------------------------------------------
@@ -318,3 +338,29 @@ def test_the_cluster_stays_when_commands_have_ended(cluster: Any, tmp_path: Path
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     assert {node.node_id for node in cluster.list_all_nodes()} <= alive
     assert ray.is_initialized()
+
+
+def test_sigterm_ends_a_command_with_a_cluster_of_its_own(tmp_path: Path) -> None:
+    path, scratch = tmp_path / "0.ope", tmp_path / "scratch"
+    made(0, 12, 25).save(path)
+    scratch.mkdir()
+    words = ["evaluate", str(path), "--ray", "local", "--scratch", str(scratch)]
+    code = (
+        "import runpy, sys\n"
+        "from ope_gym import evaluation\n"
+        "from tests.test_ray import _waits\n"
+        "evaluation.open_source = _waits\n"
+        f"sys.argv = {['ope_gym', *words]!r}\n"
+        "runpy.run_module('ope_gym', run_name='__main__')\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        assert started.poll() is None
+        time.sleep(0.05)
+    started.terminate()
+    _, said = started.communicate(timeout=120)
+    assert (started.returncode, said) == (143, "\nstopped\n")
+    assert not list(scratch.iterdir())

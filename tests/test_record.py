@@ -610,13 +610,17 @@ def test_an_interrupt_while_episodes_are_handed_over_loses_nothing() -> None:
 
 def test_rebuilt_from_its_spec(tmp_path: Path) -> None:
     env = RecordTrajectories(
-        gym.make("CartPole-v1"), held_out=0.25, path=tmp_path / "episodes", audit=False
+        gym.make("CartPole-v1"),
+        held_out=0.25,
+        path=tmp_path / "episodes",
+        append=True,
+        audit=False,
     )
     spec = env.spec
     assert spec is not None
     (wrapper,) = (w for w in spec.additional_wrappers if w.name == "RecordTrajectories")
     path = str(tmp_path / "episodes")
-    assert wrapper.kwargs == {"held_out": 0.25, "path": path, "audit": False}
+    assert wrapper.kwargs == {"held_out": 0.25, "path": path, "append": True, "audit": False}
     for again in (spec, EnvSpec.from_json(spec.to_json())):
         rebuilt = gym.make(again)
         assert isinstance(rebuilt, RecordTrajectories)

@@ -33,9 +33,9 @@ SUB_ENVS = 8
 def recorder(kind: str, path: Path | None) -> Any:
     if kind == "single":
         env = gym.make("CartPole-v1")
-        return wrappers.RecordTrajectories(env, held_out=0.25, path=path)
+        return wrappers.RecordTrajectories(env, held_out=0.25, path=path, append=True)
     envs = gym.make_vec("CartPole-v1", SUB_ENVS)
-    return wrappers.vector.RecordTrajectories(envs, held_out=0.25, path=path)
+    return wrappers.vector.RecordTrajectories(envs, held_out=0.25, path=path, append=True)
 
 
 def endless(env: Any) -> Iterator[int]:
@@ -130,7 +130,8 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
 
 
 def scripted(path: Path | str, *episodes: str) -> wrappers.RecordTrajectories:
-    env = wrappers.RecordTrajectories(ScriptedEnv(script(*(episodes or ("..T",)))), path=path)
+    inner = ScriptedEnv(script(*(episodes or ("..T",))))
+    env = wrappers.RecordTrajectories(inner, path=path, append=True)
     env.follow(Uniform(2))
     return env
 
@@ -180,7 +181,8 @@ def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_a_file_of_another_environment_is_refused(tmp_path: Path) -> None:
     scripted(tmp_path / "episodes").close()
-    env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=tmp_path / "episodes")
+    path = tmp_path / "episodes"
+    env = wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=path, append=True)
     with pytest.raises(ValueError, match="holds episodes of another environment"):
         env.follow(Uniform(2))
 
@@ -190,6 +192,47 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(blocks.DamagedFileError, match="not an ope_gym file"):
         scripted(tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").read_text() == "three years"
+
+
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_file_that_exists_is_not_continued_in_silence(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+
+    def make(**options: Any) -> Any:
+        if kind == "single":
+            return wrappers.RecordTrajectories(gym.make("CartPole-v1"), path=path, **options)
+        envs = gym.make_vec("CartPole-v1", 2)
+        return wrappers.vector.RecordTrajectories(envs, path=path, **options)
+
+    env = make(append=False)
+    env.follow(Uniform(2))
+    env.close()
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r"exists and append=False"):
+        make(append=False)
+    with pytest.warns(UserWarning, match=r"exists: new episodes are appended.*append=True") as seen:
+        make().close()
+    assert seen[0].filename == __file__
+    assert path.read_bytes() == before
+    make(append=True).close()
+    path.write_bytes(b"")  # as tempfile makes it
+    make().close()
+
+
+def test_a_recorder_that_goes_on_after_close_continues_its_section(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    for _ in range(3):
+        play(env, 1)
+        env._session.close()
+    kinds = [block.kind for block in blocks.read_blocks(path)]
+    assert kinds == ["spaces", "policy", "changes", *["episodes"] * 3]
+    path.write_bytes(path.read_bytes()[:-1])  # somebody else touches it
+    with pytest.warns(UserWarning, match="ended inside its last block"):
+        play(env, 1)
+    env.close()
+    assert len(Trajectories.load(path)) == 3
+    assert [block.kind for block in blocks.read_blocks(path)].count("spaces") == 2
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:

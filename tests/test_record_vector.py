@@ -544,7 +544,7 @@ def test_a_reset_that_raises_drops_the_open_episodes() -> None:
     env = recorder(sync([script("...T")] * 2, AutoresetMode.DISABLED))
     env.reset()
     drive(env, 1)
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, AssertionError)):  # the latter before Gymnasium 1.2
         env.reset(options={"reset_mask": [True, False]})
     drive(env, 3)
     assert len(env.buffer) == 0
@@ -622,7 +622,7 @@ def test_copies_record_independently() -> None:
         drive(each, 90)
     assert len(env.buffer) > 4
     assert_array_equal(env.buffer.view().observations, other.buffer.view().observations)
-    assert env._saved_kwargs == {"held_out": 0.0, "path": None, "audit": True}
+    assert env._saved_kwargs == {"held_out": 0.0, "path": None, "append": None, "audit": True}
 
 
 def test_close_may_be_called_again(tmp_path: Path) -> None:

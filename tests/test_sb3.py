@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import csv
+import errno
 import importlib.util
+import random
 import re
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -38,6 +42,8 @@ from stable_baselines3.common.vec_env import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
+from ope_gym.data import block_writer
+from ope_gym.data.blocks import read_blocks
 from ope_gym.policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.policies.torch import TorchPolicy
 from wrappers import collect, vector
@@ -685,51 +691,145 @@ def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
     assert "data: held-out" in done.stdout
 
 
-def test_an_interrupted_run_leaves_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stop(BaseCallback):
-        def _on_step(self) -> bool:
-            if self.num_timesteps == 300:
-                raise KeyboardInterrupt
-            return True
+class _At(BaseCallback):
+    """Calls a function at some timesteps."""
 
-    at_exit: dict[Any, None] = {}
-    module = SimpleNamespace(
-        register=at_exit.setdefault, unregister=lambda function: at_exit.pop(function, None)
-    )
-    monkeypatch.setattr("wrappers.sb3.callback.atexit", module)
+    def __init__(self, moments: dict[int, Callable[[], None]]) -> None:
+        super().__init__()
+        self._moments = moments
+
+    def _on_step(self) -> bool:
+        self._moments.get(self.num_timesteps, lambda: None)()
+        return True
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def assert_holds(path: Path, ope: OPECallback) -> None:
+    """Compare a file with the record in memory, which has another order."""
+    loaded, kept = ope_gym.Trajectories.load(path), ope.trajectories()
+    assert set(loaded.policies) == set(kept.policies)
+    assert len(loaded) == len(kept)
+    for held_out in (False, True):
+        here, there = (x.select(held_out=held_out) for x in (loaded, kept))
+        for name in ("observations", "actions", "rewards", "log_probs", "start_clock", "lengths"):
+            np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+        acted = [[x.policies[k] for k in x.policy_ids] for x in (here, there)]
+        assert acted[0] == acted[1]
+    loaded.audit()
+
+
+def test_an_interrupted_run_leaves_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.ope"
     ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
     model = ppo(envs("CartPole-v1"))
     with pytest.raises(KeyboardInterrupt):
-        model.learn(1000, callback=CallbackList([ope, Stop()]))
-    next(iter(at_exit))()  # as the process ends
+        model.learn(1000, callback=CallbackList([ope, _At({300: _interrupt})]))
     found = ope_gym.Trajectories.load(path)
     assert found.held_out.sum() == 15  # of three evaluations
     ended = (found.start_clock + found.lengths)[~found.held_out].max()
     assert 128 < ended <= 150  # in the rollout that was stopped
-    model.learn(128, callback=ope)
-    assert not at_exit  # all is saved
-    assert len(ope_gym.Trajectories.load(path)) == len(ope.trajectories()) > len(found)
+    assert_holds(path, ope)
+    for _ in range(2):
+        model.learn(128, callback=ope)
+        assert_holds(path, ope)
+    kinds = [block.kind for block in read_blocks(path)]
+    assert kinds.count("spaces") == 1
+    assert kinds.count("policy") == len(ope.trajectories().policies)
 
 
-def test_a_file_is_written_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    save = ope_gym.Trajectories.save
+_TRAIN = """
+import sys
+import torch
+from stable_baselines3.common.callbacks import CallbackList
+from tests.test_sb3 import *
 
-    def counted(self: Any, path: Any) -> None:
-        sizes.append(self.n_steps)
-        save(self, path)
+class Loud(gym.Wrapper):
+    ended = 0
+    def step(self, action):
+        found = self.env.step(action)
+        Loud.ended += found[2] or found[3]
+        return found
 
-    monkeypatch.setattr(ope_gym.Trajectories, "save", counted)
-    model = ppo(envs("CartPole-v1"), n_steps=16, batch_size=32)
-    cheap: dict[str, Any] = {"n_eval_episodes": 1, "estimators": "NFIS", "verbose": 0}
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=tmp_path / "run.ope", **cheap)
-    model.learn(32 * 30, callback=ope)
-    assert 5 < len(sizes) < 25  # not after each of 31 evaluations
-    assert sizes == sorted(sizes)
-    assert len(ope_gym.Trajectories.load(tmp_path / "run.ope")) == len(ope.trajectories())
+class Announce(BaseCallback):
+    ended = 0
+    def _on_step(self):
+        self.ended += int(self.locals["dones"].sum())
+        print(self.ended, Loud.ended, flush=True)
+        return True
+
+torch.set_num_threads(1)
+fresh = Loud(gym.make("CartPole-v1", max_episode_steps=40))
+ope = OPECallback(fresh, eval_every=3, path=sys.argv[1], estimators="NFIS", verbose=0)
+model = ppo(envs("CartPole-v1"), n_steps=32, n_epochs=1)
+model.learn(10**9, callback=CallbackList([ope, Announce()]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_training_loses_its_open_episodes_and_no_more(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.ope"
+    command = [sys.executable, "-W", "ignore", "-c", _TRAIN, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        lines = [b"0 0\n"]
+        while int(lines[-1].split()[0]) <= 10:
+            lines.append(process.stdout.readline())
+        time.sleep(random.Random(number).uniform(0.0, 1.0))
+        process.send_signal(number)
+        lines += process.stdout.read().splitlines(keepends=True)
+    assert process.returncode == -number
+    training, held_out = map(int, [x for x in lines if x.endswith(b"\n")][-1].split())
+    assert held_out >= 5
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*ends inside its last block")
+        found = ope_gym.Trajectories.load(path)
+    # what ended after the last line, in the last step or in an evaluation, comes on top
+    assert training <= (~found.held_out).sum() <= training + 2
+    assert held_out <= found.held_out.sum() <= held_out + 5
+    found.audit()
+
+
+def test_a_file_is_there_before_the_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "run.ope"
+    ope = OPECallback(envs("CartPole-v1"), path=path, verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        ppo(envs("CartPole-v1")).learn(64, callback=CallbackList([ope, _At({2: _interrupt})]))
+    assert ope_gym.Trajectories.load(path).held_out.sum() == 5  # of the first evaluation
+
+
+@pytest.mark.parametrize("until", [400, 10_000])
+def test_a_full_disk_is_a_warning(
+    until: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, full = block_writer._write_all, [False]
+
+    def write_some(file: Any, data: Any) -> None:
+        if full[0]:
+            write(file, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
+
+    monkeypatch.setattr(block_writer, "_write_all", write_some)
+    path = tmp_path / "run.ope"
+    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
+    moments = {200: lambda: full.insert(0, True), until: lambda: full.insert(0, False)}
+    model = ppo(envs("CartPole-v1"))
+    with pytest.warns(UserWarning, match=r"run.ope: No space left.*tries again") as seen:
+        model.learn(640, callback=CallbackList([ope, _At(moments)]))
+    assert len(seen) == 1
+    assert len(ope.evaluations) == 6
+    if until > 640:  # until the end
+        some = ope_gym.Trajectories.load(path)
+        assert 0 < len(some) < len(ope.trajectories())
+        full.insert(0, False)
+        model.learn(128, callback=ope)
+    assert_holds(path, ope)
 
 
 # What it shows -------------------------------------------------------------------------------

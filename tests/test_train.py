@@ -225,6 +225,140 @@ def _interrupt_when_recording(process: "subprocess.Popen[str]", folder: Path) ->
     return process.communicate(timeout=120)
 
 
+_SIGNAL_AT_IMPORT = """
+import os, runpy, sys
+number, module = int(sys.argv[1]), sys.argv[2]
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder())
+if sys.argv[3] == "train.py":
+    sys.argv = sys.argv[3:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+sys.argv = sys.argv[3:]
+runpy.run_module("ope_gym", run_name="__main__")
+"""
+
+
+def _run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="sends signals to itself")
+
+
+@posix
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("argparse", signal.SIGINT),
+        ("numpy.random", signal.SIGTERM),
+        ("gymnasium.envs", signal.SIGINT),
+        ("numba", signal.SIGINT),
+        ("numba.core.typing.arraydecl", signal.SIGINT),
+        ("ope_gym.report.tensorboard", signal.SIGINT),  # when the training has begun
+        ("tensorboard.compat.proto", signal.SIGTERM),
+    ],
+)
+def test_a_signal_while_modules_are_imported(
+    module: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    options = small(tmp_path, "--env", "CartPole-v1")
+    done = _run(_SIGNAL_AT_IMPORT, str(int(number)), module, "train.py", *options)
+    assert done.returncode == 128 + number, done.stderr
+    (line,) = done.stderr.split("\n")[1:-1]
+    assert line.startswith("stopped")
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_is_imported(number: signal.Signals, finished: Path) -> None:
+    words = ["ope_gym", "evaluate", str(finished / "all.ope")]
+    done = _run(_SIGNAL_AT_IMPORT, str(int(number)), "numba.core.types", *words)
+    assert (done.returncode, done.stderr) == (128 + number, "\nstopped\n")
+
+
+_SIGNAL_IN_A_DESTRUCTOR = """
+import os, time
+from ope_gym import stopping
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), 15)
+        time.sleep(0.01)
+def main():
+    Ends()
+    time.sleep(60)
+    return 0
+stopping.run(main)
+"""
+
+
+@posix
+def test_a_signal_that_a_destructor_swallows_is_sent_again() -> None:
+    done = _run(_SIGNAL_IN_A_DESTRUCTOR)
+    assert (done.returncode, done.stderr) == (143, "\nstopped\n")
+
+
+_SIGNAL_AT_EVALUATION = """
+import os, sys, train
+from ope_gym import stopping
+evaluate = train.Run.evaluate
+signals = iter([None, *map(int, sys.argv[1].split())])  # the first evaluation is let alone
+def stopped(self):
+    number = next(signals, None)
+    if number is not None:
+        os.kill(os.getpid(), number)
+    return evaluate(self)
+train.Run.evaluate = stopped
+sys.argv = sys.argv[1:]
+stopping.run(train.main)
+"""
+
+
+@posix
+@pytest.mark.parametrize(("numbers", "code"), [("2 2", 130), ("15", 143), ("2 15", 143)])
+def test_a_signal_that_ends_all(numbers: str, code: int, tmp_path: Path) -> None:
+    """Ctrl-C again while the record is evaluated, or SIGTERM."""
+    options = small(tmp_path, *SEEDED, "--save", str(tmp_path / "all.ope"))
+    done = _run(_SIGNAL_AT_EVALUATION, numbers, *options)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert lines[0] == "stopped after 2 of 3 policies"
+    (recorded,) = tmp_path.glob("*/episodes.ope")
+    assert lines[1:] == [f"stopped; the episodes are in {recorded}"] * (len(numbers.split()) - 1)
+    for path in (recorded, tmp_path / "all.ope"):
+        assert len(ope_gym.Trajectories.load(path)) == 2 * 12
+    assert not done.stdout
+
+
+@posix
+def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
+    """At any time from the first line of the program on there is one line, and no traceback."""
+    for i in range(4):
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *small(tmp_path / str(i))],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+        time.sleep(0.3 + 0.6 * i)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 130, err
+        assert len(err.split()) < 12
+        assert "stopped" in err
+
+
 # Every file of examples/: what it imports beside ope_gym, how to run it small, what it prints.
 # Tianshou wants other versions than constraints.txt pins: its example runs where it is installed.
 EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
@@ -233,6 +367,11 @@ EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
         "torch",
         ["--total-timesteps", "1536", "--num-envs", "2", "--evaluate-every", "6"],
         ["step 1536", "NFIS", "data: held-out"],
+    ),
+    "rllib_offline.py": (
+        "tree",  # RLlib is a part of Ray, but what it imports is not
+        ["--write", "steps", "--iterations", "2", "--batch", "200"],
+        ["NBIS", r"2 policies"],
     ),
     "sb3_ppo.py": (
         "stable_baselines3",
@@ -255,11 +394,11 @@ def test_every_example_is_listed_and_run_where_its_host_is_installed() -> None:
 def test_the_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first as a user starts it; the others here, where their libraries are loaded already."""
+    """Some as a user starts them; the others here, where their libraries are loaded already."""
     needed, options, expected = EXAMPLES[name]
     pytest.importorskip(needed)
     command = [str(ROOT / "examples" / name), *options]
-    if needed == "gymnasium":
+    if needed in ("gymnasium", "tree"):  # RLlib warns, and here warnings are errors
         done = subprocess.run(
             [sys.executable, *command],
             capture_output=True,

@@ -236,18 +236,21 @@ def _waits(episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
     return list(crew.in_order(partial(_noted, Path(episodes[0]).parent), range(9)))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
-def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_ends_its_workers(number: signal.Signals, tmp_path: Path) -> None:
     from tests.test_studies import _alive
 
-    path = tmp_path / "run.ope"
+    path, scratch = tmp_path / "run.ope", tmp_path / "scratch"
+    scratch.mkdir()
     made(0, 3, 20).save(path)
     code = (
         "import runpy, sys\n"
         "from ope_gym import evaluation\n"
         "from tests.test_workers import _waits\n"
         "evaluation.open_source = _waits\n"
-        f"sys.argv = ['ope_gym', 'evaluate', {str(path)!r}, '--workers', '2']\n"
+        f"words = ['evaluate', {str(path)!r}, '--workers', '2', '--scratch', {str(scratch)!r}]\n"
+        "sys.argv = ['ope_gym', *words]\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )
     started = subprocess.Popen(
@@ -262,9 +265,15 @@ def test_a_stopped_command_ends_its_workers(tmp_path: Path) -> None:
     while not all((tmp_path / name).exists() for name in "01") and time.monotonic() < deadline:
         assert started.poll() is None
         time.sleep(0.01)
-    os.killpg(started.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    assert len(list(scratch.iterdir())) == 1
+    if number == signal.SIGINT:
+        os.killpg(started.pid, number)  # as a terminal does: to the workers, too
+    else:
+        started.terminate()
     _, said = started.communicate(timeout=60)
-    assert (started.returncode, said) == (130, "\nstopped\n")  # nor is a semaphore left behind
+    # nor is a semaphore left behind
+    assert (started.returncode, said) == (128 + number, "\nstopped\n")
+    assert not list(scratch.iterdir())
     while _alive(started.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _alive(started.pid)

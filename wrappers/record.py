@@ -40,8 +40,10 @@ class RecordTrajectories(
             says whether the current one is held out. Episode i, counted from 0 by start, is if
             ⌊(i + 1)·share⌋ > ⌊i·share⌋.
         path: A file to which finished episodes are appended as they end. A process that is killed
-            loses only the open episode; `Trajectories.load` reads the rest. A file that exists
-            already is continued.
+            loses only the open episode; `Trajectories.load` reads the rest.
+        append: Whether to continue a file that exists. By default it is continued with a warning,
+            as Gymnasium's RecordVideo warns of a folder that exists; nothing in it is overwritten.
+            True continues it without, and False raises FileExistsError.
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
@@ -51,16 +53,21 @@ class RecordTrajectories(
         *,
         held_out: float = 0.0,
         path: blocks.PathLike | None = None,
+        append: bool | None = None,
         audit: bool = True,
     ) -> None:
         path = None if path is None else os.fspath(path)
-        gym.utils.RecordConstructorArgs.__init__(self, held_out=held_out, path=path, audit=audit)
+        gym.utils.RecordConstructorArgs.__init__(
+            self, held_out=held_out, path=path, append=append, audit=audit
+        )
         if isinstance(env, gym.vector.VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.vector.RecordTrajectories for vector envs")
         warn_of_normalisers(env)
         horizon = None if env.spec is None else env.spec.max_episode_steps
         self._session: SingleSession = SingleSession(
-            Settings(env.observation_space, env.action_space, horizon, held_out, path, audit)
+            Settings(
+                env.observation_space, env.action_space, horizon, held_out, path, audit, append
+            )
         )
         self._over = True  # only a reset may come next
         self._complete = False  # whether all steps of the open episode are here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -20,10 +20,13 @@ from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
 
+if TYPE_CHECKING:
+    _Wrapper: TypeAlias = VectorWrapper[Any, Any, Any, Any, NDArray[Any]]
+else:  # not generic before Gymnasium 1.4
+    _Wrapper = VectorWrapper
 
-class RecordTrajectories(
-    Recorder, VectorWrapper[Any, Any, Any, Any, NDArray[Any]], gym.utils.RecordConstructorArgs
-):
+
+class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
     """Records the episodes of all sub-envs, with the probabilities of their actions.
 
     The twin of `wrappers.RecordTrajectories`, for every autoreset mode. Finished episodes go to the
@@ -46,6 +49,7 @@ class RecordTrajectories(
         held_out: Share of the episodes that the learner must not train on; episodes are numbered by
             their start, and by sub-env where several start at once.
         path: A file to which finished episodes are appended as they end.
+        append: Whether to continue a file that exists; by default it is, with a warning.
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
@@ -55,17 +59,20 @@ class RecordTrajectories(
         *,
         held_out: float = 0.0,
         path: blocks.PathLike | None = None,
+        append: bool | None = None,
         audit: bool = True,
     ) -> None:
         path = None if path is None else os.fspath(path)
-        gym.utils.RecordConstructorArgs.__init__(self, held_out=held_out, path=path, audit=audit)
+        gym.utils.RecordConstructorArgs.__init__(
+            self, held_out=held_out, path=path, append=append, audit=audit
+        )
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.RecordTrajectories for a single env")
         autoreset = autoreset_of(env)
         warn_of_normalisers(env)
         seen, chosen = env.single_observation_space, env.single_action_space
         self._session: BatchedSession = BatchedSession(
-            Settings(seen, chosen, _time_limit(env), held_out, path, audit),
+            Settings(seen, chosen, _time_limit(env), held_out, path, audit, append),
             env.num_envs,
             autoreset,
         )

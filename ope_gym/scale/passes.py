@@ -22,11 +22,13 @@ from ope_gym.arrays import (
     IntArray,
     check_finite,
     check_log_probs,
+    step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import Arrays, Reduction, Weighted, within_discount
+from ope_gym.inference.outcomes import RewardSums, discounted_returns
 from ope_gym.models.base import Baseline, CrossFitted
-from ope_gym.policies import Policy
+from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
@@ -35,6 +37,8 @@ from ope_gym.weights.formula import log_weights
 from ope_gym.weights.mixtures import partial_log_weights
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
 from ope_gym.weights.reward_model import cross_fitted_log_weights
+
+_PAST = 8  # columns of past actions, and of past observations
 
 
 class Mergeable(Protocol):
@@ -133,15 +137,35 @@ class Job:
             if missing:
                 mismatch = self._add_bases(bases, missing, data, behaviours, first)
             log_w = {scheme: bases[scheme] + prefix for scheme in self.schemes}
-        residuals = start = None
+        residuals = start = direct = visits = past = ratios = None
         if baseline is not None:
             residuals = baseline.residuals(data.rewards, offsets, self.gamma)
-            start = baseline.at_start(offsets)
+            start, direct = baseline.at_start(offsets), baseline.direct
+            visits = baseline.marginal(data.rewards, offsets, self.gamma)
+            past = past_columns(data, self.target)
+            if visits is not None and "basic" in bases and own.size:
+                ratios = own + _along(bases["basic"], offsets)
         recorded = Recorded(data, behaviours, self.groups if self.parted else None, mismatch, own)
         weighted = Weighted(
-            offsets, data.rewards, log_w, residuals, start, first, episodes=recorded
+            offsets,
+            data.rewards,
+            log_w,
+            residuals,
+            start,
+            direct,
+            visits,
+            past,
+            ratios,
+            self._unit(data),
+            first,
+            episodes=recorded,
         )
         return within_discount(weighted, self.gamma)
+
+    def _unit(self, data: Trajectories) -> float:
+        """Return the largest reward: of all chunks if a q model has seen them, or of these."""
+        seen = data.rewards if self.q is None else self.q.bounds
+        return float(np.abs(seen).max(initial=0.0)) or 1.0
 
     def _target_prefix(
         self, data: Trajectories, offsets: IntArray, first: int
@@ -152,7 +176,7 @@ class Job:
         if not data.has_propensities:
             raise ValueError(
                 "an unknown policy acted, and weights need the probabilities of all actions: use "
-                "'DM', or select(policies=...) the episodes of known policies"
+                "DM or MDR, or select(policies=...) the episodes of known policies"
             )
         own = policy_log_probs(self.target, "target", data)
         check_log_probs(own, "target_log_probs", offsets, has_densities(data), first)
@@ -220,6 +244,34 @@ class Recorded:
     groups: IntArray | None
     mismatch: str
     own: FloatArray
+
+
+def _along(sums: FloatArray, offsets: IntArray) -> FloatArray:
+    """Return the terms (S,) of sums along the trajectories."""
+    before = np.append(0.0, sums[:-1])
+    before[offsets[:-1]] = 0.0
+    return np.asarray(sums - before)
+
+
+def past_columns(data: Trajectories, target: Policy) -> tuple[FloatArray, FloatArray]:
+    """Return columns of the actions (S, p), and of observations that are real numbers (S, m).
+
+    A few finite actions are 0/1 columns, one less than there are actions.
+    """
+    taken = _numbers(data.actions, "iubf")
+    if isinstance(target, FinitePolicy) and taken.shape[1] == 1:
+        actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
+        if actions <= _PAST:
+            taken = (taken == np.arange(actions - 1)).astype(np.float64)
+    return taken, _numbers(data.observations, "f")
+
+
+def _numbers(batch: batches.Tree, kinds: str) -> FloatArray:
+    """Return the first columns of the leaves that hold numbers of such kinds."""
+    n = batches.length(batch)
+    kept = [x for x in batches.leaves(batch) if x.dtype.kind in kinds]
+    leaves = [x.reshape(n, -1)[:, :_PAST] for x in kept]
+    return np.hstack([np.empty((n, 0)), *leaves])[:, :_PAST].astype(np.float64)
 
 
 def has_densities(data: Trajectories) -> bool:
@@ -330,12 +382,16 @@ class Gathered:
 
     Args:
         returns: (n,) sum of the rewards of each episode.
+        discounted: (n,) the same with discount.
+        rewards: what possible returns follow from.
         log_probs: (n,) log-probability of its last action, 0 where it is not known.
         propensities: checks of the recorded propensities against the policies.
         mismatch: in words, the first logged number that its policy contradicts; empty if none.
     """
 
     returns: FloatArray
+    discounted: FloatArray
+    rewards: RewardSums
     log_probs: FloatArray
     propensities: PropensityReport
     mismatch: str
@@ -348,34 +404,46 @@ class Gathering:
     Args:
         target: the policy to evaluate.
         policies: how many policies are known.
+        gamma: discount.
     """
 
     target: Policy
     policies: int
+    gamma: float = 1.0
 
     def part(self, chunk: Weighted) -> _GatheredPart:
         """Collect the facts about the recorded episodes of a chunk."""
         seen: Recorded = chunk.episodes
         data = seen.data
         propensities = PropensitySums(self.target, self.policies)
-        propensities.update(data, seen.behaviours, seen.groups)
+        lost = propensities.update(data, seen.behaviours, seen.groups)
+        if lost is not None:  # weights may end before the episodes, where discount leaves nothing
+            lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
+        for scheme, log_w in chunk.log_weights.items():
+            propensities.leave(scheme, log_w, chunk.offsets, lost)
         returns = np.add.reduceat(data.rewards, data.offsets[:-1])
+        discounted = discounted_returns(data.rewards, data.offsets, self.gamma)
         last = np.nan_to_num(data.log_probs[data.offsets[1:] - 1])
-        return _GatheredPart(Arrays(np.stack([returns, last])), propensities, seen.mismatch)
+        sums = Arrays(np.stack([returns, discounted, last]))
+        rewards = RewardSums.of(data.rewards, data.offsets)
+        return _GatheredPart(sums, rewards, propensities, seen.mismatch)
 
     def total(self, merged: _GatheredPart) -> Gathered:
         """Return the facts of all chunks together."""
-        returns, log_probs = merged.sums.joined()
-        return Gathered(returns, log_probs, merged.propensities.finalise(), merged.mismatch)
+        returns, discounted, log_probs = merged.sums.joined()
+        report = merged.propensities.finalise()
+        return Gathered(returns, discounted, merged.rewards, log_probs, report, merged.mismatch)
 
 
 @dataclass
 class _GatheredPart:
     sums: Arrays
+    rewards: RewardSums
     propensities: PropensitySums
     mismatch: str
 
     def merge(self, other: _GatheredPart) -> None:
         self.sums.merge(other.sums)
+        self.rewards.merge(other.rewards)
         self.propensities.merge(other.propensities)
         self.mismatch = self.mismatch or other.mismatch

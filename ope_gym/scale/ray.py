@@ -11,7 +11,9 @@ import hashlib
 import logging
 import os
 import platform
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -130,12 +132,13 @@ def _connect(ray: Any, address: bool | str) -> None:
     address = named or address  # as Ray has it
     try:
         _check_reachable(address)
-        ray.init(
-            address=address if isinstance(address, str) else None,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        with _keeping_sigterm():
+            ray.init(
+                address=address if isinstance(address, str) else None,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
     except (OSError, RuntimeError, ValueError) as error:
         if address == "auto" and isinstance(error, ConnectionError):
             raise ConnectionError(
@@ -145,6 +148,15 @@ def _connect(ray: Any, address: bool | str) -> None:
         where = "on this machine" if address is True else f"at {address}"
         where += " (of the environment variable RAY_ADDRESS)" if named else ""
         raise ConnectionError(f"no Ray cluster {where}: {error}") from error
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Put back the program's own handler of SIGTERM, if it has one: Ray's aborts the process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_reachable(address: bool | str) -> None:

@@ -1,5 +1,7 @@
 """Sources of episodes: trajectories in memory, or files that are read a block at a time.
 
+Files are our own, or Parquet files, alone or in a folder.
+
 A source has a roster of its episodes, which says who recorded them, and gives them in chunks. A
 task is a stretch of all episodes: several small files, one, or some blocks of a large one. How they
 are cut depends on the files alone, and a task knows how many episodes come before it, so tasks can
@@ -24,6 +26,9 @@ from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.seen_files import SeenFile
+from ope_gym.data.tables.layout import Layout, TableFiles
+from ope_gym.data.tables.rows import is_parquet
+from ope_gym.data.tables.section import TableSection, open_parquet
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing, read_chunks
 from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
@@ -38,8 +43,9 @@ class HasBuffer(Protocol):
         ...
 
 
-_One: TypeAlias = str | os.PathLike[str] | Viewable | Callable[[], Viewable]
+_One: TypeAlias = str | os.PathLike[str] | TableFiles | Viewable | Callable[[], Viewable]
 Episodes: TypeAlias = "_One | HasBuffer | Source | Iterable[_One]"
+Section: TypeAlias = FileSection | TableSection
 
 
 @dataclass(frozen=True)
@@ -48,20 +54,20 @@ class Piece:
 
     Args:
         name: of its file or function, for messages.
-        content: some blocks of a section of a file, without its policies, which the source has
-            once for all pieces; or a function that makes trajectories.
+        content: some blocks of a section of a file or table, without its policies, which the
+            source has once for all pieces; or a function that makes trajectories.
         numbers: of its policies and schedules in the whole source.
     """
 
     name: str
-    content: FileSection | Callable[[], Viewable]
+    content: Section | Callable[[], Viewable]
     numbers: Numbers
 
     def chunks(self, source: Source) -> Iterator[Trajectories]:
         """Yield the episodes, about as many steps at a time as the source holds at once."""
-        if isinstance(self.content, FileSection):
+        if isinstance(self.content, Section):
             policies = tuple(source.policies[k] for k in self.numbers.policies)
-            content = dataclasses.replace(self.content, policies=policies)
+            content: Section = dataclasses.replace(self.content, policies=policies)
             parts = read_chunks(content, source.block_steps)
         else:
             parts = _stretches(self.content().view(), source.block_steps)
@@ -229,8 +235,8 @@ def open_source(
     Files with at most `block_steps` steps in all are read into memory.
 
     Args:
-        episodes: trajectories, a buffer, a recorder, a file, a function that makes trajectories,
-            or a list of these; or a source that is open already.
+        episodes: trajectories, a buffer, a recorder, a file, a folder of Parquet files, a function
+            that makes trajectories, or a list of these; or a source that is open already.
         held_out: True for the held-out episodes alone, False for all, None for the held-out ones
             if there are any.
         block_steps: about how many steps to hold in memory at once.
@@ -276,7 +282,7 @@ class _Part:
 
     name: str
     roster: Roster
-    content: FileSection | Callable[[], Viewable]
+    content: Section | Callable[[], Viewable]
     counts: IntArray
     last: int = 0
 
@@ -284,21 +290,32 @@ class _Part:
 def _parts(numbered: tuple[int, Any]) -> list[_Part]:
     """List the parts of a file or of a function."""
     i, one = numbered
-    if isinstance(one, SeenFile):
+    if isinstance(one, SeenFile | TableFiles):
+        sections = _sections(one)
         parts = [
             _Part(
-                section.file.name,
+                section.name,
                 Roster.of(section),
                 dataclasses.replace(section.part(0, len(section)), policies=()),
                 section.counts,
                 section.last,
             )
-            for section in read_layout(one)
+            for section in sections
         ]
         # a file in which nothing was recorded has its place, too: it may be the last one
-        return parts or [_Part(one.name, Roster.of(nothing()), nothing, np.empty(0, np.int64))]
+        name = one.name if isinstance(one, SeenFile) else f"episodes[{i}]"
+        return parts or [_Part(name, Roster.of(nothing()), nothing, np.empty(0, np.int64))]
     data = one().view()
     return [_Part(f"episodes[{i}]", Roster.of(data), one, np.array([len(data)]))]
+
+
+def _sections(one: SeenFile | TableFiles) -> Sequence[Section]:
+    """List the sections of a file of episodes, of a Parquet file, or of a folder of these."""
+    if isinstance(one, TableFiles):
+        return open_parquet(one.paths, one.layout)
+    if is_parquet(one):
+        return open_parquet([one], Layout())
+    return read_layout(one)
 
 
 def _source(parts: Sequence[_Part], held_out: bool | None, block_steps: int) -> Source:
@@ -345,7 +362,7 @@ def _pieces(
     firsts = np.append(0, np.flatnonzero(np.diff(stretch)) + 1)
     for first, stop in zip(firsts, np.append(firsts[1:], starts.size), strict=True):
         content = part.content
-        if isinstance(content, FileSection):
+        if isinstance(content, Section):
             content = content.part(int(first), int(stop))
         if size := int(episodes[first:stop].sum()):
             yield int(steps[first:stop].sum()), size, Piece(part.name, content, numbers)
@@ -374,7 +391,7 @@ def _listed(episodes: Any) -> list[Any]:
         )
     if isinstance(episodes, np.ndarray):  # of paths
         return list(np.atleast_1d(episodes).tolist())
-    if isinstance(episodes, str | os.PathLike) or callable(episodes):
+    if isinstance(episodes, str | os.PathLike | TableFiles) or callable(episodes):
         return [episodes]
     if not isinstance(episodes, Iterable):
         raise TypeError(
@@ -391,13 +408,15 @@ def _seen(i: int, one: Any) -> Any:
     """Return a file with its full path and state: workers may have other working directories."""
     if isinstance(one, str | os.PathLike):
         return SeenFile.of(one)
+    if isinstance(one, TableFiles):
+        return one.seen()
     if hasattr(one, "view"):
         return one.view
     if callable(one):
         return one
     raise TypeError(
-        f"episodes[{i}] is {one!r}: give the path of a file, trajectories, a buffer, or a function "
-        "that makes one"
+        f"episodes[{i}] is {one!r}: give the path of a file, trajectories, a buffer, a function "
+        "that makes one, or ope_gym.tables.scan_parquet(...)"
     )
 
 
@@ -422,19 +441,22 @@ def _check_copies(parts: Sequence[_Part]) -> None:
     """Refuse a copy of a file: its episodes would count twice."""
     known: dict[object, str] = {}
     for part in parts:
-        if isinstance(part.content, FileSection) and len(part.roster):
-            file = part.content.file
-            same = known.setdefault((file.mark, part.last), file.name)
-            if same != file.name:
-                raise ValueError(
-                    f"episodes has {file.name}, a copy of {same}: its episodes would count twice; "
-                    "give each file once"
-                )
+        if isinstance(part.content, Section) and len(part.roster):
+            for file in part.content.files:
+                mark = (file.mark, part.last)
+                again = mark in known and isinstance(part.content, TableSection)
+                same = known.setdefault(mark, file.name)
+                if again or same != file.name:  # a file of ours may have several sections
+                    what = " twice" if same == file.name else f", a copy of {same}"
+                    raise ValueError(
+                        f"episodes has {file.name}{what}: its episodes would count twice; give "
+                        "each file once"
+                    )
 
 
 def _check_comparable(part: _Part) -> None:
     """Refuse policies made by a function in a worker if equal ones cannot be recognised."""
-    if isinstance(part.content, FileSection):
+    if isinstance(part.content, Section):
         return
     for policy in part.roster.policies:
         if type(policy).__eq__ is object.__eq__:

@@ -83,7 +83,7 @@ class Spool:
             raise OSError(
                 f"scratch is {os.fspath(self._path.parent.parent)!r}: {reason}; give a folder on a "
                 "disk with room for 8 bytes a step for each weighting scheme and for the reward, "
-                "or none: the weights are then computed twice"
+                "about 100 more with a q model, or none: the weights are then computed twice"
             ) from error
 
     def _partial(self) -> Path:
@@ -94,7 +94,17 @@ class Spool:
         """Append a chunk."""
         if self._file is None:
             return
-        optional = {"residuals": chunk.residuals, "start": chunk.start}
+        past = (None, None) if chunk.past is None else chunk.past
+        optional = {
+            "residuals": chunk.residuals,
+            "start": chunk.start,
+            "direct": chunk.direct,
+            "unit": np.array(chunk.unit),
+            "visits": chunk.visits,
+            "past actions": past[0],
+            "past": past[1],
+            "step ratios": chunk.step_ratios,
+        }
         columns = {name: array for name, array in optional.items() if array is not None}
         columns["rewards"] = chunk.rewards
         columns |= {f"log {scheme}": log_w for scheme, log_w in chunk.log_weights.items()}
@@ -118,8 +128,19 @@ def _chunks(path: Path) -> Iterator[Weighted]:
             names, first, offsets = _read(file), int(_read(file)), _read(file)
             columns = {str(name): _read(file) for name in names}
             log_w = {name[4:]: x for name, x in columns.items() if name.startswith("log ")}
-            rewards, residuals = columns["rewards"], columns.get("residuals")
-            yield Weighted(offsets, rewards, log_w, residuals, columns.get("start"), first)
+            yield Weighted(
+                offsets,
+                columns["rewards"],
+                log_w,
+                columns.get("residuals"),
+                columns.get("start"),
+                columns.get("direct"),
+                columns.get("visits"),
+                (columns["past actions"], columns["past"]) if "past" in columns else None,
+                columns.get("step ratios"),
+                float(columns["unit"]),
+                first,
+            )
 
 
 def _read(file: BinaryIO) -> NDArray[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wrappers.recording.autoreset import Autoreset
+from wrappers.recording.file import EpisodeFile
 from wrappers.recording.finished import Finished
 from wrappers.recording.rows import Rows
 from wrappers.recording.session import Session, Settings
@@ -42,10 +43,17 @@ class BatchedSession(Session):
         settings: The environment and the options.
         num_envs: N.
         autoreset: When sub-envs are reset.
+        file: A file that other sessions write to, too, in place of one of its own.
     """
 
-    def __init__(self, settings: Settings, num_envs: int, autoreset: Autoreset) -> None:
-        super().__init__(settings)
+    def __init__(
+        self,
+        settings: Settings,
+        num_envs: int,
+        autoreset: Autoreset,
+        file: EpisodeFile | None = None,
+    ) -> None:
+        super().__init__(settings, file)
         self.rows = Rows(settings.observation_space, settings.action_space, num_envs)
         self.autoreset = autoreset
         self.quota: NDArray[np.int64] | None = None  # (N,) episodes that may still begin
@@ -135,7 +143,7 @@ class BatchedSession(Session):
 
     def hand_over_if_due(self) -> None:
         """Hand over the episodes that wait if there may be many; with a file at once."""
-        if self._waiting and (self.settings.path is not None or self.clock >= self._due):
+        if self._waiting and (self._file is not None or self.clock >= self._due):
             self._due = self.clock + self._patience
             self.hand_over()
 

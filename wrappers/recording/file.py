@@ -1,10 +1,13 @@
-"""The file that a recorder appends its finished episodes to."""
+"""The file that one or several sessions append their finished episodes to."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,10 +15,28 @@ import numpy as np
 from ope_gym.data import blocks, files, space_json
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.schedules import PolicyTable
 from ope_gym.data.trajectories import Trajectories
 
 PolicyChange: TypeAlias = tuple[int, int, bool]
 """Clock, number of the policy that acts from then on, whether an episode was under way."""
+
+
+@dataclass
+class _Loop:
+    """One session that writes to the file; its number is that of its schedule there.
+
+    Args:
+        buffer: Knows its policies.
+        changes: The changes of its policy so far; whoever owns the list appends to it.
+        numbers: The numbers of its policies in the file.
+        noted: How many of its changes the file knows of.
+    """
+
+    buffer: TrajectoryBuffer
+    changes: list[PolicyChange]
+    numbers: list[int] = field(default_factory=list)
+    noted: int = 0
 
 
 class EpisodeFile:
@@ -25,48 +46,48 @@ class EpisodeFile:
 
     Args:
         path: The file; opened at the first write, and continued if it exists.
-        buffer: Knows the spaces and the policies.
-        changes: The changes of the policy so far; whoever owns the list appends to it.
+        patient: Whether errors of the disk are warnings, for a training that must go on.
     """
 
-    def __init__(
-        self, path: blocks.PathLike, buffer: TrajectoryBuffer, changes: list[PolicyChange]
-    ) -> None:
+    def __init__(self, path: blocks.PathLike, *, patient: bool = False) -> None:
         self._path = path
-        self._buffer = buffer
-        self._changes = changes
+        self._patient = patient
+        self._failing = False  # whether the last attempt failed, and a warning said so
+        self._loops: list[_Loop] = []
+        self._policies = PolicyTable()
+        self._changes: list[tuple[int, PolicyChange]] = []  # with the number of the loop
         self._writer: BlockWriter | None = None
         self._queue: list[Trajectories] = []
 
-    def add(self, episodes: Trajectories) -> None:
-        """Queue episodes, as the buffer keeps them, for the next `write`."""
-        # in the file all follow schedule 0, the one of this recorder
-        own = np.zeros(len(episodes), dtype=np.int32)
-        self._queue.append(dataclasses.replace(episodes, schedule_ids=own))
+    def join(self, buffer: TrajectoryBuffer, changes: list[PolicyChange]) -> int:
+        """Let a session write to the file, and return its number.
 
-    def update(self) -> BlockWriter:
+        Args:
+            buffer: Knows its spaces, which all sessions share, and its policies.
+            changes: The changes of its policy so far; whoever owns the list appends to it.
+        """
+        self._loops.append(_Loop(buffer, changes))
+        return len(self._loops) - 1
+
+    def add(self, loop: int, episodes: Trajectories) -> None:
+        """Queue episodes, as the buffer of a session keeps them, for the next `write`."""
+        self._note()
+        own = np.full(len(episodes), loop, dtype=np.int32)
+        ids = episodes.policy_ids
+        if len(self._loops) > 1:  # a session alone has its own numbers
+            ids = np.array(self._loops[loop].numbers, dtype=np.int32)[ids]
+        self._queue.append(dataclasses.replace(episodes, policy_ids=ids, schedule_ids=own))
+
+    def update(self) -> None:
         """Open the file if necessary, and append the policies and changes that it lacks."""
-        buffer = self._buffer
-        env = (buffer.observation_space, buffer.action_space, buffer.horizon)
-        if self._writer is None:
-            self._require_same_env()
-            self._writer = BlockWriter(self._path)
-        # Count by what the writer says it has: a call that failed, or that was interrupted after
-        # its work was done, must not shift the numbers of the policies.
-        writer, done = self._writer, self._writer.appended
-        if "spaces" not in done:
-            files.write_spaces(writer, *env)
-        for policy in buffer.policies[done.get("policy", 0) :]:
-            files.write_policy(writer, policy)
-        for clock, k, mid_episode in self._changes[done.get("changes", 0) :]:
-            files.write_change(writer, k, clock, mid_episode=mid_episode)
-        return writer
+        with self._attempt():
+            self._update()
 
     def write(self) -> None:
         """Append the queued episodes."""
-        try:
+        with self._attempt():
             while self._queue:
-                writer = self.update()
+                writer = self._update()
                 before, again = writer.appended.get("episodes", 0), False
                 try:
                     files.write_episodes(writer, self._queue[0])
@@ -79,32 +100,96 @@ class EpisodeFile:
                 finally:
                     if not again:
                         del self._queue[0]
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{error.strerror}: the last episodes are in the buffer, but not in the file; the "
-                "next write or close tries again, and buffer.save can put them elsewhere",
-                os.fspath(self._path),
-            ) from error
+
+    def finish(self) -> None:
+        """Append all that the file lacks, and release it."""
+        try:
+            self.update()
+            self.write()
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Release the file; may be called again."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        """Release the file; may be called again, and a later write opens it again."""
+        if self._writer is not None:
+            with self._attempt():
+                self._writer.close()
+
+    def __del__(self) -> None:
+        """Release the file of a training that an error ended, and that nobody closed."""
+        with contextlib.suppress(OSError):
+            if self._writer is not None:
+                self._writer.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open file: a copy that goes on recording opens it for itself."""
         return self.__dict__ | {"_writer": None, "_queue": []}
 
+    def _note(self) -> None:
+        """Number the policies and changes of all sessions in the order in which they came.
+
+        An interrupt between two lines does no harm: equal policies have one number, and a change
+        to the policy that acts already is none.
+        """
+        for number, loop in enumerate(self._loops):
+            for policy in loop.buffer.policies[len(loop.numbers) :]:
+                loop.numbers.append(self._policies.add(policy))
+            for clock, k, mid_episode in loop.changes[loop.noted :]:
+                self._changes.append((number, (clock, loop.numbers[k], mid_episode)))
+                loop.noted += 1
+
+    def _update(self) -> BlockWriter:
+        self._note()
+        if self._writer is None or self._writer.closed:
+            if self._writer is None:
+                self._require_same_env()
+            self._writer = BlockWriter(self._path, after=self._writer)
+        # Count by what the writer says it has: a call that failed, or that was interrupted after
+        # its work was done, must not shift the numbers of the policies.
+        writer, done = self._writer, self._writer.appended
+        if "spaces" not in done:
+            files.write_spaces(writer, *self._env())
+        for policy in self._policies.policies[done.get("policy", 0) :]:
+            files.write_policy(writer, policy)
+        for loop, (clock, k, mid_episode) in self._changes[done.get("changes", 0) :]:
+            files.write_change(writer, k, clock, mid_episode=mid_episode, schedule=loop)
+        return writer
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Explain errors of the disk; if patient, warn of the first in place of raising it."""
+        try:
+            yield
+        except OSError as error:
+            waiting = sum(map(len, self._queue))
+            if not waiting and not self._patient:
+                raise
+            reason = (
+                f"{error.strerror or error}: {waiting or 'no'} episodes are in the buffer, but not "
+                "in the file; the next write or close tries again, and buffer.save can put them "
+                "elsewhere"
+            )
+            if not self._patient:
+                raise OSError(error.errno, reason, os.fspath(self._path)) from error
+            if not self._failing:
+                self._failing = True
+                warnings.warn(f"{os.fspath(self._path)}: {reason}", UserWarning, stacklevel=4)
+        else:
+            self._failing = False
+
+    def _env(self) -> tuple[Any, Any, int | None]:
+        buffer = self._loops[0].buffer
+        return buffer.observation_space, buffer.action_space, buffer.horizon
+
     def _require_same_env(self) -> None:
         """Raise if the file holds episodes of another env: one reader could not read both."""
-        path, buffer = self._path, self._buffer
-        if not os.path.exists(path) or os.path.getsize(path) < len(blocks.MAGIC):
-            return  # it holds no block; the writer checks whether it is one of our files
-        ours = space_json.env_to_json(buffer.observation_space, buffer.action_space, buffer.horizon)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a damaged end: the writer warns, too
+        path = self._path
+        if not os.path.exists(path):
+            return
+        ours = space_json.env_to_json(*self._env())
+        with warnings.catch_warnings(), contextlib.suppress(blocks.DamagedFileError):
+            # of a damaged file the writer warns, or raises, too
+            warnings.simplefilter("ignore", UserWarning)
             for block in blocks.read_blocks(path):
                 if block.kind == "spaces" and block.meta != ours:
                     raise ValueError(

@@ -84,6 +84,7 @@ class Settings:
         held_out: Share of the episodes that the learner must not train on.
         path: File to which finished episodes are appended, or None.
         audit: Whether to compare given log-probabilities with those of the policy.
+        append: Whether to continue a file that exists; None continues it with a warning.
     """
 
     observation_space: Space
@@ -92,13 +93,32 @@ class Settings:
     held_out: float = 0.0
     path: blocks.PathLike | None = None
     audit: bool = True
+    append: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
-        path = self.path
-        if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-            raise FileNotFoundError(f"path={os.fspath(path)!r}: its folder does not exist")
+        if self.path is not None:
+            _check_path(self.path, self.append)
+
+
+def _check_path(path: blocks.PathLike, append: bool | None) -> None:
+    """Raise if nothing can or should be recorded there; warn if it continues an older record."""
+    name = os.fspath(path)
+    if not os.path.isdir(os.path.dirname(os.path.abspath(name))):
+        raise FileNotFoundError(f"path={name!r}: its folder does not exist")
+    blocks.require_regular(name)
+    if append or not os.path.exists(name):
+        return
+    if append is not None:
+        raise FileExistsError(f"path={name!r} exists and append=False: choose another file")
+    if os.path.getsize(name):
+        warnings.warn(
+            f"path={name!r} exists: new episodes are appended to those of earlier runs. Say "
+            "append=True if that is meant, or choose another file; append=False refuses it",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 class Session(ABC):
@@ -109,9 +129,10 @@ class Session(ABC):
 
     Args:
         settings: The environment and the options.
+        file: A file that other sessions write to, too, in place of one of its own.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, file: EpisodeFile | None = None) -> None:
         self.settings = settings
         self.buffer = LiveBuffer(
             settings.observation_space,
@@ -123,11 +144,10 @@ class Session(ABC):
         self.dropped_episodes = 0
         self.dropped_steps = 0
         self._changes: list[PolicyChange] = []
-        self._file = (
-            None
-            if settings.path is None
-            else EpisodeFile(settings.path, self.buffer, self._changes)
-        )
+        if file is None and settings.path is not None:
+            file = EpisodeFile(settings.path)
+        self._file = file
+        self._loop = -1 if file is None else file.join(self.buffer, self._changes)  # there
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
         self._handing_over = False
         self._warned = False
@@ -303,7 +323,7 @@ class Session(ABC):
             copy=False,
         )
         if self._file is not None:
-            self._file.add(episodes)
+            self._file.add(self._loop, episodes)
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
         """Return (S,) which policy acted."""

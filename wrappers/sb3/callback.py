@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stable_baselines3 import DQN
@@ -18,6 +17,7 @@ from ope_gym.evaluation import evaluate
 from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
 from ope_gym.results import Evaluation
+from wrappers.recording.file import EpisodeFile
 from wrappers.sb3.environments import check_not_normalised, horizon_of
 from wrappers.sb3.episodes import (
     HeldOutEpisodes,
@@ -32,7 +32,6 @@ __all__ = ["OPECallback"]
 
 _TIMESTEPS = 10_000  # between evaluations by default
 _LARGE = 2**30  # bytes of a record that the user should be warned of
-_GROWTH = 1.25  # by which the record grows before it is saved again: linear work in total
 
 
 class OPECallback(BaseCallback):
@@ -62,8 +61,9 @@ class OPECallback(BaseCallback):
         record_training: Whether to keep the episodes of PPO and A2C in training, with a snapshot
             for each rollout; by default only if they are evaluated or saved to a file.
         epsilon: Exploration rate of the evaluated DQN policies; by default that of the training.
-        path: A new file for all episodes: saved now and then, at the end of `learn`, and when the
-            process ends after an error or Ctrl-C.
+        path: A new file to which finished episodes are appended as they end. A process that is
+            killed loses only the open episodes. A full disk is a warning: the episodes stay in
+            memory, and go to the file as soon as there is room.
         seed: Seed of the held-out episodes; None for that of the model, if it has one.
         max_steps: Length above which a held-out episode is an error, if no time limit is known.
         verbose: 0 prints no table at the end.
@@ -110,7 +110,7 @@ class OPECallback(BaseCallback):
         self._gamma = Options(gamma=gamma).gamma
         self._record_training = record_training
         self._epsilon = epsilon
-        self._file = None if path is None else _RecordFile(path, self.trajectories)
+        self._file = None if path is None else _new_file(path)
         self._seed = seed
         self._max_steps = max_steps
         self._held_out: HeldOutEpisodes | None = None
@@ -170,13 +170,15 @@ class OPECallback(BaseCallback):
         if recorded:
             check_not_normalised(self.training_env, "the training env", rewards=True)
         if self._eval_env is not None:
-            self._held_out = HeldOutEpisodes(self._eval_env, model, self._seed, self._max_steps)
+            self._held_out = HeldOutEpisodes(
+                self._eval_env, model, self._seed, self._max_steps, self._file
+            )
         if recorded:
             fresh = self._held_out
             horizon = horizon_of(self.training_env) if fresh is None else fresh.horizon
             if fresh is None:
                 _warn_of_in_sample(horizon)
-            self._training = TrainingEpisodes(model, horizon)
+            self._training = TrainingEpisodes(model, horizon, self._file)
 
     def _on_training_start(self) -> None:
         if self.num_timesteps == 0:  # a second `learn` counts from the beginning
@@ -184,7 +186,7 @@ class OPECallback(BaseCallback):
         if self._training is not None:
             self._training.begin()
         if self._file is not None:
-            self._file.open()
+            self._file.update()
 
     def _on_rollout_start(self) -> None:
         due = self._is_due()
@@ -219,7 +221,7 @@ class OPECallback(BaseCallback):
             self._report()
         finally:
             if self._file is not None:
-                self._file.close(self._steps())
+                self._file.finish()
 
     def _report(self) -> None:
         """Evaluate once more and report; a further `learn` counts from here."""
@@ -265,8 +267,6 @@ class OPECallback(BaseCallback):
         evaluation = evaluate(data, self.policy, self._estimators, gamma=self._gamma)
         self.evaluations.append((step, evaluation))
         self._log.add(self.logger, evaluation, step, held_out=self._held_out is not None)
-        if self._file is not None:
-            self._file.save_if_grown(self._steps())
         return evaluation
 
     def _data(self) -> Trajectories:
@@ -275,10 +275,6 @@ class OPECallback(BaseCallback):
             return self.held_out.select(last=self._window)
         assert self._training is not None  # _init_callback has raised otherwise
         return self._training.settled(last=self._window)
-
-    def _steps(self) -> int:
-        parts = (self._held_out, self._training)
-        return sum(part.session.steps for part in parts if part is not None)
 
     def _warn_if_large(self) -> None:
         """Warn once: short rollouts leave many snapshots, and images are large."""
@@ -295,48 +291,17 @@ class OPECallback(BaseCallback):
             )
 
 
-class _RecordFile:
-    """Saves all episodes now and then, at the end, and when the process ends before that.
-
-    Args:
-        path: A new file; an error now, and not after hours of training, if it cannot be written.
-        record: Returns all episodes so far.
-    """
-
-    def __init__(self, path: PathLike, record: Callable[[], Trajectories]) -> None:
-        name = os.fspath(path)
-        folder = os.path.dirname(os.path.abspath(name))
-        if not os.path.isdir(folder):
-            raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
-        if os.path.exists(name):
-            raise FileExistsError(
-                f"path={name!r} exists already: remove it, or choose another name"
-            )
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"path={name!r}: its folder is not writable, choose another one")
-        self._path = path
-        self._record = record
-        self._saved = 0  # steps
-
-    def open(self) -> None:
-        """Save also if an error or Ctrl-C ends the process from now on."""
-        atexit.unregister(self._save)  # left by a run that broke off
-        atexit.register(self._save)
-
-    def save_if_grown(self, steps: int) -> None:
-        """Save if the record, now of so many steps, has grown enough."""
-        if steps >= _GROWTH * self._saved:
-            self._save()
-            self._saved = steps
-
-    def close(self, steps: int) -> None:
-        """Save the record, complete for now with so many steps."""
-        atexit.unregister(self._save)
-        self._save()
-        self._saved = steps
-
-    def _save(self) -> None:
-        self._record().save(self._path)
+def _new_file(path: PathLike) -> EpisodeFile:
+    """Return a new file; an error now, not after hours of training, if it cannot be written."""
+    name = os.fspath(path)
+    folder = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
+    if os.path.exists(name):
+        raise FileExistsError(f"path={name!r} exists already: remove it, or choose another name")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"path={name!r}: its folder is not writable, choose another one")
+    return EpisodeFile(path, patient=True)
 
 
 def _warn_of_in_sample(horizon: int | None) -> None:

@@ -13,6 +13,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, policy_to_arrays
 from wrappers.recording.autoreset import SAME_STEP
 from wrappers.recording.batched import BatchedSession, equal_shares
+from wrappers.recording.file import EpisodeFile
 from wrappers.recording.session import Settings
 from wrappers.sb3.environments import check_eval_env, shared_time_limit
 from wrappers.sb3.snapshots import observation_normaliser
@@ -31,13 +32,14 @@ class TrainingEpisodes:
     Args:
         model: PPO or A2C.
         horizon: The time limit of the episodes, None if it is not known.
+        file: Gets the episodes as they end.
     """
 
-    def __init__(self, model: Any, horizon: int | None) -> None:
+    def __init__(self, model: Any, horizon: int | None, file: EpisodeFile | None = None) -> None:
         env = model.get_env()
         self.model = model
         settings = Settings(env.observation_space, env.action_space, horizon, audit=False)
-        self.session = BatchedSession(settings, env.num_envs, SAME_STEP)
+        self.session = BatchedSession(settings, env.num_envs, SAME_STEP, file)
         self._timesteps = -1  # of the model after the last recorded step
         self._after: Any = None  # what it observed then
         self._raw: Any = None  # the same before VecNormalize
@@ -117,9 +119,17 @@ class HeldOutEpisodes:
         model: The model that will be evaluated.
         seed: Seed of the environment and of the actions; None for that of the model, if any.
         max_steps: Length above which an episode is an error, because it may never end.
+        file: Gets the episodes as they end.
     """
 
-    def __init__(self, env: Any, model: Any, seed: int | None, max_steps: int) -> None:
+    def __init__(
+        self,
+        env: Any,
+        model: Any,
+        seed: int | None,
+        max_steps: int,
+        file: EpisodeFile | None = None,
+    ) -> None:
         training = model.get_env()
         self.model = model
         self._env = check_eval_env(env, training)
@@ -129,7 +139,7 @@ class HeldOutEpisodes:
         self._env.seed(int(self._rng.integers(2**31 - self._env.num_envs)))
         self._actions = self._env.action_space
         settings = Settings(self._env.observation_space, self._actions, self.horizon, held_out=1.0)
-        self.session = BatchedSession(settings, self._env.num_envs, SAME_STEP)
+        self.session = BatchedSession(settings, self._env.num_envs, SAME_STEP, file)
 
     def play(self, policy: Policy, episodes: int) -> int:
         """Play and record episodes, a fixed share in each sub-env; return the policy's number."""
@@ -145,6 +155,7 @@ class HeldOutEpisodes:
                 session.act(actions, None)
                 observations, rewards, dones, infos = env.step(self._clip(actions))
                 session.advance(observations, rewards, *_split_dones(dones, infos))
+                session.hand_over_if_due()
                 if self.horizon is None:
                     self._require_an_end()
         finally:

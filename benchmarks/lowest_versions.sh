@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Run a quick part of the tests with the lowest versions that pyproject.toml promises.
+#
+#     bash benchmarks/lowest_versions.sh [FOLDER]
+#
+# FOLDER gets the virtual environment, and keeps it for the next time; by default it is a new one,
+# which is removed at the end. PYTHON names the interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [ $# -gt 0 ]; then
+  environment=$1
+else
+  environment=$(mktemp -d)
+  trap 'rm -rf "$environment"' EXIT
+fi
+if [ ! -x "$environment/bin/python" ]; then
+  "${PYTHON:-python3}" -m venv "$environment"
+fi
+# shellcheck disable=SC1091
+. "$environment/bin/activate"
+
+# "name>=1.2" of the dependencies and of the extras plots and sb3 becomes "name==1.2". Left out are
+# Minari, whose lowest version wants a newer numpy, Ray, and the tools of `dev`.
+lowest=$environment/lowest.txt
+python - >"$lowest" <<'PYTHON'
+import re
+import sys
+
+text = open("pyproject.toml", encoding="utf-8").read()
+dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)[1]
+extras = re.findall(r"^(?:plots|sb3) = (.*)$", text, re.M)
+for name, version in re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)"', dependencies + "".join(extras)):
+    print(f"{name}=={version}")
+print("setuptools<81")  # TensorBoard imports pkg_resources of it
+PYTHON
+cat "$lowest"
+pip install -q -e ".[plots,sb3]" hypothesis pandas pytest pytest-xdist "setuptools<81" -c "$lowest"
+# warnings of old versions about each other are no fault of ours
+pytest -n 0 -q -p no:cacheprovider -W default --override-ini addopts= \
+  tests/test_evaluate.py tests/test_files.py tests/test_record.py tests/test_record_vector.py \
+  tests/test_record_crash.py tests/test_storage.py tests/test_spaces.py tests/test_policies.py \
+  tests/test_torch_policy.py tests/test_tensorboard.py tests/test_figures.py \
+  tests/test_collect.py tests/test_sb3.py tests/test_train.py

@@ -1,0 +1,134 @@
+"""End commands on Ctrl-C and SIGTERM with one line, and with the exit code that shells expect.
+
+While a command imports its modules, a signal ends the process at once: there is nothing to close,
+and an exception inside an import may come out as any other. From then on it is raised as `Stopped`,
+so that files are closed, workers ended and scratch folders removed on the way out. This module
+imports nothing heavy, because it comes before everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_IMPORT = "<frozen importlib._bootstrap>"
+_PATIENCE = 0.05  # seconds after which a signal that was swallowed is sent again
+_pending: list[int] = []  # signals that were raised
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised where a signal arrives, Ctrl-C or SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM."""
+    # Ray raises a KeyboardInterrupt of its own where ours was raised
+    last = _pending[-1] if _pending else signal.SIGINT
+    return 128 + int(getattr(stop, "number", last))
+
+
+def terminated(stop: KeyboardInterrupt) -> bool:
+    """Return whether it was SIGTERM, after which there is little time."""
+    return exit_code(stop) == 128 + signal.SIGTERM
+
+
+def leave_at_once() -> None:
+    """Let signals end the process with one line; call it before the imports of a command."""
+    _handle(_leave)
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run a command, raise signals there as `Stopped`, and exit."""
+    try:
+        sys.unraisablehook = _raise_again(sys.unraisablehook)
+        _handle(_raise)
+        code = main()
+        _handle(signal.SIG_IGN)  # nothing is left to stop
+    except KeyboardInterrupt as stop:
+        _handle(signal.SIG_IGN)
+        print("\nstopped", file=sys.stderr)
+        code = exit_code(stop)
+    sys.exit(code)
+
+
+def check() -> None:
+    """Raise `Stopped` if a signal came and compiled code swallowed it; call it in long loops."""
+    if _pending:
+        raise Stopped(_pending[-1])
+
+
+def _handle(handler: Any) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nstopped\n")
+    os._exit(128 + number)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _delicate(frame):
+        sys.setprofile(_raise_after(number))
+        return
+    _pending.append(number)
+    raise Stopped(number)
+
+
+def _send_again(number: int) -> None:
+    timer = threading.Timer(_PATIENCE, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+def _raise_again(shown: Callable[[Any], object]) -> Any:
+    """Return a hook that sends a signal again if a destructor or a callback swallowed it."""
+
+    def hook(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if isinstance(error, Stopped):
+            _send_again(error.number)
+        else:
+            shown(unraisable)
+
+    return hook
+
+
+def _raise_after(number: int) -> Any:
+    """Return a profiler that raises a signal where the code that cannot be broken off is left."""
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and _whole(frame) and not _delicate(frame.f_back):
+            sys.setprofile(None)
+            _raise(number, frame.f_back)
+
+    return profile
+
+
+def _delicate(frame: FrameType | None) -> bool:
+    """Return whether a frame was called, over any others, by code that cannot be broken off."""
+    while frame is not None:
+        if _whole(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _whole(frame: FrameType) -> bool:
+    """Return whether a frame imports a module, or is numba's, which compiles or loads a kernel.
+
+    Modules and the tables of numba would be left half made, and what is evaluated after Ctrl-C
+    would fail.
+    """
+    module = str(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename == _IMPORT or module.partition(".")[0] == "numba"
