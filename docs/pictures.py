@@ -39,7 +39,7 @@ POLICIES, EPISODES = 10, 20
 TRUTH_EPISODES = 4000
 FIRST_SEED, RUNS = 1000, 40
 COMPARED = ("FIS", "NFIS", "NBIS", "BIS")
-SHOWN = ("auto", "NFIS", "FIS", "NFCIS", "FCIS", "FWDR", "DM", "NBIS", "BIS")
+SHOWN = ("auto", "NFIS", "FIS", "NFCIS", "FCIS", "FWDR", "MDR", "DM", "NBIS", "BIS")
 SIDES = (("held-out data", "#0072B2", "o"), ("in-sample data", "#D55E00", "s"))
 
 

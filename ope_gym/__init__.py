@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ope_gym.analysis.ranking import rank as rank
     from ope_gym.analysis.ranking_table import Ranking as Ranking
     from ope_gym.data import minari as minari
+    from ope_gym.data import tables as tables
     from ope_gym.data.buffer import TrajectoryBuffer as TrajectoryBuffer
     from ope_gym.data.schedules import Schedule as Schedule
     from ope_gym.data.trajectories import Trajectories as Trajectories
@@ -64,6 +65,7 @@ else:
         "minari": "ope_gym.data.minari",
         "overlap": "ope_gym.analysis.overlap",
         "policies": "ope_gym.policies",
+        "tables": "ope_gym.data.tables",
         "tensorboard": "ope_gym.report.tensorboard",
     }
 

@@ -156,6 +156,15 @@ def annuity(gamma: float, horizon: int) -> FloatArray:
     return np.append(0.0, np.cumsum(gamma ** np.arange(horizon)))
 
 
+def annuity_of(gamma: float, horizon: int) -> float:
+    """Sum gamma^t over t < horizon, however long.
+
+    >>> annuity_of(0.5, 3), annuity_of(1.0, 10**9)
+    (1.75, 1000000000.0)
+    """
+    return float(horizon) if gamma == 1.0 else (1.0 - gamma**horizon) / (1.0 - gamma)
+
+
 def place(row: int, offsets: IntArray) -> tuple[int, int]:
     """Return episode and step of a row."""
     episode = int(np.searchsorted(offsets, row, side="right")) - 1

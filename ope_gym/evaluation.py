@@ -26,17 +26,26 @@ from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Reduction, Weighted
+from ope_gym.estimators.reductions import Reduction, Weighted, discounts
 from ope_gym.estimators.run import Reduce, ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import fingerprint, make_draws
-from ope_gym.inference.conclude import Known, conclude
+from ope_gym.inference.conclude import Known, conclude, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.inference.intervals import IntervalKind
+from ope_gym.inference.outcomes import Outcomes
 from ope_gym.models import default_linear, default_model, named_model
-from ope_gym.models.base import Baseline, Problem, QModel, check_baseline, cross_fit, past_only
+from ope_gym.models.base import (
+    Baseline,
+    Problem,
+    QModel,
+    Visits,
+    check_baseline,
+    cross_fit,
+    past_only,
+)
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import (
     Compute,
@@ -68,6 +77,7 @@ from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import group_size, interleaved
 from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights
+from ope_gym.weights.scores import Scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,7 +108,8 @@ def evaluate(
 
     Args:
         episodes: recorded episodes with the policies that acted: trajectories, a buffer, a
-            recorder, a file, or a list of files, which need not fit into memory.
+            recorder, a file (also a Parquet file, or a folder of them), or a list of files, which
+            need not fit into memory.
         target: the policy to evaluate; or the number of a recorded one, or "last".
         estimators: names from `ope_gym.ESTIMATORS`; by default the common ones that the data
             allow, "EA" only where the time limit is one step.
@@ -219,7 +230,8 @@ class Evaluator:
         rows = [ESTIMATORS[name] for name in self._names(policy, model is not None)]
         fits = 2 if model is not None and any(c.uses_q for c in rows) else 0
         blends = bool(fits) and any(c.method == "auto" for c in rows)
-        return fits + 1 + any(c.normalised for c in rows) + blends
+        again = any(c.normalised or c.uses_visits for c in rows)
+        return fits + 1 + again + blends
 
     def evaluate(
         self,
@@ -245,8 +257,11 @@ class Evaluator:
         model = self._model(target)
         names = self._names(target, model is not None)
         self._require(names, model)
-        schemes = tuple(sorted({ESTIMATORS[name].scheme for name in names} - {""}))
         uses_q = model is not None and any(ESTIMATORS[name].uses_q for name in names)
+        wanted = {ESTIMATORS[name].scheme for name in names} - {""}
+        if uses_q and "auto" in names:
+            wanted.add("basic")  # for the memories that it compares
+        schemes = tuple(sorted(wanted))
         job = Job(
             self.source,
             dataclasses.replace(self._behaviours, ids=_NONE, strata=_NONE),
@@ -267,13 +282,14 @@ class Evaluator:
         gathered: Gathered
         gathered, *found = run(
             [
-                ask(Gathering(target, len(self.policies))),
+                ask(Gathering(target, len(self.policies), options.gamma)),
                 *(estimator(name, setting, betting) for name in names),
             ],
             reduce,
         )
         self._mismatch = self._mismatch or gathered.mismatch
         known = self._known(gathered, target, origin, names, model if uses_q else None)
+        known = with_deviation(known, dict(zip(names, found, strict=True)))
         kind, level, seed = betting or options.kind, options.level, options.seed
         return Evaluation(
             {
@@ -329,8 +345,8 @@ class Evaluator:
             if c.scheme and self._data is not None and not self._data.has_propensities:
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all actions, but "
-                    "an unknown policy acted (trajectories.has_propensities is false): use 'DM', "
-                    "or select(policies=...) the episodes of known ones"
+                    "an unknown policy acted (trajectories.has_propensities is false): use DM or "
+                    "MDR, or select(policies=...) the episodes of known ones"
                 )
             if c.baseline and model is None:
                 raise ValueError(
@@ -345,7 +361,7 @@ class Evaluator:
                     "Compute(block_steps=...)"
                 )
             refuse_betting(name, self.options.kind)
-            if self._parted and c.whole in ("path probabilities", "rounds"):
+            if self._parted and c.whole in ("path probabilities", "scores", "rounds"):
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all episodes under "
                     f"all {self._groups.size:,} behaviours, but mixtures are of at most "
@@ -406,8 +422,26 @@ class Evaluator:
         """Return q and v at every step of the episodes in memory."""
         assert self._data is not None
         if isinstance(model, Baseline):
-            return check_baseline(model, self._data.n_steps, self._data.offsets)
-        return cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
+            found = check_baseline(model, self._data.n_steps, self._data.offsets)
+        else:
+            found = cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
+        wanted = self._named is None or any(ESTIMATORS[n].uses_visits for n in self._named)
+        return self._with_visits(found, target) if wanted and found.visits is None else found
+
+    def _with_visits(self, baseline: Baseline, target: Policy) -> Baseline:
+        """Add ratios of visits to a q that has none: those of the default model."""
+        assert self._data is not None
+        usual = default_model(self._data, target) if len(self._data) > 1 else None
+        if usual is None:
+            return baseline
+        try:
+            own = cross_fit(usual, self._data, self._behaviours.ids, self._problem(target)).visits
+        except ValueError:  # observations that only the given q can read
+            own = None
+        if own is None:
+            return baseline
+        here = np.full(self._data.n_steps, np.nan)  # residuals of the given q, not of the usual one
+        return dataclasses.replace(baseline, visits=Visits(own.ratio, here))
 
     def _problem(self, target: Policy) -> Problem:
         """Return what the q model is to learn, with random numbers from the seed."""
@@ -438,6 +472,7 @@ class Evaluator:
         makers = {
             "path probabilities": lambda: self._path_log_probs,
             "rounds": lambda: self._rounds(chunk, model, job.target),
+            "scores": lambda: self._scores,
             "one step": lambda: one_step(chunk.episodes.data, job.target),
         }
         if job.done is not None:
@@ -466,6 +501,13 @@ class Evaluator:
         """(n, K) log-probabilities of whole episodes."""
         assert self._data is not None
         return path_log_probs(self._behaviours.rows(self._data), self._data.offsets)
+
+    @cached_property
+    def _scores(self) -> Scores:
+        """The scores of the behaviours, which do not depend on the target."""
+        assert self._data is not None
+        discount = discounts(self.options.gamma, self._roster.longest)
+        return Scores(self._data, self._behaviours, discount[step_numbers(self._data.offsets)])
 
     def _rounds(
         self, chunk: Weighted, model: QModel | Baseline | None, target: Policy
@@ -522,13 +564,23 @@ class Evaluator:
             PartialMixture.of(self._groups) if mixed else None,
             self._model_name(names, model),
         )
+        roster = self._roster
         return Known(
             sample,
             self._behaviours.ids,
-            report.support,
-            report.calibration,
-            report.notes + ((self._mismatch,) if self._mismatch else ()),
-            (_FOLLOWING,) if self._roster.clocked else (),
+            Outcomes.of(
+                gathered.discounted,
+                gathered.rewards,
+                self.options.gamma,
+                roster.longest,
+                roster.horizon is not None,
+            ),
+            support=report.support,
+            missing=report.missing,
+            calibration=report.calibration,
+            alarms=report.notes + ((self._mismatch,) if self._mismatch else ()),
+            notes=(_FOLLOWING,) if roster.clocked else (),
+            held_out=bool(roster.held_out.any()),
         )
 
 

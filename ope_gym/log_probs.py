@@ -23,10 +23,11 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
 from ope_gym.inference.bootstrap import fingerprint, make_draws
-from ope_gym.inference.conclude import Known, conclude
+from ope_gym.inference.conclude import Known, conclude, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Sample
 from ope_gym.inference.intervals import IntervalKind
+from ope_gym.inference.outcomes import Outcomes, RewardSums, discounted_returns
 from ope_gym.models.base import Baseline, check_baseline
 from ope_gym.options import (
     Options,
@@ -37,6 +38,7 @@ from ope_gym.options import (
 )
 from ope_gym.results import Evaluation
 from ope_gym.weights.formula import log_weights, path_log_probs
+from ope_gym.weights.propensities import ratio_alarms
 from ope_gym.weights.reward_model import check_reward_model
 
 
@@ -108,14 +110,19 @@ def evaluate_log_probs(
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     names = (
-        common_estimators(True, baseline is not None, options.kind)
+        common_estimators(True, baseline is not None, options.kind, observations=False)
         if estimators is None
         else estimator_names(estimators)
     )
     for name in names:
-        if ESTIMATORS[name].whole in ("rounds", "one step"):
+        if ESTIMATORS[name].whole in ("scores", "rounds", "one step"):
             raise ValueError(
                 f"estimators has {name!r}, which needs observations and policies: use "
+                "evaluate(episodes, target)"
+            )
+        if ESTIMATORS[name].method == "marginal":
+            raise ValueError(
+                f"estimators has {name!r}, which needs observations to count visits: use "
                 "evaluate(episodes, target)"
             )
         if ESTIMATORS[name].baseline and baseline is None:
@@ -132,7 +139,7 @@ def evaluate_log_probs(
         rows,
         ids,
         offsets,
-        sorted({ESTIMATORS[name].scheme for name in names} - {""}),
+        sorted({ESTIMATORS[name].scheme for name in names} - {""} | {"fused"}),  # for the alarms
         density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )
@@ -143,7 +150,8 @@ def evaluate_log_probs(
         whole={"path probabilities": lambda: path_log_probs(rows, offsets)},
     )
     if baseline is not None:
-        values = Baseline(*(check_column(x, "baseline", steps) for x in baseline))
+        q, v = (check_column(x, "baseline", steps) for x in baseline)
+        values = Baseline(q, v)
         values = check_baseline(values, steps, offsets)
         chunk = dataclasses.replace(
             chunk,
@@ -162,8 +170,8 @@ def evaluate_log_probs(
         make_draws(strata, options.resamples, options.seed),
     )
     betting = options.betting(None)
-    reduce = reduce_chunk(within_discount(chunk, options.gamma))
-    found = run([estimator(name, setting, betting) for name in names], reduce)
+    chunk = within_discount(chunk, options.gamma)
+    found = run([estimator(name, setting, betting) for name in names], reduce_chunk(chunk))
     sample = Sample(
         ids.size,
         steps,
@@ -179,7 +187,15 @@ def evaluate_log_probs(
             ids,
         ),
     )
-    known, kind = Known(sample, ids), betting or options.kind
+    returns = discounted_returns(rewards, offsets, options.gamma)
+    longest = int(np.diff(offsets).max())
+    outcomes = Outcomes.of(
+        returns, RewardSums.of(rewards, offsets), options.gamma, longest, limited=False
+    )
+    alarms = ratio_alarms(chunk.log_weights["fused"], chunk.offsets)
+    known = Known(sample, ids, outcomes, alarms=alarms)
+    known = with_deviation(known, dict(zip(names, found, strict=True)))
+    kind = betting or options.kind
     return Evaluation(
         {
             name: conclude(

@@ -199,10 +199,11 @@ def common_estimators(
     *,
     one_step: bool = False,
     propensities: bool = True,
+    observations: bool = True,
 ) -> tuple[str, ...]:
     """Return the common estimators that can be had.
 
-    Without the policies only basic weights can, without propensities none.
+    Without the policies only basic weights can, without propensities none; MDR needs observations.
     """
     betting = kind.name == "betting"
     return tuple(
@@ -212,6 +213,7 @@ def common_estimators(
         and (policies or c.scheme in ("", "basic"))
         and (propensities or not c.scheme)
         and (q_model or not c.baseline)
+        and (observations or c.method != "marginal")
         and (c.scheme or not betting)
     )
 

@@ -85,6 +85,7 @@ class Evaluation(Mapping[str, Estimate]):
                     "low": e.interval.low,
                     "high": e.interval.high,
                     "ess": e.diagnostics.ess,
+                    "worth": e.worth,
                     "max_share": e.diagnostics.max_share,
                     "mean_weight": e.diagnostics.mean_weight,
                     "verdict": e.verdict.colour,
@@ -111,7 +112,7 @@ class Evaluation(Mapping[str, Estimate]):
         """
         first = next(iter(self.values())).interval
         ends = f"{first.level:.0%} interval ({first.method})"
-        rows = [["estimator", "value", "std.err", ends, "ESS", "verdict"]]
+        rows = [["estimator", "value", "std.err", ends, "ESS", "worth", "verdict"]]
         rows += [
             [
                 name,
@@ -119,6 +120,7 @@ class Evaluation(Mapping[str, Estimate]):
                 text.number(e.standard_error),
                 text.interval(e.interval.low, e.interval.high),
                 f"{e.diagnostics.ess:.1f}",
+                text.episodes(e.worth),
                 e.verdict.colour,
             ]
             for name, e in self.items()
@@ -129,7 +131,7 @@ class Evaluation(Mapping[str, Estimate]):
                 off, error = e.value - truth, math.hypot(e.standard_error, truth_error)
                 distance = off / error if error else math.copysign(math.inf, off) if off else 0.0
                 row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
-        return "\n".join([*self._head(), *text.align(rows, left=(0, 5)), *self._remarks()])
+        return "\n".join([*self._head(), *text.align(rows, left=(0, 6)), *self._remarks()])
 
     def plot(self, truth: float | None = None, truth_error: float = 0.0) -> Figure:
         """Draw the estimates with their intervals by matplotlib; needs the extra `plots`.
@@ -151,9 +153,12 @@ class Evaluation(Mapping[str, Estimate]):
         return [head, *([str(sample.mixture)] if sample.mixture else [])]
 
     def _remarks(self) -> list[str]:
-        """Return why results are not green, and the numbers that estimators report themselves."""
+        """Return why results are not green, what they rest on, and numbers of the estimators."""
         verdicts = {name: e.verdict for name, e in self.items()}
         lines = text.reasons({k: str(v) for k, v in verdicts.items() if v.colour != "green"})
+        notes = {k: f"note: {'; '.join(v.notes)}" for k, v in verdicts.items() if v.notes}
+        lines += text.reasons(notes)
+        lines += text.reasons({name: e.basis for name, e in self.items() if e.basis})
         lines += [
             f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
             for name, e in self.items()

@@ -21,6 +21,7 @@ class Plan(NamedTuple):
     chunk: int  # a worker does this many runs at once, and they share one file
     takes: str = ""  # rough duration with two workers
     variants: tuple[dict[str, Any], ...] = ()  # other settings that `all` runs as well
+    also: tuple[str, ...] = ()  # studies that belong to it: its command runs them, too
 
 
 # by the name of the folder, in the order of the report
@@ -62,6 +63,19 @@ STUDIES = {
         runs=100,
         chunk=1,
         takes="5 minutes",
+        also=("outside",),
     ),
-    "beyond": Plan("estimators with a q model against NFIS", runs=400, chunk=10, takes="an hour"),
+    "beyond": Plan(
+        "estimators with a q model against NFIS",
+        runs=400,
+        chunk=10,
+        takes="an hour",
+        also=("outside",),
+    ),
+    "outside": Plan(
+        "errors, coverage and alarms on problems like those of others",
+        runs=100,
+        chunk=1,
+        takes="25 minutes",
+    ),
 }

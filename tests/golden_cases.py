@@ -166,7 +166,7 @@ def grid_case() -> Results:
     }
     put_evaluation(out, "arrays/default", library.run_arrays(arrays))
     q, v = 1.0 + 0.1 * data.observations, 1.2 - 0.05 * data.observations
-    names = tuple(name for name in ALL if name != "ADR")
+    names = tuple(name for name in ALL if name not in ("ADR", "NFRIS", "MDR"))
     put_evaluation(
         out,
         "arrays/all",

@@ -13,7 +13,7 @@ import scipy.stats
 from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference.diagnostics import Diagnostics, Verdict, judge, pareto_k
+from ope_gym.inference.diagnostics import Diagnostics, Findings, Verdict, judge, pareto_k
 from ope_gym.policies import DiagonalGaussian
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
@@ -222,9 +222,8 @@ def test_support_of_one_behaviour_and_of_all() -> None:
         for name, composition in WEIGHTED.items():
             count = basic if composition.scheme == "basic" else fused
             assert got[name].diagnostics.support_violations == count, name
-        if fused:
-            words = f"at {fused} visited steps the target may take an action that no usable"
-            assert words in str(got["NFIS"].verdict)
+        alarm = "of its episodes the target does something that no recorded policy"
+        assert (alarm in str(got["NFIS"].verdict)) == bool(fused)
     alone = data.select(policies=0)
     assert evaluate(alone, within)["FIS"].diagnostics.support_violations == 2
 
@@ -246,6 +245,101 @@ def test_support_is_unknown_where_a_policy_does_not_tell_all_its_probabilities(o
         assert estimate.value == pytest.approx(1)
 
 
+def chain(rng: np.random.Generator, temperature: float, n: int) -> tuple[Any, Any, Any, Any, Any]:
+    """Return arrays of 20-step episodes of two policies whose actions had another temperature.
+
+    The recorded log-probabilities are those at temperature 1; 6 states, 3 actions, random logits.
+    """
+    logits = np.random.default_rng(0).normal(size=(3, 6, 3))  # of two loggers and the target,
+    logits[2] = logits[:2].sum(axis=0)  # which likes what they like
+    logs = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+    ids, steps = np.arange(n) % 2, 20 * n
+    states, acting = rng.integers(6, size=steps), np.repeat(ids, 20)
+    preferred = logs[acting, states] / temperature + rng.gumbel(size=(steps, 3))
+    seen = logs[:, states, np.argmax(preferred, axis=1)]
+    return seen[2], seen[:2], ids, rng.normal(size=steps), np.arange(n + 1) * 20
+
+
+@pytest.mark.parametrize("temperature", [1 / 1.3, 1.3])
+def test_arrays_with_a_wrong_temperature_are_found(temperature: float) -> None:
+    """Ratios of each step average to 1 if the propensities are right; nothing else tells."""
+    rng = np.random.default_rng(11)
+    found = 0
+    for _ in range(30):
+        arrays = chain(rng, temperature, 400)
+        verdict = evaluate_log_probs(*arrays, estimators="NFIS")["NFIS"].verdict
+        found += "look wrongly recorded" in " ".join(verdict.alarms)
+        assert (verdict.colour == "red") or not verdict.alarms
+    assert found >= 24
+
+
+def test_right_arrays_raise_no_alarm() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(150):
+        arrays = chain(rng, 1.0, 200)
+        found = evaluate_log_probs(*arrays, estimators="NFIS")["NFIS"]
+        assert found.verdict.alarms == ()
+
+
+def test_steps_that_explore_too_seldom_to_be_seen_raise_no_alarm() -> None:
+    """A sure target, and a behaviour that does something else in one step of a thousand."""
+    logs = np.full((1, 500), math.log(0.999))
+    got = evaluate_log_probs(np.zeros(500), logs, [0] * 50, np.ones(500), np.arange(51) * 10)
+    assert not any("ratios" in alarm for alarm in got["NFIS"].verdict.alarms)
+
+
+def test_a_wrong_temperature_of_all_policies_is_found_from_all_of_them_together() -> None:
+    """Twenty policies with ten one-step episodes each: none of them tells by itself."""
+    rng = np.random.default_rng(13)
+    logits = rng.normal(size=(20, 2, 4))
+    tables = [np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in logits]
+    ids = np.repeat(np.arange(20), 20).tolist()
+    for temperature, wrong in ((1.0, False), (0.6, True)):
+        sharp = np.exp(logits / temperature)
+        sharp /= sharp.sum(axis=2, keepdims=True)
+        paths = []
+        for k in ids:
+            state = int(rng.integers(2))
+            action = int(rng.choice(4, p=sharp[k, state]))
+            paths.append(small_mdps.Path((state,), (action,), (1.0,), 1.0))
+        got = evaluate(buffer_of(paths, ids, tables), Table(tables[0]), "NFIS", origin="fixed")
+        alarms = " ".join(got["NFIS"].verdict.alarms)
+        assert ("by their actions taken together" in alarms) == wrong
+        assert "of policy" not in alarms
+
+
+def test_the_missing_mass_is_the_share_of_episodes_that_leave_the_support() -> None:
+    """Each path of the loggers once in four: the target goes to state 0 with .7, leaves with .2."""
+    logger = np.array([[1.0, 0.0], [0.5, 0.5]])
+    target = Table(np.array([[0.8, 0.2], [0.3, 0.7]]))
+    paths = [
+        small_mdps.Path((1, 1), (0, 0), (0.0, 1.0), 1.0),
+        small_mdps.Path((1, 1), (0, 1), (0.0, 2.0), 1.0),
+        small_mdps.Path((1, 0), (1, 0), (0.0, 4.0), 1.0),
+        small_mdps.Path((1, 0), (1, 0), (0.0, 3.0), 1.0),
+    ]
+    for times, colour in ((1, "red"), (20, "red")):
+        data = buffer_of(paths * times, [0] * 4 * times, [logger], horizon=2)
+        got = evaluate(data, target, ["NFIS", "BIS"], origin="fixed")
+        for estimate in got.values():
+            assert estimate.diagnostics.missing_mass == pytest.approx(0.14)
+            assert estimate.verdict.colour == colour
+            assert "in 14.0% of its episodes the target does something" in str(estimate.verdict)
+    found = got["NFIS"]
+    whole = evaluate(data, Table(np.array([[1.0, 0.0], [0.3, 0.7]])), "NFIS", origin="fixed")
+    plain = whole["NFIS"].interval  # the same without the part that leaves
+    assert found.interval.low < 0.9 * plain.low  # .86 low + .14 · 0
+    assert found.interval.high - found.interval.low > 0.14 * 4  # any return from 0 to 4
+
+
+def test_a_tiny_missing_mass_is_a_note() -> None:
+    for mass, colour in ((0.004, "green"), (0.01, "amber"), (0.03, "red")):
+        got = verdict(diagnostics(missing_mass=mass, support_violations=3))
+        assert got.colour == colour
+        assert bool(got.notes) == (colour == "green")
+        assert bool(got.alarms) == (colour != "green")
+
+
 # --- the verdict ------------------------------------------------------------------------------
 
 
@@ -265,8 +359,11 @@ def diagnostics(ess: float = 100.0, **changes: Any) -> Diagnostics:
     return Diagnostics(**(fields | changes))
 
 
-def verdict(d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200) -> Verdict:
-    return judge(d, value, error, np.array([n // 2, n - n // 2]), ["policy 4", "policy 9"])
+def verdict(
+    d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200, **found: Any
+) -> Verdict:
+    counts = np.array([n // 2, n - n // 2])
+    return judge(d, Findings(value, error, **found), counts, ["policy 4", "policy 9"])
 
 
 @pytest.mark.parametrize(
@@ -275,9 +372,10 @@ def verdict(d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200
         (40.0, 0.05, "green", "effective sample size 40"),
         (39.9, 0.05, "amber", "effective sample size 40 at step 3, below 40"),
         (10.0, 0.05, "amber", "effective sample size 10 at step 3, below 40"),
-        (9.99, 0.05, "red", "effective sample size 10.0 at step 3 is below 10"),
+        (9.97, 0.05, "amber", "effective sample size 10 at step 3, below 40"),
+        (4.0, 0.05, "amber", "effective sample size 4 at step 3, below 40"),
+        (3.9, 0.05, "red", "effective sample size 3.9 at step 3: next to nothing"),
         (40.0, 0.051, "amber", "one episode holds 5.1% of the weight"),
-        (5.0, 0.5, "red", "effective sample size 5.0"),
         (0.0, 1.0, "red", "from step 3 on all weights are 0"),
     ],
 )
@@ -294,45 +392,108 @@ def test_pareto_k_is_never_the_judge() -> None:
 
 
 def test_reasons_add_up() -> None:
-    got = verdict(
-        diagnostics(20.0, max_share=0.2, support_violations=7, calibration=np.array([0.1, np.nan]))
-    )
+    got = verdict(diagnostics(20.0, max_share=0.2, support_violations=7, missing_mass=0.01))
     assert got.colour == "amber"
     assert len(got.reasons) == 3
-    careful = judge(diagnostics(), 1.0, 0.1, np.array([200]), ["policy 0"], cautions=["a caution"])
+    careful = verdict(diagnostics(), cautions=("a caution",))
     assert careful.colour == "amber"
-    assert careful.reasons == ("a caution",)
-    noted = judge(diagnostics(), 1.0, 0.1, np.array([200]), ["policy 0"], notes=["a note"])
-    assert noted.colour == "red"
-    assert noted.reasons == ("a note",)
+    assert careful.reasons == careful.alarms == ("a caution",)
+    alarmed = verdict(diagnostics(20.0), alarms=("an alarm",))
+    assert alarmed.colour == "red"
+    assert alarmed.alarms == ("an alarm",)
+    assert alarmed.reasons == ("an alarm", "effective sample size 20 at step 3, below 40")
+    noted = verdict(diagnostics(), notes=("a note",))
+    assert (noted.colour, noted.alarms, noted.notes) == ("green", (), ("a note",))
     assert verdict(diagnostics(), value=math.inf).reasons[0].startswith("the weights overflow")
     assert "one trajectory only" in str(verdict(diagnostics(1.0), error=math.nan, n=1))
     assert "one trajectory per behaviour" in str(verdict(diagnostics(), error=math.nan))
 
 
-def test_advice_names_the_behaviour_that_helps_most_and_how_many_episodes() -> None:
+def test_precision_is_said_whatever_the_colour() -> None:
+    for d in (diagnostics(), diagnostics(3.0)):
+        said = verdict(d, worth=29.3).precision
+        assert said == (
+            "worth about 29 fresh episodes of the target "
+            f"(effective sample size {d.ess:.0f} of 200 episodes)"
+        )
+    assert verdict(diagnostics()).reasons == ("effective sample size 100 of 200 episodes",)
+
+
+def test_one_episode_that_makes_much_of_the_error_is_amber_though_weights_are_even() -> None:
+    assert verdict(diagnostics(influence_share=0.1)).colour == "green"
+    rare = verdict(diagnostics(influence_share=0.12), worth=100.0)
+    assert rare.colour == "amber"
+    assert rare.alarms == ()
+    assert "one episode makes 12% of the squared error" in str(rare)
+    assert rare.advice == ("collect about 20 episodes with the target policy itself",)
+
+
+def test_advice_is_a_number_of_episodes_of_a_policy() -> None:
     got = verdict(diagnostics(22.0))  # 18 short; an episode of policy 9 is worth .6
     assert got.advice == ("collect about 30 more episodes of policy 9",)
+    precise = verdict(diagnostics(30.0), worth=11.2, n=20)  # the error is what counts
+    assert precise.advice == ("collect about 5 more episodes of policy 9",)
     poor = verdict(diagnostics(3.0, behaviour_ess=np.array([2.0, 1.0])))
-    assert poor.advice == ("collect about 37 episodes of the target itself",)
+    assert poor.advice == ("collect about 37 episodes with the target policy itself",)
     none = verdict(
         diagnostics(0.0, behaviour_ess=np.zeros(2), behaviour_shares=np.zeros(2)), value=math.nan
     )
-    assert none.advice == ("collect about 40 episodes of the target itself",)
+    assert none.advice == ("collect about 40 episodes with the target policy itself",)
+    learned = verdict(diagnostics(), in_sample=True, cautions=("in-sample",))
+    assert learned.advice == (
+        "collect about 40 fresh episodes with the target policy itself, or hold some out",
+    )
+
+
+def test_advice_never_names_a_sequence_of_policies() -> None:
+    names = ["policy 4, then 5 from step 17", "policy 9, then 10 from step 3, 11 from step 40"]
+    got = judge(diagnostics(22.0), Findings(1.0, 0.1), np.array([100, 100]), names)
+    assert got.advice == ("collect about 18 episodes with the target policy itself",)
 
 
 def test_advice_is_about_right() -> None:
-    """Episodes of the advised policy, in the advised number, lift the verdict to green."""
+    """Episodes of the advised policy, in the advised number, are worth 40 of the target."""
     rng = np.random.default_rng(4)
     data = acted(rng, RIGHT, RIGHT, n=25)
+    data = dataclasses.replace(data, rewards=rng.normal(size=data.n_steps))
     target = Table(np.array([[0.6, 0.4], [0.2, 0.8]]))
-    first = evaluate(data, target, estimators="NFIS")["NFIS"]
+    first = evaluate(data, target, estimators="NFIS", origin="fixed")["NFIS"]
     assert first.verdict.colour == "amber"
     (advice,) = first.verdict.advice
     assert advice.endswith("more episodes of policy 0")
-    more = data.merge(acted(rng, RIGHT, RIGHT, n=int(advice.split()[2])))
-    second = evaluate(more, target, estimators="NFIS")["NFIS"]
-    assert second.diagnostics.ess == pytest.approx(40, abs=3)
+    added = acted(rng, RIGHT, RIGHT, n=int(advice.split()[2]))
+    added = dataclasses.replace(added, rewards=rng.normal(size=added.n_steps))
+    second = evaluate(data.merge(added), target, estimators="NFIS", origin="fixed")["NFIS"]
+    have = min(second.diagnostics.ess, second.worth)
+    assert have == pytest.approx(40, abs=6)
+
+
+def test_worth_is_the_number_of_fresh_episodes_that_would_have_this_error() -> None:
+    """On-policy it is their number; a constant reward at every other step changes nothing."""
+    rng = np.random.default_rng(5)
+    half = np.full(120, math.log(0.5))
+    rewards = rng.normal(size=120)
+    got = evaluate_log_probs(half, [half], [0] * 120, rewards, np.arange(121))
+    for name in ("NFIS", "BIS"):
+        assert got[name].worth == pytest.approx(120, rel=1e-9)
+    assert got.to_dict()["estimates"]["BIS"]["worth"] == got["BIS"].worth
+    discounted = evaluate_log_probs(
+        half, [half], [0] * 60, rewards, np.arange(0, 121, 2), "NFIS", gamma=0.5
+    )["NFIS"]
+    spread = np.var(rewards[::2] + 0.5 * rewards[1::2], ddof=1)
+    assert discounted.worth == pytest.approx(spread / discounted.standard_error**2, rel=1e-9)
+
+
+def test_worth_by_hand_with_weights() -> None:
+    data = by_weights()
+    got = evaluate_log_probs(*data, estimators="FIS")["FIS"]
+    w, returns = np.exp(got.diagnostics.log_last), np.array([1.0, 2.0, 12.0])
+    size = w.sum() ** 2 / (w @ w)
+    mean = w @ returns / w.sum()
+    weighted = w @ (returns - mean) ** 2 / w.sum() * size / (size - 1)
+    inside = 0.5 / 1  # 1 and 2 share a behaviour, 12 is alone
+    want = (size * weighted + 5 * inside) / (size + 5)
+    assert got.worth == pytest.approx(want / got.standard_error**2)
 
 
 def test_a_logged_number_that_the_snapshot_contradicts_is_named() -> None:
@@ -379,8 +540,27 @@ def test_a_cap_that_bites_is_never_green() -> None:
 
 
 def test_a_mean_weight_far_below_one_is_named() -> None:
-    assert verdict(diagnostics(mean_weight=0.85)).colour == "green"
-    assert verdict(diagnostics(mean_weight=0.7)).colour == "amber"
-    missing = verdict(diagnostics(mean_weight=0.5))
-    assert missing.colour == "red"
-    assert "the mean weight is 0.50 instead of 1" in str(missing)
+    rng = np.random.default_rng(6)
+    for mean, colour, words in (
+        (0.85, "green", ""),
+        (0.7, "amber", "0.70 instead of 1: the data miss"),
+        (0.5, "red", "0.50 instead of 1: the data miss"),
+        (1.2, "amber", "1.20 instead of 1: a propensity"),
+    ):
+        weights = mean * rng.uniform(0.9, 1.1, size=200)
+        got = verdict(diagnostics(mean_weight=mean, log_last=np.log(weights)))
+        assert got.colour == colour
+        assert words in str(got)
+        assert bool(got.alarms) == bool(words)
+
+
+def test_a_mean_weight_that_is_low_by_chance_is_no_alarm() -> None:
+    """Lognormal weights with sigma 1.5 have mean 1, and most samples of 200 lie below."""
+    rng = np.random.default_rng(7)
+    low = 0
+    for _ in range(50):
+        logs = rng.normal(-1.125, 1.5, size=200)
+        d = diagnostics(mean_weight=float(np.exp(logs).mean()), log_last=logs)
+        low += d.uncovered > 0.2
+        assert verdict(d).alarms == ()
+    assert low >= 5

@@ -210,12 +210,24 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
         assert re.search(rf"^\| {regime} \|", text, re.M), regime
     for method in intervals.KINDS:
         assert re.search(rf"^\| `?{method}`? ", text, re.M), method
-    assert f"| ESS | below {diagnostics.AMBER_ESS:g}," in text
-    assert f"| ESS | below {diagnostics.GREEN_ESS:g} |" in text
-    assert f"| largest share | above {diagnostics.GREEN_SHARE:.0%} |".replace("%", " %") in text
     low, high = 1 - diagnostics.RED_MISSING, 1 - diagnostics.AMBER_MISSING
-    assert f"| mean weight | below {low:g}; below {high:g} where weights were clipped |" in text
-    assert f"| mean weight | below {high:g}; or above 1" in text
+    few, enough = diagnostics.AMBER_ESS, diagnostics.GREEN_ESS
+    held, made = 100 * diagnostics.GREEN_SHARE, 100 * diagnostics.GREEN_INFLUENCE
+    noted, lost = 100 * diagnostics.NOTED_LOSS, 100 * diagnostics.RED_LOSS
+    for words in (
+        f"| ESS | below {few:g}, or 0 from some step on | below {enough:g} |",
+        f"| weights | | one episode holds more than {held:g} % of them;",
+        f"| influence | | one episode makes more than {made:g} % of the squared error |",
+        f"or they average below {high:g}, perhaps by chance |",
+        f"| mean weight | clearly below {low:g}; below {high:g} where weights were clipped |",
+        f"| clearly below {high:g} |",
+        f"in more than {lost:g} % of its episodes",
+        f"| in more than {noted:g} %; a note below |",
+        f"with an ESS below {few:g}, are too few to confirm it",
+    ):
+        assert words in text, words
+    green = f"an ESS of at least {enough:g}, no episode with more than {held:g} % of the weights"
+    assert f"{green} or {made:g} % of the squared error" in " ".join(text.split())
 
 
 def test_tags_are_those_that_are_written() -> None:
@@ -284,3 +296,19 @@ def test_pictures_of_the_pages_exist() -> None:
     for name, page in PAGES.items():
         for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             assert (ROOT / "docs" / path).is_file(), f"{name}.md: {path}"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_study() -> None:
+    """The ratios of auto by group, in the same order, and the least coverage."""
+    readme, page = (Path(p).read_text(encoding="utf-8") for p in ("README.md", "docs/outside.md"))
+
+    def rows(text: str, head: str) -> list[list[str]]:
+        body = text[text.index(head) :].split("\n\n", 1)[0].splitlines()[2:]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+    measured, covered = rows(page, "| group | state "), rows(page, "| group | green ")
+    shown = rows(readme, "| problems | auto / best ")
+    assert [row[1:] for row in shown] == [[row[4], row[11]] for row in measured]
+    assert f"The worst single case is {max(float(row[12]) for row in measured):.2f} of" in readme
+    least = min(float(row[4].split()[0]) for row in covered)
+    assert f"held the value in {least:g} % of the data sets" in " ".join(readme.split())

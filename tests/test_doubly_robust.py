@@ -242,8 +242,7 @@ def test_a_correction_that_contradicts_nfis_is_taken_back() -> None:
         return evaluate_log_probs(*arrays, estimators="auto", baseline=(state, v))["auto"]
 
     assert auto(0.0).report["c"] == 1.0
-    assert auto(0.0).verdict.colour == "green"
-    assert auto(5.0).verdict.colour == "amber"
+    assert "standard errors apart" not in str(auto(0.0).verdict)
     assert "standard errors apart" in str(auto(5.0).verdict)
     gap = 0.15 * (float(state.mean()) - 5.0)
     error = 0.15 * float(state.std(ddof=1)) / math.sqrt(n)
@@ -376,6 +375,8 @@ def test_both_doors_agree_on_a_given_baseline() -> None:
     one = evaluate(data.trajectories, data.target, estimators=WITH_Q, q_model=Baseline(q, v))
     two = evaluate_log_probs(*data.arrays, estimators=WITH_Q, baseline=(q, v), regime="held-out")
     for name in WITH_Q:
+        if name in ("DM", "MDR", "auto"):  # arrays do not tell how often the target visits a state
+            continue
         assert one[name].value == two[name].value
         assert one[name].standard_error == two[name].standard_error
         assert one[name].report == two[name].report

@@ -46,7 +46,7 @@ from tests.reference import Data
 from tests.small_mdps import MDP
 
 ALL = list(WEIGHTED)
-COMMON = [*ALL, "DM", "FWDR", "auto"]
+COMMON = [*ALL, "DM", "MDR", "FWDR", "auto"]
 BASIC = [name for name in ALL if ESTIMATORS[name].scheme == "basic"]
 
 
@@ -387,7 +387,7 @@ def test_without_the_policies_there_are_only_basic_weights(tmp_path: Path) -> No
     loaded = Trajectories.load(tmp_path / "file")
     assert all(isinstance(policy, UnavailablePolicy) for policy in loaded.policies)
     got = evaluate(loaded, data.target)
-    assert list(got) == [*BASIC, "DM"]
+    assert list(got) == [*BASIC, "DM", "MDR"]
     want = evaluate(data.trajectories, data.target, estimators=BASIC)
     for name in BASIC:
         assert got[name].value == want[name].value
@@ -662,6 +662,7 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
         "interval",
         "(ess-t)",
         "ESS",
+        "worth",
         "verdict",
     ]
     assert set(lines[2]) == {"-"}
@@ -669,8 +670,8 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
         cells = line.split()
         assert cells[0] == name
         assert float(cells[1]) == pytest.approx(got[name].value, rel=1e-3)
-        assert cells[-1] == "red"
-    assert any(line.startswith("BIS, ") and "below 10" in line for line in lines[13:])
+        assert cells[-1] == got[name].verdict.colour != "green"
+    assert any(line.startswith("NFIS, ") and "amber: in-sample" in line for line in lines[13:])
     assert len({len(line) for line in lines[1:2] + lines[3:4]}) <= 2
 
 
@@ -694,6 +695,16 @@ def test_a_known_truth_adds_the_distance_in_standard_errors() -> None:
     assert certain["FIS"].standard_error == 0
     assert certain.table(truth=1.0).splitlines()[3].endswith("+0.0 se")
     assert certain.table(truth=2.0).splitlines()[3].endswith("-inf se")
+
+
+def test_the_table_says_once_what_estimates_from_a_model_rest_on() -> None:
+    data = recorded(12)
+    got = evaluate(data.trajectories, data.target, estimators=["FIS", "DM", "MDR"])
+    assert got["FIS"].basis == ""
+    assert got["DM"].basis == got["MDR"].basis != ""
+    lines = " ".join(str(got).split())
+    assert f"DM, MDR: {got['MDR'].basis}" in lines
+    assert lines.count("rests on") == 1
 
 
 def test_green_results_give_no_reasons() -> None:
@@ -733,12 +744,13 @@ def test_json_is_strict_and_complete(counts: tuple[int, ...], tmp_path: Path) ->
         d = estimate["diagnostics"]
         fields = {field.name for field in dataclasses.fields(got[name].diagnostics)}
         assert fields - {"log_last"} <= set(d)
-        steps = 1 if name == "DM" else int(data.trajectories.lengths.max())
+        steps = 1 if name in ("DM", "MDR") else int(data.trajectories.lengths.max())
         assert len(d["ess_curve"]) == steps
         if counts == (1,):
             assert estimate["standard_error"] is None
             assert estimate["interval"]["low"] is None
-        assert estimate["verdict"]["colour"] == "red"
+        assert estimate["verdict"]["colour"] == got[name].verdict.colour != "green"
+        assert estimate["verdict"]["precision"].startswith(("worth about", "effective sample"))
 
 
 def test_infinite_values_become_none() -> None:
@@ -834,8 +846,8 @@ def test_the_error_of_ea_allows_for_its_fitted_means() -> None:
 
 def test_no_spread_is_not_green() -> None:
     half = [np.log(0.5)] * 60
-    got = evaluate_log_probs(half, [half], [0] * 60, [0.0] * 60, np.arange(61))["NFIS"]
-    assert (got.value, got.standard_error) == (0.0, 0.0)
+    got = evaluate_log_probs(half, [half], [0] * 60, [2.0] * 60, np.arange(61))["NFIS"]
+    assert (got.value, got.standard_error) == (2.0, 0.0)
     assert got.verdict.colour == "amber"
     assert "no spread is seen" in str(got.verdict)
 

@@ -63,8 +63,9 @@ def test_agreement_is_welchs_test(found: Calibration) -> None:
         assert check.agrees == (abs(check.z) <= stdtrit(freedom, 0.975))
         ends = check.estimate.interval
         assert check.covers == (ends.low <= check.own <= ends.high)
-        half = (ends.high - ends.low) / 2 / math.sqrt(a + b)
-        assert check.expected_cover == pytest.approx(2 * stdtr(freedom, half) - 1)
+        low, high = ((end - check.estimate.value) / check.error for end in (ends.low, ends.high))
+        want = stdtr(freedom, high) - stdtr(freedom, low)
+        assert check.expected_cover == pytest.approx(want)
 
 
 def test_sums_are_those_of_the_checks(found: Calibration) -> None:

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ope_gym import Bootstrap, Compute, Ranking, evaluate, evaluate_log_probs, rank
 from ope_gym.analysis.ranking import probability_best
+from ope_gym.analysis.ranking import ranked as rank_estimates
 from ope_gym.cli import main as command
 from ope_gym.inference.errors import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
@@ -398,3 +399,18 @@ def test_command_ranks_a_file(
     for words, said in ((["x"], "ranges such as 5-8"), (["0", "9"], "policies 0 to 2")):
         assert command(["rank", path, "--policies", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_policies_that_all_reach_the_maximum_are_not_told_apart() -> None:
+    """Four policies near the one that acted, all episodes at the limit: a quarter each."""
+    rng = np.random.default_rng(3)
+    half = np.full(300 * 5, np.log(0.5))
+    estimates = {}
+    for name in "abcd":
+        ratios = np.log(1 + 0.02 * rng.standard_normal(half.size))
+        estimates[name] = evaluate_log_probs(
+            half + ratios, [half], [0] * 300, np.ones(half.size), np.arange(0, half.size + 1, 5)
+        )["NFIS"]
+    found = rank_estimates(estimates)
+    for row in found.values():
+        assert row.probability_best == pytest.approx(0.25, abs=4 * np.sqrt(0.19 / 20_000))

@@ -263,6 +263,13 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     assert lines[-1] == "A note."
 
 
+def test_markdown_says_what_estimates_from_a_model_rest_on(made: builders.Recorded) -> None:
+    evaluation = evaluate(made.trajectories, made.target, estimators=["DM", "MDR"])
+    basis = evaluation["DM"].basis
+    assert basis
+    assert f"DM, MDR: {basis}." in evaluation_markdown(evaluation, notes=[]).splitlines()
+
+
 @pytest.mark.parametrize(("held_out", "words"), [(True, "never trained"), (False, "very episodes")])
 def test_markdown_says_the_regime(held_out: bool, words: str) -> None:
     made = builders.recorded(1, (3, 3), held_out=held_out)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
 from ope_gym.estimators.run import weigh_arrays
-from ope_gym.inference.diagnostics import AMBER_ESS
 from ope_gym.inference.errors import centre, join_single, standard_error
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
 
 _CANCELLED = 1e-6  # below this share of the mixture, subtracting a policy loses too many digits
+_FEW = 10.0  # effective episodes below which an error is itself a guess
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class Contributions(Sequence[Contribution]):
                 text.share(row.ess_share),
                 text.share(row.variance_share),
                 text.number(row.standard_error_without, 3)
-                + (" " if row.ess_without >= AMBER_ESS else "?"),
+                + (" " if row.ess_without >= _FEW else "?"),
                 f"{row.ess_without:.1f}",
             ]
             for row in self.rows
         ]
         lines = [head, *text.align([titles, *cells])]
-        if any(row.ess_without < AMBER_ESS for row in self.rows):
-            lines.append(f"? with an ESS below {AMBER_ESS:g} a small error means little")
+        if any(row.ess_without < _FEW for row in self.rows):
+            lines.append(f"? with an ESS below {_FEW:g} a small error means little")
         return "\n".join(lines)
 
 

@@ -121,14 +121,17 @@ def probability_best(
 ) -> FloatArray:
     """Return (P,) the share of joint draws of the values in which each is the largest.
 
-        J_p + D_p f_p,    D ~ normal with the covariance of the influence values within strata,
-                          or the deviations of shared bootstrap replicates,
+        J_p + D_p f_p + U_p,    D ~ normal with the covariance of the influence values within
+                                strata, or the deviations of shared bootstrap replicates,
         f_p = sqrt(ESS / (ESS - 1)) sqrt((ESS - 1) / chi2)
+        U_p = above_p X - below_p Y,    X, Y ~ exponential with mean 1
 
     With f_p every J_p has a t distribution with ESS - 1 degrees of freedom (and the plain standard
     error, not the cautious one of the ess-t interval): few effective episodes leave much open. One
     uniform number drives the chi2 of all policies, so that two policies that always agree also
-    agree in their draws. Ties are shared.
+    agree in their draws. Ties are shared. U_p is the room for outcomes that were not seen, see
+    `ope_gym.inference.outcomes`: policies whose episodes all end alike are not told apart by
+    rounding.
 
     At an ESS of 4 or less the draws are overconfident: a red verdict holds for this number as well.
 
@@ -155,6 +158,10 @@ def probability_best(
     values = np.array([e.value for e in taking])
     ess = np.array([e.diagnostics.ess for e in taking])
     drawn = values + deviations * _widening(ess, rng.random(len(deviations)))
+    unseen = np.array([e.unseen for e in taking])
+    if unseen.any():
+        below, above = rng.exponential(size=(2, *drawn.shape))
+        drawn += above * unseen[:, 1] - below * unseen[:, 0]
     winner = np.argmax(drawn, axis=1)
     best = drawn[np.arange(len(drawn)), winner]
     errors = np.array([e.standard_error for e in taking])

@@ -1,6 +1,31 @@
-"""auto, the recommended estimator: NFIS, corrected by a q model as far as that helps.
+"""auto, the recommended estimator: a q model as far as the data bear it out, else the weights.
 
-    J = N - c (N - V), N = NFIS, V between FWDR and DM
+    J = A + s (M - A),   M = DM,   A = N - c (N - V),   N = NFIS,   V between FWDR and DM
+
+A rests on importance weights, and on the model only as far as it lowers their noise. M rests on the
+model: far less noisy in long episodes, but wrong if the observation is not a Markov state or the
+model has the wrong shape. Its influence values are those of MDR (`ope_gym.estimators.marginal`),
+which is M to first order; M itself stays within what the rewards allow, where few episodes make the
+correction of MDR wild. With variances and b, a bound on the bias of M that the data give, the share
+
+    s = (Var A - Cov) / (Var A + Var M - 2 Cov + b^2),   within [0, 1]
+
+has the least mean square error. What the data say of b are gaps g_j, each the distance of M from an
+estimate that trusts the model less, with its standard error S_j:
+
+    MDR from DM, the rows of memory 1, 2, 4 and 8 (`marginal.Corrections`) from MDR, and A from M
+
+If the check of `ope_gym.estimators.markov` passes, only what chance does not explain counts,
+b^2 = max_j (g_j^2 - 9 S_j^2), or 0. If it fails, M is known to be biased, and
+b = max_j |g_j| + S_j. The error of J includes s b.
+
+Errors here are the cautious ones of ess-t, widened as its intervals are: where few episodes carry
+the weights, or the gap, it says little against M. Only Var A is not widened if the check fails:
+noisy weights are no reason to take a model that is known to be wrong. If the check passes, the
+error of A is at least that of ESS episodes with the spread of the recorded returns: a smaller one
+is luck where the reward is rare, and M is as good where q explains the returns.
+
+A, in terms of influence values psi:
 
     c = h clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
     h = min(1, (3 SE_{N-W} / (N - W))^2)
@@ -10,7 +35,7 @@ W is FWDR with weights clipped at sqrt(n) times their mean at each step.
 
 c: the blend (1 - c) N + c W has the variance |psi_N - c (psi_N - psi_W)|^2 / n^2, which is least
 for the quotient in c, the slope of psi_N on psi_N - psi_W. It measures the q model: with a useless
-one it is 0, and J is NFIS. Both influence values here are those with clipped weights, centred
+one it is 0, and A is NFIS. Both influence values here are those with clipped weights, centred
 within behaviours; N itself is not clipped, so for N and W c is near the optimum, not exactly there.
 
 h: N and W estimate the same value. Where they are more than three standard errors apart, the
@@ -21,12 +46,11 @@ k: W corrects DM by a noisy term d. The smaller d is beside its standard error, 
 left out: most of it below half a standard error. The reported error stays that of N - c (N - W):
 leaving out noise is not claimed as precision.
 
-ESS and verdict are those of the weights before clipping. Bootstrap replicates keep c, the amount
-left out and the clip. Without a q model J is NFIS.
+ESS and verdict are those of the weights before clipping. Bootstrap replicates keep c, s, the amount
+left out and the clip. Without a q model J is NFIS, without ratios of visits it is A.
 
-Cost: that of NFIS thrice, and the fit of q. Weakness: the error knows nothing of q where no episode
-went, and is too small where a fitted q explains almost everything else (one step, little noise, a
-rare action); k adds a bias of up to a quarter of SE_d.
+Cost: that of NFIS thrice, and the fit of q. Weakness: a hidden state that shows neither in the
+residuals nor in the gaps; and the error knows nothing of q where no episode went.
 """
 
 from __future__ import annotations
@@ -36,25 +60,173 @@ import dataclasses
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import Clip, Column, Columns, Reduction, Starts, StepSums
-from ope_gym.estimators.run import together
+from ope_gym.estimators.marginal import MEMORIES, Marginal, marginal
+from ope_gym.estimators.reductions import Clip, Column, Columns, Returns, Starts, StepSums
+from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps, normalise, weigh_column
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.errors import centre, join_single, standard_error
+from ope_gym.inference.errors import (
+    cautious_error,
+    centre,
+    covariance_within,
+    join_single,
+    standard_error,
+)
 
-_APART = 3.0  # standard errors between NFIS and FWDR from which on auto takes less of FWDR
+_APART = 3.0  # standard errors between two estimates that chance explains
+_LEAST = 1.2  # effective trajectories below which an error counts as unknown
 _DOUBT = 0.25  # of a squared standard error beside which a correction counts
 
 
 def auto(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute the blend of NFIS, FWDR and DM that the head of this module derives."""
+    """Compute the blend that the head of this module derives."""
     column = setting.column(c)
-    wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma),)
-    totals, *starts = yield (*wanted, Starts()) if setting.has_q else wanted
+    if not setting.has_q:
+        return (yield from weigh_column(column, True, setting))
+    weights, model, returns = yield from together(
+        weighted_blend(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
+    )
+    return rest_on(weights, model, returns, setting) if model.known else weights
+
+
+def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Setting) -> Computed:
+    """Move an estimate by weights towards that of the model, as far as the data bear it out.
+
+    Args:
+        weights: A.
+        model: M, and the evidence for it.
+        returns: (n,) of the trajectories.
+        setting: of the evaluation.
+    """
+    own, steady = weights.influence, model.influence - model.value
+    value, ess = model.direct, float(np.min(weights.ess))
+    share, bias, spread = _share(weights, model, returns, setting)
+    drawn = setting.drawn(steady + value)
+    if share == 1.0:  # nothing of the weights, which may be no numbers
+        own, replicates = np.zeros_like(own), drawn
+    else:
+        value = weights.value + share * (value - weights.value)
+        replicates = weights.replicates
+        if replicates is not None and drawn is not None:
+            replicates = replicates + share * (drawn - replicates)
+    return dataclasses.replace(
+        weights,
+        value=value,
+        influence=(1.0 - share) * own + share * steady,
+        replicates=replicates,
+        report={**weights.report, "s": share},
+        # a quarrel of NFIS and FWDR is one of the weights
+        cautions=model.markov.cautions if share >= 0.5 else weights.cautions,
+        basis=model.markov.basis if share >= 0.5 else "",
+        by_model=share >= 0.5,
+        bias=share * bias,
+        freedom=_freedom((1.0 - share) ** 2 * spread[0, 0], share**2 * spread[1, 1], ess, own.size),
+    )
+
+
+def _share(
+    weights: Computed, model: Marginal, returns: FloatArray, setting: Setting
+) -> tuple[float, float, FloatArray]:
+    """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
+    groups, ess, passed = setting.groups, float(np.min(weights.ess)), model.markov.passed
+    unit = _size(weights.influence, model.influence, model.gaps, returns)
+    own, steady = weights.influence / unit, (model.influence - model.value) / unit
+    # a model that failed the check is not taken because the weights are noisy
+    error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
+    if not np.isfinite(error):
+        unseen = np.isnan(cautious_error(steady, groups))  # no spread, whatever the estimate
+        stay = np.isfinite(weights.value) and (unseen or not passed)
+        return (0.0 if stay else 1.0), 0.0, np.eye(2)
+    least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess) if passed else 0.0
+    distances = [(model.influence - model.start) / unit, *(model.gaps / unit)]
+    direct, by_weights = model.direct / unit, weights.value / unit
+    gaps = np.array([model.value / unit - direct, *np.mean(distances[1:], axis=1)])
+    errors = [wary_error(gap, groups) for gap in distances]
+    errors.append(max(wary_error(own - steady, groups, ess), least))
+    bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), passed)
+    spread = covariance_within(np.stack([own, steady]), groups)
+    calm = cautious_error(steady, groups)
+    share = least_error(max(error, least), calm, float(spread[0, 1]), bias)
+    return share, bias * unit, spread
+
+
+def _size(*arrays: FloatArray) -> float:
+    """Return the largest absolute value, by which squares stay within floats; 1 if it is 0."""
+    found = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in arrays)
+    return found if found > 0.0 else 1.0
+
+
+def wary_error(influence: FloatArray, groups: IntArray, ess: float = np.inf) -> float:
+    """Return the half width of an ess-t interval in normal standard errors; NaN if undefined.
+
+    The effective sample size is at most that of the squared influence values: where few
+    trajectories carry them, their spread is hardly known.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    error = cautious_error(influence, groups)
+    if not error > 0.0:
+        return error
+    u = centre(influence, join_single(groups)) / error
+    ess = min(ess, float(np.sum(u**2) ** 2 / np.sum(u**4)))
+    if not ess > _LEAST:
+        return np.nan
+    return float(error * stdtrit(ess - 1.0, 0.975) / ndtri(0.975) * np.sqrt(ess / (ess - 1.0)))
+
+
+def model_bias(gaps: FloatArray, errors: FloatArray, passed: bool) -> float:
+    """Bound the bias of the model by its distances from estimates that trust it less.
+
+    Args:
+        gaps: (m,) the distances.
+        errors: (m,) their standard errors; a gap whose error is unknown says nothing for a model
+            that passed.
+        passed: whether nothing else speaks against the model; then only what exceeds three
+            standard errors counts, otherwise all, and one standard error more.
+    """
+    if not passed:
+        errors = np.nan_to_num(errors, nan=0.0)  # an unknown error takes nothing from the gap
+    known = np.isfinite(gaps) & np.isfinite(errors)
+    if not known.any():
+        return 0.0
+    if passed:
+        square = float(np.max(gaps[known] ** 2 - (_APART * errors[known]) ** 2))
+        return float(np.sqrt(max(square, 0.0)))
+    return float(np.max(np.abs(gaps[known]) + errors[known]))
+
+
+def least_error(first: float, second: float, covariance: float, bias: float) -> float:
+    """Return the share of the second estimate that gives a blend the least mean square error.
+
+    Args:
+        first: standard error of the first.
+        second: standard error of the second.
+        covariance: of the two.
+        bias: of the second.
+    """
+    covariance = min(covariance, first**2, second**2)  # the errors may be the larger, cautious ones
+    apart = first**2 + second**2 - 2.0 * covariance + bias**2
+    return float(np.clip((first**2 - covariance) / apart, 0.0, 1.0)) if apart > 0.0 else 1.0
+
+
+def _freedom(first: float, second: float, ess: float, n: int) -> float:
+    """Return the effective number of trajectories of a blend, as Satterthwaite does.
+
+    Args:
+        first: variance of the part by weights.
+        second: variance of the part by the model.
+        ess: effective sample size of the weights.
+        n: trajectories.
+    """
+    total = first + second
+    return n if total == 0.0 else min(n, total**2 / (first**2 / max(ess, 1.0) + second**2 / n))
+
+
+def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
+    """Compute A, the blend of NFIS, FWDR and DM."""
+    totals, start = yield StepSums(column, setting.gamma), Starts()
     nfis = normalise(column, totals, None, setting)
-    if not starts:
-        return (yield from nfis)
     clip = clip_of(totals.columns, setting.trajectories)
     calmer = dataclasses.replace(column, clip=clip)
     fwdr = weigh_column(dataclasses.replace(calmer, baseline=True), True, setting)
@@ -64,7 +236,7 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
     else:
         clipped_sums = _clipped(calmer, setting)
         plain, robust, (calm, clipped) = yield from together(nfis, fwdr, clipped_sums)
-    found = blend(plain, calm.influence, robust, starts[0], setting.groups)
+    found = blend(plain, calm.influence, robust, start, setting.groups)
     return dataclasses.replace(found, report={**found.report, "truncated": clipped})
 
 

@@ -10,10 +10,12 @@ from ope_gym.estimators.auto import auto
 from ope_gym.estimators.control_variates import fused_with_controls
 from ope_gym.estimators.empirical_average import empirical_average
 from ope_gym.estimators.magic import magic
+from ope_gym.estimators.marginal import direct, mdr
 from ope_gym.estimators.reductions import Bets, Column
+from ope_gym.estimators.regression import regression
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import ESTIMATORS, Composition
-from ope_gym.estimators.weighted import Setting, Steps, direct, weighted
+from ope_gym.estimators.weighted import Setting, Steps, weighted
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.intervals import Betting
 
@@ -22,7 +24,9 @@ METHODS: dict[str, Callable[[Composition, Setting], Steps[Computed]]] = {
     "direct": direct,
     "auto": auto,
     "magic": magic,
+    "marginal": mdr,
     "control variates": fused_with_controls,
+    "regression": regression,
     "adaptive": adaptive,
     "average": empirical_average,
 }

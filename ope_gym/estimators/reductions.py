@@ -37,6 +37,14 @@ class Weighted:
         log_weights: by scheme, (S,).
         residuals: (S,) r - q + gamma v of the next step; None without a q model.
         start: (n,) the q model's v at the start; None without a q model.
+        direct: (n,) v at the start of a q that was learned from all episodes; None without one.
+        visits: (2, S) ratio of the target's visits to the recorded ones, and the residual at these
+            visits; None where they are unknown.
+        past: columns (S, p) of the actions and (S, m) of other things that a step shows, by which
+            later residuals might be predicted; None where they are unknown.
+        step_ratios: (S,) log pi / mu of each action by itself; None where nobody asks for them. The
+            weights are no substitute: they stay 0 after an action that the target never takes.
+        unit: the largest reward of all chunks, by which squares of rewards stay within floats.
         first: how many trajectories come before these.
         whole: by name, makes what an estimator needs of all trajectories at once.
         episodes: the recorded trajectories themselves; None where they were not kept.
@@ -47,6 +55,11 @@ class Weighted:
     log_weights: Mapping[str, FloatArray]
     residuals: FloatArray | None = None
     start: FloatArray | None = None
+    direct: FloatArray | None = None
+    visits: FloatArray | None = None
+    past: tuple[FloatArray, FloatArray] | None = None
+    step_ratios: FloatArray | None = None
+    unit: float = 1.0
     first: int = 0
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
@@ -65,6 +78,9 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
         offsets=offsets_of(np.minimum(lengths, counted)),
         log_weights={scheme: log_w[kept] for scheme, log_w in chunk.log_weights.items()},
         residuals=None if chunk.residuals is None else chunk.residuals[kept],
+        visits=None,  # of all steps, each of which speaks for the first ones, too
+        past=None,
+        step_ratios=None if chunk.step_ratios is None else chunk.step_ratios[kept],
     )
 
 
@@ -413,15 +429,37 @@ class Replicates:
 
 @dataclass(frozen=True)
 class Starts:
-    """Collect the q model's v at the start of each trajectory, (n,)."""
+    """Collect the q model's v at the start of each trajectory, (n,).
+
+    Args:
+        direct: from the q that was learned from all episodes, if there is one.
+    """
+
+    direct: bool = False
 
     def part(self, chunk: Weighted) -> Arrays:
         """Return the values of a chunk."""
         assert chunk.start is not None  # whoever asks has a q model
-        return Arrays(chunk.start)
+        return Arrays(chunk.direct if self.direct and chunk.direct is not None else chunk.start)
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return the values of all trajectories."""
+        return merged.joined()
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Collect the discounted return of each trajectory, (n,)."""
+
+    gamma: float
+
+    def part(self, chunk: Weighted) -> Arrays:
+        """Return those of a chunk."""
+        paid = chunk.rewards * np.float64(self.gamma) ** step_numbers(chunk.offsets)
+        return Arrays(np.add.reduceat(paid, chunk.offsets[:-1]))
+
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return those of all trajectories."""
         return merged.joined()
 
 

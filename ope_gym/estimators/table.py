@@ -26,7 +26,7 @@ class Composition:
         baseline: needs a q model; as a weighted sum it is doubly robust.
         method: how it is computed, a name in `ope_gym.estimators.methods.METHODS`.
         whole: what it needs of all episodes at once, so that they must fit into memory: "path
-            probabilities", "rounds" or "one step"; empty if the estimator is made of sums.
+            probabilities", "scores", "rounds" or "one step"; empty if it is made of sums.
         common: part of an evaluation that names no estimators.
         use: when to use it, in a line.
     """
@@ -44,6 +44,11 @@ class Composition:
     def uses_q(self) -> bool:
         """Whether a q model changes the estimate."""
         return self.baseline or self.method == "auto"
+
+    @property
+    def uses_visits(self) -> bool:
+        """Whether it asks how often the target visits the recorded steps."""
+        return self.method in ("direct", "marginal", "auto")
 
 
 ESTIMATORS: dict[str, Composition] = {
@@ -66,7 +71,13 @@ ESTIMATORS: dict[str, Composition] = {
         "",
         baseline=True,
         method="direct",
-        use="the q model alone: steady, and as wrong as the model; its interval does not know that",
+        use="the q model alone: steady, but as wrong as the model, which no interval shows",
+    ),
+    "MDR": Composition(
+        "",
+        baseline=True,
+        method="marginal",
+        use="long episodes with a Markov state: the q model, corrected without products of ratios",
     ),
     "DR": Composition(
         "basic",
@@ -105,6 +116,14 @@ ESTIMATORS: dict[str, Composition] = {
         common=False,
         use="FIS with the behaviours' ratios as control variates: many episodes, few behaviours",
     ),
+    "NFRIS": Composition(
+        "fused",
+        normalised=True,
+        method="regression",
+        whole="scores",
+        common=False,
+        use="NFIS less the chance surplus of actions: known finite policies, no q model that fits",
+    ),
     "ADR": Composition(
         "basic",
         baseline=True,
@@ -124,7 +143,7 @@ ESTIMATORS: dict[str, Composition] = {
         "fused",
         normalised=True,
         method="auto",
-        use="the first choice: NFIS, corrected by the q model as far as that helps",
+        use="the first choice: near the q model where the data bear it out, else near NFIS",
     ),
 }
 WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}

@@ -1,4 +1,4 @@
-"""The weighted estimators (plain, normalised, capped, doubly robust) and the direct method."""
+"""The weighted estimators: plain or normalised, capped or not, doubly robust or not."""
 
 from __future__ import annotations
 
@@ -116,18 +116,3 @@ def normalise(
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:
     sums = totals.columns.sums
     return Computed(value, influence, sums, totals.log_last, totals.capped_share)
-
-
-def direct(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q."""
-    (start,) = yield (Starts(),)
-    n = float(start.size)
-    caution = "the interval holds the spread of the starts only, not the error of the q model"
-    return Computed(
-        float(start.mean()),
-        start,
-        np.array([[n], [n], [0.0]]),
-        np.zeros(start.size),
-        replicates=setting.drawn(start),
-        cautions=(caution,),
-    )

@@ -27,6 +27,10 @@ class Computed:
         notes: reasons of its own that make the result red.
         cautions: reasons of its own that make the result amber.
         report: numbers of its own worth showing.
+        basis: in words, what the estimate rests on beside the weights.
+        bias: bound on a bias that the influence values do not show; it widens the error.
+        by_model: whether it rests on a model more than on the weights.
+        freedom: effective number of trajectories for the interval; None for that of the weights.
     """
 
     value: float
@@ -41,6 +45,10 @@ class Computed:
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     report: Mapping[str, float] = field(default_factory=dict)
+    basis: str = ""
+    bias: float = 0.0
+    freedom: float | None = None
+    by_model: bool = False
 
     @property
     def ess(self) -> FloatArray:

@@ -5,21 +5,27 @@ Every estimator ends here; an estimator only says what its influence values are.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.table import Composition
+from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.diagnostics import judge, weight_diagnostics
-from ope_gym.inference.errors import standard_error
+from ope_gym.inference.diagnostics import Findings, judge, weight_diagnostics
+from ope_gym.inference.errors import standard_error, tails
 from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.inference.intervals import Evidence, IntervalKind
+from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
+from ope_gym.inference.outcomes import Outcomes
 
 _BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
+_NO_REWARD = (
+    "no reward but 0 was recorded: how large one could be, and so how far off the value is, cannot "
+    "be known"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,18 +35,26 @@ class Known:
     Args:
         sample: the trajectories.
         ids: (n,) behaviour of each.
+        outcomes: the returns of the episodes, and those that may be unseen.
+        deviation: standard deviation of one return of the target; NaN if unknown.
         support: by scheme, steps at which the target does what no behaviour can.
+        missing: by scheme, share of the target's episodes that do so.
         calibration: of the propensities of each policy.
-        notes: reasons that make every estimate red.
-        cautions: reasons that make estimates with weights against a mixture amber.
+        alarms: reasons that make every estimate red.
+        notes: remarks about estimates with weights against a mixture.
+        held_out: whether some of the episodes are held out.
     """
 
     sample: Sample
     ids: IntArray
+    outcomes: Outcomes
+    deviation: float = np.nan
     support: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, float] = field(default_factory=dict)
     calibration: FloatArray | None = None
+    alarms: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
+    held_out: bool = False
 
 
 def conclude(
@@ -64,12 +78,16 @@ def conclude(
         seed: of the bootstrap draws.
     """
     sample, scheme = known.sample, composition.scheme
-    diagnostics = weight_diagnostics(
-        computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
-    )
     spread = computed.influence if computed.spread is None else computed.spread
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    error = standard_error(spread, strata)
+    error = float(np.hypot(standard_error(spread, strata), computed.bias))
+    diagnostics = dataclasses.replace(
+        weight_diagnostics(
+            computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
+        ),
+        influence_share=tails(spread, strata).largest,
+        missing_mass=known.missing.get(scheme or "fused"),
+    )
     replicates = computed.replicates if np.isfinite(error) else None
     evidence = Evidence(
         computed.value,
@@ -77,26 +95,37 @@ def conclude(
         spread,
         strata,
         error,
-        diagnostics.ess,
+        diagnostics.ess if computed.freedom is None else computed.freedom,
         sample.gamma,
         replicates,
         computed.bets,
     )
-    interval = kind.interval(evidence, level)
-    notes, cautions = _reasons(computed, known, scheme, replicates)
+    interval = with_bias(kind.interval(evidence, level), computed.value, computed.bias)
+    alarms, cautions = _reasons(computed, known, scheme, replicates)
+    unseen = (0.0, 0.0)
     if computed.bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
         if np.isnan(interval.low):
-            notes.append("no value agrees with the data: reward_range or a propensity is wrong")
-    verdict = judge(
-        diagnostics,
+            alarms.append("no value agrees with the data: reward_range or a propensity is wrong")
+    elif known.outcomes.allowed is None:
+        interval = undefined(level, kind.name)
+        alarms.append(_NO_REWARD)
+    else:
+        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.log_last)
+        interval = widened(interval, computed.value, *unseen)
+        lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
+        interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
+    worth = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
+    findings = Findings(
         computed.value,
         error,
-        sample.counts,
-        sample.behaviours,
-        notes=notes,
-        cautions=cautions,
+        worth,
+        tuple(alarms),
+        tuple(cautions),
+        known.notes if scheme not in ("", "basic") else (),
+        sample.regime == "in-sample" and not known.held_out,
+        computed.freedom if computed.by_model else None,
     )
     return Estimate(
         name,
@@ -104,26 +133,58 @@ def conclude(
         error,
         interval,
         diagnostics,
-        verdict,
+        judge(diagnostics, findings, sample.counts, sample.behaviours),
         computed.influence,
         sample,
         replicates,
         # pooled draws are not those of the other estimators: they pair with nothing
         None if replicates is None or computed.pooled else seed,
         dict(computed.report),
+        worth,
+        unseen,
+        computed.basis,
     )
+
+
+def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
+    """Add the standard deviation of one return of the target, by the calmest weights there are.
+
+    Those are weights against the mixture of all behaviours; without any the episodes count alike.
+    """
+    schemes = {ESTIMATORS[name].scheme: computed for name, computed in found.items()}
+    chosen = next((schemes[s] for s in ("fused", "optimal", "basic") if s in schemes), None)
+    log_weights = np.zeros(known.ids.size) if chosen is None else chosen.log_last
+    deviation = known.outcomes.deviation(log_weights, known.sample.strata)
+    return dataclasses.replace(known, deviation=deviation)
 
 
 def _reasons(
     computed: Computed, known: Known, scheme: str, replicates: FloatArray | None
 ) -> tuple[list[str], list[str]]:
     """Collect the reasons that make an estimate red, and those that make it amber."""
-    notes = [*known.notes, *computed.notes]
-    cautions = [*computed.cautions, *regimes.cautions(known.sample.regime, scheme)]
-    if scheme not in ("", "basic"):
-        cautions += known.cautions
+    alarms = [*known.alarms, *computed.notes]
+    regime = known.sample.regime
+    cautions = [*computed.cautions, *regimes.cautions(regime, scheme, known.held_out)]
+    steps = known.support.get("fused", 0)
+    if not scheme and steps and "fused" not in known.missing:  # no weights to say how often
+        cautions.append(
+            f"at {steps} visited steps the target may do what no recorded policy ever does: how "
+            "often is not known without weights; ask for NFIS, too"
+        )
+    value, allowed = computed.value, known.outcomes.allowed
+    if allowed is not None and not _within(value, allowed):
+        alarms.append(
+            f"the value {value:.4g} lies outside of what the recorded rewards allow, "
+            f"[{allowed[0]:.4g}, {allowed[1]:.4g}]"
+        )
     if replicates is not None:
         lost = int(np.count_nonzero(~np.isfinite(replicates)))
         if lost:
-            notes.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
-    return notes, cautions
+            alarms.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
+    return alarms, cautions
+
+
+def _within(value: float, allowed: tuple[float, float]) -> bool:
+    """Tell whether a value lies within bounds, but for rounding; one that is not finite does."""
+    slack = 1e-9 * max(abs(allowed[0]), abs(allowed[1]))
+    return not np.isfinite(value) or allowed[0] - slack <= value <= allowed[1] + slack

@@ -10,12 +10,17 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.computed import Computed
+from ope_gym.inference.errors import cautious_error, tails
+from ope_gym.inference.intervals import ess_t
 
-GREEN_ESS, AMBER_ESS, GREEN_SHARE = 40.0, 10.0, 0.05
+GREEN_ESS, AMBER_ESS = 40.0, 4.0
+GREEN_SHARE = 0.05  # of one episode in the weights
+GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error
+NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave the support
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
-_EXCESS = 4.0  # standard errors by which the mean weight may exceed 1
+_USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +38,11 @@ class Diagnostics:
         pareto_k: tail index of the last weights; shown, but never the judge.
         capped_share: share of the weights that were clipped at the cap.
         log_last: (n,) log of the last weight of each trajectory, after the cap; -inf for 0.
+        influence_share: largest share of one trajectory in the squared standard error; NaN without
+            an error. Weights may be even, and yet a rare or extreme return decide.
         support_violations: visited steps at which the target may act as no usable behaviour could;
             None if unknown.
+        missing_mass: share of the target's episodes that take such an action; None if unknown.
         calibration: (P,) Z score of each recorded policy's propensities, NaN where it cannot be
             computed; None if unknown.
     """
@@ -49,15 +57,28 @@ class Diagnostics:
     pareto_k: float
     capped_share: float
     log_last: FloatArray
+    influence_share: float = np.nan
     support_violations: int | None = None
+    missing_mass: float | None = None
     calibration: FloatArray | None = None
 
     @property
-    def mean_weight_error(self) -> float:
-        """Standard error of the mean weight, from the spread of the last weights."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            spread = float(np.std(np.exp(self.log_last)))
-        return spread / float(np.sqrt(self.log_last.size)) if np.isfinite(spread) else np.inf
+    def mean_weight_interval(self) -> tuple[float, float]:
+        """The interval in which the expected weight lies but for a chance of 1 in 1,000.
+
+        Without an upper end where one weight makes more than 5 % of the error: larger ones may be
+        missing.
+        """
+        with np.errstate(over="ignore"):
+            last = np.exp(self.log_last)
+        if not np.all(np.isfinite(last)):
+            return -np.inf, np.inf
+        one = np.zeros(last.size, dtype=np.int64)
+        shape = tails(last, one)
+        found = ess_t(self.mean_weight, cautious_error(last, one), last.size, 0.999, shape)
+        if np.isnan(found.low):
+            return -np.inf, np.inf
+        return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
 
     @property
     def uncovered(self) -> float:
@@ -76,15 +97,24 @@ class Diagnostics:
 class Verdict:
     """A judgement on whether to trust an estimate.
 
+    Two different things can speak against a number: something is wrong or missing (an alarm), or
+    all is right and there is too little of it (precision).
+
     Args:
         colour: "green", "amber" or "red".
-        reasons: why, in words.
+        reasons: why, in words: the alarms, then what there is too little of.
         advice: what would help, in words; empty if nothing is needed.
+        alarms: those of the reasons that say what is wrong or missing; empty if nothing is.
+        precision: how much the episodes tell, in words.
+        notes: what a careful reader should know, but what makes nothing worse.
     """
 
     colour: str
     reasons: tuple[str, ...]
     advice: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
+    precision: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.colour}: " + "; ".join(self.reasons + self.advice)
@@ -155,60 +185,101 @@ def pareto_k(weights: FloatArray) -> float:
     return float((np.log1p(-best * tail).sum() + 5.0) / (size + 10.0))  # weak prior at k = 1/2
 
 
+@dataclass(frozen=True)
+class Findings:
+    """Hold what is known about an estimate beside its weights.
+
+    Args:
+        value: the estimate; NaN if the weights do not support one.
+        error: its standard error; NaN if undefined.
+        worth: episodes of the target that would tell as much; NaN if unknown.
+        alarms: reasons that make the result red.
+        cautions: reasons that make it amber.
+        notes: remarks that leave the colour alone.
+        in_sample: whether only fresh or held-out episodes can repair it.
+        effective: effective number of episodes where the estimate rests on a model more than on the
+            weights; None where it rests on the weights.
+    """
+
+    value: float
+    error: float
+    worth: float = np.nan
+    alarms: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    in_sample: bool = False
+    effective: float | None = None
+
+
 def judge(
     diagnostics: Diagnostics,
-    value: float,
-    error: float,
+    findings: Findings,
     behaviour_counts: IntArray,
     names: Sequence[str],
-    *,
-    notes: Sequence[str] = (),
-    cautions: Sequence[str] = (),
 ) -> Verdict:
-    """Judge an estimate: green for ESS >= 40 and no share above 5 %, red below ESS 10.
+    """Judge an estimate: red for an alarm or no usable evidence, green for a calibrated interval.
 
-    A mean weight well below 1 makes it amber, then red: the part of the target that no episode
-    shows is missing from plain estimates, and guessed by normalised ones. A clipped weight makes
-    it amber, since clipped weights look better than they are, and red if much of the weight is
-    missing.
+    Green needs an effective sample size of 40, no episode with more than 5 % of the weights or more
+    than 10 % of the squared error, and nothing that speaks against it. Amber is between.
 
     Args:
         diagnostics: of the estimate.
-        value: the estimate; NaN if the weights do not support one.
-        error: its standard error; NaN if undefined.
+        findings: what else is known.
         behaviour_counts: (K,) n_k.
         names: (K,) names of the behaviours.
-        notes: further reasons that make the result red.
-        cautions: further reasons that make it amber.
     """
     d, trajectories = diagnostics, int(behaviour_counts.sum())
-    red: list[str] = list(notes)
-    amber: list[str] = list(cautions)
-    if np.isnan(value) and d.ess == 0:
-        red.append(f"no episode supports the target from step {d.ess_step} on: all weights are 0")
-    elif not np.isfinite(value):
-        red.append("the weights overflow: take a normalised or capped estimator")
-    elif d.ess == 0:
-        red.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
+    red, amber = list(findings.alarms), list(findings.cautions)
+    if findings.effective is None:
+        _weight_alarms(d, findings, trajectories, red, amber)
     elif d.ess < AMBER_ESS:
-        red.append(f"effective sample size {d.ess:.1f} at step {d.ess_step} is below {AMBER_ESS:g}")
-    elif d.ess < GREEN_ESS:
-        amber.append(f"effective sample size {d.ess:.0f} at step {d.ess_step}, below {GREEN_ESS:g}")
-    if trajectories == 1:
-        red.append("one trajectory only: its error cannot be known")
-    elif np.isnan(error) and np.isfinite(value):
-        red.append("one trajectory per behaviour: their spread cannot be known")
-    if d.max_share > GREEN_SHARE and trajectories > 1 and not red:
-        amber.append(f"one episode holds {d.max_share:.1%} of the weight")
-    if error == 0 and trajectories > 1:
-        amber.append("all episodes agree, so no spread is seen: rare outcomes would not show")
-    if d.mean_weight > 1.01 and d.mean_weight > 1.01 + _EXCESS * d.mean_weight_error:
+        amber.append(
+            f"rests on the q model: the weights, with an effective sample size of {d.ess:.1f}, are "
+            "too few to confirm it"
+        )
+    lost = d.missing_mass or 0.0
+    if lost > NOTED_LOSS:
+        (red if lost > RED_LOSS else amber).append(
+            f"in {lost:.1%} of its episodes the target does something that no recorded policy that "
+            "counts here ever does"
+        )
+    alarms = tuple(red + amber)
+    scarce, few = _scarcity(d, findings, trajectories)
+    colour = "red" if red or scarce else "amber" if amber or few else "green"
+    notes = findings.notes
+    if d.support_violations and (d.missing_mass or 0.0) <= NOTED_LOSS:
+        notes += (
+            f"at {d.support_violations} visited steps the target may take an action that no usable "
+            "behaviour policy takes, but it seldom does",
+        )
+    precision = _precision(d, findings.worth, trajectories)
+    return Verdict(
+        colour,
+        (*red, *scarce, *amber, *few) or (precision,),
+        () if colour == "green" else _advice(d, findings, behaviour_counts, names),
+        alarms,
+        precision,
+        notes,
+    )
+
+
+def _weight_alarms(
+    d: Diagnostics, findings: Findings, trajectories: int, red: list[str], amber: list[str]
+) -> None:
+    """Add what the weights say about wrong propensities and missing mass.
+
+    A mean weight clearly above 1 speaks of wrong propensities, one clearly below 1 of missing mass,
+    which plain estimates lack and normalised ones guess. Clipped weights look better than they are:
+    amber, and red if much of the weight is missing.
+    """
+    known, capped = np.isfinite(findings.value), d.capped_share > 0
+    low, high = d.mean_weight_interval
+    if low > 1.01:
         amber.append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: a propensity or a behaviour "
             "may be wrong"
         )
-    capped = d.capped_share > 0
-    if np.isfinite(value) and d.uncovered > AMBER_MISSING and trajectories > 1 and not capped:
+    if known and d.uncovered > AMBER_MISSING and high < 1.0 and not capped:
         (red if d.uncovered > RED_MISSING else amber).append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: the data miss much of what the "
             "target does"
@@ -218,15 +289,60 @@ def judge(
             f"{d.capped_share:.1%} of the weights were clipped at the cap, leaving a mean "
             f"weight of {d.mean_weight:.2f}: a bias that no interval shows"
         )
-    if d.support_violations:
-        amber.append(
-            f"at {d.support_violations} visited steps the target may take an action that no usable "
-            "behaviour policy takes"
+
+
+def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[list[str], list[str]]:
+    """Say what there is too little of: for any use, and for a calibrated interval."""
+    scarce: list[str] = []
+    few: list[str] = []
+    model = findings.effective is not None and np.isfinite(findings.value)
+    ess = findings.effective if model and findings.effective is not None else d.ess
+    if np.isnan(findings.value) and d.ess == 0:
+        scarce.append(
+            f"no episode supports the target from step {d.ess_step} on: all weights are 0"
         )
-    colour = "red" if red else "amber" if amber else "green"
-    reasons = tuple(red + amber) or (f"effective sample size {d.ess:.0f}",)
-    advice = () if d.ess >= GREEN_ESS else (_advice(d, behaviour_counts, names),)
-    return Verdict(colour, reasons, advice)
+    elif not np.isfinite(findings.value):
+        scarce.append("the weights overflow: take a normalised or capped estimator")
+    elif ess == 0:
+        scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
+    elif ess < AMBER_ESS:
+        scarce.append(f"effective sample size {ess:.1f} at step {d.ess_step}: next to nothing")
+    elif ess < GREEN_ESS:
+        few.append(f"effective sample size {ess:.0f} at step {d.ess_step}, below {GREEN_ESS:g}")
+    if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
+        scarce.append(f"worth about {findings.worth:.1f} fresh episodes: next to nothing")
+    if trajectories == 1:
+        scarce.append("one trajectory only: its error cannot be known")
+    elif np.isinf(findings.error):
+        scarce.append("the squares of the rewards overflow: divide all rewards by one number")
+    elif np.isnan(findings.error) and np.isfinite(findings.value):
+        scarce.append("one trajectory per behaviour: their spread cannot be known")
+    if scarce or trajectories == 1:
+        return scarce, few
+    if findings.error == 0:
+        few.append("all episodes agree, so no spread is seen: rare outcomes would not show")
+    elif d.influence_share > GREEN_INFLUENCE and ess >= GREEN_ESS:
+        few.append(
+            f"one episode makes {d.influence_share:.0%} of the squared error: rare or extreme "
+            "returns decide, and there may be more of them"
+        )
+    unclear = d.mean_weight_interval[1] >= 1.0 and d.capped_share == 0
+    if d.uncovered > AMBER_MISSING and unclear and not model:
+        few.append(
+            f"the mean weight is {d.mean_weight:.2f} instead of 1: episodes with large weights may "
+            "be missing by chance"
+        )
+    if d.max_share > GREEN_SHARE and not model:
+        few.append(f"one episode holds {d.max_share:.1%} of the weight")
+    return scarce, few
+
+
+def _precision(d: Diagnostics, worth: float, trajectories: int) -> str:
+    """Say how much the episodes tell."""
+    said = f"effective sample size {d.ess:.0f} of {trajectories:,} episodes"
+    if not np.isfinite(worth):
+        return said
+    return f"worth about {worth:,.0f} fresh episodes of the target ({said})"
 
 
 def _plain(value: Any) -> Any:
@@ -235,11 +351,33 @@ def _plain(value: Any) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def _advice(d: Diagnostics, counts: IntArray, names: Sequence[str]) -> str:
-    """Name the episodes to collect to reach a green effective sample size."""
-    gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds
-    best = int(np.argmax(gain * d.behaviour_shares))
-    missing = GREEN_ESS - d.ess
-    if counts.sum() < 2 or gain[best] < 0.05:
-        return f"collect about {int(np.ceil(missing))} episodes of the target itself"
-    return f"collect about {int(np.ceil(missing / gain[best]))} more episodes of {names[best]}"
+def _episodes(number: int, more: str = "") -> str:
+    return f"{number} {more}episode{'' if number == 1 else 's'}"
+
+
+def _advice(
+    d: Diagnostics, findings: Findings, counts: IntArray, names: Sequence[str]
+) -> tuple[str, ...]:
+    """Say how many episodes to collect, and with which policy; empty if more would not help."""
+    target = "with the target policy itself"
+    if any("propensit" in alarm for alarm in findings.alarms):
+        return (
+            "check that log_prob is the natural logarithm of the probability that the policy that "
+            "acted gave to the action when it acted",
+        )
+    if findings.in_sample:
+        return (f"collect about {GREEN_ESS:g} fresh episodes {target}, or hold some out",)
+    have = min(d.ess, findings.worth) if np.isfinite(findings.worth) else d.ess
+    if have < GREEN_ESS:
+        missing = GREEN_ESS - have
+        gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds
+        best = int(np.argmax(gain * d.behaviour_shares))
+        plain = ", " not in names[best]  # a policy, not a sequence of policies
+        if counts.sum() > 1 and gain[best] >= _USEFUL and plain:
+            number = int(np.ceil(missing / gain[best]))
+            return (f"collect about {_episodes(number, 'more ')} of {names[best]}",)
+        return (f"collect about {_episodes(int(np.ceil(missing)))} {target}",)
+    if d.influence_share > GREEN_INFLUENCE:
+        number = int(np.ceil(have * (d.influence_share / GREEN_INFLUENCE - 1.0)))
+        return (f"collect about {_episodes(number)} {target}",)
+    return ()

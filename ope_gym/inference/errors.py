@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
@@ -70,6 +72,17 @@ def _renumber(strata: IntArray) -> IntArray:
     return strata if present.all() else (np.cumsum(present) - 1)[strata]
 
 
+def _scaled(influence: FloatArray, strata: IntArray) -> tuple[FloatArray, float] | None:
+    """Return u (n,) over the largest |u|, whose squares could overflow, and that largest."""
+    strata = join_single(strata)
+    counts = np.bincount(strata)
+    if counts.max() < 2 or not np.all(np.isfinite(influence)):
+        return None
+    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
+    scale = float(np.abs(u).max())
+    return (u / scale, scale / influence.size) if scale > 0.0 else (u, 0.0)
+
+
 def cautious_error(influence: FloatArray, strata: IntArray) -> float:
     """Return the error of ess-t, sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
 
@@ -80,17 +93,40 @@ def cautious_error(influence: FloatArray, strata: IntArray) -> float:
     side counts once more. At most sqrt(2) SE, and SE itself as no trajectory matters by itself any
     more. NaN where `standard_error` is.
     """
-    strata = join_single(strata)
-    counts = np.bincount(strata)
-    if counts.max() < 2 or not np.all(np.isfinite(influence)):
+    found = _scaled(influence, strata)
+    if found is None:
         return np.nan
-    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
-    scale = float(np.abs(u).max())
-    if scale == 0.0:
-        return 0.0
-    u /= scale * influence.size  # its squares could overflow
+    u, scale = found
     extremes = max(float(u.max()), 0.0) ** 2 + min(float(u.min()), 0.0) ** 2
     return scale * float(np.sqrt(u @ u + extremes))
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Describe the tails of influence values, u as in `cautious_error`; NaN without an error.
+
+    Args:
+        skew: sum u^3 / sum u^2: on which side, and how far, the tail reaches.
+        freedom: degrees of freedom of the standard error, 2 / (sum u^4 / (sum u^2)^2 - 1 / n):
+            about n for normal values, about 2 if a single trajectory makes all of the error.
+        largest: share of one trajectory in the squared error, max u^2 / sum u^2.
+    """
+
+    skew: float
+    freedom: float
+    largest: float
+
+
+def tails(influence: FloatArray, strata: IntArray) -> Tails:
+    """Describe the tails of influence values psi (n,) inside strata."""
+    found = _scaled(influence, strata)
+    if found is None or found[1] == 0.0:
+        return Tails(0.0 if found else np.nan, np.inf, np.nan)
+    u, scale = found
+    square = float(u @ u)
+    peaked = float(np.sum(u**4)) / square**2 - 1.0 / u.size
+    freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
+    return Tails(scale * float(np.sum(u**3)) / square, freedom, 1.0 / square)
 
 
 def joined(strata: IntArray) -> IntArray:

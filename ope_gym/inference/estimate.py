@@ -9,8 +9,8 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
-from ope_gym.inference.errors import cautious_error, standard_error
-from ope_gym.inference.intervals import Interval, ess_t, percentile
+from ope_gym.inference.errors import cautious_error, standard_error, tails
+from ope_gym.inference.intervals import Interval, ess_t, percentile, widened
 from ope_gym.inference.regimes import label
 
 
@@ -113,7 +113,12 @@ class Estimate:
         replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
         sample: the data it rests on.
         seed: of the bootstrap draws.
-        report: numbers of its own: for "auto" the share `c` of the q model's correction.
+        report: numbers of its own: for "auto" the share `s` of the model in it.
+        worth: how many fresh episodes of the target would tell as much: the variance of its return
+            over the squared standard error; NaN if unknown.
+        unseen: by how much outcomes of a chance of 1 / ESS, none of which was seen, would lower and
+            raise the value.
+        basis: in words, what it rests on beside the weights.
     """
 
     name: str
@@ -127,6 +132,9 @@ class Estimate:
     replicates: FloatArray | None = field(default=None, repr=False)
     seed: int | None = field(default=None, repr=False)
     report: dict[str, float] = field(default_factory=dict, repr=False)
+    worth: float = np.nan
+    unseen: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
+    basis: str = ""
 
     def difference(self, other: Estimate) -> Difference:
         """Return the paired difference self - other, of two targets or two estimators.
@@ -141,10 +149,14 @@ class Estimate:
         mine, theirs = self.replicates, other.replicates
         if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
             ess = min(self.diagnostics.ess, other.diagnostics.ess)
-            cautious = cautious_error(self.influence - other.influence, self.sample.strata)
-            interval = ess_t(value, cautious, ess, level)
+            apart, strata = self.influence - other.influence, self.sample.strata
+            shape = tails(apart, strata)
+            interval = ess_t(value, cautious_error(apart, strata), ess, level, shape)
         else:
             interval = percentile(mine - theirs, level)
+        if self.value != other.value or not np.array_equal(self.influence, other.influence):
+            below, above = self.unseen[0] + other.unseen[1], self.unseen[1] + other.unseen[0]
+            interval = widened(interval, value, below, above)
         return Difference(self.name, other.name, value, error, interval)
 
     def _refuse_unlike(self, other: Estimate) -> None:
@@ -182,7 +194,12 @@ class Estimate:
                 "colour": self.verdict.colour,
                 "reasons": list(self.verdict.reasons),
                 "advice": list(self.verdict.advice),
+                "alarms": list(self.verdict.alarms),
+                "precision": self.verdict.precision,
+                "notes": list(self.verdict.notes),
             },
+            "worth": finite(self.worth),
             "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},
+            "basis": self.basis,
         }

@@ -23,12 +23,19 @@ def label(regime: str) -> str:
     return LABELS.get(regime, regime)
 
 
-def cautions(regime: str, scheme: str) -> tuple[str, ...]:
-    """Return the reasons why a result of this regime is amber at best; empty if it is not."""
+def cautions(regime: str, scheme: str, held_out: bool = False) -> tuple[str, ...]:
+    """Return the reasons why a result of this regime is amber at best; empty if it is not.
+
+    Args:
+        regime: one of `REGIMES`.
+        scheme: of the weights.
+        held_out: whether some of the episodes are held out, so that they could be used alone.
+    """
     if regime == "in-sample":
+        remedy = "; evaluate it on the held-out ones, held_out=True" if held_out else ""
         return (
             "in-sample, optimistic: the target learned from these episodes (or nothing says that "
-            "it did not); evaluate it on held-out ones, held_out=True",
+            f"it did not){remedy}",
         )
     if regime == "adaptive" and scheme != "basic":
         return (

@@ -58,7 +58,12 @@ class Problem:
 
 @runtime_checkable
 class ActionValues(Protocol):
-    """A fitted q. It may also offer `q_all(observations, steps)`, (n, A) of every action."""
+    """A fitted q.
+
+    It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
+    rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
+    see `Visits`, or None for those at the time of the step.
+    """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return the expected return (n,) of the target from step `steps` on, after `actions`."""
@@ -70,12 +75,27 @@ class QModel(Protocol):
     """A way to learn q. It may also offer `fit_folds`, if it can learn for all folds in one pass.
 
     `fit_folds(data, fold, problem)` returns for each fold 0, 1, ... the values learned from all
-    episodes outside of it; `fold` is (n,).
+    episodes outside of it, and last, if it can, those learned from all; `fold` is (n,).
     """
 
     def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
         """Learn from all episodes of `data`."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """How often the target comes by the recorded steps, relative to the recorded policies.
+
+    Args:
+        ratio: (S,) discounted visits of the target to the state and action of the step, divided
+            by the mean number of recorded visits in an episode.
+        residuals: (S,) r - q + gamma v of the next step, averaged over the times of these visits;
+            NaN for that at the time of the step.
+    """
+
+    ratio: FloatArray
+    residuals: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +105,22 @@ class Baseline:
     Args:
         q: (S,) of the recorded action.
         v: (S,) mean of q over the target's actions, from the same clipped q.
+        visits: how often the target comes by each step; None if the model cannot tell.
+        direct: (n,) v at the start of each episode, learned from all episodes; None if only those
+            of the other folds were learned from.
     """
 
     q: FloatArray
     v: FloatArray
+    visits: Visits | None = None
+    direct: FloatArray | None = None
+
+    def marginal(self, rewards: FloatArray, offsets: IntArray, gamma: float) -> FloatArray | None:
+        """Return ratios of visits and residuals at these visits, (2, S); None if unknown."""
+        if self.visits is None:
+            return None
+        averaged, own = self.visits.residuals, self.residuals(rewards, offsets, gamma)
+        return np.stack([self.visits.ratio, np.where(np.isnan(averaged), own, averaged)])
 
     def at_start(self, offsets: IntArray) -> FloatArray:
         """Return v (n,) at the first step of each episode."""
@@ -111,11 +143,14 @@ class CrossFitted:
 
     Args:
         values: for each fold the values that it may use, learned from other episodes; None where
-            there was nothing to learn from. An iterator will do if `of` is called once.
+            there was nothing to learn from. After those of the last fold there may be the values
+            learned from all episodes. An iterator will do if `of` is called once.
         target: the policy to evaluate.
         gamma: discount.
         horizon: longest possible episode.
         bounds: (2, folds) lowest and highest reward that each fold's values learned from.
+        together: whether all folds learned in one pass over these very episodes, so that their
+            values may tell how often the target visits a step.
     """
 
     values: Iterable[ActionValues | None]
@@ -123,13 +158,18 @@ class CrossFitted:
     gamma: float
     horizon: int
     bounds: FloatArray
+    together: bool = False
 
     @classmethod
     def to(
-        cls, problem: Problem, values: Iterable[ActionValues | None], bounds: FloatArray
+        cls,
+        problem: Problem,
+        values: Iterable[ActionValues | None],
+        bounds: FloatArray,
+        together: bool = False,
     ) -> CrossFitted:
         """Return the values as an answer to that problem."""
-        return cls(values, problem.target, problem.gamma, problem.horizon, bounds)
+        return cls(values, problem.target, problem.gamma, problem.horizon, bounds, together)
 
     def of(
         self,
@@ -149,17 +189,30 @@ class CrossFitted:
             first: number of the first episode, for messages.
         """
         q, v = np.zeros(data.n_steps), np.zeros(data.n_steps)
+        ratio, averaged = np.zeros(data.n_steps), np.full(data.n_steps, np.nan)
+        visited, direct = True, None
         part, unit = fold[data.episode_ids], annuity(self.gamma, self.horizon)
         rng = np.random.default_rng(0) if rng is None else rng
-        for k, values in enumerate(self.values):
+        for k, values in enumerate(self.values if len(data) else ()):
             if values is None:
+                continue
+            if k == self.bounds.shape[1]:
+                low, high = self.bounds[0].min(), self.bounds[1].max()
+                bounds = min(low, 0.0) * unit, max(high, 0.0) * unit
+                begins = data.offsets[:-1]
+                direct = values_at(values, data, self.target, begins, bounds, rng, first)[1]
                 continue
             rows = np.flatnonzero(part == k)
             bounds = min(self.bounds[0, k], 0.0) * unit, max(self.bounds[1, k], 0.0) * unit
             for begin in range(0, rows.size, _ROWS):
                 some = rows[begin : begin + _ROWS]
                 q[some], v[some] = values_at(values, data, self.target, some, bounds, rng, first)
-        return Baseline(q, v)
+            visits = getattr(values, "visits", None) if self.together else None
+            visited = visited and visits is not None
+            if visits is not None and rows.size:
+                ratio[rows], residuals = visits(data, rows)
+                averaged[rows] = np.nan if residuals is None else residuals
+        return Baseline(q, v, Visits(ratio, averaged) if visited else None, direct)
 
 
 def cross_fit(
@@ -188,9 +241,12 @@ def cross_fit(
             others = data.select(episodes=np.flatnonzero(fold != k))
             yield model.fit(others, problem)
 
-    values = model.fit_folds(data, fold, problem) if hasattr(model, "fit_folds") else one_by_one()
+    fit_folds = getattr(model, "fit_folds", None)
+    values = one_by_one() if fit_folds is None else fit_folds(data, fold, problem)
     bounds = bounds_of_others(reward_bounds(data, fold, folds))
-    return CrossFitted.to(problem, values, bounds).of(data, fold, problem.rng)
+    return CrossFitted.to(problem, values, bounds, fit_folds is not None).of(
+        data, fold, problem.rng
+    )
 
 
 def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Problem) -> Baseline:

@@ -213,19 +213,22 @@ class Phi:
         pi(a|s) phi(s) in each block.
         """
         n = rows.stop - rows.start
-        ahead = np.zeros((n, max(self.actions, 1), self.width))
+        ahead = np.zeros((n, self.weights))
         on = np.flatnonzero(~ends)
-        following = np.arange(rows.start, rows.stop)[on] + 1
-        if not on.size:
-            return ahead.reshape(n, -1)
-        seen, steps = batches.take(data.observations, following), data.steps[following]
+        if on.size:
+            ahead[on] = self.expected(data, np.arange(rows.start, rows.stop)[on] + 1, rng)
+        return ahead
+
+    def expected(self, data: Trajectories, rows: IntArray, rng: np.random.Generator) -> FloatArray:
+        """Return E_pi phi, (n, A d), at some recorded steps."""
+        seen, steps = batches.take(data.observations, rows), data.steps[rows]
         if isinstance(self.target, FinitePolicy):
             probs = self.target.probs(seen)
-            ahead[on] = probs[:, :, None] * self(seen, steps)[:, None, :]
-        else:
-            for _ in range(SAMPLES):
-                ahead[on, 0] += self((seen, self.target.sample(seen, rng)), steps) / SAMPLES
-        return ahead.reshape(n, -1)
+            return (probs[:, :, None] * self(seen, steps)[:, None, :]).reshape(rows.size, -1)
+        found = np.zeros((rows.size, self.width))
+        for _ in range(SAMPLES):
+            found += self((seen, self.target.sample(seen, rng)), steps) / SAMPLES
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
@@ -110,13 +112,13 @@ class LinearQ:
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
     ) -> Iterator[LinearValues | FiniteLinearValues]:
-        """Return for each fold the values learned from the others, all from one pass.
+        """Return for each fold the values learned from the others, then those learned from all.
 
         The scale of the features is that of all observations; rewards stay in their folds.
         """
         fold = checked_fold(fold, len(data))
         equations = self._gather(data, fold, problem)
-        return (equations.values(k) for k in range(int(fold.max()) + 1))
+        return (equations.values(k) for k in [*range(int(fold.max()) + 1), None])
 
     def _gather(self, data: Trajectories, fold: IntArray, problem: Problem) -> NormalEquations:
         survey = FeatureSurvey(self, problem.target)
@@ -235,6 +237,7 @@ class NormalEquations:
         answer: (folds, A d).
         squares: (folds, d) sums of the squares of the features.
         bounds: (2, folds) lowest and highest reward in each fold.
+        starts: (A d,) sum of E_pi phi over the first steps.
         near: whether some step had a weight above 0.
         chunks: how many there were.
     """
@@ -246,6 +249,7 @@ class NormalEquations:
     answer: FloatArray
     squares: FloatArray
     bounds: FloatArray
+    starts: FloatArray
     near: bool = False
     chunks: int = 0
 
@@ -261,6 +265,7 @@ class NormalEquations:
             answer=np.zeros((folds, size)),
             squares=np.zeros((folds, phi.width)),
             bounds=np.array([[np.inf] * folds, [-np.inf] * folds]),
+            starts=np.zeros(size),
         )
 
     def update(
@@ -277,12 +282,13 @@ class NormalEquations:
             return
         self._count(1)
         self._widen(reward_bounds(data, fold, len(self.answer)))
+        rng = np.random.default_rng(0) if rng is None else rng
+        self.starts += self.phi.expected(data, data.offsets[:-1], rng).sum(axis=0)
         weights = near_weights(data, self.phi.target, self.model.nearness)
         if not self._keeps(bool(weights.any())):
             return
         if not self.near:
             weights = np.ones(data.n_steps)
-        rng = np.random.default_rng(0) if rng is None else rng
         ends = np.zeros(data.n_steps, dtype=np.bool_)
         ends[data.offsets[1:] - 1] = True
         part, actions = fold[data.episode_ids], self.phi.actions
@@ -298,6 +304,7 @@ class NormalEquations:
         """Add the chunks that another one has summed."""
         self._count(other.chunks)
         self._widen(other.bounds)
+        self.starts += other.starts
         if self._keeps(other.near):
             self.system += other.system
             self.answer += other.answer
@@ -306,13 +313,15 @@ class NormalEquations:
     def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
         """Return the q of all folds but one."""
         kind = FiniteLinearValues if self.phi.actions else LinearValues
-        return kind(self.phi, self._solve(without).reshape(max(self.phi.actions, 1), -1))
+        shape = max(self.phi.actions, 1), -1
+        theta, dual = self._solve(without).reshape(shape), self._dual.reshape(shape)
+        return kind(self.phi, theta, dual, self._near_weights)
 
     def cross_fitted(self) -> CrossFitted:
-        """Return for each fold the values learned from the others."""
-        values = [self.values(k) for k in range(len(self.answer))]
+        """Return for each fold the values learned from the others, and those learned from all."""
+        values = [self.values(k) for k in [*range(len(self.answer)), None]]
         bounds = bounds_of_others(self.bounds)
-        return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds)
+        return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
 
     def _count(self, chunks: int) -> None:
         self.chunks += chunks
@@ -360,12 +369,28 @@ class NormalEquations:
             self.squares[k] += np.einsum("nd,nd->d", weighted, some)
 
     def _solve(self, without: int | None) -> FloatArray:
-        """Return theta (A d,) from all folds but one.
+        """Return theta (A d,) from all folds but one."""
+        keep = np.arange(len(self.answer)) != (-1 if without is None else without)
+        system, scale = self._system(keep)
+        return _solved(system, self.answer[keep].sum(axis=0) * scale) * scale
+
+    @cached_property
+    def _near_weights(self) -> NearWeights:
+        """The weights of the steps, shared by all folds so that the target is asked once."""
+        return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
+
+    @cached_property
+    def _dual(self) -> FloatArray:
+        """The weights (A d,) alpha of the visits, from all folds: A' alpha = sum of E_pi phi."""
+        system, scale = self._system(np.ones(len(self.answer), dtype=np.bool_))
+        return _solved(system.T, self.starts * scale) * scale
+
+    def _system(self, keep: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+        """Return the matrix (A d, A d) of some folds with its penalty, and the scale (A d,).
 
         The features are first divided by the roots of their squares, so that one penalty serves
         features of any scale. `pull` is on the differences from the mean over the actions.
         """
-        keep = np.arange(len(self.answer)) != (-1 if without is None else without)
         width, actions = self.phi.width, max(self.phi.actions, 1)
         squares = self.squares[keep].sum(axis=0) / actions
         scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
@@ -373,12 +398,15 @@ class NormalEquations:
         apart = np.eye(actions) - 1.0 / actions
         penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
         system += np.kron(penalty, np.eye(width))
-        answer = self.answer[keep].sum(axis=0) * scale
-        try:
-            theta = np.linalg.solve(system, answer)
-        except np.linalg.LinAlgError:  # some features are always 0, and there is no penalty
-            theta = np.linalg.lstsq(system, answer, rcond=None)[0]
-        return np.asarray(theta * scale)
+        return system, scale
+
+
+def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve a system, by least squares if some features are always 0 and there is no penalty."""
+    try:
+        return np.asarray(np.linalg.solve(system, right))
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.lstsq(system, right, rcond=None)[0])
 
 
 @dataclass(frozen=True)
@@ -388,14 +416,30 @@ class LinearValues:
     Args:
         phi: the features.
         theta: (A, d) weights; A is 1 for continuous actions.
+        dual: (A, d) weights of the visits.
+        near: weights of the steps in the equations.
     """
 
     phi: Phi
     theta: FloatArray
+    dual: FloatArray
+    near: NearWeights
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
         return np.asarray(self.phi((observations, actions), steps) @ self.theta[0])
+
+    def visits(self, data: Trajectories, rows: IntArray) -> tuple[FloatArray, None]:
+        """Return the ratio of visits (n,) at recorded steps, w alpha·phi(s, a).
+
+        The mean value at the start is b0'A^-1 b with b = sum w phi r, so a reward, or a residual,
+        of that step counts w b0'A^-1 phi in it: no product of ratios over time.
+        """
+        seen, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
+        return self.near.of(data)[rows] * self._visits(seen, actions, data.steps[rows]), None
+
+    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
+        return np.asarray(self.phi((observations, actions), steps) @ self.dual[0])
 
 
 class FiniteLinearValues(LinearValues):
@@ -409,6 +453,9 @@ class FiniteLinearValues(LinearValues):
         """Return q (n, A) of every action."""
         return np.asarray(self.phi(observations, steps) @ self.theta.T)
 
+    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
+        return of_chosen(self.phi(observations, steps) @ self.dual.T, actions)
+
 
 def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
     """Return LinearQ with features of degree 2, or 1 if these are too many, or None."""
@@ -418,6 +465,28 @@ def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
         if survey.phi(1).weights <= WIDEST:
             return survey.model
     return None
+
+
+class NearWeights:
+    """The weights of the steps in the equations; those of the last episodes are kept.
+
+    Args:
+        target: the policy to evaluate.
+        nearness: of the model.
+    """
+
+    def __init__(self, target: Policy, nearness: float) -> None:
+        self._target, self._nearness = target, nearness
+        self._last: tuple[Trajectories, FloatArray] | None = None
+
+    def of(self, data: Trajectories) -> FloatArray:
+        """Return the weights (S,) of episodes."""
+        if self._last is None or self._last[0] is not data:
+            self._last = data, near_weights(data, self._target, self._nearness)
+        return self._last[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_last": None}  # other processes have other episodes
 
 
 def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import Problem, checked_fold, of_chosen
+from ope_gym.models.process import Process
 from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
-
-_STILL = 1e-14  # relative change of a sweep below which backward induction has converged
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class TabularQ:
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
     ) -> Iterator[TableValues]:
-        """Yield for each fold the values learned from the others: all counts less its own."""
+        """Yield for each fold the values learned from the others, then those learned from all."""
         fold = checked_fold(fold, len(data))
-        return self._fit(data, fold, int(fold.max()) + 1, problem)
+        return self._fit(data, fold, int(fold.max()) + 2, problem)  # no episode is in the last fold
 
     def _fit(
         self, data: Trajectories, fold: IntArray, folds: int, problem: Problem
@@ -75,16 +74,29 @@ class TabularQ:
         pair = state * n_actions + choices(data.actions, data.n_steps, n_actions)
         following, known = self._next(data, state, n_states, horizon)
         # a transition is a distinct (s, a, s'); s' = n_states is the end
-        codes, transition = np.unique(
+        codes, found = np.unique(
             pair[known] * (n_states + 1) + following[known], return_inverse=True
         )
+        transition = np.full(data.n_steps, -1)
+        transition[known] = found.ravel()
         part = fold[data.episode_ids]  # -1 for episodes that every fold learns from
         size = n_states * n_actions
+        origin, to = np.divmod(codes, n_states + 1)
+        recorded = _Recorded(
+            len(data),
+            pair,
+            transition,
+            np.bincount(pair, minlength=size),
+            np.bincount(pair[known], minlength=size),
+            origin,
+            to,
+            np.bincount(state[data.offsets[:-1]], minlength=n_states) / len(data),
+        )
         seen = _by_fold(pair, part, folds, size, None)
         paid = _by_fold(pair, part, folds, size, data.rewards)
-        moved = _by_fold(transition.ravel(), part[known], folds, codes.size, None)
+        moved = _by_fold(transition[known], part[known], folds, codes.size, None)
         for k in range(folds):
-            model = _Model.of(
+            process = Process.of(
                 codes,
                 moved[k],
                 seen[k].reshape(n_states, n_actions),
@@ -92,7 +104,7 @@ class TabularQ:
                 probs,
                 problem.gamma,
             )
-            yield TableValues(states, model, horizon if self.time else None)
+            yield TableValues(states, process, horizon if self.time else None, recorded)
 
     def _next(
         self, data: Trajectories, state: IntArray, end: int, horizon: int
@@ -108,87 +120,39 @@ class TabularQ:
 
 
 @dataclass(frozen=True, eq=False)
-class _Model:
-    """The empirical decision process: mean rewards (S, A) and a sparse (S A, S) of next states."""
+class _Recorded:
+    """All recorded steps, in the numbers of the table; N steps, M distinct transitions.
 
-    rewards: FloatArray
-    moves: Any
-    moved: FloatArray  # (S, A) steps after which the next state, or the end, is known
-    seen: FloatArray
-    probs: FloatArray
-    gamma: float
+    Args:
+        episodes: how many.
+        pair: (N,) state and action of each step, one number.
+        transition: (N,) transition of each step, -1 where the next state is not known.
+        seen: (S A,) how often each pair was recorded.
+        moved: (S A,) how often with a next state that is known.
+        origin: (M,) pair from which each transition starts.
+        to: (M,) next state of each transition; S is the end.
+        start: (S,) share of the episodes that begin in each state.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        codes: IntArray,
-        moved: FloatArray,
-        seen: FloatArray,
-        paid: FloatArray,
-        probs: FloatArray,
-        gamma: float,
-    ) -> _Model:
-        from scipy.sparse import csr_matrix
-
-        n_states = probs.shape[0]
-        pair, to = codes // (n_states + 1), codes % (n_states + 1)
-        total: FloatArray = np.bincount(pair, moved, minlength=seen.size).astype(np.float64)
-        inside = (to < n_states) & (moved > 0)
-        share = moved[inside] / total[pair[inside]]
-        moves = csr_matrix((share, (pair[inside], to[inside])), shape=(seen.size, n_states))
-        return cls(paid / np.maximum(seen, 1), moves, total.reshape(seen.shape), seen, probs, gamma)
-
-    def backup(self, q: FloatArray) -> FloatArray:
-        """Return q (S, A) for one step more to go."""
-        v = np.einsum("sa,sa->s", self.probs, q)
-        ahead = _fill((self.moves @ v).reshape(q.shape), self.moved)  # truncated steps
-        return self.filled(np.asarray(self.rewards + self.gamma * ahead))
-
-    def overall(self, q: FloatArray) -> float:
-        """Return the mean of q over the recorded steps."""
-        return float(np.sum(self.seen * q) / max(self.seen.sum(), 1.0))
-
-    def filled(self, q: FloatArray) -> FloatArray:
-        """Give actions never seen in a state the mean of those seen there."""
-        return _fill(q, self.seen)
-
-    def fixed_point(self) -> FloatArray:
-        """Solve q = r + gamma P_pi q, (S, A), the mean of seen actions standing for unseen ones.
-
-        A state whose target actions lead nowhere but in a circle, without discount, has none.
-        """
-        from scipy.sparse import csr_matrix, diags, identity
-        from scipy.sparse.linalg import MatrixRankWarning, spsolve
-
-        n_states, n_actions = self.probs.shape
-        known = self.seen > 0
-        count = np.maximum(known.sum(axis=1), 1)
-        # the weight of each seen action in the state's value: its own probability, and an equal
-        # share of the probability of the unseen ones, whose value is the mean of the seen ones
-        spare = np.where(known, 0.0, self.probs).sum(axis=1) / count
-        part = np.where(known, self.probs + spare[:, None], 0.0)
-        rows = np.repeat(np.arange(n_states), n_actions)
-        mix = csr_matrix((part.ravel(), (rows, np.arange(part.size))), (n_states, part.size))
-        visited = diags(known.any(axis=1).astype(np.float64))
-        system = identity(n_states) - self.gamma * (visited @ mix @ self.moves)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MatrixRankWarning)
-            v = np.asarray(spsolve(system.tocsc(), np.sum(part * self.rewards, axis=1)))
-        if not np.all(np.isfinite(v)):
-            raise ValueError(
-                "TabularQ(time=False): some states never reach an end under the target, so that "
-                f"with gamma={self.gamma} their values do not exist: use time=True"
-            )
-        ahead = (self.moves @ v).reshape(self.rewards.shape)
-        return self.filled(np.asarray(self.rewards + self.gamma * ahead))
+    episodes: int
+    pair: IntArray
+    transition: IntArray
+    seen: IntArray
+    moved: IntArray
+    origin: IntArray
+    to: IntArray
+    start: FloatArray
 
 
 class TableValues:
     """The fitted q of TabularQ, computed when it is needed: no (T, S, A) array is kept."""
 
-    def __init__(self, states: StateNumbers, model: _Model, horizon: int | None) -> None:
-        self._states, self._model, self._horizon = states, model, horizon
-        self._fixed = model.fixed_point() if horizon is None else None
+    def __init__(
+        self, states: StateNumbers, process: Process, horizon: int | None, recorded: _Recorded
+    ) -> None:
+        self._states, self._process, self._horizon = states, process, horizon
+        self._recorded = recorded
+        self._fixed = process.q(process.fixed_point()) if horizon is None else None
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
@@ -197,30 +161,55 @@ class TableValues:
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
         state = self._states.numbers(observations)
-        found = np.empty((state.size, self._model.probs.shape[1]))
+        found = np.empty((state.size, self._process.probs.shape[1]))
         if self._fixed is not None or self._horizon is None:
             assert self._fixed is not None
             self._put(found, slice(None), state, self._fixed)
             return found
-        left = np.maximum(self._horizon - np.asarray(steps), 1)
-        order = np.argsort(left, kind="stable")
-        longest = int(left.max(initial=0))
-        bounds = np.searchsorted(left[order], np.arange(longest + 2))
-        q = np.zeros_like(self._model.rewards)
-        for j in range(1, longest + 1):
-            before, q = q, self._model.backup(q)
+        before = np.maximum(self._horizon - np.asarray(steps), 1) - 1  # steps left afterwards
+        order = np.argsort(before, kind="stable")
+        longest = int(before.max(initial=0))
+        bounds = np.searchsorted(before[order], np.arange(longest + 2))
+        for j, v in self._process.values_down(longest + 1):
             rows = order[bounds[j] : bounds[j + 1]]
-            if np.max(np.abs(q - before)) <= _STILL * np.max(np.abs(q)):
-                rows = order[bounds[j] :]  # converged: all longer horizons have these values
-                self._put(found, rows, state[rows], q)
-                break
-            self._put(found, rows, state[rows], q)
+            if rows.size:
+                self._put(found, rows, state[rows], self._process.q(v))
         return found
+
+    def visits(self, data: Trajectories, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return for recorded steps the ratio of visits (n,) and the residual at these visits (n,).
+
+        Their product is the influence of the step on the value, see `ope_gym.models.process`. The
+        visits of the target are those in the process of the other folds, the recorded ones are
+        counted over all folds, so that no step counts more than the target comes by.
+
+        Args:
+            data: all recorded episodes.
+            rows: (n,) which of their steps.
+        """
+        pair, transition = self._recorded.pair[rows], self._recorded.transition[rows]
+        ratio, moves = self._ratios
+        paid = data.rewards[rows] - self._process.rewards.ravel()[pair]
+        influence = ratio[pair] * paid + np.append(moves, 0.0)[transition]  # 0 where it is -1
+        unseen = self._process.seen.ravel()[pair] == 0
+        influence[unseen & (transition < 0)] = 0.0  # a guess of q that no next state corrects
+        share = np.divide(influence, ratio[pair], out=np.zeros(rows.size), where=ratio[pair] > 0)
+        # what only this fold has seen corrects the guess of this fold alone, one part of all
+        fold = np.unique(data.episode_ids[rows]).size / len(data)
+        return np.where(unseen, fold, 1.0) * ratio[pair], share
+
+    @cached_property
+    def _ratios(self) -> tuple[FloatArray, FloatArray]:
+        """Ratios of visits (S A,), and the influence of each transition (M,)."""
+        kept = self._recorded
+        visits, moves = self._process.visits(kept.start, kept.to, kept.origin, self._horizon)
+        ratio = visits * kept.episodes / np.maximum(kept.seen, 1)
+        return ratio, moves * kept.episodes / kept.moved[kept.origin]
 
     def _put(
         self, found: FloatArray, rows: IntArray | slice, state: IntArray, q: FloatArray
     ) -> None:
-        found[rows] = np.where(state[:, None] >= 0, q[state], self._model.overall(q))
+        found[rows] = np.where(state[:, None] >= 0, q[state], self._process.overall(q))
 
 
 def _by_fold(
@@ -235,15 +224,6 @@ def _by_fold(
         minlength=folds * size,
     )
     return np.asarray(whole - own.reshape(folds, size))
-
-
-def _fill(values: FloatArray, seen: FloatArray) -> FloatArray:
-    """Return values (S, A) where `seen`; elsewhere the mean of those in the state, or of all."""
-    known = seen > 0
-    count = known.sum(axis=1)
-    mean = np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1)
-    mean[count == 0] = float(np.sum(seen * values) / max(seen.sum(), 1.0))
-    return np.where(known, values, mean[:, None])
 
 
 @dataclass(frozen=True, eq=False)

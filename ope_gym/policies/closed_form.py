@@ -21,6 +21,7 @@ from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 from ope_gym.policies.base import Snapshot, register_policy
 from ope_gym.policies.numerics import (
+    action_count,
     cells,
     choices,
     features,
@@ -29,13 +30,14 @@ from ope_gym.policies.numerics import (
     log_softmax_stack,
     parameters,
     parts,
-    positive,
     refuse_nan,
     same_shape,
     sample_rows,
     tiles,
     within,
 )
+
+_SHOWN = 24  # actions that a repr lists
 
 
 class _Finite(Snapshot):
@@ -173,7 +175,7 @@ class EpsilonGreedyTable(_Finite):
     n_actions: int
 
     def __post_init__(self) -> None:
-        n_actions = positive("n_actions", self.n_actions)
+        n_actions = action_count(self.n_actions)
         greedy = np.array(self.greedy, order="C")
         if greedy.dtype.kind not in "iub" or greedy.size == 0:
             raise ValueError(
@@ -229,11 +231,12 @@ class EpsilonGreedyTable(_Finite):
         return np.array([math.log(other) if other > 0 else -math.inf, math.log(best)])
 
     def __repr__(self) -> str:
-        shares = np.bincount(self.greedy.ravel(), minlength=self.n_actions)
+        shares = np.bincount(self.greedy.ravel(), minlength=min(self.n_actions, _SHOWN))
+        listed = [str(share) for share in shares[:_SHOWN]] + ["..."] * (self.n_actions > _SHOWN)
         return (
             f"EpsilonGreedyTable({self.greedy.size} states {self.greedy.shape}, "
             f"epsilon={self.epsilon:.6g}, n_actions={self.n_actions}, greedy in "
-            f"{shares.tolist()} states)"
+            f"[{', '.join(listed)}] states)"
         )
 
 
@@ -250,7 +253,7 @@ class Uniform(Snapshot):
     n_actions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_actions", positive("n_actions", self.n_actions))
+        object.__setattr__(self, "n_actions", action_count(self.n_actions))
 
     def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
         """Return -ln A, shape (n,)."""

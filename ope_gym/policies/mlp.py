@@ -103,17 +103,30 @@ class Network:
                 f"activation is {self.activation!r}; there are {', '.join(ACTIVATIONS)}"
             )
         layers = tuple((parameter("weights", w), parameter("bias", b)) for w, b in self.layers)
+        if any(weights.ndim != 2 or bias.ndim != 1 for weights, bias in layers):
+            raise ValueError(
+                f"layers of shapes {[(w.shape, b.shape) for w, b in layers]}: weights are a table, "
+                "biases a row"
+            )
         for (weights, bias), (later, _) in pairwise(layers):
             if len(weights) != len(bias) or later.shape[1] != len(weights):
                 raise ValueError(
                     f"layers of shapes {[w.shape for w, _ in layers]} do not follow one another"
                 )
+        if self.n_states and layers[0][0].shape[1] != self.n_states:
+            raise ValueError(
+                f"n_states is {self.n_states}, but the first layer takes {layers[0][0].shape[1]}"
+            )
         object.__setattr__(self, "layers", layers)
 
     def __call__(self, observations: Tree, dtype: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Yield the last layer (rows, outputs) in blocks of rows; one empty block for no rows."""
         n = batches.length(observations)
         seen = np.asarray(observations)
+        if seen.ndim == 0:
+            raise TypeError(
+                f"observations are a {type(observations).__name__}: the network needs one array"
+            )
         layers = [(w.T.astype(dtype), b.astype(dtype)) for w, b in self.layers]
         act = ACTIVATIONS[self.activation]
         for start in range(0, max(n, 1), ROWS):
@@ -130,7 +143,9 @@ class Network:
         width = self.layers[0][0].shape[1]
         if self.n_states:
             states = within("observations", block.reshape(len(block)), self.n_states)
-            return np.eye(self.n_states, dtype=np.float32)[states]
+            coded = np.zeros((len(states), self.n_states), dtype=np.float32)
+            coded[np.arange(len(states)), states] = 1.0
+            return coded
         if self.standardiser is not None:
             block = self.standardiser(block)
         flat = block.reshape(len(block), math.prod(block.shape[1:])).astype(np.float32)

@@ -19,6 +19,7 @@ from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 
 BLOCK = 32_768  # elements of a (K, rows) tile: its few float64 temporaries stay in cache
+MOST_ACTIONS = 2**16  # a row of probabilities then takes half a mebibyte
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 SMALL = 4_096  # elements below which loading the compiled kernels is not worth it
 
@@ -125,6 +126,14 @@ def positive(name: str, value: int) -> int:
     number = operator.index(value)
     if number < 1:
         raise ValueError(f"{name} is {number}: it must be at least 1")
+    return number
+
+
+def action_count(value: int) -> int:
+    """Return a number of actions; raise if no array of their probabilities could be made."""
+    number = positive("n_actions", value)
+    if number > MOST_ACTIONS:
+        raise ValueError(f"n_actions is {number:,}: there can be {MOST_ACTIONS:,} at most")
     return number
 
 

@@ -255,6 +255,7 @@ def evaluation_markdown(
             ]
         )
     reasons = text.grouped({name: str(e.verdict) for name, e in evaluation.items()})
+    bases = text.reasons({name: e.basis for name, e in evaluation.items() if e.basis})
     missing = {name: undefined_ends(e) for name, e in evaluation.items()}
     marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
     paragraphs = [
@@ -264,6 +265,7 @@ def evaluation_markdown(
         "\n".join(text.markdown(rows, left=(0, 7))),
         *([] if truth is None else [f"Truth, from fresh rollouts: {text.number(truth)}."]),
         "\n".join(f"- **{', '.join(names)}** {why}" for why, names in reasons.items()),
+        *(f"{basis}." for basis in bases),
         *([f"Undefined, so not drawn: {'; '.join(marked)}."] if marked else []),
         *notes,
     ]

@@ -74,6 +74,11 @@ def interval(low: float, high: float, digits: int = 5) -> str:
     return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
+def episodes(value: float) -> str:
+    """Return a number of episodes, with a decimal if it is below ten, or "undefined"."""
+    return "undefined" if math.isnan(value) else f"{value:,.{1 if value < 9.95 else 0}f}"
+
+
 def share(value: float) -> str:
     """Return a share in per cent; a small one is "<0.1%" rather than "0%"."""
     if math.isnan(value):

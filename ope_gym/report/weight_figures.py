@@ -33,7 +33,7 @@ _UNKNOWN = "#bbbbbb"  # policies that cannot be asked for probabilities
 def ess_figure(evaluation: Mapping[str, Estimate]) -> Figure:
     """Draw the effective sample size at each step, one line for estimators whose weights agree.
 
-    The bands are those of the verdict: green from 40, amber from 10, red below.
+    The bands are those of the verdict: green from 40, amber from 4, red below.
     """
     weighted = _weighted(evaluation)
     curves = _distinct({name: e.diagnostics.ess_curve for name, e in weighted.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
@@ -16,6 +17,13 @@ from ope_gym.weights.formula import SCHEMES
 from ope_gym.weights.mixtures import parts
 
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
+_TESTS = 3  # that share it: each policy, all policies in one direction, all in any direction
+_RATIO_LIMIT = 3.5  # standard errors: both sides together are rarer than such an alarm
+_NAMED = 5  # policies to name in one sentence
+_UNSEEN = 7.0  # steps with ratio 0 that may be missing: -ln(1e-3)
+_LARGEST = 0.02  # share of one ratio in the sum of squares from which on the tail is too heavy
+_FEWEST = 100  # steps: with fewer it cannot be told how heavy the tail is
+_HUGE = 300.0  # log of the largest weight in these sums
 _ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
 
 
@@ -23,26 +31,90 @@ _ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
 class PropensityReport:
     """Checks of the recorded propensities against the policies.
 
+    The surprise ln pi(a|s) + H has mean 0 if the policy acted as recorded, and is the score of a
+    wrong temperature. Three tests share the probability of a false alarm: each policy by itself,
+    the sum over all policies (a wrong temperature of all), and the sum of the squares (other wrong
+    things). Their tails are those of Bernstein's inequality with the largest single surprise as the
+    jump: one rare but legal action raises no alarm.
+
     Args:
         calibration: (all policies,) Z_k = sum [ln pi(a|s) + H] / sqrt(sum Var[ln pi]) over the
             steps at which policy k acted, about standard normal if they were recorded rightly.
-        alarms: policies whose surprise is too large for chance, by Bernstein's inequality with the
-            largest single surprise as the jump: one rare but legal action raises none.
+        pooled: the same over the steps of all policies; NaN if unknown.
+        alarms: policies whose surprise is too large for chance.
+        together: whether that of all policies together is.
         support: by scheme, visited steps at which the target may choose an action that its own
             behaviour (basic), or every behaviour (fused, optimal), never would.
+        missing: by scheme, the share of the target's episodes that do so at some step.
     """
 
     calibration: FloatArray
+    pooled: float
     alarms: tuple[int, ...]
+    together: bool
     support: dict[str, int]
+    missing: dict[str, float]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each alarm."""
-        return tuple(
-            f"the propensities of policy {k} look wrongly recorded (Z = {self.calibration[k]:.1f})"
-            for k in self.alarms
+        """One sentence for the policies that raise an alarm, or for all together."""
+        if self.alarms:
+            worst = max((self.calibration[k] for k in self.alarms), key=abs)
+            named = ", ".join(str(k) for k in self.alarms[:_NAMED])
+            if len(self.alarms) == 1:
+                return (
+                    f"the propensities of policy {named} look wrongly recorded (Z = {worst:.1f})",
+                )
+            more = len(self.alarms) - _NAMED
+            others = f" and {more} more" if more > 0 else ""
+            return (
+                f"the propensities of policies {named}{others} look wrongly recorded (Z up to "
+                f"{worst:.1f})",
+            )
+        if not self.together:
+            return ()
+        return (
+            "the propensities of the policies look wrongly recorded, by their actions taken "
+            f"together (Z = {self.pooled:.1f}): look for a temperature, a mask or a clip that "
+            "acted but is not in the recorded policy",
         )
+
+
+def ratio_alarms(log_weights: FloatArray, offsets: IntArray) -> tuple[str, ...]:
+    """Test whether the ratios of each step average to 1, as those of right propensities do.
+
+    R_t = w_t / w_{t-1}, the target's probability over that of the mixture given the steps before,
+    has mean 1 whatever came before, so sum (R - 1) / sqrt(sum (R - 1)^2) is about standard normal.
+    Above: R >= 0, and a few steps with R = 0 may be missing by chance; they are added. Below: large
+    ratios may be missing. Two more of the largest are added, and where one holds more than 2 % of
+    the sum of squares nothing is said, since the next one may be larger still.
+
+    Args:
+        log_weights: (S,) fused.
+        offsets: (n + 1,).
+    """
+    before = np.append(0.0, log_weights[:-1])
+    before[offsets[:-1]] = 0.0
+    known = np.isfinite(before)
+    steps = log_weights[known] - before[known]
+    if steps.size == 0 or steps.max() > _HUGE:
+        return ()  # so large a ratio would decide alone
+    apart = np.exp(steps) - 1.0
+    total, square, top = float(apart.sum()), float(apart @ apart), float(apart.max())
+    mean = 1.0 + total / apart.size
+    if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
+        return (
+            f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
+            "instead of 1: the propensities look wrongly recorded",
+        )
+    even = apart.size >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
+    if even and total + 2 * top < -_RATIO_LIMIT * np.sqrt(square + 2 * top**2):
+        return (
+            f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
+            "instead of 1: the propensities look wrongly recorded, or the recorded policies hardly "
+            "ever do some of what the target does",
+        )
+    return ()
 
 
 @dataclass
@@ -56,8 +128,10 @@ class PropensitySums:
         variance: (P,) sum of Var[ln pi]; NaN where the policy cannot tell.
         jump: (P,) largest single surprise.
         acted: (P,) steps.
-        missing: steps at which the target may act as their own behaviour never would, and as no
+        gaps: steps at which the target may act as their own behaviour never would, and as no
             behaviour would.
+        leaving: by scheme, the summed weights of the target's actions there.
+        staying: by scheme, the summed last weights of the episodes.
         finite: whether all action sets are finite, so that support is known.
     """
 
@@ -67,7 +141,9 @@ class PropensitySums:
     variance: FloatArray = field(init=False)
     jump: FloatArray = field(init=False)
     acted: FloatArray = field(init=False)
-    missing: tuple[int, int] = (0, 0)
+    gaps: tuple[int, int] = (0, 0)
+    leaving: dict[str, float] = field(default_factory=dict)
+    staying: dict[str, float] = field(default_factory=dict)
     finite: bool = True
 
     def __post_init__(self) -> None:
@@ -76,7 +152,7 @@ class PropensitySums:
 
     def update(
         self, data: Trajectories, behaviours: Behaviours, groups: IntArray | None = None
-    ) -> None:
+    ) -> FloatArray | None:
         """Add trajectories whose policies are numbered as in all.
 
         Args:
@@ -84,11 +160,19 @@ class PropensitySums:
             behaviours: who recorded them.
             groups: (K,) of partial mixtures, which cover what their own behaviours do; None for
                 the mixture of all.
+
+        Returns:
+            (2, S) the probability with which the target does what its own behaviour, and what no
+            behaviour, ever would; None if it is 0 everywhere.
         """
+        lost: FloatArray | None = None
         if groups is not None:
             for part in parts(data, behaviours, groups):
-                self.update(part.data, part.behaviours)
-            return
+                found = self.update(part.data, part.behaviours)
+                if found is not None:
+                    lost = np.zeros((2, data.n_steps)) if lost is None else lost
+                    lost[:, part.rows] = found
+            return lost
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
         for start in range(0, data.n_steps, ROWS):
@@ -100,9 +184,13 @@ class PropensitySums:
             bounds = np.append(0, np.flatnonzero(np.diff(acting)) + 1)
             for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
                 seen = batches.take(observations, slice(begin, end))
-                self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
+                found = self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
+                if found is not None:
+                    lost = np.zeros((2, data.n_steps)) if lost is None else lost
+                    lost[:, start + order[begin:end]] = found
         acted, steps = np.unique(data.policy_ids, return_counts=True)
         self.acted[acted] += steps
+        return lost
 
     def _add(
         self,
@@ -111,8 +199,11 @@ class PropensitySums:
         k: int,
         seen: batches.Tree,
         logged: FloatArray,
-    ) -> None:
-        """Add steps at which policy k acted, with the logged log-probabilities of its actions."""
+    ) -> FloatArray | None:
+        """Add steps at which policy k acted, with the logged log-probabilities of its actions.
+
+        Returns what `update` does, of these steps.
+        """
         policy = data.policies[k]
         probs = policy.probs(seen) if hasattr(policy, "probs") else None
         moments = (
@@ -122,13 +213,13 @@ class PropensitySums:
         )
         if moments is None:
             self.variance[k] = np.nan
-            return
+            return None
         surprises = logged - moments[0]
         self.surprise[k] += np.sum(surprises)
         self.variance[k] += np.sum(moments[1])
         self.jump[k] = max(self.jump[k], np.abs(surprises).max())
         if not self.finite or probs is None:
-            return
+            return None
         covered = bool(probs.min() > 0)  # then the target's own probabilities do not matter
         some = batches.take(seen, slice(0, 1)) if covered else seen
         wanted = self.target.probs(some)  # type: ignore[attr-defined]
@@ -138,11 +229,38 @@ class PropensitySums:
                 "must be policies of one environment"
             )
         if covered:
-            return
-        gap = np.flatnonzero(np.any((probs == 0) & (wanted > 0), axis=1))
-        if gap.size:
-            nowhere = _uncovered(data, behaviours, batches.take(seen, gap), wanted[gap])
-            self.missing = self.missing[0] + gap.size, self.missing[1] + nowhere
+            return None
+        own = np.sum(wanted * (probs == 0), axis=1)
+        gap = np.flatnonzero(own)
+        if not gap.size:
+            return None
+        lost = np.stack([own, np.zeros(own.size)])
+        lost[1, gap] = _uncovered(data, behaviours, batches.take(seen, gap), wanted[gap])
+        nowhere = int(np.count_nonzero(lost[1]))
+        self.gaps = self.gaps[0] + gap.size, self.gaps[1] + nowhere
+        return lost
+
+    def leave(
+        self, scheme: str, log_weights: FloatArray, offsets: IntArray, lost: FloatArray | None
+    ) -> None:
+        """Add the weights with which episodes of the target leave the support, and stay in it.
+
+        An episode that has come to step t with weight w_{t-1} leaves there with probability lost_t;
+        what is left at the end has weight w. Both sums have an expected value of n.
+
+        Args:
+            scheme: of the weights.
+            log_weights: (S,).
+            offsets: (n + 1,).
+            lost: (2, S) as `update` returns it, or None.
+        """
+        weights = np.exp(np.minimum(log_weights, _HUGE))
+        self.staying[scheme] = float(weights[offsets[1:] - 1].sum())
+        self.leaving[scheme] = 0.0
+        if lost is not None:
+            before = np.append(1.0, weights[:-1])
+            before[offsets[:-1]] = 1.0
+            self.leaving[scheme] = float(before @ lost[0 if scheme == "basic" else 1])
 
     def merge(self, other: PropensitySums) -> None:
         """Add the steps of another, whose policies have the same numbers."""
@@ -150,14 +268,22 @@ class PropensitySums:
         self.variance += other.variance
         self.jump = np.maximum(self.jump, other.jump)
         self.acted += other.acted
-        self.missing = self.missing[0] + other.missing[0], self.missing[1] + other.missing[1]
+        self.gaps = self.gaps[0] + other.gaps[0], self.gaps[1] + other.gaps[1]
+        for mine, theirs in ((self.leaving, other.leaving), (self.staying, other.staying)):
+            for scheme, weight in theirs.items():
+                mine[scheme] = mine.get(scheme, 0.0) + weight
         self.finite &= other.finite
 
     def finalise(self) -> PropensityReport:
         """Return the calibration of each policy that acted, the alarms and the support."""
-        own, nowhere = self.missing
+        own, nowhere = self.gaps
         # weights against a mixture lack support only where no policy at all can act so
         support = {scheme: own if scheme == "basic" else nowhere for scheme in SCHEMES}
+        missing = {
+            scheme: leaving / (leaving + self.staying[scheme])
+            for scheme, leaving in self.leaving.items()
+            if leaving + self.staying[scheme] > 0.0
+        }
         surprise, variance, acted = self.surprise, self.variance, self.acted
         flat = variance <= acted * _ROUNDING**2  # uniform, deterministic: rounding is all there is
         exact = flat & (np.abs(surprise) <= acted * _ROUNDING)
@@ -165,18 +291,44 @@ class PropensitySums:
             z = np.where(exact, 0.0, surprise / np.sqrt(variance))
             exponent = surprise**2 / (2 * variance + self.jump * np.abs(surprise) / 1.5)
         z[acted == 0] = np.nan
-        limit = np.log(2 * np.count_nonzero(acted) / _FALSE_ALARM)
+        chance = _FALSE_ALARM / _TESTS
+        limit = np.log(2 * np.count_nonzero(acted) / chance)
         alarms = np.flatnonzero(((exponent > limit) | flat) & ~exact & (acted > 0))
-        return PropensityReport(z, tuple(alarms.tolist()), support if self.finite else {})
+        pooled, together = self._together(exponent, (acted > 0) & ~flat, chance)
+        return PropensityReport(
+            z,
+            pooled,
+            tuple(alarms.tolist()),
+            together,
+            support if self.finite else {},
+            missing if self.finite else {},
+        )
+
+    def _together(
+        self, exponent: FloatArray, used: NDArray[np.bool_], chance: float
+    ) -> tuple[float, bool]:
+        """Return Z over all policies, and whether it, or the sum of squares, is an alarm."""
+        from scipy.special import gammainccinv
+
+        used &= np.isfinite(exponent)
+        if not used.any():
+            return np.nan, False
+        surprise, variance = float(self.surprise[used].sum()), float(self.variance[used].sum())
+        jump = float(self.jump[used].max())
+        one_way = surprise**2 / (2 * variance + jump * abs(surprise) / 1.5)
+        # 2 exponent is at most z^2, and their sum over K policies then at most chi2 with K degrees
+        limit = float(gammainccinv(np.count_nonzero(used) / 2, chance))
+        any_way = float(exponent[used].sum())
+        return surprise / np.sqrt(variance), one_way > np.log(2 / chance) or any_way > limit
 
 
 def _uncovered(
     data: Trajectories, behaviours: Behaviours, observations: batches.Tree, target: FloatArray
-) -> int:
-    """Count the steps at which the target may act as no behaviour policy does."""
+) -> FloatArray:
+    """Return (n,) the probability with which the target acts as no behaviour policy does."""
     reachable = np.zeros(target.shape, dtype=bool)
     for k in behaviours.policies:
         reachable |= data.policies[k].probs(observations) > 0
         if np.all(reachable | (target == 0)):
-            return 0
-    return int(np.count_nonzero(np.any((target > 0) & ~reachable, axis=1)))
+            return np.zeros(len(target))
+    return np.asarray(np.sum(target * ~reachable, axis=1))

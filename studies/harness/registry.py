@@ -32,13 +32,16 @@ def chosen_studies(name: str, pairs: Sequence[str]) -> list[Study]:
     """Return the studies that a command runs, with their settings.
 
     Args:
-        name: of a study, or "all". All studies come with their variants if there are no settings.
+        name: of a study, or "all". All studies come with their variants, and a study with those
+            that belong to it, if there are no settings.
         pairs: settings FIELD=VALUE; with "all" each goes to every study that has the field.
 
     Raises:
         ValueError: If no study of the command has a field, or a value does not fit.
     """
-    names = STUDIES if name == "all" else (name,)
+    names = list(STUDIES) if name == "all" else [name]
+    if name != "all" and not pairs:
+        names += STUDIES[name].also
     given = [_split(pair) for pair in pairs]
     kinds = {each: study_class(each) for each in names}
     known = {each: fields(kind) for each, kind in kinds.items()}

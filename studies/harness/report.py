@@ -51,6 +51,15 @@ those of the paper.
 - **ε¹, ε²** the two schedules of exploration of table 3. **ESS** effective sample size
   (Σ w)² / Σ w²."""
 
+_OWN_HEAD = f"""\
+# Measured beyond the paper
+
+`python -m studies` wrote this page; the command above each table computes its numbers again.
+
+## How claims are judged
+
+{RULES}"""
+
 
 def write_report(out: Path, path: Path) -> list[str]:
     """Write the page `path` from the results in `out`, and copy their pictures to images/.
@@ -96,7 +105,8 @@ def read_results(out: Path) -> list[dict[str, Any]]:
 def reproduction(results: Sequence[dict[str, Any]], links: dict[str, str]) -> str:
     """Return the page; `links` are paths of the pictures by label."""
     usual = [result for result in results if not result["changed"]]
-    parts = [_HEAD, "## Verdicts", *_tally(usual)]
+    tally = _tally(usual)
+    parts = [_HEAD if tally else _OWN_HEAD, "## Verdicts", *tally]
     # the first result of each study is shown in full
     full = set({result["study"]: result["label"] for result in reversed(results)}.values())
     for result in results:

@@ -1,0 +1,151 @@
+"""MDR and DM: a q model, corrected by how often the target visits each state and action.
+
+    MDR = 1/n sum_i [v_i,0 + sum_t omega_i,t e_i,t],   e_t = r_t - q_t + gamma v_t+1
+
+omega is the ratio of visits: how often the target comes by this state and action, divided by how
+often the recorded policies did (`ope_gym.models.process`, `ope_gym.models.linear`). It holds no
+product over time, so its spread does not grow with the length of the episodes as that of importance
+weights does. It is right if q is right, or if omega is; the price is that both take the observation
+to be a Markov state, which `ope_gym.estimators.markov` checks. DM is the mean of v_0 alone, with a
+q that was learned from all episodes where that is cheap. The two have the same noise to first
+order, so the error of DM is the one of MDR: the spread of the starts alone would leave out that q
+was learned from these episodes.
+
+Known in the literature as double reinforcement learning (Kallus and Uehara, 2020); without q the
+ratios alone give marginalised importance sampling (Xie, Ma and Wang, 2019), which for a table or a
+linear q is DM itself: b0' A^-1 b is both.
+
+Cost: O(steps), beside the fit of q.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, step_numbers
+from ope_gym.estimators.markov import MarkovCheck, check_markov
+from ope_gym.estimators.reductions import Arrays, Starts, Weighted
+from ope_gym.estimators.run import ask, together
+from ope_gym.estimators.table import Composition
+from ope_gym.estimators.weighted import Setting, Steps
+from ope_gym.inference.computed import Computed
+
+MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
+_LARGEST = 600.0  # log of the largest weight that stays within floats
+_UNKNOWN = "the q model cannot tell how often the target visits a state"
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Sum what the residuals of each trajectory add to the mean value at the start, (m, n).
+
+    The row of memory k weighs the residual of step t by the ratio of visits k steps earlier times
+    the importance weights of the k actions since; from the first step on if there are fewer. Row 0
+    is MDR. If the observations are Markov states all rows have the same mean; if they are not, a
+    longer memory sees more of what the state hides.
+
+    Args:
+        gamma: discount.
+        memories: k of each row, from 0 up.
+    """
+
+    gamma: float
+    memories: tuple[int, ...] = (0,)
+
+    def part(self, chunk: Weighted) -> Arrays:
+        """Sum along the trajectories of a chunk."""
+        n = chunk.offsets.size - 1
+        if chunk.visits is None:
+            return Arrays(np.full((len(self.memories), n), np.nan))
+        (ratio, residuals), begins = chunk.visits, chunk.offsets[:-1]
+        found = [np.add.reduceat(ratio * residuals, begins)]
+        steps = step_numbers(chunk.offsets)
+        since, reached = np.zeros(steps.size), 0  # log weight of the last actions, and how many
+        for k in self.memories[1:]:
+            assert chunk.step_ratios is not None  # whoever compares memories asks for them
+            for j in range(reached, k):
+                since += np.where(steps >= j, np.roll(chunk.step_ratios, j), 0.0)
+            reached, back = k, np.minimum(steps, k)
+            earlier = np.arange(steps.size) - back
+            whole = steps < k  # the memory reaches the start, where both visit alike
+            weight = np.exp(np.minimum(since, _LARGEST)) * self.gamma**back
+            weight *= np.where(whole, 1.0, ratio[earlier])
+            found.append(np.add.reduceat(weight * residuals, begins))
+        return Arrays(np.stack(found))
+
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return the sums of all trajectories."""
+        return merged.joined()
+
+
+@dataclass(frozen=True, eq=False)
+class Marginal:
+    """MDR and the evidence for it; n trajectories.
+
+    Args:
+        direct: value of DM.
+        start: (n,) v at the start.
+        influence: (n,) of MDR; their mean is its value.
+        gaps: (m, n) influence values of how far the rows of longer memory lie from MDR.
+        markov: whether past steps predict the residuals.
+    """
+
+    direct: float
+    start: FloatArray
+    influence: FloatArray
+    gaps: FloatArray
+    markov: MarkovCheck
+
+    @property
+    def value(self) -> float:
+        """The estimate."""
+        return float(self.influence.mean())
+
+    @property
+    def known(self) -> bool:
+        """Whether there are ratios of visits at all."""
+        return bool(np.all(np.isfinite(self.influence)))
+
+
+def marginal(setting: Setting, memories: tuple[int, ...] = (0,)) -> Steps[Marginal]:
+    """Compute MDR and the evidence for it, with rows of these memories."""
+    corrections = Corrections(setting.gamma, memories)
+    direct, start, added, markov = yield from together(
+        ask(Starts(direct=True)), ask(Starts()), ask(corrections), check_markov()
+    )
+    value = float(direct.mean())
+    return Marginal(value, start, start + added[0], added[1:] - added[0], markov)
+
+
+def mdr(c: Composition, setting: Setting) -> Steps[Computed]:
+    """Compute MDR, the marginalised doubly robust estimate."""
+    found = yield from marginal(setting)
+    computed = _computed(found.value, found.influence, setting)
+    if not found.known:
+        return dataclasses.replace(computed, notes=(f"{_UNKNOWN}: take another q model",))
+    return dataclasses.replace(computed, cautions=found.markov.cautions, basis=found.markov.basis)
+
+
+def direct(c: Composition, setting: Setting) -> Steps[Computed]:
+    """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q."""
+    found = yield from marginal(setting)
+    if not found.known:
+        caution = f"{_UNKNOWN}: the interval holds the spread of the starts, not the error of q"
+        spread = found.start - found.start.mean() + found.direct
+        return dataclasses.replace(_computed(found.direct, spread, setting), cautions=(caution,))
+    computed = _computed(found.direct, found.influence - found.value + found.direct, setting)
+    return dataclasses.replace(computed, cautions=found.markov.cautions, basis=found.markov.basis)
+
+
+def _computed(value: float, influence: FloatArray, setting: Setting) -> Computed:
+    n = float(influence.size)
+    return Computed(
+        value,
+        influence,
+        np.array([[n], [n], [0.0]]),
+        np.zeros(influence.size),
+        replicates=setting.drawn(influence),
+    )

@@ -1,0 +1,255 @@
+"""Check whether the observations are Markov states, and the q model right: do past steps matter?
+
+If q is right and the observation is a Markov state, the residual e_t = r_t - q_t + gamma v_t+1 has
+mean 0 whatever happened before step t. So past actions, observations and rewards must not predict
+it. (Past residuals are left out: an error of q in a state makes the residual of the step to it too
+large and that of the step from it too small.) They are columns x of a regression of e on x, and
+
+    W = b' C^-1 b,   b the coefficients, C their covariance, robust to unequal spread (HC3)
+
+has the distribution of Hotelling's T^2 if they do not predict it, about chi-squared for many steps.
+C is known from as many steps as (sum e^2)^2 / sum e^4, fewer where few residuals matter (a sparse
+reward), and five of them are needed for each column. No direction has a smaller variance than
+residuals of equal spread would give it: where rare rewards and rare residuals never meet, the
+spread seen is too small. C is multiplied by 1.25, since a residual also has the noise of a q that
+was learned from the other four folds. A hidden state, or a q model of the wrong shape, makes W
+large; the episodes of one policy suffice. Steps that no other fold has seen say nothing and are
+left out.
+
+Three sets of columns are tried, as far as there are enough steps, each at its share of the level:
+the action before, all that is past, and all that times the current action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.estimators.reductions import Weighted
+from ope_gym.estimators.weighted import Steps
+
+ALPHA = 0.05  # probability to reject a state that is Markov; auto then asks how much it matters
+_LAGS = 3
+_FEW = 3  # actions with which the columns are multiplied
+_ROUNDING = 1e-9  # of the largest reward, not to be called a residual
+_SINGULAR = 1e-6  # relative size of directions that the columns do not span
+_LEARNED = 1.25  # variance of a residual with a q learned from four folds of five
+_STEPS = 5.0  # least number of effective steps for each column
+_LEVERAGE = 0.2  # least 1 - leverage of a step
+
+
+@dataclass(frozen=True)
+class MarkovCheck:
+    """The result of the check.
+
+    Args:
+        chance: probability of such residuals if the past does not matter; NaN if unknown.
+    """
+
+    chance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing speaks against a Markov state."""
+        return not self.chance < ALPHA
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """A warning if the check failed."""
+        if self.passed:
+            return ()
+        return (
+            f"past steps predict the residuals of the q model (p {_shown(self.chance)}): the "
+            "observation hides part of the state, or the q model has the wrong shape",
+        )
+
+    @property
+    def basis(self) -> str:
+        """Say in words what an estimate from the model rests on."""
+        if np.isnan(self.chance):
+            return "rests on the state being Markov, which could not be checked"
+        result = "passed" if self.passed else "failed"
+        return (
+            "rests on the state being Markov; the check whether past steps predict the residuals "
+            f"{result} (p {_shown(self.chance)})"
+        )
+
+
+def _shown(chance: float) -> str:
+    return "< 0.001" if chance < 0.001 else f"= {chance:.2g}"
+
+
+def check_markov() -> Steps[MarkovCheck]:
+    """Test whether past steps predict the residuals of the q model."""
+    (sums,) = yield (PastSums(),)
+    if not sums.known or not all(np.all(np.isfinite(square)) for square in sums.square):
+        return MarkovCheck(np.nan)
+    if not sums.moments[1] > 0.0:  # q is exact: there is nothing to predict
+        return MarkovCheck(1.0)
+    roots = tuple(sums.roots)
+    (squares,) = yield (PastSquares(roots),)
+    steps, second, fourth = sums.moments
+    least = _LEARNED * second / steps
+    pairs = zip(roots, squares.sums, strict=True)
+    chances = [_chance(root, square, second**2 / fourth, least) for root, square in pairs]
+    known = [chance for chance in chances if not np.isnan(chance)]
+    return MarkovCheck(min(1.0, len(known) * min(known)) if known else np.nan)
+
+
+def _chance(root: Root, square: FloatArray, effective: float, least: float) -> float:
+    """Return the probability of such coefficients by chance; NaN if there are too few steps.
+
+    Args:
+        root: orthonormal columns and the coefficients on them.
+        square: (m, m) sums of their squares times those of the residuals that are left.
+        effective: number of steps from which the covariance is known.
+        least: least variance of a coefficient, that of residuals of equal spread.
+    """
+    from scipy.special import fdtrc
+
+    m, freedom = root.coefficients.size, effective - 1.0
+    if not m or effective < _STEPS * m:
+        return np.nan
+    size, axes = np.linalg.eigh(square * _LEARNED)
+    statistic = float(np.sum((axes.T @ root.coefficients) ** 2 / np.maximum(size, least)))
+    left = freedom - m + 1.0
+    return float(fdtrc(m, left, statistic * left / (m * freedom)))
+
+
+def designs(chunk: Weighted) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield sets of columns (m, p) of past steps, and the residuals (m,) that they may predict."""
+    assert chunk.visits is not None
+    assert chunk.past is not None
+    (ratio, residuals), offsets = chunk.visits, chunk.offsets
+    steps, last = step_numbers(offsets), offsets[1:] - 1
+    rewards, residuals = chunk.rewards / chunk.unit, residuals / chunk.unit
+    residuals = np.where(np.abs(residuals) > _ROUNDING, residuals, 0.0)
+    ahead = np.append(ratio[1:] != 0, True)
+    ahead[last] = True
+    seen = (ratio != 0) & ahead
+    total = np.cumsum(rewards) - rewards
+    total -= np.repeat(total[offsets[:-1]], np.diff(offsets))
+    actions, others = chunk.past
+    columns = [_lagged(actions, steps, k) for k in range(1, _LAGS + 1)]
+    columns += [_lagged(others, steps, 1), _lagged(rewards[:, None], steps, 1)]
+    columns += [(total / np.sqrt(np.maximum(steps, 1)))[:, None]]
+    plain, answer = np.hstack(columns)[seen], residuals[seen]
+    yield plain[:, : actions.shape[1]], answer
+    yield plain, answer
+    if 0 < actions.shape[1] < _FEW:
+        now = np.hstack([actions, 1.0 - actions.sum(axis=1, keepdims=True)])[seen]
+        yield np.hstack([plain * now[:, [j]] for j in range(now.shape[1])]), answer
+
+
+def _lagged(columns: FloatArray, steps: IntArray, k: int) -> FloatArray:
+    """Return the columns (S, p) of k steps earlier, 0 before the start."""
+    found = np.zeros_like(columns)
+    found[k:] = columns[:-k]
+    found[steps < k] = 0.0
+    return found
+
+
+@dataclass
+class _Sums:
+    """Sums over the chunks so far.
+
+    Args:
+        square: for each set of columns, (p, p) their squares.
+        product: for each set, (p,) their products with the residuals.
+        moments: (3,) number of residuals, sums of their second and fourth powers.
+        known: whether all chunks have what is needed.
+    """
+
+    square: list[FloatArray]
+    product: list[FloatArray]
+    moments: FloatArray
+    known: bool = True
+
+    def merge(self, other: _Sums) -> None:
+        """Add the sums of later chunks."""
+        self.known = self.known and other.known
+        if not self.known:
+            return
+        self.square = [a + b for a, b in zip(self.square, other.square, strict=True)]
+        self.product = [a + b for a, b in zip(self.product, other.product, strict=True)]
+        self.moments = self.moments + other.moments
+
+    @cached_property
+    def roots(self) -> list[Root]:
+        """For each set of columns, the map to orthonormal ones."""
+        return [Root.of(a, b) for a, b in zip(self.square, self.product, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A map from columns to orthonormal ones, compared by identity.
+
+    Args:
+        map: (p, m).
+        coefficients: (m,) of the residuals on the orthonormal columns.
+    """
+
+    map: FloatArray
+    coefficients: FloatArray
+
+    @classmethod
+    def of(cls, square: FloatArray, product: FloatArray) -> Root:
+        """Make the map from the sums; directions that are not spanned are dropped."""
+        scale = np.sqrt(np.diag(square))
+        unit = np.where(scale > 0, 1.0 / np.where(scale > 0, scale, 1.0), 0.0)
+        size, axes = np.linalg.eigh(square * unit[:, None] * unit)
+        kept = size > _SINGULAR
+        made = unit[:, None] * axes[:, kept] / np.sqrt(size[kept])
+        return cls(made, made.T @ product)
+
+
+@dataclass(frozen=True)
+class PastSums:
+    """Sum the products of the columns with each other and with the residuals."""
+
+    def part(self, chunk: Weighted) -> _Sums:
+        """Sum over a chunk."""
+        if chunk.visits is None or chunk.past is None:
+            return _Sums([], [], np.zeros(3), known=False)
+        sets = list(designs(chunk))
+        e = sets[0][1]
+        moments = np.array([e.size, np.sum(e**2), np.sum(e**4)])
+        return _Sums([x.T @ x for x, _ in sets], [x.T @ e for x, e in sets], moments)
+
+    def total(self, merged: _Sums) -> _Sums:
+        """Return the sums over all trajectories."""
+        return merged
+
+
+@dataclass
+class _Squares:
+    sums: list[FloatArray]
+
+    def merge(self, other: _Squares) -> None:
+        """Add the sums of later chunks."""
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
+
+
+@dataclass(frozen=True)
+class PastSquares:
+    """Sum the squares (m, m) that the robust covariance of the coefficients is made of."""
+
+    roots: tuple[Root, ...]
+
+    def part(self, chunk: Weighted) -> _Squares:
+        """Sum over a chunk."""
+        found = []
+        for (x, e), root in zip(designs(chunk), self.roots, strict=True):
+            z = x @ root.map
+            left = np.maximum(1.0 - np.einsum("nm,nm->n", z, z), _LEVERAGE)
+            z *= ((e - z @ root.coefficients) / left)[:, None]
+            found.append(z.T @ z)
+        return _Squares(found)
+
+    def total(self, merged: _Squares) -> _Squares:
+        """Return the sums over all trajectories."""
+        return merged

@@ -1,0 +1,389 @@
+"""MDR, DM, the check for a Markov state, and auto's use of them: enumeration, loops, gains."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
+from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.estimators.auto import least_error, model_bias, rest_on, wary_error, weighted_blend
+from ope_gym.estimators.marginal import Corrections, Marginal, marginal
+from ope_gym.estimators.markov import ALPHA, MarkovCheck, check_markov
+from ope_gym.estimators.reductions import Column, Reduction, Weighted
+from ope_gym.estimators.run import Reduce, reduce_chunk, run
+from ope_gym.estimators.weighted import Setting
+from ope_gym.inference.computed import Computed
+from ope_gym.inference.errors import cautious_error, standard_error
+from ope_gym.models import Baseline, TabularQ
+from ope_gym.models.base import Problem, Visits, cross_fit
+from ope_gym.scale.passes import past_columns
+from studies.outside.finite import Setup, TablePolicy
+from studies.outside.problems import delayed, ring
+from tests import reference, small_mdps
+from tests.builders import recorded
+
+
+def setting_for(n: int, gamma: float = 1.0) -> Setting:
+    nobody = np.zeros(n, dtype=np.int64)
+    return Setting(n, nobody, nobody, np.array([n]), gamma, has_q=True)
+
+
+# Unbiased if q is right, or if the ratios are: every episode of a small problem, enumerated.
+
+
+def enumerated(wrong: str, gamma: float, greedy: bool) -> tuple[Weighted, FloatArray, float]:
+    """Return all episodes as one chunk, their probabilities, and the value of the target."""
+    rng = np.random.default_rng(7)
+    mdp = small_mdps.random_mdp(rng, horizon=3)
+    target, behaviour = small_mdps.random_policy(rng, mdp), small_mdps.random_policy(rng, mdp)
+    if greedy:
+        target[0] = [0.0, 1.0]
+    episodes = small_mdps.paths(mdp)
+    chance = np.array([path.probability(behaviour) for path in episodes])
+    data = small_mdps.arrays(episodes, [0] * len(episodes), target, [behaviour])
+    q, ratio = np.zeros((2, mdp.horizon, *target.shape))
+    ahead = np.zeros(mdp.start.size + 1)
+    for t in reversed(range(mdp.horizon)):
+        q[t] = mdp.reward_mean + gamma * mdp.moves @ ahead
+        ahead[:-1] = (target * q[t]).sum(axis=1)
+    for t in range(mdp.horizon):
+        for s, a in np.ndindex(*target.shape):
+            on = [p for p in episodes if p.states[t : t + 1] == (s,) and p.actions[t] == a]
+            often, recorded_often = (
+                math.fsum(p.probability(x) for p in on) for x in (target, behaviour)
+            )
+            ratio[t, s, a] = gamma**t * often / recorded_often
+    (q if wrong == "q" else ratio)[...] = rng.normal(size=q.shape)
+    v = (target * q).sum(axis=2)
+    steps = step_numbers(data.offsets)
+    states = np.concatenate([p.states for p in episodes]).astype(np.int64)
+    actions = np.concatenate([p.actions for p in episodes]).astype(np.int64)
+    at = steps, states, actions
+    visited = Visits(ratio[at], np.full(steps.size, np.nan))
+    baseline = Baseline(q[at], v[steps, states], visited)
+    with np.errstate(divide="ignore"):
+        ratios = np.log(target[states, actions] / behaviour[states, actions])
+    visits = baseline.marginal(data.rewards, data.offsets, gamma)
+    start = baseline.at_start(data.offsets)
+    chunk = Weighted(data.offsets, data.rewards, {}, start=start, visits=visits, step_ratios=ratios)
+    return chunk, chance, small_mdps.value(mdp, target, gamma)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+@pytest.mark.parametrize("wrong", ["q", "ratios"])
+def test_every_memory_is_doubly_robust(wrong: str, gamma: float, greedy: bool) -> None:
+    """MDR is memory 0; all rows are right on the mean, in which DM with a wrong q is not."""
+    chunk, chance, value = enumerated(wrong, gamma, greedy)
+    assert chance.sum() == pytest.approx(1.0)
+    generator = marginal(setting_for(chance.size, gamma), (0, 1, 2, 4))
+    (found,) = run([generator], reduce_chunk(chunk))
+    assert chance @ found.influence == pytest.approx(value, abs=1e-12)
+    np.testing.assert_allclose(found.gaps @ chance, 0.0, atol=1e-12)
+    assert (abs(chance @ found.start - value) > 0.1) == (wrong == "q")
+    assert np.isnan(found.markov.chance)
+
+
+def test_rows_of_longer_memory_against_a_plain_loop() -> None:
+    """Ratios of k steps earlier, and the actions since; from the start on if there are fewer."""
+    rng, memories, gamma = np.random.default_rng(2), (0, 1, 2, 4, 50), 0.9
+    offsets = np.array([0, 1, 4, 10, 17, 19])
+    ratio, residuals = rng.gamma(1.0, size=19), rng.normal(size=19)
+    logs = reference.rows(rng.normal(size=19), offsets)
+    logs[3][2] = -math.inf  # the target never does this: soon forgotten, not by the last row
+    sums = [reference.prefix_sums(row) for row in logs]
+    visits, ratios = np.stack([ratio, residuals]), np.concatenate(logs)
+    chunk = Weighted(offsets, residuals, {}, visits=visits, step_ratios=ratios)
+    request = Corrections(gamma, memories)
+    found = request.total(request.part(chunk))
+    expected = np.zeros((5, 5))
+    for m, k in enumerate(memories):
+        for i, row in enumerate(logs):
+            for t in range(len(row)):
+                weight = ratio[offsets[i] + t - k] if t >= k else 1.0
+                for u in range(max(t - k + 1, 0), t + 1):
+                    weight *= gamma * math.exp(row[u])
+                if t < k:
+                    weight /= gamma  # the first step is not discounted
+                expected[m, i] += weight * residuals[offsets[i] + t]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    per_decision = reference.influence(sums, reference.rows(residuals, offsets), gamma, False)
+    np.testing.assert_allclose(found[-1], per_decision, rtol=1e-12)
+
+
+# The check for a Markov state.
+
+
+def weighed(data: Trajectories, target: Any) -> Weighted:
+    """Return recorded episodes as one chunk, with the q of a table."""
+    assert data.horizon is not None
+    problem = Problem(target, 1.0, data.horizon, np.random.default_rng(0))
+    baseline = cross_fit(TabularQ(), data, np.zeros(len(data), dtype=np.int64), problem)
+    return Weighted(
+        data.offsets,
+        data.rewards,
+        {},
+        visits=baseline.marginal(data.rewards, data.offsets, 1.0),
+        past=past_columns(data, target),
+        unit=float(np.abs(data.rewards).max()),
+    )
+
+
+def in_parts(chunk: Weighted, cuts: Sequence[int]) -> Reduce:
+    """Answer requests from parts of a chunk, cut before some episodes."""
+    bounds = [0, *cuts, chunk.offsets.size - 1]
+    parts = []
+    for first, stop in itertools.pairwise(bounds):
+        begin, end = chunk.offsets[first], chunk.offsets[stop]
+        assert chunk.visits is not None
+        assert chunk.past is not None
+        parts.append(
+            dataclasses.replace(
+                chunk,
+                offsets=chunk.offsets[first : stop + 1] - begin,
+                rewards=chunk.rewards[begin:end],
+                visits=chunk.visits[:, begin:end],
+                past=(chunk.past[0][begin:end], chunk.past[1][begin:end]),
+            )
+        )
+
+    def total(request: Reduction) -> Any:
+        whole, *others = (request.part(part) for part in parts)
+        for other in others:
+            whole.merge(other)
+        return request.total(whole)
+
+    return lambda requests: [total(request) for request in requests]
+
+
+def checked(setup: Setup, n: int, seed: int) -> float:
+    """Return the p-value of the check on n episodes."""
+    data = setup.simulate(n, np.random.default_rng(seed))
+    (found,) = run([check_markov()], reduce_chunk(weighed(data, setup.policy)))
+    return float(found.chance)
+
+
+def noisy(setup: Setup) -> Setup:
+    """Add N(0, 1) to the rewards."""
+    return dataclasses.replace(setup, process=dataclasses.replace(setup.process, noise="normal"))
+
+
+def test_a_markov_state_is_rejected_as_rarely_as_said() -> None:
+    """Twenty rings, ten data sets each; at most 4 binomial standard errors above the level."""
+    chances = []
+    for k in range(20):
+        setup = ring(np.random.default_rng(100 + k), 1, states=5, horizon=8)
+        chances += [checked(noisy(setup), 60, seed) for seed in range(10)]
+    assert not np.isnan(chances).any()
+    rejected = np.mean(np.array(chances) < ALPHA)
+    assert rejected <= ALPHA + 4 * np.sqrt(ALPHA * (1 - ALPHA) / len(chances))
+
+
+def test_a_hidden_state_is_found() -> None:
+    """The action before decides the reward, and no observation shows it."""
+    for k in range(12):
+        setup = delayed(np.random.default_rng(k), 1, lag=1, horizon=6)
+        assert checked(setup, 100, k) < 0.001
+
+
+def test_without_a_past_there_is_nothing_to_check() -> None:
+    setup = ring(np.random.default_rng(0), 1, states=5, horizon=1)
+    assert np.isnan(checked(noisy(setup), 50, 0))
+    silent = MarkovCheck(np.nan)
+    assert silent.passed
+    assert "could not be checked" in silent.basis
+
+
+@pytest.mark.parametrize("make", [ring, delayed])
+def test_the_check_is_the_same_from_several_chunks(make: Callable[..., Setup]) -> None:
+    options = {"states": 5} if make is ring else {"lag": 1}
+    setup = noisy(make(np.random.default_rng(3), 1, horizon=7, **options))
+    found = []
+    for seed in range(5):
+        chunk = weighed(setup.simulate(40, np.random.default_rng(seed)), setup.policy)
+        for answers in (reduce_chunk(chunk), in_parts(chunk, [1, 9, 10, 33])):
+            found.append(run([check_markov()], answers)[0].chance)
+    assert 0 < min(found) < 1
+    np.testing.assert_allclose(found[1::2], found[::2], rtol=1e-9)
+
+
+# auto, and how far it rests on the model.
+
+
+def test_the_bias_of_the_model_by_hand() -> None:
+    gaps, errors = np.array([1.0, -4.0, np.nan, 9.0]), np.array([0.1, 1.0, 0.1, np.nan])
+    assert model_bias(gaps, errors, True) == pytest.approx(np.sqrt(16 - 9))
+    assert model_bias(gaps[:3], errors[:3], False) == pytest.approx(5.0)
+    assert model_bias(gaps, errors, False) == pytest.approx(9.0)  # a model that failed: all gaps
+    assert model_bias(gaps[:1], np.ones(1), True) == 0.0
+    assert model_bias(gaps[2:], errors[2:], True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "covariance", "bias"),
+    [(2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.9, 0.3), (1.0, 1.0, -0.5, 2.0), (3.0, 1.0, 1.0, 0.0)],
+)
+def test_the_share_has_the_least_mean_square_error(
+    first: float, second: float, covariance: float, bias: float
+) -> None:
+    """Against a grid of shares; 1 if both estimates are exact."""
+    s = np.linspace(0.0, 1.0, 100_001)
+    error = (1 - s) ** 2 * first**2 + s**2 * (second**2 + bias**2) + 2 * s * (1 - s) * covariance
+    assert least_error(first, second, covariance, bias) == pytest.approx(
+        s[error.argmin()], abs=1e-5
+    )
+    assert least_error(0.0, 0.0, 0.0, 0.0) == 1.0
+
+
+def test_moving_an_estimate_towards_the_model_by_hand() -> None:
+    """A failed check: b is the largest gap plus its error; share, error and value follow."""
+    rng, n = np.random.default_rng(0), 400
+    nobody = np.zeros(n, dtype=np.int64)
+    own, influence, further = rng.normal(size=(3, n)) * [[4.0], [1.0], [0.1]]
+    ones = np.array([[float(n)], [float(n)], [0.0]])
+    weights = Computed(3.0, own - own.mean(), ones, np.zeros(n))
+    start, gap = np.full(n, 1.0), further - further.mean() + 0.02
+    model = Marginal(1.2, start, influence - influence.mean() + 1.1, gap[None], MarkovCheck(1e-9))
+    steady = influence - influence.mean()
+    gaps = [abs(1.1 - 1.2), 0.02, 3.0 - 1.2]
+    errors = [wary_error(x, nobody) for x in (steady, gap, weights.influence - steady)]
+    bias = max(g + e for g, e in zip(gaps, errors, strict=True))
+    covariance = np.cov(weights.influence, steady)[0, 1] / n
+    share = least_error(
+        cautious_error(weights.influence, nobody), cautious_error(steady, nobody), covariance, bias
+    )
+    found = rest_on(weights, model, np.zeros(n), setting_for(n))
+    assert 0 < share < 0.5
+    assert found.report["s"] == pytest.approx(share, rel=1e-6)
+    assert found.value == pytest.approx(3.0 + share * (1.2 - 3.0))
+    assert found.bias == pytest.approx(share * bias)
+    expected = (1 - share) * weights.influence + share * steady
+    np.testing.assert_allclose(found.influence, expected, atol=1e-12)
+    passed = dataclasses.replace(model, markov=MarkovCheck(0.5))
+    assert rest_on(weights, passed, np.zeros(n), setting_for(n)).report["s"] > share
+
+
+def test_auto_without_visits_is_the_estimate_by_weights() -> None:
+    """At the door of arrays a baseline has none."""
+    r = recorded(1, (12, 14), horizon=4)
+    q, v = np.random.default_rng(0).normal(size=(2, r.trajectories.n_steps))
+    found = evaluate_log_probs(*r.arrays, ["auto", "NFIS"], baseline=(q, v))["auto"]
+    assert "s" not in found.report
+    data, rows = r.arrays, Baseline(q, v)
+    logs = np.concatenate(reference.log_weights("fused", data))
+    residuals = rows.residuals(data.rewards, data.offsets, 1.0)
+    chunk = Weighted(data.offsets, data.rewards, {"fused": logs}, residuals, v[data.offsets[:-1]])
+    ids = data.behaviour_ids
+    setting = Setting(ids.size, ids, ids, np.bincount(ids), has_q=True)
+    (expected,) = run([weighted_blend(Column("fused"), setting)], reduce_chunk(chunk))
+    assert found.value == pytest.approx(expected.value, rel=1e-12)
+
+
+def repeated(setup: Setup, n: int, times: int, names: Sequence[str]) -> list[Evaluation]:
+    return [
+        evaluate(setup.simulate(n, np.random.default_rng(seed)), setup.policy, list(names))
+        for seed in range(times)
+    ]
+
+
+def error_of(name: str, found: Sequence[Evaluation], truth: float) -> float:
+    return float(np.sqrt(np.mean([(e[name].value - truth) ** 2 for e in found])))
+
+
+def test_auto_rests_on_the_model_in_long_episodes() -> None:
+    setup = ring(np.random.default_rng(11), 1, states=10, horizon=200)
+    found = repeated(setup, 50, 30, ["auto", "NFIS", "DM"])
+    errors = {name: error_of(name, found, setup.truth) for name in ("auto", "NFIS", "DM")}
+    assert errors["auto"] < 1.3 * errors["DM"]
+    assert errors["auto"] < 0.7 * errors["NFIS"]
+    assert all(0.0 <= e["auto"].report["s"] <= 1.0 for e in found)
+
+
+def test_the_error_of_dm_knows_that_q_was_learned() -> None:
+    """It is that of MDR; its intervals cover."""
+    setup = ring(np.random.default_rng(12), 1, states=10, horizon=30)
+    found = repeated(setup, 50, 60, ["DM", "MDR"])
+    covered = [e["DM"].interval.low <= setup.truth <= e["DM"].interval.high for e in found]
+    assert np.mean(covered) >= 0.9 - 3 * np.sqrt(0.9 * 0.1 / len(found))
+    for e in found:
+        assert e["DM"].standard_error == pytest.approx(e["MDR"].standard_error, rel=1e-12)
+
+
+def test_auto_leaves_a_model_that_misses_the_state() -> None:
+    setup = delayed(np.random.default_rng(1), 1, lag=1, horizon=8)
+    found = repeated(setup, 100, 40, ["auto", "NFIS"])
+    errors = {name: error_of(name, found, setup.truth) for name in ("auto", "NFIS")}
+    assert errors["auto"] < 1.1 * errors["NFIS"]
+    for e in found:
+        assert 0.0 <= e["auto"].report["s"] <= 1.0
+        alone = standard_error(e["auto"].influence, e["auto"].sample.strata)
+        assert (e["auto"].standard_error > alone) == (e["auto"].report["s"] > 0)  # s b is in it
+
+
+def logged(
+    states: IntArray, actions: IntArray, rewards: FloatArray, length: int, chance: Sequence[float]
+) -> Trajectories:
+    """Return episodes of one length, held out, recorded by a policy with these probabilities."""
+    chances, steps = np.tile(chance, (int(states.max()) + 1, 1)), states.size
+    return Trajectories.from_arrays(
+        states,
+        actions,
+        rewards,
+        np.log(np.take(chance, actions)),
+        offsets=np.arange(0, steps + 1, length),
+        policies=[TablePolicy(chances)],
+        policy_ids=np.zeros(steps, dtype=np.int64),
+        terminated=False,
+        truncated=True,
+        held_out=True,
+        horizon=length,
+    )
+
+
+def test_a_model_that_failed_the_check_is_not_taken_because_the_weights_are_noisy() -> None:
+    """One observation, a reward for repeating the last action, weights of an ESS of about two."""
+    found = []
+    for seed in range(12):
+        actions = np.random.default_rng(seed).integers(2, size=(100, 15))
+        rewards = np.zeros((100, 15))
+        rewards[:, 1:] = actions[:, 1:] == actions[:, :-1]
+        nothing = np.zeros(1500, dtype=np.int64)
+        data = logged(nothing, actions.ravel(), rewards.ravel(), 15, (0.5, 0.5))
+        found.append(evaluate(data, TablePolicy(np.array([[0.9, 0.1]])), ["auto", "NFIS"]))
+    value = 14 * 0.82
+    errors = np.array([[e[name].value - value for name in ("auto", "NFIS")] for e in found])
+    rmse = np.sqrt(np.mean(errors**2, axis=0))
+    assert rmse[0] < 1.05 * rmse[1]
+    assert max(e["auto"].report["s"] for e in found) < 0.2
+
+
+def test_rare_rewards_are_no_sign_of_a_hidden_state() -> None:
+    """A reward of 10 with probability .05, independent of everything."""
+    rejected = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        states, actions = rng.integers(3, size=1200), rng.integers(2, size=1200)
+        rewards = np.where(rng.random(1200) < 0.05, 10.0, 0.0)
+        data = logged(states, actions, rewards, 6, (0.5, 0.5))
+        found = evaluate(data, TablePolicy(np.tile([0.7, 0.3], (3, 1))), ["MDR"])["MDR"]
+        rejected += "failed" in found.basis
+    assert rejected <= 40 * ALPHA + 4 * np.sqrt(40 * ALPHA * (1 - ALPHA))
+
+
+def test_a_model_without_support_is_not_green() -> None:
+    """The recorded policy always takes action 0, the target always action 1."""
+    rng = np.random.default_rng(0)
+    states, actions = rng.integers(3, size=300), np.zeros(300, dtype=np.int64)
+    data = logged(states, actions, rng.normal(size=300), 3, (1.0, 0.0))
+    target = TablePolicy(np.tile([0.0, 1.0], (3, 1)))
+    for names, colour in ((["DM", "MDR", "NFIS"], "red"), (["DM", "MDR"], "amber")):
+        found = evaluate(data, target, names)
+        assert [found[name].verdict.colour for name in ("DM", "MDR")] == [colour] * 2
+        assert "no recorded policy" in str(found["DM"].verdict)
