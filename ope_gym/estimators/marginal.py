@@ -77,8 +77,9 @@ class Corrections:
         return Arrays(np.stack(found))
 
     def total(self, merged: Arrays) -> FloatArray:
-        """Return the sums of all trajectories."""
-        return merged.joined()
+        """Return the sums of all trajectories; NaN if the ratios of any of them are unknown."""
+        found = merged.joined()
+        return found if np.isfinite(found[0]).all() else np.full_like(found, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
