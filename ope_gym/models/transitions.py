@@ -123,12 +123,57 @@ class TransitionModel:
         return np.clip(states + features @ weights, self.low, self.high)
 
     def _ending_features(self, following: FloatArray) -> FloatArray:
-        smooth = monomials((following - self.centre) / self.scale, _ENDING_DEGREE)
         half = (self.high - self.low) / (2 + 4 * _MARGIN)  # of the recorded range
-        place = (following - (self.low + self.high) / 2) / np.where(half > 0, half, 1.0)
-        place = np.clip(place, -_OUTSIDE, _OUTSIDE)
-        sides = np.maximum(place, 0.0), np.maximum(-place, 0.0)
-        return np.hstack([smooth, *(side**power for side in sides for power in _ENDING_POWERS)])
+        middle = (self.low + self.high) / 2
+        return _ending_features(following, self.centre, self.scale, middle, half)
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """The chance that an episode ends at a state, whichever action led there.
+
+    Args:
+        centre: (d,) of the states.
+        scale: (d,) of the states.
+        middle: (d,) of the recorded range.
+        half: (d,) half the recorded range.
+        weights: (E,) coefficients of the logit.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    middle: FloatArray
+    half: FloatArray
+    weights: FloatArray
+
+    def __call__(self, following: FloatArray) -> FloatArray:
+        """Return (n,) the chances at states (n, d)."""
+        x = _ending_features(following, self.centre, self.scale, self.middle, self.half)
+        return _sigmoid(x @ self.weights)
+
+
+def fit_ending(following: FloatArray, ended: NDArray[np.bool_]) -> Ending:
+    """Learn where episodes end from the states (n, d) after each step."""
+    centre, scale = following.mean(axis=0), following.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    low, high = following.min(axis=0), following.max(axis=0)
+    middle, half = (low + high) / 2, (high - low) / 2
+    x = _ending_features(following, centre, scale, middle, half)
+    return Ending(centre, scale, middle, half, _logistic(x, ended))
+
+
+def _ending_features(
+    following: FloatArray,
+    centre: FloatArray,
+    scale: FloatArray,
+    middle: FloatArray,
+    half: FloatArray,
+) -> FloatArray:
+    smooth = monomials((following - centre) / scale, _ENDING_DEGREE)
+    place = (following - middle) / np.where(half > 0, half, 1.0)
+    place = np.clip(place, -_OUTSIDE, _OUTSIDE)
+    sides = np.maximum(place, 0.0), np.maximum(-place, 0.0)
+    return np.hstack([smooth, *(side**power for side in sides for power in _ENDING_POWERS)])
 
 
 def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
@@ -146,8 +191,8 @@ def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
         scale,
         low - room,
         high + room,
-        _by_action(features[go], moves, steps.actions[go], actions),
-        _by_action(features, steps.rewards[:, None], steps.actions, actions)[:, :, 0],
+        by_action(features[go], moves, steps.actions[go], actions),
+        by_action(features, steps.rewards[:, None], steps.actions, actions)[:, :, 0],
         None,
         degree,
     )
@@ -165,7 +210,7 @@ def fit_transitions(steps: Steps, actions: int, degree: int) -> TransitionModel:
     )
 
 
-def _by_action(
+def by_action(
     features: FloatArray, values: FloatArray, taken: IntArray, actions: int
 ) -> FloatArray:
     """Return coefficients (A, F, k) of the least squares of values (m, k) for each action.

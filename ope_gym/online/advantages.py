@@ -1,0 +1,246 @@
+"""Value a policy from the steps of policies near it, without a product of ratios.
+
+By the performance-difference lemma V_j - V_k = E_j sum_t A_k(s_t, a_t): what policy j collects more
+than policy k is the sum of the advantages, under k, of the actions that j takes. So from steps of
+policies j near k,
+
+    V_k = mean v(s_0) + sum_t 1/n_t sum_i [r + v(s', t+1) - v(s, t) - c A(s, a)]
+
+with the episodes at risk at each step (`ope_gym.online.stream`). Any v gives the same mean, because
+its terms cancel along an episode; a good one takes out noise, above all where episodes are still
+open. A good A takes out the luck of the actions too, and moves the value from the policies that
+acted to the one that is asked for.
+
+v is LSTD(0.9) on features of the observation times (1, share of the time that is left). A is a
+linear function of psi = (features of the action - their mean under k) x features of the
+observation, by ridge regression on the generalised advantages of v, so its mean under k is 0
+whatever its coefficients are. A is fitted without the group of episodes it is applied to, and its
+penalty is the one that predicts these best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.models.features import ColumnSums, Map, Polynomial
+from ope_gym.online.stream import Window
+from ope_gym.policies import FinitePolicy, Policy
+
+Latent: TypeAlias = Callable[[NDArray[Any]], FloatArray]
+"""Hidden units (n, h) of a loop's networks, from observations (n, ...)."""
+
+_LAMBDA = 0.9  # of LSTD and of the generalised advantages
+_RIDGE = 1e-4  # of v, relative to the size of its features
+_PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
+_MOST_NUMBERS = 16  # an observation with more enters without products
+_MOST_FEATURES = 64  # an observation with more is an image, known by its hidden units alone
+_DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """The two sums that make a value, base - c moved, and what they are without each group.
+
+    Args:
+        base: mean v at the start plus the sum of the temporal differences.
+        moved: the sum of the advantages.
+        without: (groups, 2) both sums without one group of episodes.
+        episodes: number of episodes that began in the window.
+    """
+
+    base: float
+    moved: float
+    without: FloatArray
+    episodes: int
+
+    def value(self, c: float) -> float:
+        """Return the value with the share c of the advantages."""
+        return self.base - c * self.moved
+
+    def error(self, c: float) -> float:
+        """Return the standard error by leaving out one group at a time; NaN with fewer than two."""
+        g = len(self.without)
+        if g < 2:
+            return float("nan")
+        left = self.without @ np.array([1.0, -c])
+        return float(np.sqrt((g - 1) / g * np.sum((left - left.mean()) ** 2)))
+
+
+def advantages(
+    window: Window,
+    policy: Policy,
+    latent: Latent | None,
+    *,
+    horizon: int | None,
+    gamma: float,
+    starts: NDArray[Any],
+    rng: np.random.Generator,
+) -> Advantages:
+    """Value a policy by the steps of a window.
+
+    Args:
+        window: the episodes.
+        policy: to be valued.
+        latent: hidden units of the loop's networks, None without any.
+        horizon: time limit, None without one.
+        gamma: discount.
+        starts: (m, ...) first observations; how episodes begin does not depend on the policy.
+        rng: for policies that cannot tell the moments of their actions.
+    """
+    features = learn_features(window.observations, latent)
+    now, after = features(window.observations), features(window.following)
+    theta = _fit_v(window, now, after, horizon, gamma)
+    discount = gamma**window.step
+    v = _timed(now, window.step, horizon) @ theta
+    ahead = np.where(window.ended, 0.0, _timed(after, window.step + 1, horizon) @ theta)
+    delta = window.rewards + gamma * ahead - v
+    psi = centred_actions(policy, window, now, rng)
+    gain = _discounted(delta, window, gamma * _LAMBDA)
+    first = features(starts)
+    at_start = float((_timed(first, np.zeros(len(first)), horizon) @ theta).mean())
+    columns = np.stack([delta, _fit_advantages(psi, gain, window)]) * discount
+    return _summed(window, columns, at_start)
+
+
+def _summed(window: Window, columns: FloatArray, start: float) -> Advantages:
+    risk = window.at_risk()
+    sums = np.stack([window.sums(column) for column in columns])  # (2, groups, L)
+    there = risk[:, 0] > 0
+    sums, risk = sums[:, there], risk[there]
+    total, alive = sums.sum(axis=1), risk.sum(axis=0)
+    left = alive - risk
+    ratio = np.divide(total[:, None] - sums, left, out=np.zeros_like(sums), where=left > 0)
+    # a step that one group alone has reached cannot be left out: the others say nothing of it
+    ratio = np.where(left > 0, ratio, (total / alive)[:, None])
+    without = ratio.sum(axis=2).T
+    without[:, 0] += start
+    base, moved = (total / alive).sum(axis=1)
+    return Advantages(float(base) + start, float(moved), without, window.began.size)
+
+
+def learn_features(observations: NDArray[Any], latent: Latent | None) -> Map:
+    """Return the map from observations to features (n, d), 1 first, with the scale of these."""
+    size = int(np.prod(observations.shape[1:]))
+    maps: list[tuple[Latent | None, Map]] = []
+    if size <= _MOST_FEATURES or latent is None:
+        degree = 2 if size <= _MOST_NUMBERS else 1
+        maps.append((None, Polynomial(degree).learn(observations)))
+    if latent is not None:
+        maps.append((latent, _scaled(latent(observations))))
+
+    def features(batch: Any) -> FloatArray:
+        found = [known(batch if hidden is None else hidden(batch)) for hidden, known in maps]
+        if len(maps) == 1 and maps[0][0] is not None:
+            found.insert(0, np.ones((len(batch), 1)))
+        return np.hstack(found)
+
+    return features
+
+
+def _scaled(units: FloatArray) -> Map:
+    sums = ColumnSums()
+    sums.update(np.asarray(units, dtype=np.float64))
+    return sums.columns()
+
+
+def _timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> FloatArray:
+    if horizon is None:
+        return features
+    left = np.maximum(horizon - step, 0) / horizon
+    return np.hstack([features, features * left[:, None]])
+
+
+def _fit_v(
+    window: Window, now: FloatArray, after: FloatArray, horizon: int | None, gamma: float
+) -> FloatArray:
+    """Return the coefficients of v by LSTD: sum_t e_t (phi_t - gamma phi_t+1)' theta = sum e_t r_t."""
+    phi = _timed(now, window.step, horizon)
+    ahead = _timed(after, window.step + 1, horizon)
+    ahead = np.where(window.ended[:, None], 0.0, ahead)
+    trace = _traces(phi, window, gamma * _LAMBDA)
+    size = np.einsum("ij,ij->j", phi, phi)
+    left = trace.T @ (phi - gamma * ahead)
+    left[np.diag_indices_from(left)] += _RIDGE / (1 - _LAMBDA) * (size + 1e-9 * size.max())
+    return np.asarray(np.linalg.solve(left, trace.T @ window.rewards))
+
+
+def centred_actions(
+    policy: Policy, window: Window, features: FloatArray, rng: np.random.Generator
+) -> FloatArray:
+    """Return psi (S, p): features of the actions less their mean under the policy, by features."""
+    if isinstance(policy, FinitePolicy):
+        probs = policy.probs(window.observations)
+        taken = window.actions.reshape(-1).astype(np.int64)
+        here = (taken[:, None] == np.arange(probs.shape[1])) - probs
+        parts = [(here[:, 1:], features)]  # the columns of all actions add up to 0
+    else:
+        mean, variance = action_moments(policy, window.observations, rng)
+        z = (window.actions.reshape(len(mean), -1) - mean) / np.sqrt(variance)
+        parts = [(z, features), (z**2 - 1.0, features[:, : 1 + _MOST_NUMBERS])]
+    found = [(x[:, :, None] * f[:, None, :]).reshape(len(x), -1) for x, f in parts]
+    return np.hstack(found)
+
+
+def action_moments(
+    policy: Policy, observations: NDArray[Any], rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """Return mean and variance (n, m) of the actions of a policy of real numbers."""
+    exact = getattr(policy, "action_moments", None)
+    if exact is not None:
+        mean, variance = exact(observations)
+    else:
+        drawn = [np.asarray(policy.sample(observations, rng)) for _ in range(_DRAWS)]
+        stacked = np.stack(drawn).reshape(_DRAWS, len(observations), -1)
+        mean, variance = stacked.mean(axis=0), stacked.var(axis=0, ddof=1)
+    return mean, np.maximum(variance, 1e-12)
+
+
+def _fit_advantages(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
+    """Return (S,) the advantage of each step, fitted without its own group."""
+    rows = [np.flatnonzero(window.group == g) for g in range(window.n_groups)]
+    rows = [r for r in rows if r.size]
+    if len(rows) < 2:
+        return np.zeros(len(psi))
+    some = [psi[r] for r in rows]
+    grams = np.stack([x.T @ x for x in some])
+    aims = np.stack([x.T @ gain[r] for x, r in zip(some, rows, strict=True)])
+    gram, aim = grams.sum(axis=0), aims.sum(axis=0)
+    size = np.diag(gram) / len(psi)
+    ridge = np.diag(size + 1e-9 * max(size.max(), 1e-300))
+    best, least = np.zeros(len(psi)), float(gain @ gain)  # no advantage predicts, so far
+    for penalty in _PENALTIES:
+        found = np.empty(len(psi))
+        for x, r, own, part in zip(some, rows, grams, aims, strict=True):
+            found[r] = x @ np.linalg.solve(gram - own + penalty * ridge, aim - part)
+        loss = float(np.sum((gain - found) ** 2))
+        if loss < least:
+            best, least = found, loss
+    return best
+
+
+def _traces(phi: FloatArray, window: Window, decay: float) -> FloatArray:
+    """Return e_t = phi_t + decay e_t-1 along each episode, for all episodes at once."""
+    found = phi.copy()
+    for rows in _by_step(window)[1:]:
+        found[rows] += decay * found[rows - 1]
+    return found
+
+
+def _discounted(values: FloatArray, window: Window, decay: float) -> FloatArray:
+    """Return g_t = value_t + decay g_t+1 along each episode, for all episodes at once."""
+    found = values.copy()
+    for rows in _by_step(window)[:0:-1]:
+        found[rows - 1] += decay * found[rows]
+    return found
+
+
+def _by_step(window: Window) -> list[IntArray]:
+    """Return the rows of each step number, from 0 on."""
+    order = np.argsort(window.step, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(window.step))[:-1])

@@ -1,0 +1,157 @@
+"""Learn how the environment moves from the latest steps, and play the policy there.
+
+    s' = s + f(s, a),    r = g(s, a) + b 1(end),    P(end | s') = sigma(h(s'))
+
+f and g are polynomials, h is the logit of `ope_gym.models.transitions`. How the environment moves
+does not depend on who acts, so all recent steps count, whichever policy took them. Where states are
+a few numbers that move smoothly this is worth more than all episodes of the training; where they
+are not it is worth nothing. It is used only as far as its values have turned out right so far in
+the same run (`ope_gym.online.record`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym.arrays import FloatArray
+from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials
+from ope_gym.policies import FinitePolicy, Policy
+
+_MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
+_EPISODES = 128  # played for a value
+_MARGIN = 0.5  # a state may leave the recorded range by this share of it
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """A learned environment; states of d numbers, F features, A blocks of coefficients.
+
+    Args:
+        centre: of the inputs: the state, and the action where it is made of real numbers.
+        scale: of the inputs.
+        degree: of the polynomials.
+        moves: (A, F, d) coefficients of the increments; A is 1 for actions of real numbers.
+        rewards: (A, F) coefficients of the rewards.
+        last: what the reward of an ending step has more.
+        low: (d,) least state.
+        high: (d,) largest.
+        ending: chance of the end; None if no episode terminated.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    degree: int
+    moves: FloatArray
+    rewards: FloatArray
+    last: float
+    low: FloatArray
+    high: FloatArray
+    ending: Ending | None
+
+    def play(
+        self,
+        policy: Policy,
+        starts: NDArray[Any],
+        *,
+        horizon: int,
+        gamma: float,
+        rng: np.random.Generator,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
+    ) -> FloatArray:
+        """Return the returns of episodes from `starts` on; bounds clip actions, as SB3 does."""
+        finite = isinstance(policy, FinitePolicy)
+        shape = starts.shape[1:]
+        states = starts.reshape(len(starts), -1).astype(np.float64)
+        paid, alive = np.zeros(len(states)), np.arange(len(states))
+        for t in range(horizon):
+            seen = states.astype(starts.dtype).reshape(-1, *shape)
+            actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
+            if bounds is not None and not finite:
+                actions = np.clip(actions, *bounds)
+            states, rewards = self._step(states, actions, finite)
+            over = np.zeros(len(states), dtype=bool)
+            if self.ending is not None:
+                over = rng.random(len(states)) < self.ending(states)
+                rewards = rewards + self.last * over
+            paid[alive] += gamma**t * rewards
+            states, alive = states[~over], alive[~over]
+            if not alive.size:
+                break
+        return paid
+
+    def _step(
+        self, states: FloatArray, actions: NDArray[Any], finite: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        inputs = states if finite else np.hstack([states, actions])
+        features = monomials((inputs - self.centre) / self.scale, self.degree)
+        if not finite:
+            moved, rewards = features @ self.moves[0], features @ self.rewards[0]
+        else:
+            rows, taken = np.arange(len(states)), actions[:, 0].astype(np.int64)
+            moved = np.einsum("nf,afd->nad", features, self.moves, optimize=True)[rows, taken]
+            rewards = np.einsum("nf,af->na", features, self.rewards)[rows, taken]
+        return np.clip(states + moved, self.low, self.high), rewards
+
+
+def learn_simulator(
+    columns: dict[str, NDArray[Any]],
+    n_actions: int,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> Simulator | None:
+    """Learn from steps (S, ...); None if states are not a few numbers.
+
+    Args:
+        columns: observations, following, actions, rewards, terminated.
+        n_actions: how many there are, 0 for real numbers.
+        bounds: lowest and highest action, to which the loop clips.
+    """
+    if columns["observations"].dtype.kind != "f":
+        return None
+    rows = len(columns["rewards"])
+    states = columns["observations"].reshape(rows, -1).astype(np.float64)
+    following = columns["following"].reshape(rows, -1).astype(np.float64)
+    actions = columns["actions"].reshape(rows, -1)
+    inputs = states
+    if not n_actions:
+        inputs = np.hstack([states, np.clip(actions, *bounds) if bounds else actions])
+    width = inputs.shape[1]
+    degree = max((k for k in (1, 2, 3) if comb(width + k, k) <= _MOST_FEATURES), default=0)
+    if not degree or rows < 4 * comb(width + degree, degree) * max(n_actions, 1):
+        return None
+    centre, scale = inputs.mean(axis=0), inputs.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    features = monomials((inputs - centre) / scale, degree)
+    taken = actions[:, 0].astype(np.int64) if n_actions else np.zeros(rows, dtype=np.int64)
+    blocks, ended = max(n_actions, 1), columns["terminated"]
+    moves = by_action(features, following - states, taken, blocks)
+    go = np.flatnonzero(~ended)
+    rewards = by_action(features[go], columns["rewards"][go, None], taken[go], blocks)[:, :, 0]
+    low, high = following.min(axis=0), following.max(axis=0)
+    room = _MARGIN * (high - low)
+    last = 0.0
+    if ended.any():
+        usual = np.einsum("nf,nf->n", features[ended], rewards[taken[ended]])
+        last = float(np.mean(columns["rewards"][ended] - usual))
+    ending = fit_ending(following, ended) if ended.any() else None
+    return Simulator(centre, scale, degree, moves, rewards, last, low - room, high + room, ending)
+
+
+def simulate(
+    simulator: Simulator,
+    policy: Policy,
+    starts: NDArray[Any],
+    *,
+    horizon: int,
+    gamma: float,
+    rng: np.random.Generator,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> tuple[float, float]:
+    """Return the value of a policy in a learned environment, and its standard error."""
+    chosen = starts[rng.integers(len(starts), size=_EPISODES)]
+    paid = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
+    return float(paid.mean()), float(paid.std(ddof=1) / np.sqrt(len(paid)))
