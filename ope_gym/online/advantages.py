@@ -20,7 +20,7 @@ penalty is the one that predicts these best.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,22 +36,23 @@ Latent: TypeAlias = Callable[[NDArray[Any]], FloatArray]
 """Hidden units (n, h) of a loop's networks, from observations (n, ...)."""
 
 _LAMBDA = 0.9  # of LSTD and of the generalised advantages
-_RIDGE = 1e-4  # of v, relative to the size of its features
+_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of v, relative to the size of its features
 _PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
 _MOST_NUMBERS = 16  # an observation with more enters without products
 _MOST_FEATURES = 64  # an observation with more is an image, known by its hidden units alone
+_CHANCE = 2.0  # squared differences of windows, in units of their noise, that are chance
 _DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
 
 
 @dataclass(frozen=True, eq=False)
-class Advantages:
+class Sums:
     """The two sums that make a value, base - c moved, and what they are without each group.
 
     Args:
         base: mean v at the start plus the sum of the temporal differences.
         moved: the sum of the advantages.
         without: (groups, 2) both sums without one group of episodes.
-        episodes: number of episodes that began in the window.
+        episodes: number of episodes.
     """
 
     base: float
@@ -72,7 +73,64 @@ class Advantages:
         return float(np.sqrt((g - 1) / g * np.sum((left - left.mean()) ** 2)))
 
 
-def advantages(
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """v and A along the steps of a window.
+
+    Args:
+        window: the episodes.
+        columns: (2, S) discounted temporal differences of v, and advantages.
+        start: mean v at the start of an episode.
+    """
+
+    window: Window
+    columns: FloatArray
+    start: float
+
+    def sums(self, start: int, stop: int) -> Sums | None:
+        """Sum over the episodes between two clocks; None if there are none."""
+        part, rows = self.window.part(start, stop)
+        if not part.began.size:
+            return None
+        risk = part.at_risk()
+        sums = np.stack([part.sums(column[rows]) for column in self.columns])  # (2, groups, L)
+        there = risk[:, 0] > 0
+        sums, risk = sums[:, there], risk[there]
+        total, alive = sums.sum(axis=1), risk.sum(axis=0)
+        left = alive - risk
+        ratio = np.divide(total[:, None] - sums, left, out=np.zeros_like(sums), where=left > 0)
+        # a step that one group alone has reached cannot do without it: the others say nothing
+        ratio = np.where(left > 0, ratio, (total / alive)[:, None])
+        without = ratio.sum(axis=2).T
+        without[:, 0] += self.start
+        base, moved = (total / alive).sum(axis=1)
+        return Sums(float(base) + self.start, float(moved), without, part.began.size)
+
+
+def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
+    """Choose among windows of growing span; return its sums and its squared error.
+
+    A wider window has less noise and more steps of policies further away. What it differs from a
+    narrower one by more than their noise explains is bias, and counts as error (Lepski's method).
+
+    Args:
+        found: sums of the windows, the narrowest first; each is a part of the next.
+        c: share of the advantages.
+    """
+    values = np.array([sums.value(c) for sums in found])
+    episodes = np.array([sums.episodes for sums in found])
+    # the spread over groups is known best from the widest window
+    squares = found[-1].error(c) ** 2 * episodes[-1] / episodes
+    errors = squares.copy()
+    for i in range(1, len(found)):
+        noise = squares[:i] - squares[i]  # of the difference, because one is a part of the other
+        bias = (values[i] - values[:i]) ** 2 - _CHANCE * noise
+        errors[i] += max(float(np.max(bias)), 0.0)
+    best = int(np.argmin(errors))
+    return found[best], float(errors[best])
+
+
+def fit_advantages(
     window: Window,
     policy: Policy,
     latent: Latent | None,
@@ -82,7 +140,7 @@ def advantages(
     starts: NDArray[Any],
     rng: np.random.Generator,
 ) -> Advantages:
-    """Value a policy by the steps of a window.
+    """Fit v and the advantages of a policy to the steps of a window.
 
     Args:
         window: the episodes.
@@ -95,33 +153,16 @@ def advantages(
     """
     features = learn_features(window.observations, latent)
     now, after = features(window.observations), features(window.following)
-    theta = _fit_v(window, now, after, horizon, gamma)
-    discount = gamma**window.step
-    v = _timed(now, window.step, horizon) @ theta
-    ahead = np.where(window.ended, 0.0, _timed(after, window.step + 1, horizon) @ theta)
-    delta = window.rewards + gamma * ahead - v
+    phi = timed(now, window.step, horizon)
+    ahead = np.where(window.ended[:, None], 0.0, timed(after, window.step + 1, horizon))
+    theta = _fit_v(window, phi, ahead, gamma)
+    delta = window.rewards + (gamma * ahead - phi) @ theta
     psi = centred_actions(policy, window, now, rng)
     gain = _discounted(delta, window, gamma * _LAMBDA)
     first = features(starts)
-    at_start = float((_timed(first, np.zeros(len(first)), horizon) @ theta).mean())
-    columns = np.stack([delta, _fit_advantages(psi, gain, window)]) * discount
-    return _summed(window, columns, at_start)
-
-
-def _summed(window: Window, columns: FloatArray, start: float) -> Advantages:
-    risk = window.at_risk()
-    sums = np.stack([window.sums(column) for column in columns])  # (2, groups, L)
-    there = risk[:, 0] > 0
-    sums, risk = sums[:, there], risk[there]
-    total, alive = sums.sum(axis=1), risk.sum(axis=0)
-    left = alive - risk
-    ratio = np.divide(total[:, None] - sums, left, out=np.zeros_like(sums), where=left > 0)
-    # a step that one group alone has reached cannot be left out: the others say nothing of it
-    ratio = np.where(left > 0, ratio, (total / alive)[:, None])
-    without = ratio.sum(axis=2).T
-    without[:, 0] += start
-    base, moved = (total / alive).sum(axis=1)
-    return Advantages(float(base) + start, float(moved), without, window.began.size)
+    at_start = float((timed(first, np.zeros(len(first)), horizon) @ theta).mean())
+    columns = np.stack([delta, _fit_psi(psi, gain, window)]) * gamma**window.step
+    return Advantages(window, columns, at_start)
 
 
 def learn_features(observations: NDArray[Any], latent: Latent | None) -> Map:
@@ -131,7 +172,7 @@ def learn_features(observations: NDArray[Any], latent: Latent | None) -> Map:
     if size <= _MOST_FEATURES or latent is None:
         degree = 2 if size <= _MOST_NUMBERS else 1
         maps.append((None, Polynomial(degree).learn(observations)))
-    if latent is not None:
+    else:
         maps.append((latent, _scaled(latent(observations))))
 
     def features(batch: Any) -> FloatArray:
@@ -149,25 +190,45 @@ def _scaled(units: FloatArray) -> Map:
     return sums.columns()
 
 
-def _timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> FloatArray:
+def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> FloatArray:
+    """Return the features (n, d), and again times the share of the time that is left."""
     if horizon is None:
         return features
     left = np.maximum(horizon - step, 0) / horizon
     return np.hstack([features, features * left[:, None]])
 
 
-def _fit_v(
-    window: Window, now: FloatArray, after: FloatArray, horizon: int | None, gamma: float
-) -> FloatArray:
-    """Return the coefficients of v by LSTD: sum_t e_t (phi_t - gamma phi_t+1)' theta = sum e_t r_t."""
-    phi = _timed(now, window.step, horizon)
-    ahead = _timed(after, window.step + 1, horizon)
-    ahead = np.where(window.ended[:, None], 0.0, ahead)
+def _fit_v(window: Window, phi: FloatArray, ahead: FloatArray, gamma: float) -> FloatArray:
+    """Return the coefficients theta of v by LSTD, with the penalty that predicts best.
+
+        sum_t e_t (phi_t - gamma phi_t+1)' theta = sum_t e_t r_t,    e_t = phi_t + gamma lambda e_t-1
+
+    Each half of the groups predicts what the other half collected from each step on. (Temporal
+    differences would not do to compare: they are smallest for v = 0 if rewards are small.)
+    """
     trace = _traces(phi, window, gamma * _LAMBDA)
+    change = phi - gamma * ahead
+    odd = window.group % 2 == 1
+    halves = [np.flatnonzero(odd), np.flatnonzero(~odd)]
+    lefts = [trace[rows].T @ change[rows] for rows in halves]
+    rights = [trace[rows].T @ window.rewards[rows] for rows in halves]
     size = np.einsum("ij,ij->j", phi, phi)
-    left = trace.T @ (phi - gamma * ahead)
-    left[np.diag_indices_from(left)] += _RIDGE / (1 - _LAMBDA) * (size + 1e-9 * size.max())
-    return np.asarray(np.linalg.solve(left, trace.T @ window.rewards))
+    size = (size + 1e-9 * size.max()) / (1 - _LAMBDA)
+
+    def solve(left: FloatArray, right: FloatArray, ridge: float) -> FloatArray:
+        return np.asarray(np.linalg.solve(left + np.diag(ridge * size), right))
+
+    def loss(ridge: float) -> float:
+        found = np.empty(len(phi))
+        for i, rows in enumerate(halves):
+            theta = solve(lefts[1 - i], rights[1 - i], ridge / 2)
+            found[rows] = window.rewards[rows] - change[rows] @ theta
+        return float(np.sum(_discounted(found, window, gamma) ** 2))
+
+    ridge = _RIDGES[1]
+    if min(rows.size for rows in halves):
+        ridge = min(_RIDGES, key=loss)
+    return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
 
 
 def centred_actions(
@@ -201,7 +262,7 @@ def action_moments(
     return mean, np.maximum(variance, 1e-12)
 
 
-def _fit_advantages(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
+def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
     """Return (S,) the advantage of each step, fitted without its own group."""
     rows = [np.flatnonzero(window.group == g) for g in range(window.n_groups)]
     rows = [r for r in rows if r.size]

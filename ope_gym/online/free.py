@@ -24,18 +24,21 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from ope_gym.arrays import FloatArray
-from ope_gym.online.advantages import Advantages, Latent, advantages
-from ope_gym.online.record import TrackRecord, blend
+from ope_gym.online.advantages import Advantages, Latent, Sums, best_span, fit_advantages
+from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
-_ASIDE = 6144  # steps on either side of a policy that settle its value
-_LATEST = 8192  # steps behind a value at once
+_SETTLED = 40  # episodes that must follow a policy before its value is settled,
+_LEAST, _MOST = 6144, 24_576  # and the steps that must or may
+_NARROW, _WIDE, _GROWTH = 2048, 32_768, 1.5  # steps of the windows that are compared
 _LEARNT = 16_384  # steps from which the environment is learned
 _ROOM = 1.25  # a window is at least so many times as long as the longest episode
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
+_SECOND = 0.25  # of a squared correction that counts as error: what is of second order
+_FREEDOM = 7.0  # degrees of freedom of an error that rests on eight groups
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _RETRY = 8  # evaluations after which a hopeless simulation is tried again
 
@@ -72,13 +75,19 @@ class FreeEstimate:
         return (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
 
 
+@dataclass(frozen=True, eq=False)
+class _Value:
+    sums: Sums
+    square: float  # squared error
+
+
 @dataclass(eq=False)
 class _Snapshot:
     policy: Policy
     latent: Latent | None
     clock: int
     timesteps: int = 0
-    early: dict[str, float] = field(default_factory=dict)  # values at once, by way
+    early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
     fresh: list[float] = field(default_factory=list)
 
 
@@ -115,10 +124,10 @@ class FreeEvaluation:
         self._bounds = action_bounds
         self._rng = np.random.default_rng(seed)
         longest = 0 if horizon is None else 2 * horizon
-        self.stream = Stream(num_envs, -(-3 * _LATEST // num_envs) + longest)
+        self.stream = Stream(num_envs, -(-2 * _WIDE // num_envs) + longest)
         self._current: _Snapshot | None = None
         self._pending: list[_Snapshot] = []
-        self._spread, self._range = np.nan, (np.inf, -np.inf)
+        self._spread, self._range, self._length = np.nan, (np.inf, -np.inf), 0.0
         self._rest = 0  # evaluations for which the simulation rests
 
     def follow(self, policy: Policy, latent: Latent | None = None) -> None:
@@ -155,59 +164,60 @@ class FreeEvaluation:
         now = self._current
         if now is None:
             raise RuntimeError("no policy is known: call follow(policy) first")
+        if not self.stream.clock:
+            return None
         stop = self.stream.clock
-        window = self._window(stop - -(-_LATEST // self.stream.num_envs), stop)
-        if window is None:
+        spans = self._spans()
+        fitted = self._fit(now, stop - spans[-1], stop)
+        if fitted is None:
             return None
         now.timesteps = timesteps
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
-        self._note_returns(window, now.fresh)
-        found = self._advantages(window, now)
-        values = {"advantages": found.value(SHARE), "simulation": self._simulate(now)}
-        now.early = values
+        self._note_returns(fitted.window, now.fresh)
+        now.early = self._values(now, fitted, [(stop - span, stop) for span in spans])
         self._pending.append(now)
-        variance = self._spread**2
-        errors = {name: self.record.mean_square(name) * variance for name in values}
-        own = found.error(SHARE)
-        if np.isfinite(own):  # never surer than the spread over groups of episodes
-            errors["advantages"] = max(errors["advantages"], own**2)
-        return self._conclude(now, values, errors, found.episodes, settled=False)
+        return self._conclude(now, now.early, settled=False)
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of the policies that enough steps have followed since."""
-        done, aside = [], -(-_ASIDE // self.stream.num_envs)
-        while self._pending and self.stream.clock >= self._pending[0].clock + aside:
+        done = []
+        while self._pending and self.stream.clock >= self._pending[0].clock + self._aside():
             then = self._pending.pop(0)
-            window = self._window(then.clock - aside, then.clock + aside)
-            if window is None:
+            spans = self._spans()
+            ends = [
+                (then.clock - span // 2, min(then.clock + span // 2, self.stream.clock))
+                for span in spans
+            ]
+            fitted = self._fit(then, *ends[-1])
+            if fitted is None:
                 continue
-            found = self._advantages(window, then)
-            reference, error = found.value(SHARE), found.error(SHARE)
-            values = {"advantages": reference, "simulation": then.early["simulation"]}
-            variance = self._spread**2
-            drift = (1.0 - SHARE) * found.moved
-            errors = {
-                "advantages": np.nan_to_num(error**2, nan=variance) + drift**2,
-                "simulation": self.record.mean_square("simulation") * variance,
-            }
-            done.append(self._conclude(then, values, errors, found.episodes, settled=True))
-            for name, early in then.early.items():
-                self.record.add(name, early - reference, self._spread)
+            found = self._conclude(then, self._values(then, fitted, ends), settled=True)
+            done.append(found)
+            self.record.add(self._conclude(then, then.early, settled=False), found)
         return done
 
     # The ways to a value -----------------------------------------------------------------
 
-    def _window(self, start: int, stop: int) -> Window | None:
-        """Return the window between two clocks, longer if episodes are; None if it is empty."""
-        longest = self.stream.longest(stop - start)
-        start = min(start, stop - int(_ROOM * longest) - 1)
-        if self.stream.clock == 0:
-            return None
-        window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
-        return window if window.began.size else None
+    def _aside(self) -> int:
+        """Return how many vector steps must follow a policy before its value is settled."""
+        steps = np.clip(_SETTLED * self._length, _LEAST, _MOST)
+        return -(-int(steps) // self.stream.num_envs)
 
-    def _advantages(self, window: Window, snapshot: _Snapshot) -> Advantages:
-        return advantages(
+    def _spans(self) -> list[int]:
+        """Return the lengths of the windows to compare, in vector steps, the narrowest first."""
+        n = self.stream.num_envs
+        widest = -(-_WIDE // n)
+        longest = int(_ROOM * self.stream.longest(widest)) + 1
+        spans = [max(_NARROW // n, longest)]
+        while spans[-1] * _GROWTH <= widest:
+            spans.append(int(spans[-1] * _GROWTH))
+        return spans
+
+    def _fit(self, snapshot: _Snapshot, start: int, stop: int) -> Advantages | None:
+        window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
+        if not window.began.size:
+            return None
+        return fit_advantages(
             window,
             snapshot.policy,
             snapshot.latent,
@@ -217,11 +227,39 @@ class FreeEvaluation:
             rng=self._rng,
         )
 
-    def _simulate(self, snapshot: _Snapshot) -> float:
-        """Return the value in a learned environment; NaN where there is none."""
+    def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float]:
+        found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
+        sums, error = best_span(found, SHARE)
+        return sums, error if np.isfinite(error) else self._spread**2
+
+    def _possible(self, value: float) -> float:
+        """Return a value within the returns seen so far: a mean cannot lie beyond them."""
+        return float(np.clip(value, *self._range)) if self._range[0] <= self._range[1] else value
+
+    def _values(
+        self, snapshot: _Snapshot, fitted: Advantages, ends: list[tuple[int, int]]
+    ) -> dict[str, _Value]:
+        """Return the value of a policy by each way."""
+        sums, error = self._best(fitted, ends)
+        values = {"advantages": _Value(sums, error + _SECOND * sums.moved**2)}
+        simulated = self._simulate(snapshot, fitted.window)
+        if simulated is not None:
+            fitted, noise = simulated
+            sums, error = self._best(fitted, ends)
+            error += noise + _SECOND * (sums.base - fitted.start) ** 2
+            values["simulation"] = _Value(sums, error)
+        if len(snapshot.fresh) > 1:
+            mean = float(np.mean(snapshot.fresh))
+            variance = max(float(np.var(snapshot.fresh, ddof=1)), self._spread**2)
+            count = len(snapshot.fresh)
+            values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), count), variance / count)
+        return values
+
+    def _simulate(self, snapshot: _Snapshot, window: Window) -> tuple[Advantages, float] | None:
+        """Return the value in a learned environment; None where there is none."""
         if self.horizon is None or self._rest > 0:
             self._rest -= 1
-            return float("nan")
+            return None
         policy, latest = snapshot.policy, self.stream.latest(_LEARNT)
         actions = 0
         if isinstance(policy, FinitePolicy):
@@ -229,49 +267,40 @@ class FreeEvaluation:
         simulator = learn_simulator(latest, actions, self._bounds)
         if simulator is None:
             self._rest = _RETRY
-            return float("nan")
-        value, _ = simulate(
+            return None
+        return simulate(
             simulator,
             policy,
+            window,
             self.stream.starts(),
             horizon=self.horizon,
             gamma=self.gamma,
             rng=self._rng,
             bounds=self._bounds,
         )
-        return value
 
     def _conclude(
-        self,
-        snapshot: _Snapshot,
-        values: dict[str, float],
-        errors: dict[str, float],
-        episodes: int,
-        *,
-        settled: bool,
+        self, snapshot: _Snapshot, values: dict[str, _Value], *, settled: bool
     ) -> FreeEstimate:
-        if len(snapshot.fresh) > 1:
-            values = {**values, "fresh": float(np.mean(snapshot.fresh))}
-            variance = max(float(np.var(snapshot.fresh, ddof=1)), self._spread**2)
-            errors = {**errors, "fresh": variance / len(snapshot.fresh)}
         low, high = self._range
         least = (_FLOOR * (high - low)) ** 2 + 1e-300
-        errors = {name: error + least for name, error in errors.items()}
-        value, square = blend(values, errors)
-        shares = {n: square / errors[n] for n, x in values.items() if np.isfinite(x)}
-        if not settled and 0 < shares.get("simulation", 1.0) < _HOPELESS:
-            self._rest = _RETRY
-        freedom = max(self.record.freedom(), 7.0 if settled else 3.0)
-        half = float(stdtrit(freedom, 0.5 + 0.5 * self.level)) * np.sqrt(square)
+        weights = {name: 1.0 / (found.square + least) for name, found in values.items()}
+        square = 1.0 / sum(weights.values())
+        shares = {name: weight * square for name, weight in weights.items()}
+        value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
+        if not settled and shares.get("simulation", 1.0) < _HOPELESS:
+            self._rest = 2 * _RETRY
+        error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
+        half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(
             timesteps=snapshot.timesteps,
             value=value,
-            standard_error=float(np.sqrt(square)),
+            standard_error=error,
             low=value - half,
             high=value + half,
             settled=settled,
             spread=self._spread,
-            episodes=episodes + len(snapshot.fresh),
+            episodes=max(x.sums.episodes for x in values.values()),
             shares=shares,
         )
 
@@ -280,10 +309,10 @@ class FreeEvaluation:
         episode = np.cumsum(window.first) - 1
         paid = np.bincount(episode, window.rewards * self.gamma**window.step)
         whole = np.bincount(episode, window.ended) > 0
-        returns = np.append(paid[whole], fresh)
-        if returns.size:
-            low, high = self._range
-            self._range = min(low, float(returns.min())), max(high, float(returns.max()))
+        returns, seen = np.append(paid[whole], fresh), np.append(paid, fresh)
+        self._length = len(window.rewards) / max(int(whole.sum()), 1)
+        low, high = self._range
+        self._range = min(low, float(seen.min())), max(high, float(seen.max()))
         if returns.size > 2:
             self._spread = float(returns.std(ddof=1))
         elif np.isnan(self._spread):

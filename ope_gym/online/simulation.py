@@ -1,16 +1,25 @@
-"""Learn how the environment moves from the latest steps, and play the policy there.
+"""Learn how the environment moves from the latest steps, play the policy there, and correct that.
 
     s' = s + f(s, a),    r = g(s, a) + b 1(end),    P(end | s') = sigma(h(s'))
 
 f and g are polynomials, h is the logit of `ope_gym.models.transitions`. How the environment moves
 does not depend on who acts, so all recent steps count, whichever policy took them. Where states are
-a few numbers that move smoothly this is worth more than all episodes of the training; where they
-are not it is worth nothing. It is used only as far as its values have turned out right so far in
-the same run (`ope_gym.online.record`).
+a few numbers that move smoothly, this is worth more than all episodes of the training.
+
+What the learned environment gets wrong shows in the recorded steps. With v, the value of the policy
+there, and hats for what it predicts (the simulation lemma),
+
+    V = V_simulated + E sum_t [r - r_hat + gamma (v(s') - v(s_hat'))]
+
+The bracket compares one recorded step with its prediction, given state and action, so it is right
+for steps of any policy, and of those near the one in question the sum is right but for products of
+two errors. Where the learned environment is right the sum has no noise; where it is wrong the sum
+is large and noisy, and the value counts for little.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -19,12 +28,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
+from ope_gym.models.features import Polynomial
 from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials
+from ope_gym.online.advantages import Advantages, timed
+from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
 _EPISODES = 128  # played for a value
+_VALUED = 8192  # played steps that v is fitted to
 _MARGIN = 0.5  # a state may leave the recorded range by this share of it
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Episodes played in a learned environment, m of them with M steps in all.
+
+    Args:
+        returns: (m,).
+        states: (M, d).
+        step: (M,) number of the step in its episode.
+        ahead: (M,) what was paid from this step on.
+    """
+
+    returns: FloatArray
+    states: FloatArray
+    step: NDArray[np.int64]
+    ahead: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,18 +92,22 @@ class Simulator:
         gamma: float,
         rng: np.random.Generator,
         bounds: tuple[FloatArray, FloatArray] | None = None,
-    ) -> FloatArray:
-        """Return the returns of episodes from `starts` on; bounds clip actions, as SB3 does."""
+    ) -> Played:
+        """Play episodes from `starts` on; bounds clip actions, as SB3 does."""
         finite = isinstance(policy, FinitePolicy)
         shape = starts.shape[1:]
         states = starts.reshape(len(starts), -1).astype(np.float64)
         paid, alive = np.zeros(len(states)), np.arange(len(states))
+        seen_states, seen_paid, seen_who = [], [], []
         for t in range(horizon):
+            seen_states.append(states)
+            seen_paid.append(paid[alive])
+            seen_who.append(alive)
             seen = states.astype(starts.dtype).reshape(-1, *shape)
             actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
             if bounds is not None and not finite:
                 actions = np.clip(actions, *bounds)
-            states, rewards = self._step(states, actions, finite)
+            states, rewards = self.step(states, actions, finite)
             over = np.zeros(len(states), dtype=bool)
             if self.ending is not None:
                 over = rng.random(len(states)) < self.ending(states)
@@ -82,11 +116,15 @@ class Simulator:
             states, alive = states[~over], alive[~over]
             if not alive.size:
                 break
-        return paid
+        who, times = np.concatenate(seen_who), np.arange(len(seen_who))
+        step = np.repeat(times, [len(x) for x in seen_who])
+        ahead = (paid[who] - np.concatenate(seen_paid)) / gamma**step if gamma > 0 else paid[who]
+        return Played(paid, np.concatenate(seen_states), step, ahead)
 
-    def _step(
+    def step(
         self, states: FloatArray, actions: NDArray[Any], finite: bool
     ) -> tuple[FloatArray, FloatArray]:
+        """Return next states (n, d) and rewards (n,), without what an ending step has more."""
         inputs = states if finite else np.hstack([states, actions])
         features = monomials((inputs - self.centre) / self.scale, self.degree)
         if not finite:
@@ -144,14 +182,54 @@ def learn_simulator(
 def simulate(
     simulator: Simulator,
     policy: Policy,
+    window: Window,
     starts: NDArray[Any],
     *,
     horizon: int,
     gamma: float,
     rng: np.random.Generator,
     bounds: tuple[FloatArray, FloatArray] | None = None,
-) -> tuple[float, float]:
-    """Return the value of a policy in a learned environment, and its standard error."""
+) -> tuple[Advantages, float]:
+    """Return the value of a policy in a learned environment, with its corrections step by step.
+
+    The second number is the squared error of what is played: its episodes are finitely many.
+    """
     chosen = starts[rng.integers(len(starts), size=_EPISODES)]
-    paid = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
-    return float(paid.mean()), float(paid.std(ddof=1) / np.sqrt(len(paid)))
+    played = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
+    v = _fit_v(played, horizon, rng)
+    finite = isinstance(policy, FinitePolicy)
+    rows = len(window.rewards)
+    states = window.observations.reshape(rows, -1).astype(np.float64)
+    following = window.following.reshape(rows, -1).astype(np.float64)
+    actions = window.actions.reshape(rows, -1)
+    if bounds is not None and not finite:
+        actions = np.clip(actions, *bounds)
+    predicted, rewards = simulator.step(states, actions, finite)
+    end = np.zeros(rows) if simulator.ending is None else simulator.ending(predicted)
+    after = window.step + 1
+    time_left = after < horizon
+    here = np.where(window.terminated, 0.0, v(following, after)) * time_left
+    there = (1.0 - end) * v(predicted, after) * time_left
+    wrong = window.rewards - rewards - simulator.last * end + gamma * (here - there)
+    columns = np.stack([wrong, np.zeros(rows)]) * gamma**window.step
+    noise = float(played.returns.var(ddof=1) / len(played.returns))
+    return Advantages(window, columns, float(played.returns.mean())), noise
+
+
+def _fit_v(
+    played: Played, horizon: int, rng: np.random.Generator
+) -> Callable[[FloatArray, NDArray[np.int64]], FloatArray]:
+    """Return v(states, step), fitted to what the played episodes were paid from each step on."""
+    some = rng.integers(len(played.step), size=min(len(played.step), _VALUED))
+    features = Polynomial(2 if played.states.shape[1] <= 16 else 1).learn(played.states)
+    phi = timed(features(played.states[some]), played.step[some], horizon)
+    gram = phi.T @ phi
+    gram[np.diag_indices_from(gram)] *= 1.0 + 1e-4
+    gram[np.diag_indices_from(gram)] += 1e-9 * np.trace(gram)
+    theta = np.linalg.solve(gram, phi.T @ played.ahead[some])
+    low, high = played.ahead.min(), played.ahead.max()
+
+    def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:
+        return np.asarray(np.clip(timed(features(states), step, horizon) @ theta, low, high))
+
+    return v

@@ -63,6 +63,31 @@ class Window:
         """Number of groups."""
         return int(self.groups.max(initial=-1)) + 1
 
+    def part(self, start: int, stop: int) -> tuple[Window, NDArray[np.bool_]]:
+        """Return the episodes that began from `start` on, up to `stop`, and which rows they are."""
+        if start <= int(self.began.min(initial=start)) and stop >= self.stop:
+            return self, np.ones(self.step.size, dtype=bool)
+        clock = np.repeat(self.began, np.diff(np.append(np.flatnonzero(self.first), self.step.size)))
+        rows = (clock >= start) & (clock + self.step < stop)
+        episodes = (self.began >= start) & (self.began < stop)
+        columns = {
+            name: getattr(self, name)[rows]
+            for name in (
+                "observations",
+                "following",
+                "actions",
+                "rewards",
+                "terminated",
+                "ended",
+                "step",
+                "first",
+                "group",
+            )
+        }
+        return Window(
+            **columns, began=self.began[episodes], groups=self.groups[episodes], stop=stop
+        ), rows
+
     def at_risk(self) -> FloatArray:
         """Return (groups, L) how many episodes of each group are at risk at each step."""
         longest = int(self.step.max(initial=-1)) + 1
