@@ -26,7 +26,7 @@ from scipy.special import stdtrit
 from ope_gym.arrays import FloatArray
 from ope_gym.online.advantages import Advantages, Latent, Sums, best_span, fit_advantages
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import learn_simulator, simulate
+from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
 
@@ -88,6 +88,7 @@ class _Snapshot:
     clock: int
     timesteps: int = 0
     early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
+    simulation: Simulation | None = None
     fresh: list[float] = field(default_factory=list)
 
 
@@ -174,6 +175,7 @@ class FreeEvaluation:
         now.timesteps = timesteps
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
         self._note_returns(fitted.window, now.fresh)
+        now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - span, stop) for span in spans])
         self._pending.append(now)
         return self._conclude(now, now.early, settled=False)
@@ -242,11 +244,10 @@ class FreeEvaluation:
         """Return the value of a policy by each way."""
         sums, error = self._best(fitted, ends)
         values = {"advantages": _Value(sums, error + _SECOND * sums.moved**2)}
-        simulated = self._simulate(snapshot, fitted.window)
-        if simulated is not None:
-            fitted, noise = simulated
-            sums, error = self._best(fitted, ends)
-            error += noise + _SECOND * (sums.base - fitted.start) ** 2
+        if snapshot.simulation is not None:
+            played = snapshot.simulation
+            sums, error = self._best(played.corrected(fitted.window), ends)
+            error += played.noise + _SECOND * (sums.base - played.value) ** 2
             values["simulation"] = _Value(sums, error)
         if len(snapshot.fresh) > 1:
             mean = float(np.mean(snapshot.fresh))
@@ -255,12 +256,12 @@ class FreeEvaluation:
             values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), count), variance / count)
         return values
 
-    def _simulate(self, snapshot: _Snapshot, window: Window) -> tuple[Advantages, float] | None:
-        """Return the value in a learned environment; None where there is none."""
+    def _simulate(self, policy: Policy) -> Simulation | None:
+        """Play a policy in a learned environment; None where there is none."""
         if self.horizon is None or self._rest > 0:
             self._rest -= 1
             return None
-        policy, latest = snapshot.policy, self.stream.latest(_LEARNT)
+        latest = self.stream.latest(_LEARNT)
         actions = 0
         if isinstance(policy, FinitePolicy):
             actions = policy.probs(latest["observations"][:1]).shape[1]
@@ -271,7 +272,6 @@ class FreeEvaluation:
         return simulate(
             simulator,
             policy,
-            window,
             self.stream.starts(),
             horizon=self.horizon,
             gamma=self.gamma,
@@ -289,7 +289,7 @@ class FreeEvaluation:
         shares = {name: weight * square for name, weight in weights.items()}
         value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
         if not settled and shares.get("simulation", 1.0) < _HOPELESS:
-            self._rest = 2 * _RETRY
+            self._rest = _RETRY
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
         half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(

@@ -35,7 +35,7 @@ from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
-_EPISODES = 128  # played for a value
+_EPISODES = 100  # played for a value
 _VALUED = 8192  # played steps that v is fitted to
 _MARGIN = 0.5  # a state may leave the recorded range by this share of it
 
@@ -65,8 +65,8 @@ class Simulator:
         centre: of the inputs: the state, and the action where it is made of real numbers.
         scale: of the inputs.
         degree: of the polynomials.
-        moves: (A, F, d) coefficients of the increments; A is 1 for actions of real numbers.
-        rewards: (A, F) coefficients of the rewards.
+        coefficients: (F, A (d + 1)) of the increments and the reward, action by action; A is 1 for
+            actions of real numbers.
         last: what the reward of an ending step has more.
         low: (d,) least state.
         high: (d,) largest.
@@ -76,8 +76,7 @@ class Simulator:
     centre: FloatArray
     scale: FloatArray
     degree: int
-    moves: FloatArray
-    rewards: FloatArray
+    coefficients: FloatArray
     last: float
     low: FloatArray
     high: FloatArray
@@ -127,13 +126,10 @@ class Simulator:
         """Return next states (n, d) and rewards (n,), without what an ending step has more."""
         inputs = states if finite else np.hstack([states, actions])
         features = monomials((inputs - self.centre) / self.scale, self.degree)
-        if not finite:
-            moved, rewards = features @ self.moves[0], features @ self.rewards[0]
-        else:
-            rows, taken = np.arange(len(states)), actions[:, 0].astype(np.int64)
-            moved = np.einsum("nf,afd->nad", features, self.moves, optimize=True)[rows, taken]
-            rewards = np.einsum("nf,af->na", features, self.rewards)[rows, taken]
-        return np.clip(states + moved, self.low, self.high), rewards
+        found = (features @ self.coefficients).reshape(len(states), -1, states.shape[1] + 1)
+        taken = actions[:, 0].astype(np.int64) if finite else 0
+        found = found[np.arange(len(states)), taken]
+        return np.clip(states + found[:, :-1], self.low, self.high), found[:, -1]
 
 
 def learn_simulator(
@@ -176,44 +172,70 @@ def learn_simulator(
         usual = np.einsum("nf,nf->n", features[ended], rewards[taken[ended]])
         last = float(np.mean(columns["rewards"][ended] - usual))
     ending = fit_ending(following, ended) if ended.any() else None
-    return Simulator(centre, scale, degree, moves, rewards, last, low - room, high + room, ending)
+    both = np.concatenate([moves, rewards[:, :, None]], axis=2)  # (A, F, d + 1)
+    coefficients = both.transpose(1, 0, 2).reshape(features.shape[1], -1)
+    return Simulator(centre, scale, degree, coefficients, last, low - room, high + room, ending)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """The value of a policy in a learned environment.
+
+    Args:
+        simulator: the learned environment.
+        value: mean return of the played episodes.
+        noise: its squared error: the episodes are finitely many.
+        v: value of states (n, d) at steps (n,).
+        finite: whether there are finitely many actions.
+        horizon: time limit.
+        gamma: discount.
+        bounds: of the actions.
+    """
+
+    simulator: Simulator
+    value: float
+    noise: float
+    v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
+    finite: bool
+    horizon: int
+    gamma: float
+    bounds: tuple[FloatArray, FloatArray] | None
+
+    def corrected(self, window: Window) -> Advantages:
+        """Return what the learned environment gets wrong at each step of a window."""
+        rows, gamma, simulator = len(window.rewards), self.gamma, self.simulator
+        states = window.observations.reshape(rows, -1).astype(np.float64)
+        following = window.following.reshape(rows, -1).astype(np.float64)
+        actions = window.actions.reshape(rows, -1)
+        if self.bounds is not None and not self.finite:
+            actions = np.clip(actions, *self.bounds)
+        predicted, rewards = simulator.step(states, actions, self.finite)
+        end = np.zeros(rows) if simulator.ending is None else simulator.ending(predicted)
+        after = window.step + 1
+        in_time = after < self.horizon
+        here = np.where(window.terminated, 0.0, self.v(following, after)) * in_time
+        there = (1.0 - end) * self.v(predicted, after) * in_time
+        wrong = window.rewards - rewards - simulator.last * end + gamma * (here - there)
+        columns = np.stack([wrong, np.zeros(rows)]) * gamma**window.step
+        return Advantages(window, columns, self.value)
 
 
 def simulate(
     simulator: Simulator,
     policy: Policy,
-    window: Window,
     starts: NDArray[Any],
     *,
     horizon: int,
     gamma: float,
     rng: np.random.Generator,
     bounds: tuple[FloatArray, FloatArray] | None = None,
-) -> tuple[Advantages, float]:
-    """Return the value of a policy in a learned environment, with its corrections step by step.
-
-    The second number is the squared error of what is played: its episodes are finitely many.
-    """
+) -> Simulation:
+    """Play a policy in a learned environment."""
     chosen = starts[rng.integers(len(starts), size=_EPISODES)]
     played = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
-    v = _fit_v(played, horizon, rng)
-    finite = isinstance(policy, FinitePolicy)
-    rows = len(window.rewards)
-    states = window.observations.reshape(rows, -1).astype(np.float64)
-    following = window.following.reshape(rows, -1).astype(np.float64)
-    actions = window.actions.reshape(rows, -1)
-    if bounds is not None and not finite:
-        actions = np.clip(actions, *bounds)
-    predicted, rewards = simulator.step(states, actions, finite)
-    end = np.zeros(rows) if simulator.ending is None else simulator.ending(predicted)
-    after = window.step + 1
-    time_left = after < horizon
-    here = np.where(window.terminated, 0.0, v(following, after)) * time_left
-    there = (1.0 - end) * v(predicted, after) * time_left
-    wrong = window.rewards - rewards - simulator.last * end + gamma * (here - there)
-    columns = np.stack([wrong, np.zeros(rows)]) * gamma**window.step
-    noise = float(played.returns.var(ddof=1) / len(played.returns))
-    return Advantages(window, columns, float(played.returns.mean())), noise
+    value, noise = played.returns.mean(), played.returns.var(ddof=1) / len(played.returns)
+    v, finite = _fit_v(played, horizon, rng), isinstance(policy, FinitePolicy)
+    return Simulation(simulator, float(value), float(noise), v, finite, horizon, gamma, bounds)
 
 
 def _fit_v(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 
 GROUPS = 8  # of episodes, to leave out one at a time
+_CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +118,10 @@ class Stream:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
         self.num_envs, self.keep = num_envs, keep
         self.clock = 0  # vector steps so far
+        self.first_clock = 0  # of the oldest step that is kept
         self._chunks: list[dict[str, NDArray[Any]]] = []
         self._began = np.full(num_envs, -1)  # clock of the open episode's first step
         self._fresh = np.ones(num_envs, dtype=bool)  # the next step is a first one
-
-    @property
-    def first_clock(self) -> int:
-        """Clock of the oldest step that is kept."""
-        return self.clock - sum(len(chunk["rewards"]) for chunk in self._chunks)
 
     def lose_track(self) -> None:
         """Forget the open episodes: the next steps are of unknown ones, until they end."""
@@ -178,11 +175,13 @@ class Stream:
         if not len(rewards):
             return
         columns["began"] = self._starts(columns["ended"] & ~skip, skip)
+        if self._chunks and len(self._chunks[-1]["rewards"]) < _CHUNK:
+            short = self._chunks.pop()
+            columns = {name: np.concatenate([short[name], columns[name]]) for name in columns}
         self._chunks.append(columns)
         self.clock += len(rewards)
-        while len(self._chunks) > 1 and (
-            self.first_clock + len(self._chunks[0]["rewards"]) <= self.clock - self.keep
-        ):
+        while self.first_clock + len(self._chunks[0]["rewards"]) <= self.clock - self.keep:
+            self.first_clock += len(self._chunks[0]["rewards"])
             del self._chunks[0]
 
     def _starts(self, ended: NDArray[np.bool_], skip: NDArray[np.bool_]) -> IntArray:
