@@ -4,17 +4,17 @@ By the performance-difference lemma V_j - V_k = E_j sum_t A_k(s_t, a_t): what po
 than policy k is the sum of the advantages, under k, of the actions that j takes. So from steps of
 policies j near k,
 
-    V_k = mean v(s_0) + sum_t 1/n_t sum_i [r + v(s', t+1) - v(s, t) - c A(s, a)]
+    V_k = mean v(s_0) + sum_t S_t mean_t [r + v(s', t+1) - v(s, t) - c A(s, a)]
 
-with the episodes at risk at each step (`ope_gym.online.stream`). Any v gives the same mean, because
-its terms cancel along an episode; a good one takes out noise, above all where episodes are still
-open. A good A takes out the luck of the actions too, and moves the value from the policies that
-acted to the one that is asked for.
+by the life table of a window (`ope_gym.online.stream`). Along an episode the terms of v cancel, so
+v need not be right: a good one takes out noise, and stands in for what lies beyond the window. A
+good A takes out the luck of the actions too, and moves the value from the policies that acted to
+the one that is asked for.
 
 v is LSTD(0.9) on features of the observation times (1, share of the time that is left). A is a
 linear function of psi = (features of the action - their mean under k) x features of the
 observation, by ridge regression on the generalised advantages of v, so its mean under k is 0
-whatever its coefficients are. A is fitted without the group of episodes it is applied to, and its
+whatever its coefficients are. A is fitted without the group of steps it is applied to, and its
 penalty is the one that predicts these best.
 """
 
@@ -51,14 +51,14 @@ class Sums:
     Args:
         base: mean v at the start plus the sum of the temporal differences.
         moved: the sum of the advantages.
-        without: (groups, 2) both sums without one group of episodes.
-        episodes: number of episodes.
+        without: (groups, 2) both sums without one group of steps.
+        steps: number of steps.
     """
 
     base: float
     moved: float
     without: FloatArray
-    episodes: int
+    steps: int
 
     def value(self, c: float) -> float:
         """Return the value with the share c of the advantages."""
@@ -78,7 +78,7 @@ class Advantages:
     """v and A along the steps of a window.
 
     Args:
-        window: the episodes.
+        window: the steps.
         columns: (2, S) discounted temporal differences of v, and advantages.
         start: mean v at the start of an episode.
     """
@@ -88,23 +88,13 @@ class Advantages:
     start: float
 
     def sums(self, start: int, stop: int) -> Sums | None:
-        """Sum over the episodes between two clocks; None if there are none."""
-        part, rows = self.window.part(start, stop)
-        if not part.began.size:
+        """Sum over the steps between two clocks; None if there are none."""
+        rows = (self.window.clock >= start) & (self.window.clock < stop)
+        if not rows.any():
             return None
-        risk = part.at_risk()
-        sums = np.stack([part.sums(column[rows]) for column in self.columns])  # (2, groups, L)
-        there = risk[:, 0] > 0
-        sums, risk = sums[:, there], risk[there]
-        total, alive = sums.sum(axis=1), risk.sum(axis=0)
-        left = alive - risk
-        ratio = np.divide(total[:, None] - sums, left, out=np.zeros_like(sums), where=left > 0)
-        # a step that one group alone has reached cannot do without it: the others say nothing
-        ratio = np.where(left > 0, ratio, (total / alive)[:, None])
-        without = ratio.sum(axis=2).T
-        without[:, 0] += self.start
-        base, moved = (total / alive).sum(axis=1)
-        return Sums(float(base) + self.start, float(moved), without, part.began.size)
+        found = self.window.life_table(self.columns, rows)
+        found[:, 0] += self.start
+        return Sums(float(found[0, 0]), float(found[0, 1]), found[1:], int(rows.sum()))
 
 
 def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
@@ -118,9 +108,9 @@ def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
         c: share of the advantages.
     """
     values = np.array([sums.value(c) for sums in found])
-    episodes = np.array([sums.episodes for sums in found])
+    steps = np.array([sums.steps for sums in found])
     # the spread over groups is known best from the widest window
-    squares = found[-1].error(c) ** 2 * episodes[-1] / episodes
+    squares = found[-1].error(c) ** 2 * steps[-1] / steps
     errors = squares.copy()
     for i in range(1, len(found)):
         noise = squares[:i] - squares[i]  # of the difference, because one is a part of the other
@@ -143,7 +133,7 @@ def fit_advantages(
     """Fit v and the advantages of a policy to the steps of a window.
 
     Args:
-        window: the episodes.
+        window: the steps.
         policy: to be valued.
         latent: hidden units of the loop's networks, None without any.
         horizon: time limit, None without one.
@@ -264,8 +254,7 @@ def action_moments(
 
 def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
     """Return (S,) the advantage of each step, fitted without its own group."""
-    rows = [np.flatnonzero(window.group == g) for g in range(window.n_groups)]
-    rows = [r for r in rows if r.size]
+    rows = [np.flatnonzero(window.group == g) for g in np.unique(window.group)]
     if len(rows) < 2:
         return np.zeros(len(psi))
     some = [psi[r] for r in rows]
@@ -302,6 +291,6 @@ def _discounted(values: FloatArray, window: Window, decay: float) -> FloatArray:
 
 
 def _by_step(window: Window) -> list[IntArray]:
-    """Return the rows of each step number, from 0 on."""
-    order = np.argsort(window.step, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(window.step))[:-1])
+    """Return the rows of each place within an episode's part of the window, from 0 on."""
+    order = np.argsort(window.place, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(window.place))[:-1])

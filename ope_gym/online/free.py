@@ -33,11 +33,13 @@ from ope_gym.policies import FinitePolicy, Policy
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
 _LEAST, _MOST = 6144, 24_576  # and the steps that must or may
-_NARROW, _WIDE, _GROWTH = 2048, 32_768, 1.5  # steps of the windows that are compared
+_ENDS = 16  # episodes that should end in the narrowest window, twice as many to settle,
+_NARROW = 2048, 12_288  # which has at least and at most so many steps
+_WIDE, _GROWTH = 32_768, 1.5  # steps of the widest window, and of each beside the next narrower
+_APART = 2.0  # standard errors by which a simulation may differ from what was seen last
 _LEARNT = 16_384  # steps from which the environment is learned
-_ROOM = 1.25  # a window is at least so many times as long as the longest episode
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
-_SECOND = 0.25  # of a squared correction that counts as error: what is of second order
+_SECOND = 1.0  # of a squared correction that counts as error: what is of second order
 _FREEDOM = 7.0  # degrees of freedom of an error that rests on eight groups
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _RETRY = 8  # evaluations after which a hopeless simulation is tried again
@@ -55,7 +57,7 @@ class FreeEstimate:
         high: upper end of the interval.
         settled: whether steps of later policies have confirmed it.
         spread: standard deviation of a return.
-        episodes: recorded episodes that it rests on.
+        steps: recorded steps that it rests on.
         shares: weight of each way to the value.
     """
 
@@ -66,7 +68,7 @@ class FreeEstimate:
     high: float
     settled: bool
     spread: float
-    episodes: int
+    steps: int
     shares: dict[str, float]
 
     @property
@@ -124,8 +126,7 @@ class FreeEvaluation:
         self.record = TrackRecord()
         self._bounds = action_bounds
         self._rng = np.random.default_rng(seed)
-        longest = 0 if horizon is None else 2 * horizon
-        self.stream = Stream(num_envs, -(-2 * _WIDE // num_envs) + longest)
+        self.stream = Stream(num_envs, -(-2 * _WIDE // num_envs))
         self._current: _Snapshot | None = None
         self._pending: list[_Snapshot] = []
         self._spread, self._range, self._length = np.nan, (np.inf, -np.inf), 0.0
@@ -168,13 +169,13 @@ class FreeEvaluation:
         if not self.stream.clock:
             return None
         stop = self.stream.clock
-        spans = self._spans()
-        fitted = self._fit(now, stop - spans[-1], stop)
+        fitted = self._fit(now, stop - -(-_WIDE // self.stream.num_envs), stop)
         if fitted is None:
             return None
         now.timesteps = timesteps
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
         self._note_returns(fitted.window, now.fresh)
+        spans = self._spans(_ENDS)
         now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - span, stop) for span in spans])
         self._pending.append(now)
@@ -185,7 +186,7 @@ class FreeEvaluation:
         done = []
         while self._pending and self.stream.clock >= self._pending[0].clock + self._aside():
             then = self._pending.pop(0)
-            spans = self._spans()
+            spans = self._spans(2 * _ENDS)
             ends = [
                 (then.clock - span // 2, min(then.clock + span // 2, self.stream.clock))
                 for span in spans
@@ -205,19 +206,18 @@ class FreeEvaluation:
         steps = np.clip(_SETTLED * self._length, _LEAST, _MOST)
         return -(-int(steps) // self.stream.num_envs)
 
-    def _spans(self) -> list[int]:
+    def _spans(self, ends: int) -> list[int]:
         """Return the lengths of the windows to compare, in vector steps, the narrowest first."""
         n = self.stream.num_envs
-        widest = -(-_WIDE // n)
-        longest = int(_ROOM * self.stream.longest(widest)) + 1
-        spans = [max(_NARROW // n, longest)]
+        narrow = int(np.clip(ends * self._length, *_NARROW))
+        widest, spans = -(-_WIDE // n), [-(-narrow // n)]
         while spans[-1] * _GROWTH <= widest:
             spans.append(int(spans[-1] * _GROWTH))
         return spans
 
     def _fit(self, snapshot: _Snapshot, start: int, stop: int) -> Advantages | None:
         window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
-        if not window.began.size:
+        if not window.size:
             return None
         return fit_advantages(
             window,
@@ -229,10 +229,13 @@ class FreeEvaluation:
             rng=self._rng,
         )
 
-    def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float]:
+    def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float, _Value]:
+        """Return the sums of the best window, their squared error, and the narrowest window."""
         found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
         sums, error = best_span(found, SHARE)
-        return sums, error if np.isfinite(error) else self._spread**2
+        noise = found[-1].error(SHARE) ** 2 * found[-1].steps / found[0].steps
+        most = self._spread**2
+        return sums, float(np.nan_to_num(error, nan=most)), _Value(found[0], noise)
 
     def _possible(self, value: float) -> float:
         """Return a value within the returns seen so far: a mean cannot lie beyond them."""
@@ -242,13 +245,15 @@ class FreeEvaluation:
         self, snapshot: _Snapshot, fitted: Advantages, ends: list[tuple[int, int]]
     ) -> dict[str, _Value]:
         """Return the value of a policy by each way."""
-        sums, error = self._best(fitted, ends)
+        sums, error, narrow = self._best(fitted, ends)
         values = {"advantages": _Value(sums, error + _SECOND * sums.moved**2)}
         if snapshot.simulation is not None:
             played = snapshot.simulation
-            sums, error = self._best(played.corrected(fitted.window), ends)
+            sums, error, _ = self._best(played.corrected(fitted.window), ends)
             error += played.noise + _SECOND * (sums.base - played.value) ** 2
-            values["simulation"] = _Value(sums, error)
+            apart = self._possible(sums.base) - self._possible(narrow.sums.value(SHARE))
+            if not apart**2 > _APART**2 * (narrow.square + error) + self._spread**2:
+                values["simulation"] = _Value(sums, error)
         if len(snapshot.fresh) > 1:
             mean = float(np.mean(snapshot.fresh))
             variance = max(float(np.var(snapshot.fresh, ddof=1)), self._spread**2)
@@ -261,7 +266,9 @@ class FreeEvaluation:
         if self.horizon is None or self._rest > 0:
             self._rest -= 1
             return None
-        latest = self.stream.latest(_LEARNT)
+        stop = self.stream.clock
+        names = ("observations", "following", "actions", "rewards", "terminated")
+        latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
         actions = 0
         if isinstance(policy, FinitePolicy):
             actions = policy.probs(latest["observations"][:1]).shape[1]
@@ -288,7 +295,7 @@ class FreeEvaluation:
         square = 1.0 / sum(weights.values())
         shares = {name: weight * square for name, weight in weights.items()}
         value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
-        if not settled and shares.get("simulation", 1.0) < _HOPELESS:
+        if not settled and snapshot.simulation and shares.get("simulation", 0.0) < _HOPELESS:
             self._rest = _RETRY
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
         half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
@@ -300,19 +307,20 @@ class FreeEvaluation:
             high=value + half,
             settled=settled,
             spread=self._spread,
-            episodes=max(x.sums.episodes for x in values.values()),
+            steps=max(x.sums.steps for x in values.values()),
             shares=shares,
         )
 
     def _note_returns(self, window: Window, fresh: list[float]) -> None:
-        """Update the spread and the range of returns from the episodes that ended in a window."""
-        episode = np.cumsum(window.first) - 1
-        paid = np.bincount(episode, window.rewards * self.gamma**window.step)
-        whole = np.bincount(episode, window.ended) > 0
-        returns, seen = np.append(paid[whole], fresh), np.append(paid, fresh)
-        self._length = len(window.rewards) / max(int(whole.sum()), 1)
+        """Update length, spread and range of returns from the episodes of a window."""
+        segment = np.cumsum(window.place == 0) - 1
+        paid = np.bincount(segment, window.rewards * self.gamma**window.step)
+        began = window.step[window.place == 0] == 0
+        whole = began & (np.bincount(segment, window.ended) > 0)
+        returns, seen = np.append(paid[whole], fresh), np.append(paid[began], fresh)
+        self._length = window.size / max(int(window.ended.sum()), 1)
         low, high = self._range
-        self._range = min(low, float(seen.min())), max(high, float(seen.max()))
+        self._range = seen.min(initial=low), seen.max(initial=high)
         if returns.size > 2:
             self._spread = float(returns.std(ddof=1))
         elif np.isnan(self._spread):

@@ -19,7 +19,7 @@ is large and noisy, and the value counts for little.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -185,6 +185,7 @@ class Simulation:
         simulator: the learned environment.
         value: mean return of the played episodes.
         noise: its squared error: the episodes are finitely many.
+        length: mean length of the played episodes.
         v: value of states (n, d) at steps (n,).
         finite: whether there are finitely many actions.
         horizon: time limit.
@@ -195,6 +196,7 @@ class Simulation:
     simulator: Simulator
     value: float
     noise: float
+    length: float
     v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
     finite: bool
     horizon: int
@@ -202,22 +204,30 @@ class Simulation:
     bounds: tuple[FloatArray, FloatArray] | None
 
     def corrected(self, window: Window) -> Advantages:
-        """Return what the learned environment gets wrong at each step of a window."""
-        rows, gamma, simulator = len(window.rewards), self.gamma, self.simulator
-        states = window.observations.reshape(rows, -1).astype(np.float64)
-        following = window.following.reshape(rows, -1).astype(np.float64)
-        actions = window.actions.reshape(rows, -1)
+        """Return the value with its corrections at each step of a window."""
+        wrong = self.wrong(vars(window), window.step) * self.gamma**window.step
+        return Advantages(window, np.stack([wrong, np.zeros_like(wrong)]), self.value)
+
+    def wrong(self, rows: Mapping[str, NDArray[Any]], step: NDArray[np.int64]) -> FloatArray:
+        """Return (S,) what the learned environment gets wrong at some steps.
+
+        Args:
+            rows: observations, following, actions, rewards and terminated, (S, ...) each.
+            step: (S,) number of each step in its episode.
+        """
+        count, simulator = len(step), self.simulator
+        states = rows["observations"].reshape(count, -1).astype(np.float64)
+        following = rows["following"].reshape(count, -1).astype(np.float64)
+        actions = rows["actions"].reshape(count, -1)
         if self.bounds is not None and not self.finite:
             actions = np.clip(actions, *self.bounds)
         predicted, rewards = simulator.step(states, actions, self.finite)
-        end = np.zeros(rows) if simulator.ending is None else simulator.ending(predicted)
-        after = window.step + 1
-        in_time = after < self.horizon
-        here = np.where(window.terminated, 0.0, self.v(following, after)) * in_time
-        there = (1.0 - end) * self.v(predicted, after) * in_time
-        wrong = window.rewards - rewards - simulator.last * end + gamma * (here - there)
-        columns = np.stack([wrong, np.zeros(rows)]) * gamma**window.step
-        return Advantages(window, columns, self.value)
+        end = np.zeros(count) if simulator.ending is None else simulator.ending(predicted)
+        in_time = step + 1 < self.horizon
+        here = np.where(rows["terminated"], 0.0, self.v(following, step + 1)) * in_time
+        there = (1.0 - end) * self.v(predicted, step + 1) * in_time
+        missed = rows["rewards"] - rewards - simulator.last * end
+        return np.asarray(missed + self.gamma * (here - there))
 
 
 def simulate(
@@ -235,7 +245,10 @@ def simulate(
     played = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
     value, noise = played.returns.mean(), played.returns.var(ddof=1) / len(played.returns)
     v, finite = _fit_v(played, horizon, rng), isinstance(policy, FinitePolicy)
-    return Simulation(simulator, float(value), float(noise), v, finite, horizon, gamma, bounds)
+    length = len(played.step) / len(played.returns)
+    return Simulation(
+        simulator, float(value), float(noise), length, v, finite, horizon, gamma, bounds
+    )
 
 
 def _fit_v(

@@ -1,14 +1,16 @@
 """Keep the latest steps of a training loop, and cut windows out of them.
 
 A loop steps N environments side by side. `Stream` keeps the latest of these steps, open episodes
-included. `Stream.window` returns the episodes that began within a span of time. At step t of an
-episode all those are *at risk* that began more than t steps before the end of the span, whether
-they have ended since or not; whoever began later has not had the time to get there. So
+included, and `Stream.window` cuts out what happened between two clocks. A window ends in the middle
+of episodes, mostly of long ones, and begins in the middle of others, so the mean return of those
+that began and ended in it is far too low. A life table has no such bias. With n_t steps of age t in
+the window (step t of whichever episode), of which d_t were the last of their episode,
 
-    V = sum_t  1/n_t  sum_i r_i,t        n_t episodes at risk at step t
+    S_t = prod_{u < t} (1 - d_u / n_u)        the chance that an episode lasts to step t
+    V = sum_t S_t r_t                         r_t the mean reward at age t
 
-has no bias towards short episodes, although long ones are still open (administrative censoring, in
-the words of survival analysis), and it uses the newest steps.
+It is the life expectancy of a period, as statistical offices publish it: nobody has to be followed
+from birth to death, so it is up to date, and a window may be shorter than an episode.
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
 
-GROUPS = 8  # of episodes, to leave out one at a time
+GROUPS = 8  # of steps, to leave out one at a time
+_FULL = 40  # steps in each interval of ages, on average
 _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The episodes that began within a span of time; S steps, E episodes, L the longest so far.
-
-    Steps stand environment by environment, and in the order of time.
+    """What happened between two clocks, S steps: environment by environment, in order of time.
 
     Args:
         observations: (S, ...).
@@ -38,12 +39,10 @@ class Window:
         rewards: (S,).
         terminated: (S,) whether the episode ended by itself.
         ended: (S,) whether it terminated or was truncated.
-        step: (S,) number of the step in its episode, from 0 on.
-        first: (S,) whether it is the first step.
-        group: (S,) of its episode, one of `GROUPS` or fewer.
-        began: (E,) clock of the first step of each episode.
-        groups: (E,) group of each episode.
-        stop: clock at the end of the span.
+        step: (S,) number of the step in its episode, from 0 on: its age.
+        place: (S,) number of the step among those of its episode in the window.
+        clock: (S,) when it was taken.
+        group: (S,) one of `GROUPS` or fewer.
     """
 
     observations: NDArray[Any]
@@ -53,56 +52,49 @@ class Window:
     terminated: NDArray[np.bool_]
     ended: NDArray[np.bool_]
     step: IntArray
-    first: NDArray[np.bool_]
+    place: IntArray
+    clock: IntArray
     group: IntArray
-    began: IntArray
-    groups: IntArray
-    stop: int
 
     @property
-    def n_groups(self) -> int:
-        """Number of groups."""
-        return int(self.groups.max(initial=-1)) + 1
+    def size(self) -> int:
+        """Number of steps."""
+        return self.step.size
 
-    def part(self, start: int, stop: int) -> tuple[Window, NDArray[np.bool_]]:
-        """Return the episodes that began from `start` on, up to `stop`, and which rows they are."""
-        if start <= int(self.began.min(initial=start)) and stop >= self.stop:
-            return self, np.ones(self.step.size, dtype=bool)
-        clock = np.repeat(self.began, np.diff(np.append(np.flatnonzero(self.first), self.step.size)))
-        rows = (clock >= start) & (clock + self.step < stop)
-        episodes = (self.began >= start) & (self.began < stop)
-        columns = {
-            name: getattr(self, name)[rows]
-            for name in (
-                "observations",
-                "following",
-                "actions",
-                "rewards",
-                "terminated",
-                "ended",
-                "step",
-                "first",
-                "group",
-            )
-        }
-        return Window(
-            **columns, began=self.began[episodes], groups=self.groups[episodes], stop=stop
-        ), rows
+    def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
+        """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).
 
-    def at_risk(self) -> FloatArray:
-        """Return (groups, L) how many episodes of each group are at risk at each step."""
-        longest = int(self.step.max(initial=-1)) + 1
-        time = np.minimum(self.stop - self.began, longest)  # steps each had time for, at least 1
-        found = np.zeros((self.n_groups, longest + 1))
-        np.add.at(found, (self.groups, time), 1.0)
-        return np.asarray(found[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:])
+        Ages are taken together in intervals of about the same number of steps; one that nobody was
+        at takes the rates of the one before.
 
-    def sums(self, values: FloatArray) -> FloatArray:
-        """Return (groups, L) the sum of values (S,) of each group at each step."""
-        longest = int(self.step.max(initial=-1)) + 1
-        place = self.group * longest + self.step
-        found = np.bincount(place, values, minlength=self.n_groups * longest)
-        return found.reshape(self.n_groups, longest)
+        Args:
+            values: of each step.
+            rows: the steps to use; None for all.
+        """
+        step, group, ended = self.step, self.group, self.ended
+        if rows is not None:
+            step, group, ended, values = step[rows], group[rows], ended[rows], values[:, rows]
+        ages, groups = int(step.max()) + 1, int(group.max()) + 1
+        width = -(-ages // min(ages, max(1, step.size // _FULL)))
+        spans = -(-ages // width)
+        cell = group * spans + step // width
+        table = np.stack(
+            [
+                np.bincount(cell, weights, minlength=groups * spans).reshape(groups, spans)
+                for weights in (np.ones(step.size), ended, *values)
+            ]
+        )
+        table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
+        whole = table.sum(axis=1, keepdims=True)
+        table = np.concatenate([whole, whole - table], axis=1)  # (2 + m, 1 + groups, spans)
+        known = np.where(table[0] > 0.5, np.arange(spans), 0)
+        known = np.maximum.accumulate(known, axis=1)
+        table = np.take_along_axis(table, known[None], axis=2)
+        rates = table[1:] / np.maximum(table[0], 1.0)
+        rates = np.repeat(rates, width, axis=2)[:, :, :ages]
+        lasts = np.cumprod(1.0 - rates[0], axis=1)
+        lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)
+        return np.asarray(np.einsum("gt,mgt->gm", lasts, rates[1:]))
 
 
 class Stream:
@@ -175,6 +167,8 @@ class Stream:
         if not len(rewards):
             return
         columns["began"] = self._starts(columns["ended"] & ~skip, skip)
+        now = self.clock + np.arange(len(rewards))[:, None]
+        columns["clock"] = np.broadcast_to(now, rewards.shape)
         if self._chunks and len(self._chunks[-1]["rewards"]) < _CHUNK:
             short = self._chunks.pop()
             columns = {name: np.concatenate([short[name], columns[name]]) for name in columns}
@@ -197,74 +191,55 @@ class Stream:
 
     def longest(self, span: int) -> int:
         """Return the number of steps of the longest episode seen within the latest `span` steps."""
-        best, clock = 0, self.clock
-        for chunk in reversed(self._chunks):
-            clock -= len(chunk["rewards"])
-            now = clock + np.arange(len(chunk["rewards"]))[:, None]
-            known = (chunk["began"] >= 0) & ~chunk["skip"]
-            best = max(best, int(np.where(known, now - chunk["began"] + 1, 0).max()))
-            if clock <= self.clock - span:
-                break
-        return best
+        rows = self.rows(self.clock - span, self.clock)
+        return int((rows["clock"] - rows["began"] + 1)[rows["began"] >= 0].max(initial=0))
+
+    def rows(self, start: int, stop: int, *names: str) -> dict[str, NDArray[Any]]:
+        """Return the steps between two clocks as columns (S, ...), whichever episode they are of.
+
+        Args:
+            start: first clock.
+            stop: clock after the last one.
+            names: of the columns; clock and began if there are none.
+        """
+        found: list[dict[str, NDArray[Any]]] = []
+        for chunk in self._chunks:
+            low, high = (int(np.clip(x - chunk["clock"][0, 0], 0, len(chunk["skip"]))) for x in (start, stop))
+            if low < high:
+                kept = ~chunk["skip"][low:high]
+                wanted = names or ("clock", "began")
+                found.append({name: chunk[name][low:high][kept] for name in wanted})
+        if not found:
+            return {name: np.empty(0) for name in names or ("clock", "began")}
+        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
     def window(self, start: int, stop: int) -> Window:
-        """Return the episodes that began at clock `start` or later, up to clock `stop`."""
-        parts, clock = [], self.first_clock
+        """Return what happened between two clocks, in episodes whose beginning is known."""
+        parts = []
         for chunk in self._chunks:
-            size = len(chunk["rewards"])
-            low, high = max(start - clock, 0), min(stop - clock, size)
+            first = int(chunk["clock"][0, 0])
+            low, high = max(start - first, 0), min(stop - first, len(chunk["skip"]))
             if low < high:
-                cut = {name: column[low:high] for name, column in chunk.items()}
-                cut["clock"] = np.broadcast_to(
-                    clock + np.arange(low, high)[:, None], cut["rewards"].shape
-                )
-                parts.append(cut)
-            clock += size
+                parts.append({name: column[low:high] for name, column in chunk.items()})
         if not parts:
             raise ValueError(f"there are no steps between clocks {start} and {stop}")
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        env, place = np.nonzero(((joined["began"] >= start) & ~joined["skip"]).T)
-        rows = {name: column[place, env] for name, column in joined.items()}
-        began = rows["began"]
-        first = np.ones(len(env), dtype=bool)
+        env, row = np.nonzero(((joined["began"] >= 0) & ~joined["skip"]).T)
+        rows = {name: column[row, env] for name, column in joined.items() if name != "skip"}
+        began, clock = rows.pop("began"), rows["clock"]
+        first = np.ones(env.size, dtype=bool)
         first[1:] = (env[1:] != env[:-1]) | (began[1:] != began[:-1])
-        groups = self._groups(env[first])
-        return Window(
-            observations=rows["observations"],
-            following=rows["following"],
-            actions=rows["actions"],
-            rewards=rows["rewards"],
-            terminated=rows["terminated"],
-            ended=rows["ended"],
-            step=rows["clock"] - began,
-            first=first,
-            group=groups[np.cumsum(first) - 1],
-            began=began[first],
-            groups=groups,
-            stop=stop,
-        )
-
-    def _groups(self, env: IntArray) -> IntArray:
-        """Return a group for each episode: environments, or runs of episodes if these are few."""
-        if self.num_envs >= GROUPS // 2:
-            return np.asarray(env % GROUPS if self.num_envs > GROUPS else env)
-        return np.asarray(np.arange(env.size) * min(GROUPS, env.size) // max(env.size, 1))
+        segment = np.cumsum(first) - 1
+        place = np.arange(env.size) - np.flatnonzero(first)[segment] if env.size else clock
+        group = env % GROUPS
+        if self.num_envs < GROUPS // 2:  # by time, if environments are few
+            group = (clock - start) * GROUPS // max(stop - start, 1)
+        return Window(**rows, step=clock - began, place=place, group=group)
 
     def starts(self) -> NDArray[Any]:
         """Return the first observations of all episodes that began in the steps kept."""
-        found, clock = [], self.first_clock
-        for chunk in self._chunks:
-            now = clock + np.arange(len(chunk["rewards"]))[:, None]
-            found.append(chunk["observations"][(chunk["began"] == now) & ~chunk["skip"]])
-            clock += len(now)
+        found = [
+            chunk["observations"][(chunk["began"] == chunk["clock"]) & ~chunk["skip"]]
+            for chunk in self._chunks
+        ]
         return np.concatenate(found)
-
-    def latest(self, rows: int) -> dict[str, NDArray[Any]]:
-        """Return about the latest `rows` steps as columns (S, ...), whichever episode they are."""
-        found, count = [], 0
-        for chunk in reversed(self._chunks):
-            found.append({name: column[~chunk["skip"]] for name, column in chunk.items()})
-            count += len(found[-1]["rewards"])
-            if count >= rows:
-                break
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
