@@ -146,13 +146,23 @@ def fit_advantages(
     phi = timed(now, window.step, horizon)
     ahead = np.where(window.ended[:, None], 0.0, timed(after, window.step + 1, horizon))
     theta = _fit_v(window, phi, ahead, gamma)
-    delta = window.rewards + (gamma * ahead - phi) @ theta
+    low, high = _returns_ahead(window, gamma)
+    v, then = np.clip(phi @ theta, low, high), np.clip(ahead @ theta, low, high)
+    delta = window.rewards + gamma * np.where(window.ended, 0.0, then) - v
     psi = centred_actions(policy, window, now, rng)
     gain = _discounted(delta, window, gamma * _LAMBDA)
     first = features(starts)
-    at_start = float((timed(first, np.zeros(len(first)), horizon) @ theta).mean())
+    at_start = np.clip(timed(first, np.zeros(len(first)), horizon) @ theta, low, high)
     columns = np.stack([delta, _fit_psi(psi, gain, window)]) * gamma**window.step
-    return Advantages(window, columns, at_start)
+    return Advantages(window, columns, float(at_start.mean()))
+
+
+def _returns_ahead(window: Window, gamma: float) -> tuple[float, float]:
+    """Return between what v must lie: what was paid from any step on, and half as much again."""
+    paid = _discounted(window.rewards, window, gamma)
+    low, high = float(paid.min()), float(paid.max())
+    room = 0.5 * (high - low)
+    return low - room, high + room
 
 
 def learn_features(observations: NDArray[Any], latent: Latent | None) -> Map:

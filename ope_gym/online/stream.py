@@ -64,8 +64,8 @@ class Window:
     def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
         """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).
 
-        Ages are taken together in intervals of about the same number of steps; one that nobody was
-        at takes the rates of the one before.
+        Ages are taken together in intervals. One that nobody was at takes the chance to end from
+        the one before, and adds nothing.
 
         Args:
             values: of each step.
@@ -87,10 +87,10 @@ class Window:
         table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
         whole = table.sum(axis=1, keepdims=True)
         table = np.concatenate([whole, whole - table], axis=1)  # (2 + m, 1 + groups, spans)
+        rates = table[1:] / np.maximum(table[0], 1.0)
         known = np.where(table[0] > 0.5, np.arange(spans), 0)
         known = np.maximum.accumulate(known, axis=1)
-        table = np.take_along_axis(table, known[None], axis=2)
-        rates = table[1:] / np.maximum(table[0], 1.0)
+        rates[0] = np.take_along_axis(rates[0], known, axis=1)
         rates = np.repeat(rates, width, axis=2)[:, :, :ages]
         lasts = np.cumprod(1.0 - rates[0], axis=1)
         lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)
