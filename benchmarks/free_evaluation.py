@@ -91,7 +91,14 @@ class Recorder(BaseCallback):
         following = np.array(local["new_obs"])
         for i in np.flatnonzero(done):
             following[i] = local["infos"][i]["terminal_observation"]
-        row = (self.model._last_obs, local["actions"], local["rewards"], done & ~cut, cut, following)
+        row = (
+            self.model._last_obs,
+            local["actions"],
+            local["rewards"],
+            done & ~cut,
+            cut,
+            following,
+        )
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(np.array(value))
         return True
@@ -252,12 +259,23 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             case = f"{name}, {len(paths)} runs, {len(some)} points"
             yield f"| {case} | {way} | {w:.1f} (x/÷ {np.exp(error):.1f}) | {errors.mean():+.1f} | {covers} |"
         best = {
-            "ope_gym, lower end": [regret(p, lambda x: (x.settled or x.provisional).low) for p, _ in replayed],
-            "SB3's ep_rew_mean": [regret(p, lambda x: np.nan_to_num(x.sb3, nan=-1e9)) for p, _ in replayed],
+            "ope_gym, lower end": [
+                regret(p, lambda x: (x.settled or x.provisional).low) for p, _ in replayed
+            ],
+            "SB3's ep_rew_mean": [
+                regret(p, lambda x: np.nan_to_num(x.sb3, nan=-1e9)) for p, _ in replayed
+            ],
         }
         for m in (5, 20):
             best[f"EvalCallback, {m} episodes"] = [
-                float(np.mean([regret(p, lambda x, m=m: rng.choice(x.returns, m).mean()) for _ in range(50)]))
+                float(
+                    np.mean(
+                        [
+                            regret(p, lambda x, m=m: rng.choice(x.returns, m).mean())
+                            for _ in range(50)
+                        ]
+                    )
+                )
                 for p, _ in replayed
             ]
         regrets[name] = best
@@ -310,7 +328,10 @@ def main() -> None:
     runs = {name: sorted(args.folder.glob(f"{name}_*.npz")) for name in CASES}
     lines = list(rows({name: paths for name, paths in runs.items() if paths}))
     seeds = sorted({int(path.stem.rsplit("_", 1)[1]) for paths in runs.values() for path in paths})
-    lines += ["", f"Seeds {seeds[0]}-{seeds[-1]}, ope_gym {ope_gym.__version__}, {TRUTH} fresh episodes a point."]
+    lines += [
+        "",
+        f"Seeds {seeds[0]}-{seeds[-1]}, ope_gym {ope_gym.__version__}, {TRUTH} fresh episodes a point.",
+    ]
     print("\n".join(lines))
     if args.write:
         write(args.write, lines)

@@ -116,6 +116,8 @@ class FreeEvaluation:
         level: float = 0.95,
         seed: int = 0,
     ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs} must be at least 1")
         if horizon is not None and horizon < 1:
             raise ValueError(f"horizon={horizon} must be at least 1")
         if not 0.0 <= gamma <= 1.0:
@@ -154,9 +156,7 @@ class FreeEvaluation:
         """Add T vector steps of the policy followed; see `Stream.add`."""
         self.stream.add(observations, actions, rewards, terminated, truncated, following, skip)
 
-    def evaluate(
-        self, timesteps: int = 0, fresh: FloatArray | None = None
-    ) -> FreeEstimate | None:
+    def evaluate(self, timesteps: int = 0, fresh: FloatArray | None = None) -> FreeEstimate | None:
         """Return a provisional value of the current policy; None while no episode has begun.
 
         Args:

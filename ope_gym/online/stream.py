@@ -86,7 +86,8 @@ class Window:
         )
         table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
         whole = table.sum(axis=1, keepdims=True)
-        table = np.concatenate([whole, whole - table], axis=1)  # (2 + m, 1 + groups, spans)
+        left = whole - table if table.shape[1] > 1 else whole[:, :0]  # nothing is left of one
+        table = np.concatenate([whole, left], axis=1)  # (2 + m, 1 + groups, spans)
         rates = table[1:] / np.maximum(table[0], 1.0)
         known = np.where(table[0] > 0.5, np.arange(spans), 0)
         known = np.maximum.accumulate(known, axis=1)
@@ -106,8 +107,6 @@ class Stream:
     """
 
     def __init__(self, num_envs: int, keep: int) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
         self.num_envs, self.keep = num_envs, keep
         self.clock = 0  # vector steps so far
         self.first_clock = 0  # of the oldest step that is kept
@@ -204,7 +203,9 @@ class Stream:
         """
         found: list[dict[str, NDArray[Any]]] = []
         for chunk in self._chunks:
-            low, high = (int(np.clip(x - chunk["clock"][0, 0], 0, len(chunk["skip"]))) for x in (start, stop))
+            low, high = (
+                int(np.clip(x - chunk["clock"][0, 0], 0, len(chunk["skip"]))) for x in (start, stop)
+            )
             if low < high:
                 kept = ~chunk["skip"][low:high]
                 wanted = names or ("clock", "began")

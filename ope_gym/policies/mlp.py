@@ -338,6 +338,12 @@ class GaussianMlp(_MlpPolicy):
         scale = np.exp(self.log_std.astype(np.float64))
         return np.asarray(mean + scale * rng.standard_normal(mean.shape))
 
+    def action_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of each part of the action, (n, m) each."""
+        mean = np.concatenate([x for _, x in self.network(observations, np.float32)])
+        variance = np.exp(2.0 * self.log_std.astype(np.float64))
+        return mean.astype(np.float64), np.broadcast_to(variance, mean.shape)
+
     def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
         """Return mean and variance of the log density, a constant minus half a χ² of m parts."""
         n, m = batches.length(observations), len(self.log_std)

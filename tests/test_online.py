@@ -1,0 +1,378 @@
+"""Free evaluation: life tables, advantages, learned environments, and the loop around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ope_gym.online import FreeEvaluation
+from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages
+from ope_gym.online.record import TrackRecord
+from ope_gym.online.simulation import learn_simulator, simulate
+from ope_gym.online.stream import Stream, Window
+from ope_gym.policies import LinearSigmoid
+
+HORIZON = 30
+
+
+class Push:
+    """A point in two dimensions that an action pushes left or right; it ends beyond a limit.
+
+    s = (x, u): u' = 0.9 u + 0.1 (2 a - 1), x' = x + u'; pays 1 a step; over at |x| > 1.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.n, self.state, self.age = n, self.start(n), np.zeros(n, dtype=int)
+
+    def start(self, n: int) -> np.ndarray:
+        return self.rng.uniform(-0.3, 0.3, (n, 2)).astype(np.float32)
+
+    def rollout(self, policy: Any, steps: int) -> tuple[np.ndarray, ...]:
+        rows: list[tuple[np.ndarray, ...]] = []
+        for _ in range(steps):
+            seen = self.state.copy()
+            actions = policy.sample(seen, self.rng)
+            speed = 0.9 * seen[:, 1] + 0.1 * (2 * actions - 1)
+            following = np.stack([seen[:, 0] + speed, speed], axis=1).astype(np.float32)
+            self.age += 1
+            terminated = np.abs(following[:, 0]) > 1.0
+            truncated = ~terminated & (self.age >= HORIZON)
+            done = terminated | truncated
+            self.age[done] = 0
+            self.state = np.where(done[:, None], self.start(self.n), following)
+            rows.append((seen, actions, np.ones(self.n), terminated, truncated, following))
+        return tuple(np.stack(column) for column in zip(*rows, strict=True))
+
+
+def value_of(policy: Any, seed: int = 99, episodes: int = 4000) -> tuple[float, float]:
+    """Return the mean return by fresh episodes, and its standard error."""
+    env = Push(episodes, seed)
+    rewards, terminated = (env.rollout(policy, HORIZON)[i] for i in (2, 3))
+    over = np.cumsum(terminated, axis=0) - terminated > 0  # an end came before
+    paid = np.where(over, 0.0, rewards).sum(axis=0)
+    return float(paid.mean()), float(paid.std() / np.sqrt(episodes))
+
+
+def window_of(lengths: list[int], rewards: list[float], groups: int = 3) -> Window:
+    """Return whole episodes, one after the other, in an order that mixes groups."""
+    step = np.concatenate([np.arange(n) for n in lengths])
+    size = step.size
+    ended = np.zeros(size, dtype=bool)
+    ended[np.cumsum(lengths) - 1] = True
+    return Window(
+        observations=np.zeros((size, 1)),
+        following=np.zeros((size, 1)),
+        actions=np.zeros(size, dtype=int),
+        rewards=np.resize(np.array(rewards), size),
+        terminated=ended,
+        ended=ended,
+        step=step,
+        place=step,
+        clock=np.arange(size),
+        group=np.repeat(np.arange(len(lengths)) % groups, lengths),
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), groups=st.integers(1, 4))
+def test_the_life_table_of_whole_episodes_is_their_mean_return(seed: int, groups: int) -> None:
+    """Each age has its own interval here, so nothing is smoothed: also without each group."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 5, 200).tolist()
+    window = window_of(lengths, rng.normal(size=97).tolist(), groups)
+    found = window.life_table(window.rewards[None])[:, 0]
+    episode = np.repeat(np.arange(200), lengths)
+    returns = np.bincount(episode, window.rewards)
+    group = np.arange(200) % groups
+    left = [returns[group != g].mean() for g in range(groups) if (group != g).any()]
+    np.testing.assert_allclose(found, [returns.mean(), *left][: len(found)], rtol=1e-10)
+
+
+def test_a_life_table_sees_episodes_that_are_cut_at_both_ends() -> None:
+    """Ages 0 and 1 of some and 2 and 3 of others make one life, by plain loops."""
+    rng = np.random.default_rng(0)
+    env, policy = Push(8, 0), LinearSigmoid(np.array([-2.0, -1.0]))
+    stream = Stream(8, 10_000)
+    stream.add(*env.rollout(policy, 700))
+    window = stream.window(100, 500)
+    values = np.stack([window.rewards, rng.normal(size=window.size)])
+    alive, expected = 1.0, np.zeros(2)
+    for age in range(int(window.step.max()) + 1):  # 3,200 steps: every age is an interval
+        rows = window.step == age
+        expected += alive * values[:, rows].mean(axis=1)
+        alive *= 1.0 - window.ended[rows].mean()
+    np.testing.assert_allclose(window.life_table(values)[0], expected, rtol=1e-10)
+    truth, error = value_of(policy)
+    spread = np.std(window.life_table(window.rewards[None])[1:, 0]) * np.sqrt(7)
+    assert abs(expected[0] - truth) < 4 * np.hypot(spread, error)
+
+
+def test_the_mean_of_whole_episodes_of_a_window_is_too_low_where_a_life_table_is_not() -> None:
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    truth, error = value_of(policy)
+    tables, naive = [], []
+    for seed in range(40):
+        stream = Stream(8, 10_000)
+        stream.add(*Push(8, seed).rollout(policy, 100))
+        window = stream.window(40, 75)
+        tables.append(window.life_table(window.rewards[None])[0, 0])
+        last = window.ended & (window.clock - window.step >= 40)
+        naive.append(np.mean(window.step[last] + 1.0))
+    noise = np.hypot(np.std(tables) / np.sqrt(40), error)
+    assert abs(np.mean(tables) - truth) < 4 * noise
+    assert np.mean(naive) < truth - 4 * np.hypot(np.std(naive) / np.sqrt(40), error)
+
+
+# The stream --------------------------------------------------------------------------------
+
+
+def by_mode(mode: str) -> Window:
+    """Return the same three episodes of one environment as each autoreset mode shows them."""
+    lengths = (3, 1, 4)
+    stream = Stream(1, 1000)
+    rows: list[tuple[float, float, bool, bool]] = []  # observation, following, ended, skip
+    for episode, length in enumerate(lengths):
+        for t in range(length):
+            seen = 10.0 * episode + t
+            rows.append((seen, seen + 1.0, t == length - 1, False))
+        if mode == "next_step":  # the call after an end is a reset
+            rows.append((10.0 * episode + length, 10.0 * (episode + 1), False, True))
+    seen, following, ended, skip = (np.array(x)[:, None] for x in zip(*rows, strict=True))
+    zeros = np.zeros_like(ended)
+    rewards = np.where(skip, 0.0, 1.0)
+    stream.add(seen, zeros, rewards, ended, zeros, following, skip if skip.any() else None)
+    return stream.window(0, stream.clock)
+
+
+def test_a_stream_is_the_same_in_every_autoreset_mode() -> None:
+    """SAME_STEP and DISABLED hand over one row a step; NEXT_STEP has rows that are resets."""
+    same, following = by_mode("same_step"), by_mode("next_step")
+    for name in ("observations", "following", "rewards", "ended", "step", "place"):
+        np.testing.assert_array_equal(getattr(same, name), getattr(following, name), name)
+    assert same.step.tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
+
+
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_a_stream_does_not_depend_on_how_rollouts_are_cut(cuts: list[int]) -> None:
+    columns = Push(3, 1).rollout(LinearSigmoid(np.array([-1.0, -1.0])), sum(cuts))
+    whole, parts = Stream(3, 10_000), Stream(3, 10_000)
+    whole.add(*columns)
+    at = 0
+    for size in cuts:
+        parts.add(*(column[at : at + size] for column in columns))
+        at += size
+    a, b = (stream.window(0, sum(cuts)) for stream in (whole, parts))
+    for name in vars(a):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), name)
+    np.testing.assert_array_equal(whole.starts(), parts.starts())
+
+
+def test_a_stream_forgets_old_steps_and_steps_of_unknown_episodes() -> None:
+    columns = Push(2, 1).rollout(LinearSigmoid(np.array([-1.0, -1.0])), 600)
+    stream = Stream(2, 300)
+    for at in range(0, 600, 300):
+        stream.add(*(column[at : at + 300] for column in columns))
+    assert stream.first_clock == 300
+    assert stream.window(0, 600).clock.min() == 300
+    lost = Stream(2, 1000)
+    lost.lose_track()
+    lost.add(*columns)
+    ended = columns[3] | columns[4]
+    first = [int(np.argmax(ended[:, i])) + 1 for i in range(2)]
+    window = lost.window(0, 600)
+    assert window.size == sum(600 - f for f in first)
+
+
+# The ways to a value -------------------------------------------------------------------------
+
+
+def drifting(seed: int, rollouts: int = 6) -> tuple[Stream, list[LinearSigmoid]]:
+    """Return a stream of policies that get better from rollout to rollout."""
+    env, stream = Push(8, seed), Stream(8, 10_000)
+    policies = [LinearSigmoid(np.array([-0.3, -0.3]) * (1 + k)) for k in range(rollouts)]
+    for policy in policies:
+        stream.add(*env.rollout(policy, 100))
+    return stream, policies
+
+
+def test_advantages_have_mean_0_under_the_policy() -> None:
+    """The mean over the actions, by their probabilities, vanishes at every step."""
+    stream, policies = drifting(0, 2)
+    window, rng = stream.window(0, 200), np.random.default_rng(0)
+    features = np.ones((window.size, 2))
+    features[:, 1] = window.observations[:, 0]
+    total = np.zeros((window.size, 2))
+    for action in (0, 1):
+        taken = Window(**{**vars(window), "actions": np.full(window.size, action)})
+        probs = policies[1].probs(window.observations)[:, [action]]
+        total += probs * centred_actions(policies[1], taken, features, rng)
+    np.testing.assert_allclose(total, 0.0, atol=1e-12)
+
+
+def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
+    """The value of the last policy, from steps of all six: nearer than that of the mixture."""
+    plain, moved = [], []
+    for seed in range(12):
+        stream, policies = drifting(seed)
+        fitted = fit_advantages(
+            stream.window(0, 600),
+            policies[-1],
+            None,
+            horizon=HORIZON,
+            gamma=1.0,
+            starts=stream.starts(),
+            rng=np.random.default_rng(0),
+        )
+        sums = fitted.sums(0, 600)
+        assert sums is not None
+        plain.append(sums.value(0.0))
+        moved.append(sums.value(1.0))
+    truth, _ = value_of(policies[-1])
+    assert np.mean(plain) < truth - 4 * np.std(plain) / np.sqrt(12)
+    assert abs(np.mean(moved) - truth) < 0.5 * abs(np.mean(plain) - truth)
+    assert np.std(moved) < np.std(plain)
+
+
+def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() -> None:
+    stream, policies = drifting(3)
+    names = ("observations", "following", "actions", "rewards", "terminated")
+    simulator = learn_simulator(stream.rows(0, 600, *names), 2)
+    assert simulator is not None
+    played = simulate(
+        simulator,
+        policies[-1],
+        stream.starts(),
+        horizon=HORIZON,
+        gamma=1.0,
+        rng=np.random.default_rng(0),
+    )
+    truth, error = value_of(policies[-1])
+    assert abs(played.value - truth) < 4 * np.hypot(np.sqrt(played.noise), error)
+    sums = played.corrected(stream.window(0, 600)).sums(0, 600)
+    assert sums is not None
+    assert abs(sums.base - played.value) < 0.1 * truth  # the edge is not quite a logistic one
+
+
+def test_a_wrong_environment_is_corrected() -> None:
+    """Rewards that are 0.5 too low at every step come back, step by step."""
+    stream, policies = drifting(3)
+    names = ("observations", "following", "actions", "rewards", "terminated")
+    rows = stream.rows(0, 600, *names)
+    rows["rewards"] = rows["rewards"] - 0.5
+    simulator = learn_simulator(rows, 2)
+    assert simulator is not None
+    played = simulate(
+        simulator,
+        policies[-1],
+        stream.starts(),
+        horizon=HORIZON,
+        gamma=1.0,
+        rng=np.random.default_rng(0),
+    )
+    truth, _ = value_of(policies[-1])
+    sums = played.corrected(stream.window(300, 600)).sums(300, 600)
+    assert sums is not None
+    assert played.value < 0.6 * truth
+    assert abs(sums.base - truth) < 0.35 * abs(played.value - truth)
+
+
+def sums_of(value: float, error: float, steps: int) -> Sums:
+    left = value + error / np.sqrt(7 / 8 * 8) * np.array([1.0, -1.0] * 4)
+    return Sums(value, 0.0, np.stack([left, np.zeros(8)], axis=1), steps)
+
+
+def test_a_wider_window_is_taken_unless_it_differs_by_more_than_noise() -> None:
+    narrow, wide = sums_of(10.0, 4.0, 100), sums_of(11.0, 2.0, 400)
+    assert narrow.error(0.5) == pytest.approx(4.0)
+    chosen, square = best_span([narrow, wide], 0.5)
+    assert chosen is wide
+    assert square == pytest.approx(4.0)
+    far = sums_of(25.0, 2.0, 400)
+    chosen, square = best_span([narrow, far], 0.5)
+    assert chosen is narrow
+    assert square == pytest.approx(16.0)
+
+
+# The loop ------------------------------------------------------------------------------------
+
+
+def trained(seed: int) -> list[tuple[float, float, float, bool]]:
+    """Return truth, value, error and kind of each estimate of a short training."""
+    env, free = Push(8, seed), FreeEvaluation(8, horizon=HORIZON, seed=seed)
+    truths, found = [], []
+    for k in range(22):
+        policy = LinearSigmoid(np.array([-0.3, -0.3]) * (1 + 0.3 * k))
+        free.follow(policy)
+        free.add(*env.rollout(policy, 128))
+        found += free.settle()
+        if k % 4 == 1:
+            truths.append(value_of(policy, episodes=1000)[0])
+            estimate = free.evaluate(k)
+            assert estimate is not None
+            found.append(estimate)
+    where = {k: truths[k // 4] for k in range(1, 22, 4)}
+    return [(where[e.timesteps], e.value, e.standard_error, e.settled) for e in found]
+
+
+def test_values_of_a_training_are_right_within_their_errors() -> None:
+    rows = np.array([row for seed in range(3) for row in trained(seed)])
+    truth, value, error, settled = rows.T
+    assert settled.sum() >= 9
+    z = (value - truth) / np.hypot(error, 0.2)
+    assert np.mean(np.abs(z) < 3) >= 0.9
+    assert np.sqrt(np.mean((value - truth)[settled == 1] ** 2)) < 1.0  # of about 20 steps
+
+
+def test_fresh_episodes_are_added_to_what_is_free() -> None:
+    env, policy = Push(8, 0), LinearSigmoid(np.array([-1.0, -1.0]))
+    free = FreeEvaluation(8, horizon=HORIZON)
+    free.follow(policy)
+    free.add(*env.rollout(policy, 128))
+    alone = free.evaluate(1)
+    free.follow(policy)
+    pooled = free.evaluate(1, fresh=np.full(50, 12.0) + np.arange(50) % 2)
+    assert alone is not None
+    assert pooled is not None
+    assert "fresh" in pooled.shares
+    assert pooled.standard_error < alone.standard_error
+    assert abs(pooled.value - 12.5) < abs(alone.value - 12.5)
+
+
+def test_values_at_once_are_widened_by_how_wrong_they_were() -> None:
+    record = TrackRecord()
+    before = record.inflation()
+    record.squares += [16.0] * 20
+    assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
+    record.squares += [0.0] * 60
+    assert record.inflation() < before + 0.1
+
+
+def test_a_loop_that_has_not_begun_has_no_value() -> None:
+    free = FreeEvaluation(2)
+    with pytest.raises(RuntimeError, match="call follow"):
+        free.evaluate()
+    free.follow(LinearSigmoid(np.ones(2)))
+    assert free.evaluate() is None
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="horizon=0"):
+        FreeEvaluation(1, horizon=0)
+    with pytest.raises(ValueError, match="gamma=2"):
+        FreeEvaluation(1, gamma=2.0)
+    with pytest.raises(ValueError, match="level=1"):
+        FreeEvaluation(1, level=1.0)
+    with pytest.raises(ValueError, match="num_envs=0"):
+        FreeEvaluation(0)
+    free = FreeEvaluation(3)
+    with pytest.raises(ValueError, match=r"rewards have shape \(4, 2\): need \(steps, 3\)"):
+        free.add(*(np.zeros((4, 2)) for _ in range(6)))
+    with pytest.raises(ValueError, match=r"actions have shape \(4, 1\)"):
+        rows = np.zeros((4, 3))
+        free.add(rows, np.zeros((4, 1)), rows, rows, rows, rows)
