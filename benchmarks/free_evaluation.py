@@ -213,7 +213,7 @@ def replay(path: Path) -> tuple[list[Point], float]:
 
 
 def worth(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
-    """Return W and the standard error of its log, by leaving out a tenth of the points at a time."""
+    """Return W and the standard error of its log, by leaving out tenths of the points."""
     noise = np.array([p.returns.var(ddof=1) / p.returns.size for p in points])
     spread = np.array([p.returns.var(ddof=1) for p in points])
     square = errors**2 - noise
@@ -257,7 +257,8 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             w, error = worth(errors, some)
             covers = "" if band is None else f"{np.mean([_holds(band(p), p) for p in some]):.0%}"
             case = f"{name}, {len(paths)} runs, {len(some)} points"
-            yield f"| {case} | {way} | {w:.1f} (x/÷ {np.exp(error):.1f}) | {errors.mean():+.1f} | {covers} |"
+            found = f"{w:.1f} (x/÷ {np.exp(error):.1f}) | {errors.mean():+.1f}"
+            yield f"| {case} | {way} | {found} | {covers} |"
         best = {
             "ope_gym, lower end": [
                 regret(p, lambda x: (x.settled or x.provisional).low) for p, _ in replayed
@@ -328,10 +329,8 @@ def main() -> None:
     runs = {name: sorted(args.folder.glob(f"{name}_*.npz")) for name in CASES}
     lines = list(rows({name: paths for name, paths in runs.items() if paths}))
     seeds = sorted({int(path.stem.rsplit("_", 1)[1]) for paths in runs.values() for path in paths})
-    lines += [
-        "",
-        f"Seeds {seeds[0]}-{seeds[-1]}, ope_gym {ope_gym.__version__}, {TRUTH} fresh episodes a point.",
-    ]
+    version = f"ope_gym {ope_gym.__version__}"
+    lines += ["", f"Seeds {seeds[0]}-{seeds[-1]}, {version}, {TRUTH} fresh episodes a point."]
     print("\n".join(lines))
     if args.write:
         write(args.write, lines)

@@ -373,6 +373,6 @@ def test_wrong_arguments_are_named() -> None:
     free = FreeEvaluation(3)
     with pytest.raises(ValueError, match=r"rewards have shape \(4, 2\): need \(steps, 3\)"):
         free.add(*(np.zeros((4, 2)) for _ in range(6)))
+    rows = np.zeros((4, 3))
     with pytest.raises(ValueError, match=r"actions have shape \(4, 1\)"):
-        rows = np.zeros((4, 3))
         free.add(rows, np.zeros((4, 1)), rows, rows, rows, rows)

@@ -201,7 +201,8 @@ def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> Floa
 def _fit_v(window: Window, phi: FloatArray, ahead: FloatArray, gamma: float) -> FloatArray:
     """Return the coefficients theta of v by LSTD, with the penalty that predicts best.
 
-        sum_t e_t (phi_t - gamma phi_t+1)' theta = sum_t e_t r_t,    e_t = phi_t + gamma lambda e_t-1
+        sum_t e_t (phi_t - gamma phi_t+1)' theta = sum_t e_t r_t
+        e_t = phi_t + gamma lambda e_t-1
 
     Each half of the groups predicts what the other half collected from each step on. (Temporal
     differences would not do to compare: they are smallest for v = 0 if rewards are small.)
