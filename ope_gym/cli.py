@@ -34,10 +34,17 @@ from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
 from ope_gym.data.roster import Roster, join_rosters
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import (
+    ALIASES,
+    ESTIMATORS,
+    PAPER,
+    RECOMMENDED,
+    recommended_first,
+)
 from ope_gym.evaluation import Evaluator
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
 from ope_gym.policies import UnavailablePolicy
+from ope_gym.report import text
 from ope_gym.scale.sources import Source, load_source
 from ope_gym.stopping import exit_code
 
@@ -48,8 +55,10 @@ files, equal ones once.
 """
 _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
-The table has a row for each estimator: its value, standard error and interval, the effective sample
-size (ESS) and a verdict. The lines below it say why a verdict is not green, and what would help.
+The answer comes first: what the policy is worth, how sure that is, and whether to use it. The table
+has a row for each estimator, the recommended one first: its value, standard error and interval, the
+effective sample size (ESS), how many fresh episodes would tell as much (worth), and a verdict. The
+lines below it say why a verdict is not green, and what would help.
 
 Files with many steps are read in blocks, so they need not fit into memory. The result does not
 depend on the number of workers.
@@ -112,10 +121,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print(text: str) -> None:
+def _print(said: str) -> None:
     """Print to a reader that may have gone, as `head` does."""
     try:
-        print(text, flush=True)
+        print(said, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -180,9 +189,8 @@ def evaluate_command(args: argparse.Namespace) -> Said:
         evaluator = Evaluator(args.files, args.estimators, **options)
         target = _target(args.target)
         bar.reset(evaluator.steps * evaluator.passes(target))
-        name = evaluator.name_of(target)
         evaluation = evaluator.evaluate(target, origin=args.origin)
-    return Said(f"value of {name}\n{evaluation}", evaluation.to_json)
+    return Said(evaluation.table(verbose=args.verbose), evaluation.to_json)
 
 
 def rank_command(args: argparse.Namespace) -> Said:
@@ -192,8 +200,10 @@ def rank_command(args: argparse.Namespace) -> Said:
     with _bar("policies", len(numbers)) as bar:
         options = options_from(args, progress=bar.update)
         ranking = rank(source, numbers, args.estimator, origin=args.origin, **options)
-    text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
-    return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
+    said = ranking.table(verbose=args.verbose)
+    if args.differences:
+        said += f"\n\n{ranking.differences()}"
+    return Said(said, ranking.to_json, lambda path: ranking.plot().savefig(path))
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -298,11 +308,11 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], Said], text: str, more: str
+        name: str, run: Callable[[argparse.Namespace], Said], brief: str, more: str
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(
             name,
-            help=text,
+            help=brief,
             description=more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -325,12 +335,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--estimators",
         nargs="+",
         metavar="NAME",
-        help="names from the list below (default: those marked *, as far as the data allow)",
+        help="names from the list below, or the groups paper and all (default: those marked *, as "
+        "far as the data allow)",
     )
     add_flags(value, *COMMON, "reward-range", "horizon", "origin")
     who = value.add_mutually_exclusive_group()
     add_flags(who, "workers", "ray")  # type: ignore[arg-type]
     add_flags(value, "block-steps", "scratch")
+    _add_verbose(value)
     _add_json(value)
 
     ranked = command("rank", rank_command, "compare several policies and find the best", _RANK)
@@ -348,6 +360,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also draw the ranking to this file (.png, .svg)",
     )
+    _add_verbose(ranked)
     _add_json(ranked)
 
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
@@ -417,9 +430,16 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimator",
         default="auto",
-        choices=ESTIMATORS,
         metavar="NAME",
         help="a name from the list of `evaluate --help` (default: %(default)s)",
+    )
+
+
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also show notes, the advice for each row and numbers of the estimators' own",
     )
 
 
@@ -431,7 +451,10 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _list_estimators() -> str:
     """Return a line for each estimator, with its use."""
-    lines = ["estimators (* by default):"]
-    for name, row in ESTIMATORS.items():
-        lines.append(f"  {'*' if row.common else ' '} {name:6} {row.use}")
-    return "\n".join(lines)
+    lines = ["estimators (* by default, + with --estimators paper, all with --estimators all):"]
+    for name in recommended_first(ESTIMATORS):
+        mark = "*" if name in RECOMMENDED else "+" if name in PAPER else " "
+        lines.append(f"  {mark} {name:6} {ESTIMATORS[name].use}")
+    aliases = text.grouped({alias: name for alias, name in ALIASES.items()})
+    said = "; ".join(f"{', '.join(others)} for {name}" for name, others in aliases.items())
+    return "\n".join([*lines, f"names that others use: {said}"])

@@ -49,10 +49,11 @@ from ope_gym.models.base import (
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import (
     Compute,
+    Offer,
     Options,
     OptionValues,
     Weighting,
-    common_estimators,
+    candidates,
     estimator_names,
     refuse_betting,
 )
@@ -111,8 +112,8 @@ def evaluate(
             recorder, a file (also a Parquet file, or a folder of them), or a list of files, which
             need not fit into memory.
         target: the policy to evaluate; or the number of a recorded one, or "last".
-        estimators: names from `ope_gym.ESTIMATORS`; by default the common ones that the data
-            allow, "EA" only where the time limit is one step.
+        estimators: names from `ope_gym.ESTIMATORS`, or groups: "default" is auto and NFIS, "paper"
+            the estimators of the paper and auto, "all" all of them, each as far as the data allow.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
             it was not; None to tell it from the recorded policies.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
@@ -186,7 +187,8 @@ class Evaluator:
         **options: Unpack[OptionValues],
     ) -> None:
         self.options = Options(**options)
-        self._named = None if estimators is None else estimator_names(estimators)
+        self._named = estimator_names(estimators)
+        self._candidates = candidates(self._named)
         compute, held_out = self.options.compute, self.options.held_out
         if isinstance(episodes, Source):
             self.source = episodes
@@ -250,7 +252,9 @@ class Evaluator:
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
         with hired as ready:
-            return self._evaluate(policy, origin, ready)
+            found = self._evaluate(policy, origin, ready)
+        number = self.source.number(target)
+        return found if number is None else found.named(self.name_of(target))
 
     def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:
         options = self.options
@@ -319,19 +323,29 @@ class Evaluator:
         return check_reward_model(model, self._data.n_steps, self._data.offsets)
 
     def _names(self, target: Policy, q_model: bool) -> tuple[str, ...]:
-        """Return the estimators: those that were named, or the common ones that the data allow."""
-        if self._named is not None:
+        """Return the estimators: those that were named, and those of groups that can be had."""
+        if all(name in ESTIMATORS for name in self._named):
             return self._named
         propensities = self._roster.known if self._data is None else self._data.has_propensities
-        return common_estimators(
+        offer = Offer(
             self._behaviours.available,
             q_model,
-            self.options.kind,
-            one_step=self._data is not None
-            and self._roster.horizon == 1
-            and hasattr(target, "probs"),
-            propensities=propensities,
+            self.options.kind.name == "betting",
+            propensities,
+            whole=frozenset(self._whole(target)),
         )
+        return offer.choose(self._named)
+
+    def _whole(self, target: Policy) -> Iterator[str]:
+        """Yield the needs of `Composition.whole` that these episodes meet."""
+        if self._data is None:
+            return
+        if self._roster.horizon == 1 and hasattr(target, "probs"):
+            yield "one step"
+        if not self._parted and self._behaviours.available:
+            yield "path probabilities"
+            yield "rounds"
+            yield "scores"
 
     def _require(self, names: Sequence[str], model: object) -> None:
         """Raise for estimators that these data, or these options, cannot give."""
@@ -390,7 +404,7 @@ class Evaluator:
     def _model_given(self) -> Any:
         """Return the q model as it was given; None if no estimator uses one."""
         model = self.options.q_model
-        if self._named is not None and not any(ESTIMATORS[n].uses_q for n in self._named):
+        if not any(ESTIMATORS[name].uses_q for name in self._candidates):
             return None
         if isinstance(model, type):
             raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
@@ -425,7 +439,7 @@ class Evaluator:
             found = check_baseline(model, self._data.n_steps, self._data.offsets)
         else:
             found = cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
-        wanted = self._named is None or any(ESTIMATORS[n].uses_visits for n in self._named)
+        wanted = any(ESTIMATORS[name].uses_visits for name in self._candidates)
         return self._with_visits(found, target) if wanted and found.visits is None else found
 
     def _with_visits(self, baseline: Baseline, target: Policy) -> Baseline:

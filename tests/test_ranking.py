@@ -265,7 +265,7 @@ def test_targets_are_named_by_number_or_place(made: builders.Recorded) -> None:
         ([0], {"origin": {"policy 1": "fixed"}}, "origin names 'policy 1'"),
         ([0], {"origin": "bought"}, "origin is 'bought'"),
         ([0], {"draws": 0}, "draws is 0"),
-        ([0], {"estimator": ["NFIS"]}, "takes one name"),
+        ([0], {"estimator": ["NFIS"]}, "give the name of one"),
         ([0], {"estimator": "WIS"}, "'WIS'"),
     ],
 )

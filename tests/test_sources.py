@@ -152,8 +152,8 @@ def test_the_target_may_be_the_number_of_a_policy(
     by_number = evaluator.evaluate(last)
     assert_same(evaluator.evaluate("last"), by_number)
     assert_same(evaluator.evaluate(parts[-1].policies[-1]), by_number)
-    assert evaluator.name_of("last") == f"policy {last}, of {paths[-1]}"
-    assert evaluator.name_of(0) == f"policy 0, of {paths[0]}"
+    assert evaluator.name_of("last") == f"policy {last} of {paths[-1]}"
+    assert evaluator.name_of(0) == f"policy 0 of {paths[0]}"
     assert evaluator.name_of(Table(np.full((3, 3), 1 / 3))) == "the target"
     assert Evaluator(merged(parts)).name_of(0) == "policy 0"
 

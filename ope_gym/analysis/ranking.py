@@ -13,7 +13,7 @@ from ope_gym.arrays import FloatArray
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
-from ope_gym.options import Compute, OptionValues
+from ope_gym.options import Compute, OptionValues, one_estimator
 from ope_gym.policies import Policy, Target
 from ope_gym.scale.sources import Episodes, Source
 
@@ -57,8 +57,7 @@ def rank(
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; give at least 1, better {DRAWS:,}")
-    if not isinstance(estimator, str):
-        raise ValueError(f"estimator is {estimator!r}; a ranking takes one name, such as 'auto'")
+    estimator = one_estimator(estimator)
     compute = options.get("compute", Compute())
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)

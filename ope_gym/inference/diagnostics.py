@@ -306,9 +306,9 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     elif ess == 0:
         scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
     elif ess < AMBER_ESS:
-        scarce.append(f"effective sample size {ess:.1f} at step {d.ess_step}: next to nothing")
+        scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: next to nothing")
     elif ess < GREEN_ESS:
-        few.append(f"effective sample size {ess:.0f} at step {d.ess_step}, below {GREEN_ESS:g}")
+        few.append(f"{_counting(ess, trajectories, d.ess_step)}; {GREEN_ESS:g} would be enough")
     if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
         scarce.append(f"worth about {findings.worth:.1f} fresh episodes: next to nothing")
     if trajectories == 1:
@@ -335,6 +335,12 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     if d.max_share > GREEN_SHARE and not model:
         few.append(f"one episode holds {d.max_share:.1%} of the weight")
     return scarce, few
+
+
+def _counting(ess: float, trajectories: int, step: int) -> str:
+    """Say how many episodes are left in effect."""
+    size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
+    return f"only about {size} of {trajectories:,} episodes count at step {step} (ESS)"
 
 
 def _precision(d: Diagnostics, worth: float, trajectories: int) -> str:
