@@ -256,13 +256,13 @@ def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) 
     shown = evaluation.select(args.estimators or SHOWN)
     lines = ["", shown.table(*truth) if truth else shown.table()]
     if truth:
-        lines.append(f"fresh rollouts: {truth[0]:.5g} ± {truth[1]:.2g} ({args.truth_episodes:,})")
+        lines.append(f"{args.truth_episodes:,} fresh rollouts: {truth[0]:.4g} ± {truth[1]:.2g}")
     lines.append(
-        "The learner never saw these episodes, so training makes none of this optimistic; the "
-        "verdicts say how far to trust each row."
+        f"The learner never saw these episodes of {args.env}, so training makes none of this "
+        "optimistic."
         if args.held_out > 0
-        else "In-sample: the policy was trained on these episodes, so all of this is optimistic; "
-        "--held-out 0.5 keeps episodes apart."
+        else f"The policy was trained on these episodes of {args.env}, so all of this is "
+        "optimistic; --held-out 0.5 keeps episodes apart."
     )
     lines.append(f"episodes: {run.logdir / 'episodes.ope'}")
     lines.append(f"dashboard: tensorboard --logdir {args.logdir}")

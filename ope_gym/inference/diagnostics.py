@@ -340,6 +340,8 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
 def _counting(ess: float, trajectories: int, step: int) -> str:
     """Say how many episodes are left in effect."""
     size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
+    if ess > 0.9 * trajectories:
+        return f"there are only {_episodes(trajectories)}"
     return f"only about {size} of {trajectories:,} episodes count at step {step} (ESS)"
 
 
