@@ -10,6 +10,7 @@ Examples:
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
+  python -m ope_gym report episodes.ope --html report.html     all of it as one page
 
 `python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
 are written by train.py and by the recorders of the package wrappers, Parquet files by
@@ -23,6 +24,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,11 +43,13 @@ from ope_gym.estimators.table import (
     RECOMMENDED,
     recommended_first,
 )
-from ope_gym.evaluation import Evaluator
+from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
-from ope_gym.policies import UnavailablePolicy
+from ope_gym.options import Compute
+from ope_gym.policies import Target, UnavailablePolicy
+from ope_gym.policies.convert import is_saved
 from ope_gym.report import text
-from ope_gym.scale.sources import Source, load_source
+from ope_gym.scale.sources import Source, load_source, open_source
 from ope_gym.stopping import exit_code
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
@@ -186,8 +190,8 @@ def evaluate_command(args: argparse.Namespace) -> Said:
     """Estimate the value of one policy."""
     with _bar("steps") as bar:
         options = options_from(args, progress=bar.update)
-        evaluator = Evaluator(args.files, args.estimators, **options)
         target = _target(args.target)
+        evaluator = Evaluator(_source(args, options["compute"]), args.estimators, **options)
         bar.reset(evaluator.steps * evaluator.passes(target))
         evaluation = evaluator.evaluate(target, origin=args.origin)
     return Said(evaluation.table(verbose=args.verbose), evaluation.to_json)
@@ -195,7 +199,7 @@ def evaluate_command(args: argparse.Namespace) -> Said:
 
 def rank_command(args: argparse.Namespace) -> Said:
     """Rank several policies from best to worst."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     numbers = _numbers(args.policies, source)
     with _bar("policies", len(numbers)) as bar:
         options = options_from(args, progress=bar.update)
@@ -238,7 +242,7 @@ def plan_command(args: argparse.Namespace) -> Said:
 
 def check_command(args: argparse.Namespace) -> Said:
     """Estimate each policy from the others' episodes, beside its own mean return."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     policies = _numbers(args.policies, source) if args.policies else None
     with _bar("policies") as bar:
         options = options_from(args, progress=bar.update)
@@ -256,14 +260,63 @@ def _bar(unit: str, total: int | None = None) -> Any:
     return tqdm(total=total, unit=f" {unit}", unit_scale=large, disable=None, leave=False)
 
 
-def _target(text: str) -> int | str:
-    """Return the number of a policy, or "last"."""
-    if text == "last":
-        return text
+def _source(args: argparse.Namespace, compute: Compute | None = None) -> Source:
+    """Open the files, with stored torch policies made usable by --policy.
+
+    Args:
+        args: of the command.
+        compute: how to read files that need not fit into memory; without it they are read whole.
+    """
+    held_out = HELD_OUT[args.data]
+    if compute is None:
+        source = load_source(args.files, held_out)
+    else:
+        with hire(compute, args.files) as crew:
+            source = open_source(args.files, held_out, compute.block_steps, crew.workers)
+    stored = [isinstance(p, UnavailablePolicy) and p.kind == "torch" for p in source.policies]
+    if args.policy is None:
+        return source
+    if not any(stored):
+        raise ValueError(f"--policy {args.policy}: the files hold no torch policy to put into it")
+    from ope_gym.policies.torch import TorchPolicy
+
+    made = imported("--policy", args.policy)()
+    module, forward = made if isinstance(made, tuple) else (made, None)
+    policies = tuple(
+        TorchPolicy.restore(policy, module, forward=forward)  # type: ignore[arg-type]
+        if torch
+        else policy
+        for policy, torch in zip(source.policies, stored, strict=True)
+    )
+    return source.with_policies(policies)
+
+
+def imported(flag: str, place: str) -> Any:
+    """Return what "package.module:name" names; modules of the current folder are found, too."""
+    module, _, name = place.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
-        return int(text)
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{flag} {place}: give package.module:function, which can be imported here ({error})"
+        ) from error
+
+
+def _target(word: str) -> Target:
+    """Return the number of a policy, "last", the path of a saved model, or an imported policy."""
+    if word == "last" or is_saved(word):
+        return word
+    if ":" in word:
+        return imported("--target", word)()
+    try:
+        return int(word)
     except ValueError:
-        raise ValueError(f"--target {text}: give the number of a policy, or last") from None
+        raise ValueError(
+            f"--target {word}: give the number of a policy, or last, a saved model (.zip), or "
+            "package.module:function that returns a policy"
+        ) from None
 
 
 def _candidate(text: str | None) -> int | str | None:
@@ -342,11 +395,13 @@ def make_parser() -> argparse.ArgumentParser:
     who = value.add_mutually_exclusive_group()
     add_flags(who, "workers", "ray")  # type: ignore[arg-type]
     add_flags(value, "block-steps", "scratch")
+    _add_policy(value)
     _add_verbose(value)
     _add_json(value)
 
     ranked = command("rank", rank_command, "compare several policies and find the best", _RANK)
     _add_policies(ranked, default=["all"])
+    _add_policy(ranked)
     _add_estimator(ranked)
     add_flags(ranked, *COMMON, "reward-range", "horizon", "origin")
     ranked.add_argument(
@@ -394,6 +449,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     check = command("check", check_command, "check whether such estimates can be trusted", _CHECK)
     _add_policies(check)
+    _add_policy(check)
     check.add_argument(
         "--limit",
         type=int,
@@ -407,12 +463,23 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        metavar="PACKAGE:FACTORY",
+        help="for files recorded with torch policies: a function that returns a module of their "
+        "architecture, or (module, forward); the stored numbers are put into it",
+    )
+
+
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         default="last",
         metavar="K",
-        help="number of the policy to evaluate, as `info` lists them, or last (default: last)",
+        help="the policy to evaluate: its number, as `info` lists them, or last; a saved model of "
+        "Stable-Baselines3 (.zip); or package.module:function that returns a policy (default: "
+        "last)",
     )
 
 

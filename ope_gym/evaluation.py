@@ -13,6 +13,7 @@ the q model, weighs the episodes, runs the estimators side by side, and conclude
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -57,7 +58,8 @@ from ope_gym.options import (
     estimator_names,
     refuse_betting,
 )
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy, Target
+from ope_gym.policies.convert import is_saved
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NONE = np.empty(0, dtype=np.int64)
+_PROBED = 64  # steps at which a policy is asked whether it is deterministic
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
     "long the last one lived, and weights against a mixture are not exactly unbiased"
@@ -92,7 +95,7 @@ _FOLLOWING = (
 
 def evaluate(
     episodes: Episodes,
-    target: Policy | int | str,
+    target: Target,
     estimators: str | Iterable[str] | None = None,
     *,
     origin: str | None = None,
@@ -111,7 +114,9 @@ def evaluate(
         episodes: recorded episodes with the policies that acted: trajectories, a buffer, a
             recorder, a file (also a Parquet file, or a folder of them), or a list of files, which
             need not fit into memory.
-        target: the policy to evaluate; or the number of a recorded one, or "last".
+        target: the policy to evaluate: one of `ope_gym.policies` or of your own, a
+            Stable-Baselines3 model or its .zip file, a torch module that returns logits or a
+            distribution; or the number of a recorded one, or "last".
         estimators: names from `ope_gym.ESTIMATORS`, or groups: "default" is auto and NFIS, "paper"
             the estimators of the paper and auto, "all" all of them, each as far as the data allow.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
@@ -219,11 +224,11 @@ class Evaluator:
         """Number of recorded steps that are used."""
         return self._roster.steps
 
-    def name_of(self, target: Policy | int | str) -> str:
+    def name_of(self, target: Target) -> str:
         """Return the name of a target: "policy 3", with a file that has it of several."""
         return self.source.name_of(target)
 
-    def passes(self, target: Policy | int | str) -> int:
+    def passes(self, target: Target) -> int:
         """Return how often an evaluation does all steps, as its progress counts them."""
         if self._data is not None:
             return 1
@@ -237,7 +242,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        target: Policy | int | str,
+        target: Target,
         *,
         origin: str | None = None,
         crew: Crew | None = None,
@@ -253,6 +258,8 @@ class Evaluator:
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
         with hired as ready:
             found = self._evaluate(policy, origin, ready)
+        if is_saved(target):
+            return found.named(os.path.basename(target))
         number = self.source.number(target)
         return found if number is None else found.named(self.name_of(target))
 
@@ -595,7 +602,16 @@ class Evaluator:
             alarms=report.notes + ((self._mismatch,) if self._mismatch else ()),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),
+            certain=self._data is not None and always_certain(target, self._data),
         )
+
+
+def always_certain(target: Policy, data: Trajectories) -> bool:
+    """Return whether a policy takes one action for certain, at the first recorded steps."""
+    if not isinstance(target, FinitePolicy):
+        return False
+    probs = target.probs(batches.take(data.observations, slice(0, _PROBED)))
+    return bool((np.max(probs, axis=1) > 1.0 - 1e-9).all())
 
 
 def one_step(data: Trajectories, target: Policy) -> OneStep:

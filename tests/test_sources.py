@@ -547,7 +547,7 @@ def test_options_that_cannot_be_are_refused_with_a_remedy() -> None:
         evaluate(functions([data]), r.target, compute=Compute(scratch="missing", block_steps=4))
     for target in (3, -4, 2.5, None):
         with pytest.raises((TypeError, ValueError), match=r"target is"):
-            evaluate(functions([data]), target, compute=Compute(block_steps=4))  # type: ignore[arg-type]
+            evaluate(functions([data]), target, compute=Compute(block_steps=4))
 
 
 def test_a_bad_target_is_named_with_its_file() -> None:

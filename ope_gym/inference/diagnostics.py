@@ -20,6 +20,10 @@ NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
+_DETERMINISTIC = (
+    "the policy is deterministic, so an episode counts only while every action was the one that it "
+    "would take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
+)
 _USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
 
@@ -199,6 +203,7 @@ class Findings:
         in_sample: whether only fresh or held-out episodes can repair it.
         effective: effective number of episodes where the estimate rests on a model more than on the
             weights; None where it rests on the weights.
+        certain: whether the target is deterministic, and the estimate has weights.
     """
 
     value: float
@@ -209,6 +214,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     in_sample: bool = False
     effective: float | None = None
+    certain: bool = False
 
 
 def judge(
@@ -376,6 +382,8 @@ def _advice(
     if findings.in_sample:
         return (f"collect about {GREEN_ESS:g} fresh episodes {target}, or hold some out",)
     have = min(d.ess, findings.worth) if np.isfinite(findings.worth) else d.ess
+    if findings.certain and have < GREEN_ESS:
+        return (_DETERMINISTIC,)
     if have < GREEN_ESS:
         missing = GREEN_ESS - have
         gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds

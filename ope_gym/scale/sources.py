@@ -158,6 +158,12 @@ class Source:
         owner = next((name for name, own in owners if number in own), "")
         return f"policy {number}" + (f" of {owner}" if len(self.owners) > 1 and owner else "")
 
+    def with_policies(self, policies: tuple[Policy, ...]) -> Source:
+        """Return the same episodes with other objects for the recorded policies."""
+        data = self.data and dataclasses.replace(self.data, policies=policies)
+        roster = dataclasses.replace(self.roster, policies=policies)
+        return dataclasses.replace(self, policies=policies, data=data, roster=roster)
+
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
         """Yield the episodes of a task with the name of their origin; small pieces are joined.
 
