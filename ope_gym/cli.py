@@ -32,6 +32,7 @@ import numpy as np
 
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
+from ope_gym.analysis.overlap import overlap
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
 from ope_gym.data.roster import Roster, join_rosters
@@ -49,6 +50,7 @@ from ope_gym.options import Compute
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.policies.convert import is_saved
 from ope_gym.report import text
+from ope_gym.report.page import report_page
 from ope_gym.scale.sources import Source, load_source, open_source
 from ope_gym.stopping import exit_code
 
@@ -80,6 +82,11 @@ First, what the episodes of each past policy bring to the estimate of the target
 the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
 error without them. Then, how many more episodes of each policy, or of the target itself, would
 bring the standard error down to the one you want. This is predicted from the recorded episodes.
+"""
+_REPORT = """Write one page about a policy: the answer, the estimates, what speaks against them, the
+effective sample size over the episode, the overlap of policies, and a ranking of the recorded ones.
+
+The page is a single file that needs no network.
 """
 _CHECK = """Check whether estimates from these files can be trusted.
 
@@ -135,7 +142,7 @@ def _print(said: str) -> None:
 
 def _check_places(args: argparse.Namespace) -> None:
     """Raise if a file or folder cannot be written, before the work is done."""
-    for name in ("json", "figure"):
+    for name in ("json", "figure", "html"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
             if str(path) == "-":
@@ -238,6 +245,20 @@ def plan_command(args: argparse.Namespace) -> Said:
         path.write_text(json.dumps(both, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
     return Said(f"value of {source.name_of(target)}: {shares}\n\n{plan}", to_json)
+
+
+def report_command(args: argparse.Namespace) -> Said:
+    """Write a page about one policy, beside a ranking of the recorded ones."""
+    source = _source(args)
+    target, options = _target(args.target), options_from(args)
+    evaluation = Evaluator(source, args.estimators, **options).evaluate(target, origin=args.origin)
+    numbers = _numbers(args.policies or ["all"], source)[-args.limit :]
+    ranking = rank(source, numbers, **options) if len(numbers) > 1 else None
+    shares = overlap(source, target, limit=args.limit) if source.roster.known else None
+    title = f"{text.sentence(evaluation.target or 'the policy')} ({args.files[0].name})"
+    page = report_page(evaluation, ranking=ranking, overlap=shares, title=title)
+    args.html.write_text(page, encoding="utf-8")
+    return Said(f"{evaluation.headline}\npage: {args.html}", evaluation.to_json)
 
 
 def check_command(args: argparse.Namespace) -> Said:
@@ -354,7 +375,7 @@ def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="python -m ope_gym",
+        prog="ope-gym" if Path(sys.argv[0]).stem == "ope-gym" else "python -m ope_gym",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -446,6 +467,29 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"plan for at most N more episodes (default: {MOST_EPISODES:,})",
     )
     _add_json(plan)
+
+    page = command("report", report_command, "write one page about a policy", _REPORT)
+    _add_target(page)
+    page.add_argument(
+        "--html", type=Path, required=True, metavar="FILE", help="the page to write, an .html file"
+    )
+    page.add_argument(
+        "--estimators",
+        nargs="+",
+        metavar="NAME",
+        help="as in `evaluate` (default: auto and NFIS, as far as the data allow)",
+    )
+    _add_policies(page)
+    _add_policy(page)
+    page.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        default=12,
+        help="rank and compare at most N of the policies, the last ones (default: %(default)s)",
+    )
+    add_flags(page, *COMMON, "origin", interval=WITHOUT_BETTING)
+    _add_json(page)
 
     check = command("check", check_command, "check whether such estimates can be trusted", _CHECK)
     _add_policies(check)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ope_gym.estimators.table import ALIASES, recommended_first
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
-from ope_gym.report import text
+from ope_gym.report import html, text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,6 +127,10 @@ class Evaluation(Mapping[str, Estimate]):
                 for name, e in self.items()
             ]
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.fragment(self, self.headline)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={estimate.value:.6g}" for name, estimate in self.items())

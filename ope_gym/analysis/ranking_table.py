@@ -18,8 +18,6 @@ from ope_gym.report import text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LEFT = (0, 7, 8)  # columns of the table that hold words
-
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
@@ -93,6 +91,8 @@ class Pairwise:
 class Ranking(Mapping[str, Ranked]):
     """Map the names of policies to their places, from best to worst; prints as a table."""
 
+    words = (0, 7, 8)  # columns of the table that hold words
+
     def __init__(self, ranked: Sequence[Ranked]) -> None:
         self._ranked = {r.name: r for r in ranked}
 
@@ -124,7 +124,7 @@ class Ranking(Mapping[str, Ranked]):
             first = f"{who} has the largest estimate of {size:,}; how sure that is cannot be known."
         elif chance < 0.5:
             first = (
-                f"{who} has the largest estimate of {size:,}, but is probably not the best: "
+                f"{who} has the largest estimate of {size:,}, but others may be better: "
                 f"P(best) {text.chance(chance)}."
             )
         else:
@@ -220,14 +220,14 @@ class Ranking(Mapping[str, Ranked]):
             verbose: whether to add the advice for each policy and the kind of the intervals.
         """
         lines = [text.wrap(self.headline, ""), "", self._head()]
-        lines += [*text.align(self._rows(verbose), _LEFT)]
+        lines += [*text.align(self.rows(verbose), self.words)]
         return "\n".join([*lines, *map(text.wrap, self._remarks(verbose))])
 
     def markdown(self) -> str:
         """Return the headline and the table in Markdown, with the reasons of the verdicts."""
         listed = [f"- {remark}" for remark in self._remarks()]
         head = [f"**{self.headline}**", "", f"{self._head()}.", ""]
-        return "\n".join([*head, *text.markdown(self._rows(), _LEFT), "", *listed])
+        return "\n".join([*head, *text.markdown(self.rows(), self.words), "", *listed])
 
     def _regimes(self) -> list[str]:
         return [label(r.estimate.sample.regime) for r in self.values()]
@@ -242,7 +242,7 @@ class Ranking(Mapping[str, Ranked]):
             f"{sample.gamma:g}" + (f"; data: {regimes[0]}" if len(set(regimes)) == 1 else "")
         )
 
-    def _rows(self, verbose: bool = False) -> list[list[str]]:
+    def rows(self, verbose: bool = False) -> list[list[str]]:
         """Return the cells of the table; the regimes only where they differ."""
         ends = text.ends_head(self.best.estimate, verbose)
         rows = [["policy", "value", "std.err", ends, "to the best", "P(best)", "ESS", "verdict"]]

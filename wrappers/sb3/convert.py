@@ -27,7 +27,7 @@ def policy_of(model: Any) -> Policy:
     if not isinstance(model, BaseAlgorithm):
         kind = type(model).__name__
         raise TypeError(
-            f"this is a {kind}, a part of a Stable-Baselines3 model: give the model itself, "
+            f"this is {kind}, a part of a Stable-Baselines3 model: give the model itself, "
             "evaluate(data, model) instead of evaluate(data, model.policy), because the model also "
             "knows VecNormalize and its exploration rate"
         )
