@@ -34,7 +34,7 @@ from ope_gym.policies.convert import as_policy, is_saved
 from ope_gym.policies.numerics import moments_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
+    from typing import Self
 
 UNREGISTERED = "unregistered:"
 
