@@ -35,7 +35,8 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
         return f"{what} is unknown: {reason}."
     digits = decimals(e)
     said = rounded(e.value, digits)
-    if math.isnan(e.interval.low) or math.isnan(e.interval.high):
+    known = not math.isnan(e.interval.low + e.interval.high)
+    if not known:
         said += " (how sure that is cannot be known)"
     else:
         ends = f"{rounded(e.interval.low, digits)} to {rounded(e.interval.high, digits)}"
@@ -45,7 +46,7 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
         return f"{who} may be worth {said}, but do not use this number: {reason}."
     if in_sample:
         reason = next((r for r in verdict.reasons if "in-sample" in r), reason)
-    elif math.isfinite(e.worth):
+    elif known and math.isfinite(e.worth):
         said += f", as sure as about {episodes(e.worth)} fresh episodes would make you"
     care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
     return f"{who} is worth {said}.{care}"
