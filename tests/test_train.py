@@ -66,7 +66,7 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
 ) -> None:
     assert train.main(small(tmp_path, "--held-out", "0", "--truth-episodes", "0")) == 0
     text = capsys.readouterr().out
-    assert "In-sample" in text
+    assert "The policy was trained on these episodes of CartPole-v1" in text
     assert "data: in-sample, optimistic" in text
     assert "from truth" not in text
 
