@@ -253,7 +253,7 @@ def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
 def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
     """Return the closing words: table, truth, data regime, where things are."""
     args = run.args
-    shown = evaluation.select(args.estimators or SHOWN)
+    shown = evaluation.select(SHOWN) if args.estimators is None else evaluation
     lines = ["", shown.table(*truth) if truth else shown.table()]
     if truth:
         lines.append(f"{args.truth_episodes:,} fresh rollouts: {truth[0]:.4g} ± {truth[1]:.2g}")
