@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estima
     sample = dataclasses.replace(estimate.sample, regime=changes.pop("regime", "held-out"))
     reasons = ("a first reason", *changes.pop("reasons", ()))
     verdict = Verdict(colour, reasons, ("some advice",))
-    usual = {"value": 281.354, "standard_error": 10.2, "worth": 37.4}
+    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "worth": 37.4}
     usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
     return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
 
@@ -217,14 +218,14 @@ def test_the_page_is_whole_and_loads_nothing(made: Recorded) -> None:
     assert tags.open == []
     assert tags.links == []
     assert "http" not in page.replace('lang="en"', "")
-    assert html.escape(found.headline) in page
+    assert escape(found.headline) in page
     assert "&lt;first&gt;" in page
     assert "<first>" not in page
     assert "prefers-color-scheme: dark" in page
     for name, e in found.items():
         assert f">{name}</text>" in page
         for reason in e.verdict.reasons if e.verdict.colour != "green" else ():
-            assert html.escape(reason) in page
+            assert escape(reason) in page
     assert page.count('class="cell"') == shares.matrix.size
     assert page.count("<svg") == 4
     alone = report_page(found)
@@ -273,7 +274,7 @@ def test_the_report_command_writes_a_page(
     said = capsys.readouterr().out
     written = page.read_text(encoding="utf-8")
     assert said.startswith("Policy 2 ")
-    assert html.escape(said.splitlines()[0]) in written
+    assert escape(said.splitlines()[0]) in written
     assert "<h2>Ranking</h2>" in written
     assert "<h2>Overlap of policies</h2>" in written
     assert command(["report", str(file), "--html", str(tmp_path / "no" / "out.html")]) == 2
@@ -310,13 +311,14 @@ def test_functions_and_missing_files_are_refused_in_words(made: Recorded) -> Non
 def test_a_name_instead_of_an_environment() -> None:
     from wrappers import vector
 
-    for make, words in (
+    doors: list[tuple[Any, str]] = [
         (RecordTrajectories, "RecordTrajectories(gym.make('CartPole-v1'))"),
         (vector.RecordTrajectories, "RecordTrajectories(gym.make_vec('CartPole-v1', num_envs=8))"),
         (lambda env: collect(env, Table(np.ones((1, 2)) / 2), 1, 0), "give a recorder"),
-    ):
+    ]
+    for make, words in doors:
         with pytest.raises(TypeError, match=re.escape(words)):
-            make("CartPole-v1")  # type: ignore[operator]
+            make("CartPole-v1")
 
 
 def test_a_deterministic_policy_gets_a_clear_word(made: Recorded) -> None:
