@@ -39,9 +39,13 @@ from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
 from ope_gym.flags import FLAGS, WITHOUT_BETTING
+from ope_gym.options import estimator_names
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
+
+SHOWN = ("auto", "NFIS")  # in the table, where no estimators are named
+STORED = ("paper",)  # in the event file and in JSON: those of the paper, and auto
 
 
 def option(default: Any, text: str, **more: Any) -> Any:
@@ -72,7 +76,9 @@ class Args:
     seed: int = option(0, "seed of everything random: the same seed gives the same numbers")
     estimators: tuple[str, ...] | None = option(
         None,
-        f"which estimators (default: the common ones): {', '.join(ope_gym.ESTIMATORS)}",
+        f"which estimators: {', '.join(ope_gym.ESTIMATORS)}, or the groups paper and all "
+        "(default: those of the paper and auto go to TensorBoard and --json, and the table shows "
+        "auto and NFIS)",
         nargs="+",
         metavar="NAME",
         type=str,
@@ -143,9 +149,10 @@ def parse(arguments: list[str] | None = None) -> Args:
         parser.error(f"--gamma is {args.gamma}; a discount lies within [0, 1]")
     if not 0.0 < args.level < 1.0:
         parser.error(f"--level is {args.level}; give a confidence within (0, 1), such as 0.95")
-    unknown = [name for name in args.estimators or () if name not in ope_gym.ESTIMATORS]
-    if unknown:
-        parser.error(f"--estimators {unknown[0]}: known are {', '.join(ope_gym.ESTIMATORS)}")
+    try:
+        estimator_names(args.estimators)
+    except ValueError as error:
+        parser.error(f"--{error}")
     return args
 
 
@@ -199,14 +206,14 @@ class Run:
         return ope_gym.evaluate(
             self.data(),
             self.agent.policy,
-            args.estimators,
+            args.estimators or STORED,
             held_out=False,  # `data` has chosen
             gamma=args.gamma,
             interval=args.interval,
             level=args.level,
             seed=args.seed,
             q_model=None if args.q_model == "none" else args.q_model,
-        )
+        ).named(f"policy {self.done}")
 
 
 def train(run: Run, writer: Any) -> None:
@@ -246,16 +253,16 @@ def fresh_rollouts(run: Run, policy: Policy) -> tuple[float, float]:
 def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
     """Return the closing words: table, truth, data regime, where things are."""
     args = run.args
-    lines = ["", f"value of policy {run.done} on {args.env}, from the episodes of earlier policies"]
-    lines.append(evaluation.table(*truth) if truth else evaluation.table())
+    shown = evaluation.select(SHOWN) if args.estimators is None else evaluation
+    lines = ["", shown.table(*truth) if truth else shown.table()]
     if truth:
-        lines.append(f"fresh rollouts: {truth[0]:.5g} ± {truth[1]:.2g} ({args.truth_episodes:,})")
+        lines.append(f"{args.truth_episodes:,} fresh rollouts: {truth[0]:.4g} ± {truth[1]:.2g}")
     lines.append(
-        "The learner never saw these episodes, so training makes none of this optimistic; the "
-        "verdicts say how far to trust each row."
+        f"The learner never saw these episodes of {args.env}, so training makes none of this "
+        "optimistic."
         if args.held_out > 0
-        else "In-sample: the policy was trained on these episodes, so all of this is optimistic; "
-        "--held-out 0.5 keeps episodes apart."
+        else f"The policy was trained on these episodes of {args.env}, so all of this is "
+        "optimistic; --held-out 0.5 keeps episodes apart."
     )
     lines.append(f"episodes: {run.logdir / 'episodes.ope'}")
     lines.append(f"dashboard: tensorboard --logdir {args.logdir}")

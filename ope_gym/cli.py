@@ -10,6 +10,7 @@ Examples:
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
+  python -m ope_gym report episodes.ope --html report.html     all of it as one page
 
 `python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
 are written by train.py and by the recorders of the package wrappers, Parquet files by
@@ -23,6 +24,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +32,26 @@ import numpy as np
 
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
+from ope_gym.analysis.overlap import overlap
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
 from ope_gym.data.roster import Roster, join_rosters
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.evaluation import Evaluator
+from ope_gym.estimators.table import (
+    ALIASES,
+    ESTIMATORS,
+    PAPER,
+    RECOMMENDED,
+    recommended_first,
+)
+from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
-from ope_gym.policies import UnavailablePolicy
-from ope_gym.scale.sources import Source, load_source
+from ope_gym.options import Compute
+from ope_gym.policies import Target, UnavailablePolicy
+from ope_gym.policies.convert import is_saved
+from ope_gym.report import text
+from ope_gym.report.page import report_page
+from ope_gym.scale.sources import Source, load_source, open_source
 from ope_gym.stopping import exit_code
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
@@ -48,8 +61,10 @@ files, equal ones once.
 """
 _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
-The table has a row for each estimator: its value, standard error and interval, the effective sample
-size (ESS) and a verdict. The lines below it say why a verdict is not green, and what would help.
+The answer comes first: what the policy is worth, how sure that is, and whether to use it. The table
+has a row for each estimator, the recommended one first: its value, standard error and interval, the
+effective sample size (ESS), how many fresh episodes would tell as much (worth), and a verdict. The
+lines below it say why a verdict is not green, and what would help.
 
 Files with many steps are read in blocks, so they need not fit into memory. The result does not
 depend on the number of workers.
@@ -67,6 +82,11 @@ First, what the episodes of each past policy bring to the estimate of the target
 the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
 error without them. Then, how many more episodes of each policy, or of the target itself, would
 bring the standard error down to the one you want. This is predicted from the recorded episodes.
+"""
+_REPORT = """Write one page about a policy: the answer, the estimates, what speaks against them, the
+effective sample size over the episode, the overlap of policies, and a ranking of the recorded ones.
+
+The page is a single file that needs no network.
 """
 _CHECK = """Check whether estimates from these files can be trusted.
 
@@ -112,17 +132,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print(text: str) -> None:
+def _print(said: str) -> None:
     """Print to a reader that may have gone, as `head` does."""
     try:
-        print(text, flush=True)
+        print(said, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_places(args: argparse.Namespace) -> None:
     """Raise if a file or folder cannot be written, before the work is done."""
-    for name in ("json", "figure"):
+    for name in ("json", "figure", "html"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
             if str(path) == "-":
@@ -177,23 +197,24 @@ def evaluate_command(args: argparse.Namespace) -> Said:
     """Estimate the value of one policy."""
     with _bar("steps") as bar:
         options = options_from(args, progress=bar.update)
-        evaluator = Evaluator(args.files, args.estimators, **options)
         target = _target(args.target)
+        evaluator = Evaluator(_source(args, options["compute"]), args.estimators, **options)
         bar.reset(evaluator.steps * evaluator.passes(target))
-        name = evaluator.name_of(target)
         evaluation = evaluator.evaluate(target, origin=args.origin)
-    return Said(f"value of {name}\n{evaluation}", evaluation.to_json)
+    return Said(evaluation.table(verbose=args.verbose), evaluation.to_json)
 
 
 def rank_command(args: argparse.Namespace) -> Said:
     """Rank several policies from best to worst."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     numbers = _numbers(args.policies, source)
     with _bar("policies", len(numbers)) as bar:
         options = options_from(args, progress=bar.update)
         ranking = rank(source, numbers, args.estimator, origin=args.origin, **options)
-    text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
-    return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
+    said = ranking.table(verbose=args.verbose)
+    if args.differences:
+        said += f"\n\n{ranking.differences()}"
+    return Said(said, ranking.to_json, lambda path: ranking.plot().savefig(path))
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -226,9 +247,23 @@ def plan_command(args: argparse.Namespace) -> Said:
     return Said(f"value of {source.name_of(target)}: {shares}\n\n{plan}", to_json)
 
 
+def report_command(args: argparse.Namespace) -> Said:
+    """Write a page about one policy, beside a ranking of the recorded ones."""
+    source = _source(args)
+    target, options = _target(args.target), options_from(args)
+    evaluation = Evaluator(source, args.estimators, **options).evaluate(target, origin=args.origin)
+    numbers = _numbers(args.policies or ["all"], source)[-args.limit :]
+    ranking = rank(source, numbers, **options) if len(numbers) > 1 else None
+    shares = overlap(source, target, limit=args.limit) if source.roster.known else None
+    title = f"{text.sentence(evaluation.target or 'the policy')} ({args.files[0].name})"
+    page = report_page(evaluation, ranking=ranking, overlap=shares, title=title)
+    args.html.write_text(page, encoding="utf-8")
+    return Said(f"{evaluation.headline}\npage: {args.html}", evaluation.to_json)
+
+
 def check_command(args: argparse.Namespace) -> Said:
     """Estimate each policy from the others' episodes, beside its own mean return."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     policies = _numbers(args.policies, source) if args.policies else None
     with _bar("policies") as bar:
         options = options_from(args, progress=bar.update)
@@ -246,14 +281,63 @@ def _bar(unit: str, total: int | None = None) -> Any:
     return tqdm(total=total, unit=f" {unit}", unit_scale=large, disable=None, leave=False)
 
 
-def _target(text: str) -> int | str:
-    """Return the number of a policy, or "last"."""
-    if text == "last":
-        return text
+def _source(args: argparse.Namespace, compute: Compute | None = None) -> Source:
+    """Open the files, with stored torch policies made usable by --policy.
+
+    Args:
+        args: of the command.
+        compute: how to read files that need not fit into memory; without it they are read whole.
+    """
+    held_out = HELD_OUT[args.data]
+    if compute is None:
+        source = load_source(args.files, held_out)
+    else:
+        with hire(compute, args.files) as crew:
+            source = open_source(args.files, held_out, compute.block_steps, crew.workers)
+    stored = [isinstance(p, UnavailablePolicy) and p.kind == "torch" for p in source.policies]
+    if args.policy is None:
+        return source
+    if not any(stored):
+        raise ValueError(f"--policy {args.policy}: the files hold no torch policy to put into it")
+    from ope_gym.policies.torch import TorchPolicy
+
+    made = imported("--policy", args.policy)()
+    module, forward = made if isinstance(made, tuple) else (made, None)
+    policies = tuple(
+        TorchPolicy.restore(policy, module, forward=forward)  # type: ignore[arg-type]
+        if torch
+        else policy
+        for policy, torch in zip(source.policies, stored, strict=True)
+    )
+    return source.with_policies(policies)
+
+
+def imported(flag: str, place: str) -> Any:
+    """Return what "package.module:name" names; modules of the current folder are found, too."""
+    module, _, name = place.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
-        return int(text)
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{flag} {place}: give package.module:function, which can be imported here ({error})"
+        ) from error
+
+
+def _target(word: str) -> Target:
+    """Return the number of a policy, "last", the path of a saved model, or an imported policy."""
+    if word == "last" or is_saved(word):
+        return word
+    if ":" in word:
+        return imported("--target", word)()
+    try:
+        return int(word)
     except ValueError:
-        raise ValueError(f"--target {text}: give the number of a policy, or last") from None
+        raise ValueError(
+            f"--target {word}: give the number of a policy, or last, a saved model (.zip), or "
+            "package.module:function that returns a policy"
+        ) from None
 
 
 def _candidate(text: str | None) -> int | str | None:
@@ -291,18 +375,18 @@ def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="python -m ope_gym",
+        prog="ope-gym" if Path(sys.argv[0]).stem == "ope-gym" else "python -m ope_gym",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], Said], text: str, more: str
+        name: str, run: Callable[[argparse.Namespace], Said], brief: str, more: str
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(
             name,
-            help=text,
+            help=brief,
             description=more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -325,16 +409,20 @@ def make_parser() -> argparse.ArgumentParser:
         "--estimators",
         nargs="+",
         metavar="NAME",
-        help="names from the list below (default: those marked *, as far as the data allow)",
+        help="names from the list below, or the groups paper and all (default: those marked *, as "
+        "far as the data allow)",
     )
     add_flags(value, *COMMON, "reward-range", "horizon", "origin")
     who = value.add_mutually_exclusive_group()
     add_flags(who, "workers", "ray")  # type: ignore[arg-type]
     add_flags(value, "block-steps", "scratch")
+    _add_policy(value)
+    _add_verbose(value)
     _add_json(value)
 
     ranked = command("rank", rank_command, "compare several policies and find the best", _RANK)
     _add_policies(ranked, default=["all"])
+    _add_policy(ranked)
     _add_estimator(ranked)
     add_flags(ranked, *COMMON, "reward-range", "horizon", "origin")
     ranked.add_argument(
@@ -348,6 +436,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also draw the ranking to this file (.png, .svg)",
     )
+    _add_verbose(ranked)
     _add_json(ranked)
 
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
@@ -379,8 +468,32 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_json(plan)
 
+    page = command("report", report_command, "write one page about a policy", _REPORT)
+    _add_target(page)
+    page.add_argument(
+        "--html", type=Path, required=True, metavar="FILE", help="the page to write, an .html file"
+    )
+    page.add_argument(
+        "--estimators",
+        nargs="+",
+        metavar="NAME",
+        help="as in `evaluate` (default: auto and NFIS, as far as the data allow)",
+    )
+    _add_policies(page)
+    _add_policy(page)
+    page.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        default=12,
+        help="rank and compare at most N of the policies, the last ones (default: %(default)s)",
+    )
+    add_flags(page, *COMMON, "origin", interval=WITHOUT_BETTING)
+    _add_json(page)
+
     check = command("check", check_command, "check whether such estimates can be trusted", _CHECK)
     _add_policies(check)
+    _add_policy(check)
     check.add_argument(
         "--limit",
         type=int,
@@ -394,12 +507,23 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        metavar="PACKAGE:FACTORY",
+        help="for files recorded with torch policies: a function that returns a module of their "
+        "architecture, or (module, forward); the stored numbers are put into it",
+    )
+
+
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         default="last",
         metavar="K",
-        help="number of the policy to evaluate, as `info` lists them, or last (default: last)",
+        help="the policy to evaluate: its number, as `info` lists them, or last; a saved model of "
+        "Stable-Baselines3 (.zip); or package.module:function that returns a policy (default: "
+        "last)",
     )
 
 
@@ -417,9 +541,16 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimator",
         default="auto",
-        choices=ESTIMATORS,
         metavar="NAME",
         help="a name from the list of `evaluate --help` (default: %(default)s)",
+    )
+
+
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also show notes, the advice for each row and numbers of the estimators' own",
     )
 
 
@@ -431,7 +562,10 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _list_estimators() -> str:
     """Return a line for each estimator, with its use."""
-    lines = ["estimators (* by default):"]
-    for name, row in ESTIMATORS.items():
-        lines.append(f"  {'*' if row.common else ' '} {name:6} {row.use}")
-    return "\n".join(lines)
+    lines = ["estimators (* by default, + with --estimators paper, all with --estimators all):"]
+    for name in recommended_first(ESTIMATORS):
+        mark = "*" if name in RECOMMENDED else "+" if name in PAPER else " "
+        lines.append(f"  {mark} {name:6} {ESTIMATORS[name].use}")
+    aliases = text.grouped({alias: name for alias, name in ALIASES.items()})
+    said = "; ".join(f"{', '.join(others)} for {name}" for name, others in aliases.items())
+    return "\n".join([*lines, f"names that others use: {said}"])

@@ -13,6 +13,7 @@ the q model, weighs the episodes, runs the estimators side by side, and conclude
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -49,14 +50,16 @@ from ope_gym.models.base import (
 from ope_gym.models.linear import LinearQ
 from ope_gym.options import (
     Compute,
+    Offer,
     Options,
     OptionValues,
     Weighting,
-    common_estimators,
+    candidates,
     estimator_names,
     refuse_betting,
 )
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies import FinitePolicy, Policy, Target
+from ope_gym.policies.convert import is_saved
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NONE = np.empty(0, dtype=np.int64)
+_PROBED = 64  # steps at which a policy is asked whether it is deterministic
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
     "long the last one lived, and weights against a mixture are not exactly unbiased"
@@ -91,7 +95,7 @@ _FOLLOWING = (
 
 def evaluate(
     episodes: Episodes,
-    target: Policy | int | str,
+    target: Target,
     estimators: str | Iterable[str] | None = None,
     *,
     origin: str | None = None,
@@ -110,9 +114,11 @@ def evaluate(
         episodes: recorded episodes with the policies that acted: trajectories, a buffer, a
             recorder, a file (also a Parquet file, or a folder of them), or a list of files, which
             need not fit into memory.
-        target: the policy to evaluate; or the number of a recorded one, or "last".
-        estimators: names from `ope_gym.ESTIMATORS`; by default the common ones that the data
-            allow, "EA" only where the time limit is one step.
+        target: the policy to evaluate: one of `ope_gym.policies` or of your own, a
+            Stable-Baselines3 model or its .zip file, a torch module that returns logits or a
+            distribution; or the number of a recorded one, or "last".
+        estimators: names from `ope_gym.ESTIMATORS`, or groups: "default" is auto and NFIS, "paper"
+            the estimators of the paper and auto, "all" all of them, each as far as the data allow.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
             it was not; None to tell it from the recorded policies.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
@@ -186,7 +192,8 @@ class Evaluator:
         **options: Unpack[OptionValues],
     ) -> None:
         self.options = Options(**options)
-        self._named = None if estimators is None else estimator_names(estimators)
+        self._named = estimator_names(estimators)
+        self._candidates = candidates(self._named)
         compute, held_out = self.options.compute, self.options.held_out
         if isinstance(episodes, Source):
             self.source = episodes
@@ -217,11 +224,11 @@ class Evaluator:
         """Number of recorded steps that are used."""
         return self._roster.steps
 
-    def name_of(self, target: Policy | int | str) -> str:
+    def name_of(self, target: Target) -> str:
         """Return the name of a target: "policy 3", with a file that has it of several."""
         return self.source.name_of(target)
 
-    def passes(self, target: Policy | int | str) -> int:
+    def passes(self, target: Target) -> int:
         """Return how often an evaluation does all steps, as its progress counts them."""
         if self._data is not None:
             return 1
@@ -235,7 +242,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        target: Policy | int | str,
+        target: Target,
         *,
         origin: str | None = None,
         crew: Crew | None = None,
@@ -250,7 +257,11 @@ class Evaluator:
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
         with hired as ready:
-            return self._evaluate(policy, origin, ready)
+            found = self._evaluate(policy, origin, ready)
+        if is_saved(target):
+            return found.named(os.path.basename(target))
+        number = self.source.number(target)
+        return found if number is None else found.named(self.name_of(target))
 
     def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:
         options = self.options
@@ -319,19 +330,29 @@ class Evaluator:
         return check_reward_model(model, self._data.n_steps, self._data.offsets)
 
     def _names(self, target: Policy, q_model: bool) -> tuple[str, ...]:
-        """Return the estimators: those that were named, or the common ones that the data allow."""
-        if self._named is not None:
+        """Return the estimators: those that were named, and those of groups that can be had."""
+        if all(name in ESTIMATORS for name in self._named):
             return self._named
         propensities = self._roster.known if self._data is None else self._data.has_propensities
-        return common_estimators(
+        offer = Offer(
             self._behaviours.available,
             q_model,
-            self.options.kind,
-            one_step=self._data is not None
-            and self._roster.horizon == 1
-            and hasattr(target, "probs"),
-            propensities=propensities,
+            self.options.kind.name == "betting",
+            propensities,
+            whole=frozenset(self._whole(target)),
         )
+        return offer.choose(self._named)
+
+    def _whole(self, target: Policy) -> Iterator[str]:
+        """Yield the needs of `Composition.whole` that these episodes meet."""
+        if self._data is None:
+            return
+        if self._roster.horizon == 1 and hasattr(target, "probs"):
+            yield "one step"
+        if not self._parted and self._behaviours.available:
+            yield "path probabilities"
+            yield "rounds"
+            yield "scores"
 
     def _require(self, names: Sequence[str], model: object) -> None:
         """Raise for estimators that these data, or these options, cannot give."""
@@ -390,7 +411,7 @@ class Evaluator:
     def _model_given(self) -> Any:
         """Return the q model as it was given; None if no estimator uses one."""
         model = self.options.q_model
-        if self._named is not None and not any(ESTIMATORS[n].uses_q for n in self._named):
+        if not any(ESTIMATORS[name].uses_q for name in self._candidates):
             return None
         if isinstance(model, type):
             raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
@@ -425,7 +446,7 @@ class Evaluator:
             found = check_baseline(model, self._data.n_steps, self._data.offsets)
         else:
             found = cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
-        wanted = self._named is None or any(ESTIMATORS[n].uses_visits for n in self._named)
+        wanted = any(ESTIMATORS[name].uses_visits for name in self._candidates)
         return self._with_visits(found, target) if wanted and found.visits is None else found
 
     def _with_visits(self, baseline: Baseline, target: Policy) -> Baseline:
@@ -581,7 +602,16 @@ class Evaluator:
             alarms=report.notes + ((self._mismatch,) if self._mismatch else ()),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),
+            certain=self._data is not None and always_certain(target, self._data),
         )
+
+
+def always_certain(target: Policy, data: Trajectories) -> bool:
+    """Return whether a policy takes one action for certain, at the first recorded steps."""
+    if not isinstance(target, FinitePolicy):
+        return False
+    probs = target.probs(batches.take(data.observations, slice(0, _PROBED)))
+    return bool((np.max(probs, axis=1) > 1.0 - 1e-9).all())
 
 
 def one_step(data: Trajectories, target: Policy) -> OneStep:

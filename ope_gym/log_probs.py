@@ -30,9 +30,9 @@ from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, RewardSums, discounted_returns
 from ope_gym.models.base import Baseline, check_baseline
 from ope_gym.options import (
+    Offer,
     Options,
     Weighting,
-    common_estimators,
     estimator_names,
     refuse_betting,
 )
@@ -109,11 +109,14 @@ def evaluate_log_probs(
     ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
-    names = (
-        common_estimators(True, baseline is not None, options.kind, observations=False)
-        if estimators is None
-        else estimator_names(estimators)
+    offer = Offer(
+        True,
+        baseline is not None,
+        options.kind.name == "betting",
+        observations=False,
+        whole=frozenset({"path probabilities"}),
     )
+    names = offer.choose(estimator_names(estimators))
     for name in names:
         if ESTIMATORS[name].whole in ("scores", "rounds", "one step"):
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import positive
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS
 from ope_gym.inference.intervals import Betting, Bootstrap, IntervalKind, interval_kind
 
 if TYPE_CHECKING:
@@ -179,43 +180,89 @@ class Options:
         return kind if kind.horizon else dataclasses.replace(kind, horizon=horizon)
 
 
-def estimator_names(estimators: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple, or raise if one is not in the table."""
-    known = tuple(ESTIMATORS)
-    names = (estimators,) if isinstance(estimators, str) else tuple(estimators)
-    if not names:
-        raise ValueError(f"estimators is empty; known are {', '.join(known)}")
-    for name in names:
-        if name not in known:
-            hint = "; fitted q evaluation is DM, the direct method" if name == "FQE" else ""
-            raise ValueError(f"estimators has {name!r}; known are {', '.join(known)}{hint}")
-    return names
+def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return names of estimators and groups, the names of others as ours; raise for unknown ones.
 
-
-def common_estimators(
-    policies: bool,
-    q_model: bool,
-    kind: IntervalKind,
-    *,
-    one_step: bool = False,
-    propensities: bool = True,
-    observations: bool = True,
-) -> tuple[str, ...]:
-    """Return the common estimators that can be had.
-
-    Without the policies only basic weights can, without propensities none; MDR needs observations.
+    >>> estimator_names(["auto", "WIS"]), estimator_names("paper"), estimator_names(None)
+    (('auto', 'NBIS'), ('paper',), ('default',))
     """
-    betting = kind.name == "betting"
-    return tuple(
-        name
-        for name, c in ESTIMATORS.items()
-        if (c.common or (one_step and c.method == "average"))
-        and (policies or c.scheme in ("", "basic"))
-        and (propensities or not c.scheme)
-        and (q_model or not c.baseline)
-        and (observations or c.method != "marginal")
-        and (c.scheme or not betting)
+    if estimators is None:
+        return ("default",)
+    given = (estimators,) if isinstance(estimators, str) else tuple(estimators)
+    if not given:
+        raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
+    return tuple(dict.fromkeys(_known_name(name) for name in given))
+
+
+def _known_name(name: str) -> str:
+    found = ALIASES.get(name, name)
+    if found in ESTIMATORS or found in GROUPS:
+        return found
+    known = [*ESTIMATORS, *ALIASES, *GROUPS]
+    spelt = {word.lower(): word for word in known}  # close matches whatever the case
+    close = difflib.get_close_matches(str(name).lower(), spelt, 1)
+    hint = f"did you mean {spelt[close[0]]!r}? " if close else ""
+    raise ValueError(
+        f"estimators has {name!r}; {hint}Known are {', '.join(ESTIMATORS)} and the groups "
+        f"{', '.join(GROUPS)}"
     )
+
+
+def one_estimator(name: object, example: str = "auto") -> str:
+    """Return the name of a single estimator, that of others as ours; raise if it is none."""
+    if not isinstance(name, str) or name in GROUPS:
+        raise ValueError(f"estimator is {name!r}; give the name of one, such as {example!r}")
+    return estimator_names(name)[0]
+
+
+def candidates(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of estimators, with all members of groups in the place of these."""
+    every = (m for name in names for line in GROUPS.get(name, ((name,),)) for m in line)
+    return tuple(dict.fromkeys(every))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The means that data and options offer to estimators: they decide what a group gives.
+
+    Args:
+        policies: whether all policies that acted can be asked.
+        q_model: whether there is a q model.
+        betting: whether intervals are by betting.
+        propensities: whether the probabilities of all actions were recorded.
+        observations: whether there are observations.
+        whole: which of the needs of `Composition.whole` can be met.
+    """
+
+    policies: bool
+    q_model: bool
+    betting: bool = False
+    propensities: bool = True
+    observations: bool = True
+    whole: frozenset[str] = frozenset()
+
+    def allows(self, name: str) -> bool:
+        """Return whether an estimator can be had."""
+        c = ESTIMATORS[name]
+        return (
+            (self.policies or c.scheme in ("", "basic"))
+            and (self.propensities or not c.scheme)
+            and (self.q_model or not c.baseline)
+            and (self.observations or c.method != "marginal")
+            and (bool(c.scheme) or not self.betting)
+            and (not c.whole or c.whole in self.whole)
+        )
+
+    def choose(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the estimators of names and groups; of groups those that can be had."""
+        chosen: list[str] = []
+        for name in names:
+            if name not in GROUPS:
+                chosen.append(name)
+                continue
+            lines = ([m for m in line if self.allows(m)] for line in GROUPS[name])
+            chosen += next(filter(None, lines), [])
+        return tuple(dict.fromkeys(chosen))
 
 
 def refuse_betting(name: str, kind: IntervalKind) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ope_gym.estimators.table import ALIASES, recommended_first
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
-from ope_gym.report import text
+from ope_gym.report import html, text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,12 +30,21 @@ class Differences(dict[str, Difference]):
 
 
 class Evaluation(Mapping[str, Estimate]):
-    """Map the names of estimators to their estimates of one policy's value; prints as a table."""
+    """Map the names of estimators to their estimates of one policy's value; prints as a table.
 
-    def __init__(self, estimates: Mapping[str, Estimate]) -> None:
-        self._estimates = dict(estimates)
+    The recommended estimators come first, the others in the order in which they were asked for.
+
+    Args:
+        estimates: by estimator.
+        target: name of the policy, such as "policy 10"; empty if it has none.
+    """
+
+    def __init__(self, estimates: Mapping[str, Estimate], target: str = "") -> None:
+        self._estimates = {name: estimates[name] for name in recommended_first(estimates)}
+        self.target = target
 
     def __getitem__(self, name: str) -> Estimate:
+        name = ALIASES.get(name, name)
         if name not in self._estimates:
             raise KeyError(f"{name!r} was not evaluated; there are {', '.join(self._estimates)}")
         return self._estimates[name]
@@ -46,9 +56,29 @@ class Evaluation(Mapping[str, Estimate]):
         return len(self._estimates)
 
     @property
+    def best(self) -> Estimate:
+        """Return the recommended estimate: auto, else NFIS, else the first that was asked for."""
+        return next(iter(self.values()))
+
+    @property
+    def headline(self) -> str:
+        """Return the answer in words: what the policy is worth, how sure, and whether to use it."""
+        return text.headline(self.best, self.target or "the policy")
+
+    def named(self, target: str) -> Evaluation:
+        """Return the same estimates under a name of the policy, such as "policy 10"."""
+        return Evaluation(self._estimates, target)
+
+    def select(self, names: Iterable[str]) -> Evaluation:
+        """Return the estimates of these estimators, as far as they are there; all if none is."""
+        wanted = {ALIASES.get(name, name) for name in names}
+        chosen = {name: e for name, e in self.items() if name in wanted}
+        return Evaluation(chosen or self._estimates, self.target)
+
+    @property
     def sample(self) -> Sample:
         """Return the sample that all estimates rest on."""
-        return next(iter(self.values())).sample
+        return self.best.sample
 
     def difference(self, other: Evaluation) -> Differences:
         """Return the paired differences self - other by estimator: which target is better."""
@@ -64,6 +94,9 @@ class Evaluation(Mapping[str, Estimate]):
         """Return plain numbers, strings and lists; undefined numbers are None."""
         sample = self.sample
         return {
+            "headline": self.headline,
+            "target": self.target or None,
+            "best": self.best.name,
             **sample.to_dict(),
             "regime": label(sample.regime),
             "mixture": asdict(sample.mixture) if sample.mixture else None,
@@ -95,6 +128,10 @@ class Evaluation(Mapping[str, Estimate]):
             ]
         )
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.fragment(self, self.headline)
+
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={estimate.value:.6g}" for name, estimate in self.items())
         return f"Evaluation({values})"
@@ -102,24 +139,25 @@ class Evaluation(Mapping[str, Estimate]):
     def __str__(self) -> str:
         return self.table()
 
-    def table(self, truth: float | None = None, truth_error: float = 0.0) -> str:
-        """Return the estimates as a text table, with the reasons of those that are not green.
+    def table(
+        self, truth: float | None = None, truth_error: float = 0.0, *, verbose: bool = False
+    ) -> str:
+        """Return the answer in words, and a table of the estimates with what speaks against them.
 
         Args:
             truth: the value, if it is known from elsewhere; adds the distance to it in standard
                 errors.
             truth_error: standard error of the truth.
+            verbose: whether to add notes, the advice for each estimator, the kind of the intervals
+                and numbers of the estimators' own.
         """
-        first = next(iter(self.values())).interval
-        ends = f"{first.level:.0%} interval ({first.method})"
-        rows = [["estimator", "value", "std.err", ends, "ESS", "worth", "verdict"]]
+        head = ["estimator", "value", "std.err", text.ends_head(self.best, verbose)]
+        rows = [[*head, "ESS", "worth", "verdict"]]
         rows += [
             [
                 name,
-                text.number(e.value),
-                text.number(e.standard_error),
-                text.interval(e.interval.low, e.interval.high),
-                f"{e.diagnostics.ess:.1f}",
+                *text.estimate_cells(e, self.best),
+                text.episodes(e.diagnostics.ess),
                 text.episodes(e.worth),
                 e.verdict.colour,
             ]
@@ -131,7 +169,8 @@ class Evaluation(Mapping[str, Estimate]):
                 off, error = e.value - truth, math.hypot(e.standard_error, truth_error)
                 distance = off / error if error else math.copysign(math.inf, off) if off else 0.0
                 row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
-        return "\n".join([*self._head(), *text.align(rows, left=(0, 6)), *self._remarks()])
+        lines = [text.wrap(self.headline, ""), "", *self._head(), *text.align(rows, left=(0, 6))]
+        return "\n".join([*lines, *(text.wrap(line) for line in self._remarks(verbose))])
 
     def plot(self, truth: float | None = None, truth_error: float = 0.0) -> Figure:
         """Draw the estimates with their intervals by matplotlib; needs the extra `plots`.
@@ -152,16 +191,22 @@ class Evaluation(Mapping[str, Estimate]):
             head += f"; q model: {sample.q_model}"
         return [head, *([str(sample.mixture)] if sample.mixture else [])]
 
-    def _remarks(self) -> list[str]:
-        """Return why results are not green, what they rest on, and numbers of the estimators."""
-        verdicts = {name: e.verdict for name, e in self.items()}
-        lines = text.reasons({k: str(v) for k, v in verdicts.items() if v.colour != "green"})
-        notes = {k: f"note: {'; '.join(v.notes)}" for k, v in verdicts.items() if v.notes}
-        lines += text.reasons(notes)
+    def _remarks(self, verbose: bool) -> list[str]:
+        """Return why results are not green, what would help, and what they rest on."""
+        judged = {name: e.verdict for name, e in self.items()}
+        doubted = {k: v.reasons if v.colour != "green" else () for k, v in judged.items()}
+        lines = text.itemised(doubted)
+        if verbose:
+            advice = text.itemised({name: v.advice for name, v in judged.items()})
+            lines += [f"what would help {line}" for line in advice]
+        else:
+            lines += [f"what would help: {words}" for words in self.best.verdict.advice]
         lines += text.reasons({name: e.basis for name, e in self.items() if e.basis})
-        lines += [
-            f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
-            for name, e in self.items()
-            if e.report
-        ]
-        return [text.wrap(line) for line in lines]
+        if verbose:
+            lines += text.itemised({k: [f"note: {n}" for n in v.notes] for k, v in judged.items()})
+            lines += [
+                f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
+                for name, e in self.items()
+                if e.report
+            ]
+        return lines

@@ -48,6 +48,8 @@ SHARDED = (
     "FWDR",
     "auto",
 )
+NAMED = ("BIS", "BCIS", "NBIS", "NBCIS", "FIS", "FCIS", "NFIS", "NFCIS", "OUIS", "NOUIS")
+MANY = (*NAMED, "DM", "MDR", "FWDR", "auto")
 SOME = ("NBIS", "FCIS", "NFIS", "FWDR", "auto")
 BOOTSTRAP = {"seed": 3, "resamples": 100}
 THETAS = np.array([[0.0, 0.2, 0.8, 0.3], [0.1, 0.4, 1.6, 0.9], [0.2, 0.6, 3.0, 1.6]])
@@ -70,7 +72,7 @@ def cartpole_case() -> Results:
     out["cartpole/returns"] = checksum(data.returns(0.9))
     put = _putting(out, "cartpole", data, TARGET)
     put("all", ALL, q_model="linear")
-    put("held-out", held_out=True)
+    put("held-out", MANY, held_out=True)
     put("fixed", ("BIS", "NFIS", "ADR"), origin="fixed", gamma=0.9, level=0.9)
     put("discounted", ALL, gamma=0.95)
     put("first-reward", SOME, gamma=0.0)
@@ -152,7 +154,7 @@ def grid_case() -> Results:
     put("reward-model", ("OUIS", "NOUIS"), reward_model=model)
     put("bca", ("BIS", "NFIS", "FWDR", "auto"), interval="bca", **BOOTSTRAP)
     put = _putting(out, "grid-certain", data, EpsilonGreedyTable(GRID_TARGET.greedy, 0.0, 3))
-    put("default")
+    put("default", MANY)
     put("betting", ("BIS", "FIS"), interval="betting", reward_range=(-1.0, 2.0))
     ids = recording.policy_ids[recording.offsets[:-1]]
     arrays = {
@@ -164,7 +166,7 @@ def grid_case() -> Results:
         "rewards": data.rewards,
         "offsets": data.offsets,
     }
-    put_evaluation(out, "arrays/default", library.run_arrays(arrays))
+    put_evaluation(out, "arrays/default", library.run_arrays(arrays, (*NAMED, "auto")))
     q, v = 1.0 + 0.1 * data.observations, 1.2 - 0.05 * data.observations
     names = tuple(name for name in ALL if name not in ("ADR", "NFRIS", "MDR"))
     put_evaluation(
@@ -189,7 +191,7 @@ def bandit_case() -> Results:
     recording = Grid(3, 5, 3, 1).record(4, tables, (30, 30, 40), held_out_every=2)
     data = make_data(recording, policies, **GRID_SPACES)
     put = _putting(out, "bandit", data, GRID_TARGET)
-    put("default")
+    put("default", (*MANY[:-1], "EA", "auto"))
     put("held-out", ("EA", "NFIS", "FISCV"), held_out=True)
     put("percentile", ("EA", "NFIS"), interval="percentile", **BOOTSTRAP)
     put("bca", ("EA", "NFIS"), interval="bca", **BOOTSTRAP)
@@ -256,9 +258,13 @@ def unknown_case() -> Results:
     tables, policies = grid_policies()
     recording = Grid(1, 5, 3, 8).record(9, tables[:1], (40,))
     logs = policies[0].log_prob(recording.observations, recording.actions)
-    for name, given in (("unknown", np.full(logs.size, np.nan)), ("logged", logs)):
+    models, basic = ("DM", "MDR"), NAMED[:4]
+    for name, given, asked in (
+        ("unknown", np.full(logs.size, np.nan), models),
+        ("logged", logs, (*basic, *models)),
+    ):
         data = library.make_unknown(recording, given, **GRID_SPACES)
-        put_evaluation(out, f"unknown/{name}", run_evaluate(data, GRID_TARGET))
+        put_evaluation(out, f"unknown/{name}", run_evaluate(data, GRID_TARGET, asked))
     return out
 
 

@@ -201,7 +201,7 @@ def checksum(values: ArrayLike) -> list[float]:
 
 def put_evaluation(results: Results, case: str, evaluation: Any, *, words: bool = True) -> None:
     """Store all estimates of an evaluation; of a bootstrap only what depends on its draws."""
-    first = next(iter(evaluation.values()))
+    first = evaluation[min(evaluation, key=ESTIMATORS.index)]
     if first.interval.method in ("percentile", "bca"):
         for name, e in evaluation.items():
             ends = [e.interval.low, e.interval.high]

@@ -176,7 +176,10 @@ def test_importing_the_library_loads_nothing_heavy() -> None:
 
     A network without weights does not need torch yet.
     """
-    parts = ["import ope_gym; ope_gym.evaluate; ope_gym.rank", "import ope_gym.__main__"]
+    parts = [
+        "import ope_gym; ope_gym.evaluate; ope_gym.rank",
+        "import ope_gym.__main__, ope_gym.cli",
+    ]
     parts += ["import ope_gym.policies"]
     parts += ["import ope_gym.models; ope_gym.models.NetworkQ()"]
     code = "import sys\n" + "\n".join(f"{part}; print(*sys.modules)" for part in parts)

@@ -58,7 +58,7 @@ BETS: dict[str, Any] = {"interval": "betting", "reward_range": (-9, 9)}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimators": "WIS"}, r"estimators has 'WIS'; known are BIS, .*NOUIS, .*EA, auto"),
+        ({"estimators": "QIS"}, r"estimators has 'QIS'; did you mean .*Known are BIS, .*EA, auto"),
         ({"estimators": ["FIS", "fis"]}, r"estimators has 'fis'"),
         ({"estimators": []}, r"estimators is empty; known are BIS"),
         ({"gamma": 1.01}, r"gamma is 1\.01; a discount lies within \[0, 1\]"),

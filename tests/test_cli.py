@@ -49,7 +49,7 @@ def test_several_files_from_the_command_line(
     arguments += ["--block-steps", block_steps, "--q-model", "linear", "--data"]
     assert command([*arguments, "all", "--json", str(result), "--workers", "2"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(f"value of policy 3, of {names[0]}\n")
+    assert said.out.startswith(f"Policy 3 of {names[0]} ")
     together = merged([Trajectories.load(path) for path in files])
     target = Evaluator(files).policies[3]
     expected = evaluate(together, target, ["NFIS", "FWDR"], q_model=LinearQ())
@@ -143,7 +143,7 @@ def test_the_other_commands_take_several_files(
         chosen = ["--target", "1"] if name == "plan" else []  # "last" depends on the last file
         assert command([name, *given, *chosen, "--json", str(result)]) == 0
         said.append((capsys.readouterr().out, result.read_text()))
-    named = said[0][0].replace(f", of {paths[0]}", "").replace(f", of {paths[1]}", "")
+    named = said[0][0].replace(f" of {paths[0]}", "").replace(f" of {paths[1]}", "")
     assert (named, said[0][1]) == said[1]
     if name == "rank":
         everyone = range(len(together.policies))
@@ -161,7 +161,7 @@ def test_a_table_is_not_lost_with_its_file(
 ) -> None:
     assert command(["evaluate", str(files[1]), "--q-model", "none", "--json", "/dev/full"]) == 2
     said = capsys.readouterr()
-    assert said.out.startswith("value of policy ")
+    assert said.out.startswith("Policy ")
     assert "No space left" in said.err
 
 
@@ -279,9 +279,9 @@ def test_last_is_the_last_policy_of_the_last_file(
     dataclasses.replace(some, policies=some.policies[:3]).save(few)
     chosen = ["--workers", "1", "--data", "all", "--estimators", "NFIS"]
     assert command(["evaluate", many, few, *chosen]) == 0
-    assert capsys.readouterr().out.startswith(f"value of policy 2, of {few}\n")
+    assert capsys.readouterr().out.startswith(f"Policy 2 of {few} ")
     assert command(["evaluate", many, few, "--target", "5", *chosen]) == 0
-    assert capsys.readouterr().out.startswith(f"value of policy 5, of {many}\n")
+    assert capsys.readouterr().out.startswith(f"Policy 5 of {many} ")
     Path(empty).write_bytes(Path(many).read_bytes()[:8])  # nothing but the magic number
     assert command(["evaluate", many, empty, *chosen]) == 2
     assert f"target is 'last', but {empty}, the last file, holds no" in capsys.readouterr().err

@@ -218,14 +218,14 @@ def test_support_of_one_behaviour_and_of_all() -> None:
     within = Table(np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]))
     beyond = Table(np.array([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]))
     for target, basic, fused in ((within, 2, 0), (beyond, 4, 2)):
-        got = evaluate(data, target)
+        got = evaluate(data, target, "paper")
         for name, composition in WEIGHTED.items():
             count = basic if composition.scheme == "basic" else fused
             assert got[name].diagnostics.support_violations == count, name
         alarm = "of its episodes the target does something that no recorded policy"
         assert (alarm in str(got["NFIS"].verdict)) == bool(fused)
     alone = data.select(policies=0)
-    assert evaluate(alone, within)["FIS"].diagnostics.support_violations == 2
+    assert evaluate(alone, within, "FIS")["FIS"].diagnostics.support_violations == 2
 
 
 @pytest.mark.parametrize("opaque", ["behaviour", "target"])
@@ -370,11 +370,11 @@ def verdict(
     ("ess", "share", "colour", "words"),
     [
         (40.0, 0.05, "green", "effective sample size 40"),
-        (39.9, 0.05, "amber", "effective sample size 40 at step 3, below 40"),
-        (10.0, 0.05, "amber", "effective sample size 10 at step 3, below 40"),
-        (9.97, 0.05, "amber", "effective sample size 10 at step 3, below 40"),
-        (4.0, 0.05, "amber", "effective sample size 4 at step 3, below 40"),
-        (3.9, 0.05, "red", "effective sample size 3.9 at step 3: next to nothing"),
+        (39.9, 0.05, "amber", "only about 40 of 200 episodes count at step 3 (ESS); 40 would be"),
+        (10.0, 0.05, "amber", "only about 10 of 200 episodes count at step 3 (ESS); 40 would be"),
+        (9.97, 0.05, "amber", "only about 10 of 200 episodes count at step 3 (ESS); 40 would be"),
+        (4.0, 0.05, "amber", "only about 4 of 200 episodes count at step 3 (ESS); 40 would be"),
+        (3.9, 0.05, "red", "only about 3.9 of 200 episodes count at step 3 (ESS): next to nothing"),
         (40.0, 0.051, "amber", "one episode holds 5.1% of the weight"),
         (0.0, 1.0, "red", "from step 3 on all weights are 0"),
     ],
@@ -401,7 +401,8 @@ def test_reasons_add_up() -> None:
     alarmed = verdict(diagnostics(20.0), alarms=("an alarm",))
     assert alarmed.colour == "red"
     assert alarmed.alarms == ("an alarm",)
-    assert alarmed.reasons == ("an alarm", "effective sample size 20 at step 3, below 40")
+    few = "only about 20 of 200 episodes count at step 3 (ESS); 40 would be enough"
+    assert alarmed.reasons == ("an alarm", few)
     noted = verdict(diagnostics(), notes=("a note",))
     assert (noted.colour, noted.alarms, noted.notes) == ("green", (), ("a note",))
     assert verdict(diagnostics(), value=math.inf).reasons[0].startswith("the weights overflow")
@@ -473,7 +474,7 @@ def test_worth_is_the_number_of_fresh_episodes_that_would_have_this_error() -> N
     rng = np.random.default_rng(5)
     half = np.full(120, math.log(0.5))
     rewards = rng.normal(size=120)
-    got = evaluate_log_probs(half, [half], [0] * 120, rewards, np.arange(121))
+    got = evaluate_log_probs(half, [half], [0] * 120, rewards, np.arange(121), ("NFIS", "BIS"))
     for name in ("NFIS", "BIS"):
         assert got[name].worth == pytest.approx(120, rel=1e-9)
     assert got.to_dict()["estimates"]["BIS"]["worth"] == got["BIS"].worth

@@ -207,7 +207,7 @@ def test_a_policy_whose_rewards_are_other_than_the_others_disagrees() -> None:
         ({"interval": Betting(reward_range=(-9, 9))}, "take 'ess-t'"),
         ({"policies": [9]}, r"policies is 9; .* \(0 to 3\)"),
         ({"held_out": "some"}, "held_out is 'some'"),
-        ({"estimator": "WIS"}, "'WIS'"),
+        ({"estimator": "QIS"}, "'QIS'"),
     ],
 )
 def test_errors_name_what_is_wrong(

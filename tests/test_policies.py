@@ -612,7 +612,7 @@ def test_errors_name_the_argument_and_the_value(call: Callable[[], Any], message
 def test_a_target_is_a_policy_a_number_or_the_last() -> None:
     policies: list[Policy] = [Uniform(2), UnavailablePolicy("gone", {}), Uniform(3)]
     assert resolve_policy(policies, "last") is policies[2]
-    assert resolve_policy(policies, np.int64(0)) is policies[0]  # type: ignore[arg-type]
+    assert resolve_policy(policies, np.int64(0)) is policies[0]
     assert resolve_policy(policies, policies[0]) is policies[0]
     for target in (3, -1, "first"):
         with pytest.raises(ValueError, match=rf"whom is {target!r}; .* \(0 to 2\), or 'last'"):

@@ -58,7 +58,7 @@ def test_the_regime(
 ) -> None:
     data = episodes(ids, held_out, [ZERO, ONE, TWO])
     assert Roster.of(data).regime(target, origin) == want
-    found = evaluate(data, target, origin=origin, held_out=False)
+    found = evaluate(data, target, ["paper", "DM"], origin=origin, held_out=False)
     assert found.sample.regime == want
     shown = "in-sample, optimistic" if want == "in-sample" else want
     assert f"data: {shown}" in str(found)
@@ -69,7 +69,7 @@ def test_the_regime(
     for name, estimate in found.items():
         if want == "in-sample":
             assert estimate.verdict.colour != "green"
-            assert "in-sample, optimistic" in str(estimate.verdict)
+            assert "optimistic, because the policy learned from" in str(estimate.verdict)
         elif want == "adaptive":
             caution = "adaptive" in str(estimate.verdict)
             assert caution == (name not in ("BIS", "BCIS", "NBIS", "NBCIS")), name

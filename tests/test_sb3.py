@@ -539,8 +539,8 @@ def test_bad_arguments_are_named(wrong: dict[str, int]) -> None:
 
 
 def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="estimators has 'WIS'"):
-        OPECallback(estimators=["NFIS", "WIS"])
+    with pytest.raises(ValueError, match="estimators has 'QIS'"):
+        OPECallback(estimators=["NFIS", "QIS"])
     with pytest.raises(ValueError, match=r"gamma is 1\.5"):
         OPECallback(gamma=1.5)
     with pytest.raises(FileNotFoundError, match="its folder does not exist"):

@@ -152,8 +152,8 @@ def test_the_target_may_be_the_number_of_a_policy(
     by_number = evaluator.evaluate(last)
     assert_same(evaluator.evaluate("last"), by_number)
     assert_same(evaluator.evaluate(parts[-1].policies[-1]), by_number)
-    assert evaluator.name_of("last") == f"policy {last}, of {paths[-1]}"
-    assert evaluator.name_of(0) == f"policy 0, of {paths[0]}"
+    assert evaluator.name_of("last") == f"policy {last} of {paths[-1]}"
+    assert evaluator.name_of(0) == f"policy 0 of {paths[0]}"
     assert evaluator.name_of(Table(np.full((3, 3), 1 / 3))) == "the target"
     assert Evaluator(merged(parts)).name_of(0) == "policy 0"
 
@@ -547,7 +547,7 @@ def test_options_that_cannot_be_are_refused_with_a_remedy() -> None:
         evaluate(functions([data]), r.target, compute=Compute(scratch="missing", block_steps=4))
     for target in (3, -4, 2.5, None):
         with pytest.raises((TypeError, ValueError), match=r"target is"):
-            evaluate(functions([data]), target, compute=Compute(block_steps=4))  # type: ignore[arg-type]
+            evaluate(functions([data]), target, compute=Compute(block_steps=4))
 
 
 def test_a_bad_target_is_named_with_its_file() -> None:

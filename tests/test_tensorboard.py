@@ -21,7 +21,7 @@ from ope_gym.report.scalars import scalars, undefined_ends
 from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
 from tests import builders
 
-NAMES = ["BIS", "NFIS", "NFCIS"]
+NAMES = ["NFIS", "BIS", "NFCIS"]
 
 
 @pytest.fixture(scope="module")

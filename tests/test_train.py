@@ -66,7 +66,7 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
 ) -> None:
     assert train.main(small(tmp_path, "--held-out", "0", "--truth-episodes", "0")) == 0
     text = capsys.readouterr().out
-    assert "In-sample" in text
+    assert "The policy was trained on these episodes of CartPole-v1" in text
     assert "data: in-sample, optimistic" in text
     assert "from truth" not in text
 
@@ -86,7 +86,7 @@ def test_saved_file_gives_the_same_evaluation(
 ) -> None:
     path, out = str(finished / "all.ope"), finished / "again.json"
     assert command(["evaluate", path, "--json", str(out)]) == 0
-    assert "value of policy 3" in capsys.readouterr().out
+    assert "Policy 3 " in capsys.readouterr().out
     again, first = (json.loads(p.read_text()) for p in (out, finished / "result.json"))
     assert again["estimates"]["NFIS"]["value"] == first["estimates"]["NFIS"]["value"]
     assert again["regime"] == first["regime"] == "held-out"
@@ -109,7 +109,7 @@ def test_info_has_a_line_for_each_policy(
         (["--target", "9"], "(0 to 3)"),
         (["--target", "best"], "give the number of a policy, or last"),
         (["--gamma", "2"], "gamma is 2.0"),
-        (["--estimators", "WIS"], "estimators has 'WIS'"),
+        (["--estimators", "NIFS"], "estimators has 'NIFS'; did you mean 'NFIS'?"),
         (["--interval", "betting"], "give --reward-range LOW HIGH"),
     ],
 )
@@ -138,7 +138,7 @@ def test_same_seed_same_numbers(finished: Path, tmp_path: Path) -> None:
 def test_other_environments(env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fewest = ["--truth-episodes", "0", "--policies", "2", "--rollouts", "2"]
     assert train.main(small(tmp_path, "--env", env, *fewest)) == 0
-    assert f"on {env}" in capsys.readouterr().out
+    assert f"of {env}" in capsys.readouterr().out
 
 
 def test_unsupported_environment_lists_what_is_supported(
@@ -155,7 +155,7 @@ def test_unsupported_environment_lists_what_is_supported(
     [
         (["--policies", "0"], "--policies must be at least 1"),
         (["--held-out", "1"], "--held-out is 1.0"),
-        (["--estimators", "WIS"], "known are BIS"),
+        (["--estimators", "NIFS"], "did you mean 'NFIS'?"),
         (["--interval", "wald"], "--interval"),
         (["--gamma", "1.5"], "--gamma"),
         (["--level", "95"], "--level"),

@@ -11,7 +11,7 @@ from gymnasium import spaces as gym_spaces
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.spaces import Space
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, check_target
 from wrappers import vector
 from wrappers.record import RecordTrajectories
 from wrappers.recording.autoreset import autoreset_of
@@ -55,6 +55,12 @@ def collect(
     """
     if episodes < 1:
         raise ValueError(f"episodes={episodes} must be at least 1")
+    if isinstance(env, str):
+        raise TypeError(
+            f"env is {env!r}, the name of an environment: give a recorder, "
+            f"RecordTrajectories(gym.make({env!r}))"
+        )
+    policy = check_target(policy, "policy")
     if isinstance(env, vector.RecordTrajectories):
         play: Callable[..., int] = _play_vector
     elif isinstance(env, RecordTrajectories):

@@ -60,6 +60,11 @@ class RecordTrajectories(
         gym.utils.RecordConstructorArgs.__init__(
             self, held_out=held_out, path=path, append=append, audit=audit
         )
+        if isinstance(env, str):
+            raise TypeError(
+                f"env is {env!r}, the name of an environment: give the environment itself, "
+                f"RecordTrajectories(gym.make({env!r}))"
+            )
         if isinstance(env, gym.vector.VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.vector.RecordTrajectories for vector envs")
         warn_of_normalisers(env)

@@ -66,6 +66,11 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         gym.utils.RecordConstructorArgs.__init__(
             self, held_out=held_out, path=path, append=append, audit=audit
         )
+        if isinstance(env, str):
+            raise TypeError(
+                f"env is {env!r}, the name of an environment: give the environment itself, "
+                f"RecordTrajectories(gym.make_vec({env!r}, num_envs=8))"
+            )
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.RecordTrajectories for a single env")
         autoreset = autoreset_of(env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from ope_gym.arrays import FloatArray
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
-from ope_gym.options import Compute, OptionValues
+from ope_gym.options import Compute, OptionValues, one_estimator
 from ope_gym.policies import Policy, Target
+from ope_gym.policies.convert import is_saved
 from ope_gym.scale.sources import Episodes, Source
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def rank(
     Args:
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         targets: policies by name, or a list, which names them "target 0", "target 1", ... Each is
-            a policy, the number of a recorded one (named "policy 7" in a list), or "last".
+            a policy, a Stable-Baselines3 model or its .zip file, a torch module, the number of a
+            recorded policy (named "policy 7" in a list), or "last".
         estimator: a name of `ope_gym.ESTIMATORS`.
         origin: "learned" or "fixed", for all targets or by name; as in `ope_gym.evaluate`.
         draws: joint draws behind the probability of being best, where there is no bootstrap.
@@ -57,8 +60,7 @@ def rank(
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; give at least 1, better {DRAWS:,}")
-    if not isinstance(estimator, str):
-        raise ValueError(f"estimator is {estimator!r}; a ranking takes one name, such as 'auto'")
+    estimator = one_estimator(estimator)
     compute = options.get("compute", Compute())
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)
@@ -89,7 +91,8 @@ def named_targets(
     else:
         for place, target in enumerate(targets):
             number = source.number(target, f"targets[{place}]")
-            pairs.append((f"target {place}" if number is None else f"policy {number}", target))
+            name = f"target {place}" if number is None else f"policy {number}"
+            pairs.append((os.path.basename(target) if is_saved(target) else name, target))
     if not pairs:
         raise ValueError("targets is empty: give at least one policy, better two")
     named: dict[str, Policy] = {}

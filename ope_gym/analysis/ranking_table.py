@@ -18,8 +18,6 @@ from ope_gym.report import text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LEFT = (0, 7, 8)  # columns of the table that hold words
-
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
@@ -93,6 +91,8 @@ class Pairwise:
 class Ranking(Mapping[str, Ranked]):
     """Map the names of policies to their places, from best to worst; prints as a table."""
 
+    words = (0, 7, 8)  # columns of the table that hold words
+
     def __init__(self, ranked: Sequence[Ranked]) -> None:
         self._ranked = {r.name: r for r in ranked}
 
@@ -111,6 +111,26 @@ class Ranking(Mapping[str, Ranked]):
     def best(self) -> Ranked:
         """Return the policy with the largest estimate."""
         return next(iter(self.values()))
+
+    @property
+    def headline(self) -> str:
+        """Return the answer in words: which policy is best, how sure that is, and its value."""
+        best, size = self.best, len(self)
+        chance = best.probability_best
+        if size == 1 or not np.isfinite(best.estimate.value):
+            return text.headline(best.estimate, best.name)
+        who = text.sentence(best.name)
+        if np.isnan(chance):
+            first = f"{who} has the largest estimate of {size:,}; how sure that is cannot be known."
+        elif chance < 0.5:
+            first = (
+                f"{who} has the largest estimate of {size:,}, but others may be better: "
+                f"P(best) {text.chance(chance)}."
+            )
+        else:
+            likely = "" if chance > 0.95 else "probably "
+            first = f"{who} is {likely}the best of {size:,}: P(best) {text.chance(chance)}."
+        return f"{first} {text.headline(best.estimate, 'it')}"
 
     @property
     def safest(self) -> Ranked:
@@ -143,6 +163,7 @@ class Ranking(Mapping[str, Ranked]):
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""
         return {
+            "headline": self.headline,
             **self.sample.to_dict(),
             "best": self.best.name,
             "safest": self.safest.name,
@@ -190,13 +211,23 @@ class Ranking(Mapping[str, Ranked]):
         return f"Ranking({values})"
 
     def __str__(self) -> str:
-        lines = [self._head(), *text.align(self._rows(), _LEFT), *map(text.wrap, self._remarks())]
-        return "\n".join(lines)
+        return self.table()
+
+    def table(self, *, verbose: bool = False) -> str:
+        """Return the answer in words, and a table of the policies with what speaks against them.
+
+        Args:
+            verbose: whether to add the advice for each policy and the kind of the intervals.
+        """
+        lines = [text.wrap(self.headline, ""), "", self._head()]
+        lines += [*text.align(self.rows(verbose), self.words)]
+        return "\n".join([*lines, *map(text.wrap, self._remarks(verbose))])
 
     def markdown(self) -> str:
-        """Return the table in Markdown, with the reasons of the verdicts."""
+        """Return the headline and the table in Markdown, with the reasons of the verdicts."""
         listed = [f"- {remark}" for remark in self._remarks()]
-        return "\n".join([f"{self._head()}.", "", *text.markdown(self._rows(), _LEFT), "", *listed])
+        head = [f"**{self.headline}**", "", f"{self._head()}.", ""]
+        return "\n".join([*head, *text.markdown(self.rows(), self.words), "", *listed])
 
     def _regimes(self) -> list[str]:
         return [label(r.estimate.sample.regime) for r in self.values()]
@@ -211,24 +242,21 @@ class Ranking(Mapping[str, Ranked]):
             f"{sample.gamma:g}" + (f"; data: {regimes[0]}" if len(set(regimes)) == 1 else "")
         )
 
-    def _rows(self) -> list[list[str]]:
+    def rows(self, verbose: bool = False) -> list[list[str]]:
         """Return the cells of the table; the regimes only where they differ."""
-        first = self.best.estimate.interval
-        ends = f"{first.level:.0%} interval ({first.method})"
+        ends = text.ends_head(self.best.estimate, verbose)
         rows = [["policy", "value", "std.err", ends, "to the best", "P(best)", "ESS", "verdict"]]
         for r in self.values():
             e, d = r.estimate, r.difference
             rows.append(
                 [
                     r.name,
-                    text.number(e.value),
-                    text.number(e.standard_error, 3),
-                    text.interval(e.interval.low, e.interval.high, 4),
+                    *text.estimate_cells(e, self.best.estimate),
                     f"{text.number(d.value, 3)} ± {text.number(d.standard_error, 2)}"
                     if d
                     else "best",
                     text.chance(r.probability_best),
-                    f"{e.diagnostics.ess:.1f}",
+                    text.episodes(e.diagnostics.ess),
                     e.verdict.colour,
                 ]
             )
@@ -238,11 +266,17 @@ class Ranking(Mapping[str, Ranked]):
                 row.append(regime)
         return rows
 
-    def _remarks(self) -> list[str]:
+    def _remarks(self, verbose: bool = False) -> list[str]:
         """Return what the table cannot show: reasons, partial mixtures, the cautious choice."""
         verdicts = {r.name: r.estimate.verdict for r in self.values()}
         mixtures = {r.name: r.estimate.sample.mixture for r in self.values()}
-        remarks = text.reasons({k: str(v) for k, v in verdicts.items() if v.colour != "green"})
+        doubted = {k: v.reasons if v.colour != "green" else () for k, v in verdicts.items()}
+        remarks = text.itemised(doubted)
+        if verbose:
+            advice = text.itemised({name: v.advice for name, v in verdicts.items()})
+            remarks += [f"what would help {line}" for line in advice]
+        else:
+            remarks += [f"what would help: {words}" for words in verdicts[self.best.name].advice]
         remarks += text.reasons({name: str(part) for name, part in mixtures.items() if part})
         if self.safest is not self.best:
             low = self.safest.estimate.interval.low

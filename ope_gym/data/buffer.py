@@ -27,7 +27,7 @@ from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.data.schema import COLUMNS, agree, freeze, join, renumber
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, as_policy
 
 # An object for every part costs more memory than a few rows: 256 parts in a row that have fewer
 # than 4,096 rows each are joined.
@@ -88,10 +88,11 @@ class TrajectoryBuffer(Viewable):
         """Register a policy and return its number; equal policies have the same number.
 
         Args:
-            policy: A frozen snapshot: its probabilities must not change later.
+            policy: A frozen snapshot: its probabilities must not change later. Of a torch module or
+                a Stable-Baselines3 model a snapshot is taken.
         """
         self._view = None
-        return self._policies.add(policy)
+        return self._policies.add(as_policy(policy, "policy"))
 
     def change_policy(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
         """Record that from step `clock` of the loop on `policy_id` acts.

@@ -12,6 +12,7 @@ methods in `ope_gym.estimators.methods` computes it, a function there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -27,7 +28,6 @@ class Composition:
         method: how it is computed, a name in `ope_gym.estimators.methods.METHODS`.
         whole: what it needs of all episodes at once, so that they must fit into memory: "path
             probabilities", "scores", "rounds" or "one step"; empty if it is made of sums.
-        common: part of an evaluation that names no estimators.
         use: when to use it, in a line.
     """
 
@@ -37,7 +37,6 @@ class Composition:
     baseline: bool = False
     method: str = "weighted"
     whole: str = ""
-    common: bool = True
     use: str = ""
 
     @property
@@ -82,19 +81,15 @@ ESTIMATORS: dict[str, Composition] = {
     "DR": Composition(
         "basic",
         baseline=True,
-        common=False,
         use="unbiased with a q fitted elsewhere; as noisy as BIS where the model is poor",
     ),
     "WDR": Composition(
         "basic",
         normalised=True,
         baseline=True,
-        common=False,
         use="doubly robust with only logged propensities at hand",
     ),
-    "FDR": Composition(
-        "fused", baseline=True, common=False, use="DR against the mixture: FIS with a q model"
-    ),
+    "FDR": Composition("fused", baseline=True, use="DR against the mixture: FIS with a q model"),
     "FWDR": Composition(
         "fused",
         normalised=True,
@@ -106,14 +101,12 @@ ESTIMATORS: dict[str, Composition] = {
         normalised=True,
         baseline=True,
         method="magic",
-        common=False,
         use="to compare: a blend of DM and FWDR, better only where the q model is good",
     ),
     "FISCV": Composition(
         "fused",
         method="control variates",
         whole="path probabilities",
-        common=False,
         use="FIS with the behaviours' ratios as control variates: many episodes, few behaviours",
     ),
     "NFRIS": Composition(
@@ -121,7 +114,6 @@ ESTIMATORS: dict[str, Composition] = {
         normalised=True,
         method="regression",
         whole="scores",
-        common=False,
         use="NFIS less the chance surplus of actions: known finite policies, no q model that fits",
     ),
     "ADR": Composition(
@@ -129,14 +121,12 @@ ESTIMATORS: dict[str, Composition] = {
         baseline=True,
         method="adaptive",
         whole="rounds",
-        common=False,
         use="policies learned from the data, target fixed in advance, nothing held out",
     ),
     "EA": Composition(
         "",
         method="average",
         whole="one step",
-        common=False,
         use="one-step data with a finite action set only",
     ),
     "auto": Composition(
@@ -147,3 +137,34 @@ ESTIMATORS: dict[str, Composition] = {
     ),
 }
 WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}
+
+RECOMMENDED = ("auto", "NFIS")
+PAPER = ("BIS", "BCIS", "NBIS", "NBCIS", "FIS", "FCIS", "NFIS", "NFCIS", "OUIS", "NOUIS", "EA")
+# A group gives those of its members that the data allow. "default" gives the first of its lines
+# that has any: without the policies that acted only basic weights are left, without propensities
+# only models.
+GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "default": (("NFIS", "auto"), ("BIS", "NBIS"), ("DM", "MDR")),
+    "paper": ((*PAPER, "auto"),),
+    "all": (tuple(ESTIMATORS),),
+}
+ALIASES = {  # names that others use; per decision, as all estimators here are
+    "IS": "BIS",
+    "PDIS": "BIS",
+    "WIS": "NBIS",
+    "WPDIS": "NBIS",
+    "SNPDIS": "NBIS",
+    "FQE": "DM",
+    "DRL": "MDR",
+}
+
+
+def recommended_first(names: Iterable[str]) -> list[str]:
+    """Return names of estimators with the recommended ones in front.
+
+    >>> recommended_first(["BIS", "NFIS", "DM", "auto"])
+    ['auto', 'NFIS', 'BIS', 'DM']
+    """
+    listed = list(names)
+    front = [name for name in RECOMMENDED if name in listed]
+    return front + [name for name in listed if name not in RECOMMENDED]

@@ -43,6 +43,7 @@ class Known:
         alarms: reasons that make every estimate red.
         notes: remarks about estimates with weights against a mixture.
         held_out: whether some of the episodes are held out.
+        certain: whether the target is deterministic.
     """
 
     sample: Sample
@@ -55,6 +56,7 @@ class Known:
     alarms: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     held_out: bool = False
+    certain: bool = False
 
 
 def conclude(
@@ -126,6 +128,7 @@ def conclude(
         known.notes if scheme not in ("", "basic") else (),
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
+        known.certain and bool(scheme),
     )
     return Estimate(
         name,

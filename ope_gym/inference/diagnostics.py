@@ -20,6 +20,10 @@ NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
+_DETERMINISTIC = (
+    "the policy is deterministic, so an episode counts only while every action was the one that it "
+    "would take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
+)
 _USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
 
@@ -199,6 +203,7 @@ class Findings:
         in_sample: whether only fresh or held-out episodes can repair it.
         effective: effective number of episodes where the estimate rests on a model more than on the
             weights; None where it rests on the weights.
+        certain: whether the target is deterministic, and the estimate has weights.
     """
 
     value: float
@@ -209,6 +214,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     in_sample: bool = False
     effective: float | None = None
+    certain: bool = False
 
 
 def judge(
@@ -306,9 +312,9 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     elif ess == 0:
         scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
     elif ess < AMBER_ESS:
-        scarce.append(f"effective sample size {ess:.1f} at step {d.ess_step}: next to nothing")
+        scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: next to nothing")
     elif ess < GREEN_ESS:
-        few.append(f"effective sample size {ess:.0f} at step {d.ess_step}, below {GREEN_ESS:g}")
+        few.append(f"{_counting(ess, trajectories, d.ess_step)}; {GREEN_ESS:g} would be enough")
     if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
         scarce.append(f"worth about {findings.worth:.1f} fresh episodes: next to nothing")
     if trajectories == 1:
@@ -335,6 +341,14 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     if d.max_share > GREEN_SHARE and not model:
         few.append(f"one episode holds {d.max_share:.1%} of the weight")
     return scarce, few
+
+
+def _counting(ess: float, trajectories: int, step: int) -> str:
+    """Say how many episodes are left in effect."""
+    size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
+    if ess > 0.9 * trajectories:
+        return f"there are only {_episodes(trajectories)}"
+    return f"only about {size} of {trajectories:,} episodes count at step {step} (ESS)"
 
 
 def _precision(d: Diagnostics, worth: float, trajectories: int) -> str:
@@ -368,6 +382,8 @@ def _advice(
     if findings.in_sample:
         return (f"collect about {GREEN_ESS:g} fresh episodes {target}, or hold some out",)
     have = min(d.ess, findings.worth) if np.isfinite(findings.worth) else d.ess
+    if findings.certain and have < GREEN_ESS:
+        return (_DETERMINISTIC,)
     if have < GREEN_ESS:
         missing = GREEN_ESS - have
         gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds

@@ -32,10 +32,10 @@ def cautions(regime: str, scheme: str, held_out: bool = False) -> tuple[str, ...
         held_out: whether some of the episodes are held out, so that they could be used alone.
     """
     if regime == "in-sample":
-        remedy = "; evaluate it on the held-out ones, held_out=True" if held_out else ""
+        remedy = "; evaluate it on the held-out ones alone" if held_out else ""
         return (
-            "in-sample, optimistic: the target learned from these episodes (or nothing says that "
-            f"it did not){remedy}",
+            "optimistic, because the policy learned from these very episodes, or nothing says that "
+            f"it did not (in-sample){remedy}",
         )
     if regime == "adaptive" and scheme != "basic":
         return (

@@ -1,6 +1,7 @@
 """Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
 base         the protocols, storage by name and arrays, policies that cannot act
+convert      policies of Stable-Baselines3 models, saved ones and torch modules
 closed_form  linear, tabular, uniform and Gaussian policies
 mlp          small networks in numpy, as Stable-Baselines3 trains them
 torch        TorchPolicy, any torch module; imported only on request
@@ -33,6 +34,7 @@ from ope_gym.policies.closed_form import (
     SoftmaxLinear,
     Uniform,
 )
+from ope_gym.policies.convert import as_policy, register_converter
 from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, Network, SoftmaxMlp, Standardiser
 
 __all__ = [
@@ -57,11 +59,13 @@ __all__ = [
     "UnknownPolicy",
     "acting_log_probs",
     "acts_unknown",
+    "as_policy",
     "check_target",
     "log_prob_moments",
     "policy_from_arrays",
     "policy_number",
     "policy_to_arrays",
+    "register_converter",
     "register_policy",
     "resolve_policy",
 ]

@@ -30,10 +30,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree, freeze, take
+from ope_gym.policies.convert import as_policy, is_saved
 from ope_gym.policies.numerics import moments_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
+    from typing import Self
 
 UNREGISTERED = "unregistered:"
 
@@ -67,7 +68,8 @@ class FinitePolicy(Policy, Protocol):
         ...
 
 
-Target: TypeAlias = Policy | int | str  # a policy, or the number of a recorded one, or "last"
+# a policy or what `as_policy` makes one of, or the number of a recorded policy, or "last"
+Target: TypeAlias = Any
 
 
 class StoredPolicy(Policy, Protocol):
@@ -290,14 +292,22 @@ def _rows_by_policy(
 
 
 def check_target(target: object, name: str = "target") -> Policy:
-    """Return the target, or raise if it is not a policy."""
-    if not (hasattr(target, "log_prob") and hasattr(target, "sample")):
+    """Return the target as a policy, or raise if it is none and none can be made of it."""
+    found = as_policy(target, name)
+    if hasattr(found, "log_prob") and hasattr(found, "sample"):
+        return found  # type: ignore[no-any-return]
+    if callable(target) and not isinstance(target, type):
         raise TypeError(
-            f"{name} is {target!r}, which has no log_prob and sample: give a policy of "
-            "ope_gym.policies, wrap a network in ope_gym.policies.torch.TorchPolicy, write one, "
-            "or give the number of a recorded policy"
+            f"{name} is the function {getattr(target, '__qualname__', target)!r}: actions alone do "
+            "not say how probable they were. Give a Stable-Baselines3 model, a torch module that "
+            "returns logits, or an object with log_prob(observations, actions) and "
+            "sample(observations, rng)"
         )
-    return target
+    raise TypeError(
+        f"{name} is {target!r}, which has no log_prob and sample: give a policy of "
+        "ope_gym.policies, a Stable-Baselines3 model or its .zip file, a torch module that returns "
+        "logits or a distribution, the number of a recorded policy, or 'last'"
+    )
 
 
 def policy_number(policies: Sequence[Policy], target: object, name: str = "target") -> int | None:
@@ -309,11 +319,11 @@ def policy_number(policies: Sequence[Policy], target: object, name: str = "targe
         name: of the argument, for messages.
     """
     known = (
-        f"a policy, the number of a recorded one (0 to {len(policies) - 1}), or 'last'"
+        f"a policy, the number of a recorded one (0 to {len(policies) - 1}), 'last' or a .zip file"
         if policies
         else "a policy: none is recorded"
     )
-    if isinstance(target, str):
+    if isinstance(target, str) and not is_saved(target):
         if target != "last":
             raise ValueError(f"{name} is {target!r}; give {known}")
         target = len(policies) - 1
@@ -329,7 +339,8 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
 
     Args:
         policies: the recorded ones, `trajectories.policies`.
-        target: a policy, the number of a recorded one, or "last" for the last of them.
+        target: a policy, or what `as_policy` makes one of; the number of a recorded one, or "last"
+            for the last of them.
         name: of the argument, for messages.
     """
     number = policy_number(policies, target, name)

@@ -145,14 +145,30 @@ class TorchPolicy:
         for start in range(0, max(n, 1), ROWS):
             rows = slice(start, min(start + ROWS, n))
             batch = batches.map_leaves(self._to_tensor, batches.take(observations, rows))
-            with torch.no_grad():
-                if self._forward is None:
-                    output = self._module(batch)
-                else:
-                    output = self._forward(self._module, batch)
+            try:
+                with torch.no_grad():
+                    if self._forward is None:
+                        output = self._module(batch)
+                    else:
+                        output = self._forward(self._module, batch)
+            except RuntimeError as error:
+                raise self._misfit(observations, error) from error
             output = _checked(output, rows.stop - rows.start)
             self._finite = isinstance(output, torch.Tensor) or _is_table(output)
             yield rows, output
+
+    def _misfit(self, observations: Tree, error: RuntimeError) -> Exception:
+        """Return an error that compares the observations with the module's first layer."""
+        linear = (m.in_features for m in self._module.modules() if isinstance(m, nn.Linear))
+        wanted = next(linear, None)
+        shapes = [leaf.shape[1:] for leaf in batches.leaves(observations)]
+        if wanted is None or len(shapes) != 1 or shapes[0][-1:] in ((wanted,), ()):
+            return error
+        return ValueError(
+            f"{self!r} takes {wanted} numbers, but the observations have shape {shapes[0]}: give "
+            "the network that these episodes were recorded for, or forward=lambda net, x: ... to "
+            f"prepare them ({error})"
+        )
 
     def _to_tensor(self, leaf: NDArray[Any]) -> torch.Tensor:
         # A copy: torch warns of read-only arrays, and a module may work in place.

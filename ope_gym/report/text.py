@@ -1,4 +1,4 @@
-"""Format results as text tables, JSON and data frames."""
+"""Format results: the sentence that comes first, text tables, JSON and data frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,108 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import finite
-from ope_gym.inference.estimate import Sample
+from ope_gym.inference.estimate import Estimate, Sample
+
+_LARGE = 1e9  # numbers from here on are written with an exponent
+
+
+def headline(estimate: Estimate, name: str = "the policy") -> str:
+    """Say in a sentence or two what a policy is worth, how sure that is, and whether to use it.
+
+    The number has as many digits as its standard error leaves. An estimate from episodes that the
+    policy learned from is not compared with fresh episodes: it is optimistic, however precise.
+
+    Args:
+        estimate: the value of the policy, as a rule `evaluation.best`.
+        name: of the policy, such as "policy 10"; "it" where it was named before.
+    """
+    e, verdict = estimate, estimate.verdict
+    in_sample = e.sample.regime == "in-sample"
+    reason = verdict.reasons[0] if verdict.reasons else ""
+    if not math.isfinite(e.value):
+        what = "Its value" if name == "it" else f"The value of {name}"
+        return f"{what} is unknown: {reason}."
+    digits = decimals(e)
+    said = rounded(e.value, digits)
+    known = not math.isnan(e.interval.low + e.interval.high)
+    if not known:
+        said += " (how sure that is cannot be known)"
+    else:
+        ends = f"{rounded(e.interval.low, digits)} to {rounded(e.interval.high, digits)}"
+        said += f" ({level(e.interval.level)}: {ends})"
+    who = sentence(name)
+    if verdict.colour == "red":
+        return f"{who} may be worth {said}, but do not use this number: {reason}."
+    if in_sample:
+        reason = next((r for r in verdict.reasons if "in-sample" in r), reason)
+    elif known and math.isfinite(e.worth):
+        said += f", as sure as about {episodes(e.worth)} fresh episodes would make you"
+    care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
+    return f"{who} is worth {said}.{care}"
+
+
+def sentence(name: str) -> str:
+    """Return a name as it begins a sentence; names that people gave stay as they are."""
+    ours = name == "it" or name.startswith(("policy ", "target ", "the "))
+    return name[:1].upper() + name[1:] if ours else name
+
+
+def decimals(estimate: Estimate) -> int | None:
+    """Return how many decimals the error leaves to a value: two digits of the standard error.
+
+    None where there is no error to go by.
+    """
+    ends = estimate.interval
+    for width in (estimate.standard_error, (ends.high - ends.low) / 4):
+        if math.isfinite(width) and width > 0.0:
+            exponent = math.floor(math.log10(float(f"{width:.1e}")))
+            return max(1 - exponent, 0)
+    return None
+
+
+def rounded(value: float, digits: int | None) -> str:
+    """Return a number with so many decimals; without a number of them, with four digits.
+
+    >>> rounded(281.354, 0), rounded(-0.04, 1), rounded(12345.6, 0), rounded(2.5, None)
+    ('281', '0.0', '12,346', '2.5')
+    """
+    if math.isnan(value):
+        return "undefined"
+    if digits is None or digits > 9 or abs(value) >= _LARGE:
+        return f"{value:.4g}"
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if not any(c in "123456789" for c in text) else text
+
+
+def level(confidence: float) -> str:
+    """Return a confidence level: 0.95 is "95 %"."""
+    return f"{100 * confidence:g} %"
+
+
+def ends_head(estimate: Estimate, verbose: bool = False) -> str:
+    """Return the head of a column of intervals; their method where it is not the usual one."""
+    method = estimate.interval.method
+    shown = verbose or method != "ess-t"
+    return f"{level(estimate.interval.level)} interval" + (f" ({method})" if shown else "")
+
+
+def estimate_cells(estimate: Estimate, first: Estimate) -> list[str]:
+    """Return value, standard error and interval, with the digits that the errors leave.
+
+    Args:
+        estimate: of the row.
+        first: of the table, whose decimals all rows have; but a row with a much smaller error has
+            more of them, so that one digit of its error is seen.
+    """
+    digits, common, ends = decimals(estimate), decimals(first), estimate.interval
+    if digits is not None and common is not None:
+        digits = max(common, digits - 1)
+    error = estimate.standard_error
+    return [
+        rounded(estimate.value, digits),
+        rounded(error, digits) if math.isfinite(error) else number(error),
+        f"[{rounded(ends.low, digits)}, {rounded(ends.high, digits)}]",
+    ]
 
 
 def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -59,9 +160,29 @@ def reasons(given: Mapping[str, str]) -> list[str]:
     return [f"{', '.join(names)}: {reason}" for reason, names in grouped(given).items()]
 
 
-def wrap(text: str) -> str:
+def itemised(given: Mapping[str, Sequence[str]], every: str = "all") -> list[str]:
+    """Return one line for each distinct sentence, headed by the names that share it.
+
+    Args:
+        given: sentences by name.
+        every: what to call the names where all of several share a sentence.
+
+    >>> itemised({"a": ["few", "old"], "b": ["few"], "c": ["few"]})
+    ['all: few', 'a: old']
+    """
+    names: dict[str, list[str]] = {}
+    for name, sentences in given.items():
+        for sentence in sentences:
+            names.setdefault(sentence, []).append(name)
+    return [
+        f"{every if len(who) == len(given) > 2 else ', '.join(who)}: {sentence}"
+        for sentence, who in names.items()
+    ]
+
+
+def wrap(text: str, indent: str = "    ") -> str:
     """Break text into lines of at most 100 characters, all but the first indented."""
-    return textwrap.fill(text, 100, subsequent_indent="    ")
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def number(value: float, digits: int = 5) -> str:

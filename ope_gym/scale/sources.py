@@ -147,7 +147,7 @@ class Source:
         return own[-1]
 
     def name_of(self, target: Target) -> str:
-        """Return a name such as "policy 3, of run.ope"; "the target" if it was not recorded.
+        """Return a name such as "policy 3 of run.ope"; "the target" if it was not recorded.
 
         The file is the first that has the policy; the last one if the target is "last".
         """
@@ -156,7 +156,13 @@ class Source:
             return "the target"
         owners = self.owners[-1:] if isinstance(target, str) else self.owners
         owner = next((name for name, own in owners if number in own), "")
-        return f"policy {number}" + (f", of {owner}" if len(self.owners) > 1 and owner else "")
+        return f"policy {number}" + (f" of {owner}" if len(self.owners) > 1 and owner else "")
+
+    def with_policies(self, policies: tuple[Policy, ...]) -> Source:
+        """Return the same episodes with other objects for the recorded policies."""
+        data = self.data and dataclasses.replace(self.data, policies=policies)
+        roster = dataclasses.replace(self.roster, policies=policies)
+        return dataclasses.replace(self, policies=policies, data=data, roster=roster)
 
     def chunks(self, task: Task) -> Iterator[tuple[str, Trajectories]]:
         """Yield the episodes of a task with the name of their origin; small pieces are joined.

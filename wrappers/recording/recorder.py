@@ -37,7 +37,8 @@ class Recorder:
         """Record that this policy acts from now on, and return its number; call it at any time.
 
         Args:
-            policy: A frozen snapshot: its probabilities must not change later.
+            policy: A frozen snapshot: its probabilities must not change later. Of a torch module or
+                a Stable-Baselines3 model a snapshot is taken, a new one at each call.
         """
         return self._session.follow(policy)
 

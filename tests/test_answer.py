@@ -1,0 +1,412 @@
+"""The answer first: headlines, digits, groups and names of estimators, what stands for a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate, evaluate_log_probs, rank
+from ope_gym.analysis.overlap import overlap
+from ope_gym.cli import main as command
+from ope_gym.estimators.table import ALIASES, GROUPS, PAPER
+from ope_gym.inference.diagnostics import Verdict
+from ope_gym.inference.estimate import Estimate
+from ope_gym.inference.intervals import Interval
+from ope_gym.options import Offer, estimator_names, one_estimator
+from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, register_converter
+from ope_gym.report import html, text
+from ope_gym.report.page import report_page
+from tests.builders import Recorded, Table, recorded
+from wrappers import RecordTrajectories, collect
+
+
+@pytest.fixture(scope="module")
+def made() -> Recorded:
+    return recorded(3, (30, 30, 30), held_out=True)
+
+
+@pytest.fixture(scope="module")
+def evaluation(made: Recorded) -> Evaluation:
+    return evaluate(made.trajectories, made.target)
+
+
+def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estimate:
+    """Return an estimate with another verdict, and other numbers."""
+    sample = dataclasses.replace(estimate.sample, regime=changes.pop("regime", "held-out"))
+    reasons = ("a first reason", *changes.pop("reasons", ()))
+    verdict = Verdict(colour, reasons, ("some advice",))
+    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "worth": 37.4}
+    usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
+    return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
+
+
+# Headlines ---------------------------------------------------------------------------------------
+
+SURE = "is worth 281 (95 %: 256 to 306), as sure as about 37 fresh episodes would make you."
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "said"),
+    [
+        ({}, "policy 10", f"Policy 10 {SURE}"),
+        ({}, "ppo.zip", f"ppo.zip {SURE}"),
+        ({"colour": "amber"}, "it", f"It {SURE} Use with care: a first reason."),
+        (
+            {"colour": "red"},
+            "the policy",
+            "The policy may be worth 281 (95 %: 256 to 306), but do not use this number: a first "
+            "reason.",
+        ),
+        ({"worth": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
+        (
+            {"colour": "red", "value": math.nan},
+            "policy 1",
+            "The value of policy 1 is unknown: a first reason.",
+        ),
+        ({"colour": "red", "value": math.inf}, "it", "Its value is unknown: a first reason."),
+        (
+            {"colour": "amber", "regime": "in-sample", "reasons": ("optimistic (in-sample)",)},
+            "policy 1",
+            "Policy 1 is worth 281 (95 %: 256 to 306). Use with care: optimistic (in-sample).",
+        ),
+        (
+            {"interval": Interval(math.nan, math.nan, 0.95, "ess-t"), "standard_error": math.nan},
+            "policy 1",
+            "Policy 1 is worth 281.4 (how sure that is cannot be known).",
+        ),
+    ],
+)
+def test_headlines(evaluation: Evaluation, changes: dict[str, Any], name: str, said: str) -> None:
+    assert text.headline(changed(evaluation.best, **changes), name) == said
+
+
+def test_every_result_begins_with_its_headline(made: Recorded, evaluation: Evaluation) -> None:
+    assert evaluation.headline == text.headline(evaluation["auto"], "the policy")
+    assert " ".join(str(evaluation).split("\n\n")[0].split("\n")) == evaluation.headline
+    assert evaluation.to_dict()["headline"] == evaluation.headline
+    numbered = evaluate(made.trajectories, 1)
+    assert numbered.target == "policy 1"
+    assert numbered.headline.startswith("Policy 1 ")
+    last = f"policy {len(made.trajectories.policies) - 1}"
+    assert evaluate(made.trajectories, "last").target == last
+    assert evaluation.named("mine").headline.startswith("mine ")
+    ranking = rank(made.trajectories, {"mine": made.target, "first": 0})
+    assert " ".join(str(ranking).split("\n\n")[0].split("\n")) == ranking.headline
+    assert ranking.headline.startswith(ranking.best.name)
+    assert text.chance(ranking.best.probability_best) in ranking.headline
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        (281.354, 10.2, "281"),
+        (9.6726, 0.51, "9.67"),
+        (9.6726, 0.0996, "9.67"),  # rounds to 0.10
+        (0.5, 0.0004, "0.50000"),
+        (-12345.6, 300.0, "-12,346"),
+        (-0.004, 0.3, "0.00"),
+        (2.5e12, 3e9, "2.5e+12"),
+    ],
+)
+def test_digits_follow_the_error(
+    evaluation: Evaluation, value: float, error: float, said: str
+) -> None:
+    estimate = changed(evaluation.best, value=value, standard_error=error)
+    assert text.rounded(estimate.value, text.decimals(estimate)) == said
+
+
+def test_rows_share_their_decimals_but_show_their_errors(evaluation: Evaluation) -> None:
+    first = changed(evaluation.best)
+    close = changed(evaluation.best, standard_error=8.4)
+    sharp = changed(evaluation.best, standard_error=0.0123)
+    assert text.estimate_cells(first, first)[:2] == ["281", "10"]
+    assert text.estimate_cells(close, first)[:2] == ["281", "8"]
+    assert text.estimate_cells(sharp, first)[:2] == ["281.35", "0.01"]
+
+
+# Estimators --------------------------------------------------------------------------------------
+
+
+def test_the_recommended_come_first_whatever_the_order(made: Recorded) -> None:
+    found = evaluate(made.trajectories, made.target, ["BIS", "NFIS", "DM", "auto"])
+    assert list(found) == ["auto", "NFIS", "BIS", "DM"]
+    assert found.best is found["auto"]
+    assert list(found.select(["DM", "NFIS"])) == ["NFIS", "DM"]
+    assert list(found.select(["ADR"])) == list(found)
+    assert evaluate(made.trajectories, made.target, ["FIS", "BIS"]).best.name == "FIS"
+
+
+def test_groups_give_what_the_data_allow(made: Recorded) -> None:
+    data, target = made.trajectories, made.target
+    assert list(evaluate(data, target)) == ["auto", "NFIS"]
+    assert set(evaluate(data, target, "paper")) == {*PAPER, "auto"} - {"EA"}
+    everything = evaluate(data, target, "all")
+    assert set(everything) == {*ESTIMATORS} - {"EA"}
+    assert list(evaluate(data, target, ["default", "DM"])) == ["auto", "NFIS", "DM"]
+    assert set(evaluate(data, target, "all", q_model=None)) == {
+        name for name, c in ESTIMATORS.items() if not c.baseline and name != "EA"
+    }
+    one_step = recorded(8, horizon=1)
+    assert "EA" in evaluate(one_step.trajectories, one_step.target, "paper")
+    arrays = evaluate_log_probs(*made.arrays, "all")
+    assert set(arrays) == {*PAPER, "auto", "FISCV"} - {"EA"}
+
+
+def test_a_group_is_empty_of_what_cannot_be_had() -> None:
+    nothing = Offer(policies=False, q_model=False)
+    assert nothing.choose(["default"]) == ("BIS", "NBIS")
+    models = Offer(policies=False, q_model=True, propensities=False)
+    assert models.choose(["default", "paper"]) == ("DM", "MDR")
+    assert models.choose(["paper", "NFIS"]) == ("NFIS",)  # a name is kept, to be refused in words
+    for name, lines in GROUPS.items():
+        assert {member for line in lines for member in line} <= set(ESTIMATORS), name
+
+
+def test_names_of_others_are_understood(made: Recorded) -> None:
+    assert set(ALIASES.values()) <= set(ESTIMATORS)
+    assert not set(ALIASES) & {*ESTIMATORS, *GROUPS}
+    found = evaluate(made.trajectories, made.target, ["WIS", "PDIS", "IS"])
+    assert list(found) == ["NBIS", "BIS"]
+    assert found["WIS"] is found["NBIS"]
+    assert rank(made.trajectories, [0, 1], "WIS").best.estimate.name == "NBIS"
+    for given, meant in (("nfis", "NFIS"), ("NIFS", "NFIS"), ("Auto", "auto"), ("FQEE", "FQE")):
+        with pytest.raises(ValueError, match=f"has '{given}'; did you mean '{meant}'"):
+            estimator_names(given)
+    with pytest.raises(ValueError, match=r"has 'zzz'; Known are BIS"):
+        estimator_names("zzz")
+    with pytest.raises(ValueError, match="estimator is 'paper'; give the name of one"):
+        one_estimator("paper")
+
+
+# Pages -------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Check that tags are closed in order, and collect what is loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(made: Recorded) -> None:
+    found = evaluate(made.trajectories, 1, "paper")
+    ranking = rank(made.trajectories, {"<first>": 0, "second": 1, "third": made.target})
+    shares = overlap(made.trajectories, 1)
+    page = report_page(found, ranking=ranking, overlap=shares)
+    tags = Tags()
+    tags.feed(page)
+    tags.close()
+    assert tags.open == []
+    assert tags.links == []
+    assert "http" not in page.replace('lang="en"', "")
+    assert escape(found.headline) in page
+    assert "&lt;first&gt;" in page
+    assert "<first>" not in page
+    assert "prefers-color-scheme: dark" in page
+    for name, e in found.items():
+        assert f">{name}</text>" in page
+        for reason in e.verdict.reasons if e.verdict.colour != "green" else ():
+            assert escape(reason) in page
+    assert page.count('class="cell"') == shares.matrix.size
+    assert page.count("<svg") == 4
+    alone = report_page(found)
+    assert alone.count("<svg") == 2
+
+
+def test_charts_put_numbers_where_they_belong(evaluation: Evaluation) -> None:
+    wide = changed(evaluation.best, value=0.0, interval=Interval(-10.0, 10.0, 0.95, "ess-t"))
+    narrow = changed(
+        evaluation.best, "red", value=5.0, interval=Interval(math.nan, math.nan, 0.95, "ess-t")
+    )
+    drawn = html.forest({"wide": wide, "narrow": narrow})
+    (circle,) = re.findall(r'<circle class="green" cx="([\d.]+)"', drawn)
+    ((x1, x2),) = re.findall(r'<line class="green" x1="([\d.]+)" x2="([\d.]+)"', drawn)
+    assert float(circle) == pytest.approx((float(x1) + float(x2)) / 2, abs=0.1)
+    (cross,) = re.findall(r'<path class="red" d="M([\d.]+) ', drawn)
+    share = (float(cross) + 5 - float(circle)) / (float(x2) - float(circle))
+    assert share == pytest.approx(0.5, abs=0.01)
+    undefined = changed(evaluation.best, "red", value=math.nan)
+    assert "nothing to draw" in html.forest({"none": undefined})
+    assert evaluation._repr_html_().count("<table>") == 1
+
+
+def test_the_report_command_writes_a_page(
+    made: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = [EpsilonGreedyTable(np.array([0, 1, 2]), epsilon, 3) for epsilon in (0.9, 0.7, 0.5)]
+    data = made.trajectories
+    rng = np.random.default_rng(0)
+    actions = rng.integers(3, size=data.n_steps)
+    ids = np.repeat(np.arange(len(data)) % 3, data.lengths)
+    logs = np.stack([p.log_prob(data.observations, actions) for p in policies])
+    stored = Trajectories.from_arrays(
+        data.observations,
+        actions,
+        data.rewards,
+        logs[ids, np.arange(ids.size)],
+        offsets=data.offsets,
+        policies=policies,
+        policy_ids=ids.tolist(),
+        terminated=True,
+    )
+    file, page = tmp_path / "some.ope", tmp_path / "out.html"
+    stored.save(file)
+    assert command(["report", str(file), "--html", str(page), "--target", "2"]) == 0
+    said = capsys.readouterr().out
+    written = page.read_text(encoding="utf-8")
+    assert said.startswith("Policy 2 ")
+    assert escape(said.splitlines()[0]) in written
+    assert "<h2>Ranking</h2>" in written
+    assert "<h2>Overlap of policies</h2>" in written
+    assert command(["report", str(file), "--html", str(tmp_path / "no" / "out.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# Policies ----------------------------------------------------------------------------------------
+
+
+class Weights:
+    """Stand for a model of another library."""
+
+
+def test_others_can_register_a_converter(monkeypatch: pytest.MonkeyPatch, made: Recorded) -> None:
+    monkeypatch.setattr("ope_gym.policies.convert._CONVERTERS", {})
+    model = Weights()
+    assert as_policy(model) is model
+    with pytest.raises(TypeError, match=r"target is .*Weights.*which has no log_prob and sample"):
+        evaluate(made.trajectories, model)
+    register_converter(__name__.partition(".")[0], lambda _: made.target)
+    found, wanted = evaluate(made.trajectories, model), evaluate(made.trajectories, made.target)
+    assert found["NFIS"].value == wanted["NFIS"].value
+
+
+def test_functions_and_missing_files_are_refused_in_words(made: Recorded) -> None:
+    with pytest.raises(TypeError, match=r"target is the function .*how probable they were"):
+        evaluate(made.trajectories, lambda observation: 0)
+    with pytest.raises(FileNotFoundError, match=r"target is 'none.zip', and there is no such"):
+        evaluate(made.trajectories, "none.zip")
+    with pytest.raises(ValueError, match=r"target is 'best'; give a policy, .*'last' or a .zip"):
+        evaluate(made.trajectories, "best")
+
+
+def test_a_name_instead_of_an_environment() -> None:
+    from wrappers import vector
+
+    doors: list[tuple[Any, str]] = [
+        (RecordTrajectories, "RecordTrajectories(gym.make('CartPole-v1'))"),
+        (vector.RecordTrajectories, "RecordTrajectories(gym.make_vec('CartPole-v1', num_envs=8))"),
+        (lambda env: collect(env, Table(np.ones((1, 2)) / 2), 1, 0), "give a recorder"),
+    ]
+    for make, words in doors:
+        with pytest.raises(TypeError, match=re.escape(words)):
+            make("CartPole-v1")
+
+
+def test_a_deterministic_policy_gets_a_clear_word(made: Recorded) -> None:
+    certain = Table(np.eye(3)[[0, 1, 2]])
+    found = evaluate(made.trajectories, certain, ["NFIS", "DM"])
+    assert found["NFIS"].verdict.colour != "green"
+    assert found["NFIS"].verdict.advice[0].startswith("the policy is deterministic, so an episode")
+    assert not any("deterministic" in words for words in found["DM"].verdict.advice)
+    soft = evaluate(made.trajectories, made.target, "NFIS")
+    assert not any("deterministic" in words for words in soft["NFIS"].verdict.advice)
+
+
+def cartpole(policy: Any, episodes: int = 12) -> RecordTrajectories:
+    import gymnasium as gym
+
+    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=15), held_out=0.5)
+    collect(env, policy, episodes, 0, seed=1)
+    return env
+
+
+def network() -> Any:
+    """Return the module of the policies in `test_torch_modules_...`; also named by --policy."""
+    from torch import nn
+
+    return nn.Linear(4, 2)
+
+
+def test_torch_modules_are_policies_and_come_back_from_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch import nn
+
+    module = network()
+    env = cartpole(module)
+    by_hand = evaluate(env, module)
+    assert by_hand["NFIS"].value == pytest.approx(env.buffer.select(held_out=True).returns().mean())
+    with pytest.raises(
+        ValueError, match=r"takes 5 numbers, but the observations have shape \(4,\)"
+    ):
+        evaluate(env, nn.Linear(5, 2))
+    file = tmp_path / "torch.ope"
+    env.buffer.save(file)
+    assert command(["evaluate", str(file)]) == 2
+    assert "cannot be asked" in capsys.readouterr().err
+    place = f"{__name__}:network"
+    assert command(["evaluate", str(file), "--policy", place, "--estimators", "NFIS"]) == 0
+    assert by_hand.select(["NFIS"]).headline.partition(" is ")[2] in " ".join(
+        capsys.readouterr().out.split("\n\n")[0].split("\n")
+    )
+    assert command(["evaluate", str(file), "--policy", f"{__name__}:nothing"]) == 2
+    assert "give package.module:function" in capsys.readouterr().err
+    assert command(["evaluate", str(file), "--target", place, "--policy", place]) == 0
+
+
+def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
+    stable = pytest.importorskip("stable_baselines3")
+    from wrappers.sb3.snapshots import snapshot
+
+    models = [
+        stable.PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, seed=0, device="cpu"),
+        stable.A2C("MlpPolicy", "CartPole-v1", seed=1, device="cpu"),
+        stable.DQN("MlpPolicy", "CartPole-v1", buffer_size=10, seed=2, device="cpu"),
+    ]
+    env = cartpole(models[0])
+    assert env.buffer.policies == (snapshot(models[0]),)
+    for model in models:
+        path = tmp_path / f"{type(model).__name__}.zip"
+        model.save(path)
+        direct, saved = evaluate(env, model), evaluate(env, str(path))
+        assert saved["NFIS"].value == direct["NFIS"].value
+        assert saved.target == path.name
+        assert as_policy(path) == snapshot(model)
+    with pytest.raises(TypeError, match=r"give the model itself, evaluate\(data, model\)"):
+        evaluate(env, models[0].policy)
+    other = tmp_path / "other.zip"
+    other.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"other.zip is not a model that Stable-Baselines3 saved"):
+        evaluate(env, other)
+
+
+def test_converters_are_not_imported_before_they_are_needed() -> None:
+    import subprocess
+
+    code = "import sys, ope_gym.policies.convert as c; c.as_policy(3); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "stable_baselines3", "wrappers"} & set(run.stdout.split())
+
+
+def test_linear_policies_are_left_as_they_are() -> None:
+    policy = SoftmaxLinear(np.zeros((4, 2)))
+    assert as_policy(policy) is policy

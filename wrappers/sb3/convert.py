@@ -1,0 +1,58 @@
+"""Make policies of Stable-Baselines3 models, as they are or as they were saved."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from typing import Any
+
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from ope_gym.policies import Policy
+from wrappers.sb3.snapshots import snapshot
+
+__all__ = ["load_policy", "policy_of"]
+
+# settings that only one class saves, in the order in which they tell
+_SIGNS: tuple[tuple[str, type[BaseAlgorithm]], ...] = (
+    ("exploration_fraction", DQN),
+    ("clip_range", PPO),
+    ("gae_lambda", A2C),
+)
+
+
+def policy_of(model: Any) -> Policy:
+    """Return a model's policy as it is now; raise for its parts, which do not say everything."""
+    if not isinstance(model, BaseAlgorithm):
+        kind = type(model).__name__
+        raise TypeError(
+            f"this is {kind}, a part of a Stable-Baselines3 model: give the model itself, "
+            "evaluate(data, model) instead of evaluate(data, model.policy), because the model also "
+            "knows VecNormalize and its exploration rate"
+        )
+    return snapshot(model)
+
+
+def load_policy(path: str) -> Policy:
+    """Return the policy of a model that was saved as a .zip file: PPO, A2C or DQN.
+
+    As with `PPO.load`, loading runs code in the file: load only files that you trust.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            saved = json.loads(file.read("data"))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not a model that Stable-Baselines3 saved: {error}") from error
+    kind = next((kind for sign, kind in _SIGNS if sign in saved), None)
+    if kind is None:
+        raise ValueError(
+            f"{path} holds neither PPO, A2C nor DQN: load the model yourself and give it instead"
+        )
+    if saved.get("_last_original_obs") is not None:
+        raise ValueError(
+            f"{path} was trained with VecNormalize, whose statistics are in another file: load "
+            f"both, model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
+            "and give the model"
+        )
+    return snapshot(kind.load(path, device="cpu"))
