@@ -8,6 +8,7 @@ Examples:
   python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
   python -m ope_gym evaluate table.parquet folder              tables with a row for each step
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
+  python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
 
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ope_gym.analysis.contributions import contributions
+from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
@@ -60,6 +62,13 @@ Every policy is evaluated on the same episodes, so their common luck cancels in 
 "to the best" is the paired difference to the first one, with its standard error. P(best) is the
 share of {DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes
 first. Trust the order only as far as the verdicts are green.
+"""
+_DISTRIBUTION = """Estimate the distribution of a policy's returns, not only their mean.
+
+The table has the mean, the standard deviation, quantiles, the mean of the worst share of the
+episodes (CVaR) and, with --below, the probability of a return below a number. Every episode counts
+with the weight of all its actions. "rests on" is the number of effective episodes that decide a
+line; a question mark stands for fewer than 10.
 """
 _PLAN = """Plan what to collect for a smaller error.
 
@@ -194,6 +203,28 @@ def rank_command(args: argparse.Namespace) -> Said:
         ranking = rank(source, numbers, args.estimator, origin=args.origin, **options)
     text = f"{ranking}\n\n{ranking.differences()}" if args.differences else str(ranking)
     return Said(text, ranking.to_json, lambda path: ranking.plot().savefig(path))
+
+
+def distribution_command(args: argparse.Namespace) -> Said:
+    """Estimate the distribution of one policy's returns."""
+    source = load_source(args.files, HELD_OUT[args.data])
+    target = _target(args.target)
+    found = distribution(
+        source,
+        target,
+        origin=args.origin,
+        gamma=args.gamma,
+        interval=args.interval,
+        level=args.level,
+        resamples=args.resamples,
+        seed=args.seed,
+    )
+    shown = {"quantiles": args.quantiles, "tail": args.tail, "below": args.below}
+    return Said(
+        f"{source.name_of(target)}: {found.table(**shown)}",
+        lambda path: found.to_json(path, **shown),
+        lambda path: found.plot().savefig(path),
+    )
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -349,6 +380,47 @@ def make_parser() -> argparse.ArgumentParser:
         help="also draw the ranking to this file (.png, .svg)",
     )
     _add_json(ranked)
+
+    returns = command(
+        "distribution",
+        distribution_command,
+        "estimate quantiles, tail and spread of the returns",
+        _DISTRIBUTION,
+    )
+    _add_target(returns)
+    returns.add_argument(
+        "--quantiles",
+        type=float,
+        nargs="*",
+        metavar="Q",
+        default=list(QUANTILES),
+        help="levels of the quantiles, within (0, 1) (default: .05 .25 .5 .75 .95)",
+    )
+    returns.add_argument(
+        "--tail",
+        type=float,
+        metavar="A",
+        default=TAIL,
+        help="the worst share of the episodes, whose mean is CVaR (default: %(default)s)",
+    )
+    returns.add_argument(
+        "--below",
+        type=float,
+        nargs="*",
+        metavar="X",
+        default=[],
+        help="also show the probability of a return below X",
+    )
+    kinds = {"choices": ("ess-t", "percentile")}
+    add_flags(returns, "data", "gamma", "level", "resamples", "seed", "origin")
+    add_flags(returns, "interval", interval=kinds)
+    returns.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the distribution function to this file (.png, .svg)",
+    )
+    _add_json(returns)
 
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
     _add_target(plan)
