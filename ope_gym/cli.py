@@ -11,6 +11,8 @@ Examples:
   python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
+  python -m ope_gym gate episodes.ope --env CartPole-v1 --bounds 0 500
+                                                               is the new checkpoint better
 
 `python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
 are written by train.py and by the recorders of the package wrappers, Parquet files by
@@ -25,12 +27,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
+from ope_gym.analysis.duel import LIMIT, duel
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
@@ -84,6 +87,22 @@ of its own episodes. z is the difference in units of its standard error. If all 
 agree. Red estimates may disagree, green ones should not. Without held-out episodes (--data all) the
 estimates of later policies are optimistic, because these policies learned from the same episodes.
 """
+_GATE = """Let a new checkpoint pass, or not, by few fresh episodes against the old one.
+
+Both play the environment with the same seeds, an episode of each a round, until it is certain
+whether the new one is better; the recorded episodes only make that sooner. One may look after every
+round: a wrong pass or fail has a probability of at most 1 - level in all.
+
+With --margin M the new one passes if it is certain to be at most M worse than the old one, and
+fails if it is certain to be more than M worse.
+
+exit code, for CI:
+  0  pass: better than the old one, or at most the margin worse
+  1  fail: worse than the old one, by more than the margin
+  2  undecided: after --limit rounds neither is certain; raise it, or give a --margin
+  3  the command could not be run
+With --state a stopped gate goes on where it was.
+"""
 
 
 class Said(NamedTuple):
@@ -93,11 +112,13 @@ class Said(NamedTuple):
         text: to be printed.
         to_json: writes it to a file.
         draw: draws it to a file.
+        code: exit code.
     """
 
     text: str
     to_json: Callable[[Path], object] | None = None
     draw: Callable[[Path], object] | None = None
+    code: int = 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,8 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_code(stop)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return _UNABLE if args.run is gate_command else 2
+    return said.code
 
 
 def _print(text: str) -> None:
@@ -227,6 +248,63 @@ def distribution_command(args: argparse.Namespace) -> Said:
     )
 
 
+def gate_command(args: argparse.Namespace) -> Said:
+    """Set a new checkpoint against the old one on fresh episodes."""
+    import gymnasium as gym
+
+    source = load_source(args.files, HELD_OUT[args.data])
+    last = len(source.policies) - 1
+    old = str(last - 1) if args.old == "previous" else args.old
+    new, rival = (_only(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
+    found = duel(
+        new,
+        rival,
+        data=source,
+        bounds=None if args.bounds is None else tuple(args.bounds),
+        reward_range=None if args.reward_range is None else tuple(args.reward_range),
+        horizon=args.horizon,
+        margin=args.margin,
+        level=args.level,
+        gamma=args.gamma,
+        limit=args.limit,
+        seed=args.seed,
+        state=args.state,
+    )
+    env = gym.make(args.env)
+    with _bar("rounds", args.limit) as bar:
+        bar.update(found.rounds)
+        while found.not_worse() is None and found.rounds < args.limit:
+            found.play(env, 1)
+            bar.update(found.rounds - bar.n)
+            if args.state is not None and found.episodes % 2 == 0:
+                found.save(args.state)
+    env.close()
+    passed = found.not_worse()
+    within = f" or at most {args.margin:g} worse" if args.margin else ""
+    beyond = f" by more than {args.margin:g}" if args.margin else ""
+    said = {
+        True: f"pass: the new policy is better{within}",
+        False: f"fail: the new policy is worse{beyond}",
+        None: "undecided: neither is certain",
+    }[passed]
+    ends = found.interval
+    text = (
+        f"{said}\npolicy {new} (new) - policy {rival} (old): {found.difference:.5g}, within "
+        f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
+        f"{found.episodes} fresh episodes"
+    )
+    return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
+
+
+def _only(word: str, flag: str, source: Source) -> int:
+    """Return the number of the one policy that a word names."""
+    size = len(source.policies)
+    number = size - 1 if word == "last" else int(word) if word.isdigit() else -1
+    if not 0 <= number < size:
+        raise ValueError(f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}")
+    return number
+
+
 def plan_command(args: argparse.Namespace) -> Said:
     """Tell who carries an estimate, and what to collect for a smaller error."""
     source = load_source(args.files, HELD_OUT[args.data])
@@ -317,6 +395,16 @@ def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
 
 
 # Flags -----------------------------------------------------------------------------------------
+
+_UNABLE = 3  # exit code of a gate that could not be run; 2 is that of one that is undecided
+
+
+class _GateParser(argparse.ArgumentParser):
+    """A parser whose errors have an exit code that no verdict has."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(_UNABLE, f"{self.prog}: error: {message}\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -463,7 +551,54 @@ def make_parser() -> argparse.ArgumentParser:
     _add_estimator(check)
     add_flags(check, *COMMON, interval=WITHOUT_BETTING)
     _add_json(check)
+
+    gate = command("gate", gate_command, "let a new checkpoint pass or fail, for CI", _GATE)
+    gate.__class__ = _GateParser
+    _add_gate(gate)
     return parser
+
+
+def _add_gate(gate: argparse.ArgumentParser) -> None:
+    gate.add_argument("--env", required=True, metavar="ID", help="the environment to play")
+    gate.add_argument("--new", default="last", metavar="K", help="the new policy (default: last)")
+    gate.add_argument(
+        "--old", default="previous", metavar="K", help="the old policy (default: the one before)"
+    )
+    ends = gate.add_mutually_exclusive_group(required=True)
+    ends.add_argument(
+        "--bounds",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="lowest and highest possible return of an episode",
+    )
+    ends.add_argument(
+        "--reward-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="instead: lowest and highest possible reward, with the time limit",
+    )
+    gate.add_argument(
+        "--horizon", type=int, metavar="N", help="time limit (default: the recorded one)"
+    )
+    gate.add_argument(
+        "--margin",
+        type=float,
+        default=0.0,
+        metavar="M",
+        help="by how much the new policy may be worse (default: %(default)s)",
+    )
+    gate.add_argument(
+        "--limit",
+        type=int,
+        default=LIMIT,
+        metavar="N",
+        help="most rounds, of two episodes each (default: %(default)s)",
+    )
+    gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
+    add_flags(gate, "data", "gamma", "level", "seed")
+    _add_json(gate)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
