@@ -27,7 +27,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,7 @@ exit code, for CI:
   3  the command could not be run
 With --state a stopped gate goes on where it was.
 """
+_UNABLE = 3  # exit code of a gate that could not be run; 2 is that of one that is undecided
 
 
 class Said(NamedTuple):
@@ -124,7 +125,13 @@ class Said(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = make_parser()
-    args = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as stop:
+        if stop.code == 2 and words[0] == "gate":
+            raise SystemExit(_UNABLE) from None
+        raise
     try:
         _check_places(args)
         said: Said = args.run(args)
@@ -396,16 +403,6 @@ def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
 
 # Flags -----------------------------------------------------------------------------------------
 
-_UNABLE = 3  # exit code of a gate that could not be run; 2 is that of one that is undecided
-
-
-class _GateParser(argparse.ArgumentParser):
-    """A parser whose errors have an exit code that no verdict has."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(_UNABLE, f"{self.prog}: error: {message}\n")
-
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
@@ -553,7 +550,6 @@ def make_parser() -> argparse.ArgumentParser:
     _add_json(check)
 
     gate = command("gate", gate_command, "let a new checkpoint pass or fail, for CI", _GATE)
-    gate.__class__ = _GateParser
     _add_gate(gate)
     return parser
 

@@ -111,9 +111,7 @@ class Duels(Study):
                     "" if name in NULL else number(fixed),
                     number(without),
                     number(using),
-                    ""
-                    if name in NULL
-                    else f"{100 * saved:.0f} ± {100 * summary['log_error'][i]:.0f} %",
+                    "" if name in NULL else f"{100 * saved:.0f} ± {100 * error:.0f} %",
                     " / ".join(f"{100 * x:.1f} %" for x in summary["wrong"][i]),
                     " / ".join(f"{100 * x:.0f} %" for x in summary["decided"][i]),
                 ]
@@ -159,11 +157,4 @@ def equal(problem: Problem) -> Problem:
     """Return the problem with one pool for both policies, the rounds of b in another order."""
     a, _ = problem.pools
     other = a.select(episodes=np.roll(np.arange(len(a)), 1))
-    return Problem(
-        problem.name,
-        problem.data,
-        problem.policies,
-        (a, other),
-        problem.reward_range,
-        problem.horizon,
-    )
+    return dataclasses.replace(problem, pools=(a, other))
