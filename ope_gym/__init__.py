@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from ope_gym import policies as policies
     from ope_gym.analysis import overlap as overlap
     from ope_gym.analysis.contributions import contributions as contributions
+    from ope_gym.analysis.distribution import Distribution as Distribution
+    from ope_gym.analysis.distribution import distribution as distribution
+    from ope_gym.analysis.duel import Duel as Duel
+    from ope_gym.analysis.duel import duel as duel
     from ope_gym.analysis.leave_one_out import Calibration as Calibration
     from ope_gym.analysis.leave_one_out import leave_one_policy_out as leave_one_policy_out
     from ope_gym.analysis.planning import episodes_needed as episodes_needed
@@ -42,6 +46,8 @@ else:
         "Calibration": "ope_gym.analysis.leave_one_out",
         "Compute": "ope_gym.options",
         "Difference": "ope_gym.inference.estimate",
+        "Distribution": "ope_gym.analysis.distribution",
+        "Duel": "ope_gym.analysis.duel",
         "ESTIMATORS": "ope_gym.estimators.table",
         "EssT": "ope_gym.inference.intervals",
         "Estimate": "ope_gym.inference.estimate",
@@ -54,6 +60,8 @@ else:
         "TrajectoryBuffer": "ope_gym.data.buffer",
         "Weighting": "ope_gym.options",
         "contributions": "ope_gym.analysis.contributions",
+        "distribution": "ope_gym.analysis.distribution",
+        "duel": "ope_gym.analysis.duel",
         "episodes_needed": "ope_gym.analysis.planning",
         "evaluate": "ope_gym.evaluation",
         "evaluate_log_probs": "ope_gym.log_probs",
@@ -90,6 +98,8 @@ __all__ = [
     "Calibration",
     "Compute",
     "Difference",
+    "Distribution",
+    "Duel",
     "EssT",
     "Estimate",
     "Evaluation",
@@ -101,6 +111,8 @@ __all__ = [
     "TrajectoryBuffer",
     "Weighting",
     "contributions",
+    "distribution",
+    "duel",
     "episodes_needed",
     "evaluate",
     "evaluate_log_probs",

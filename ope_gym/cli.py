@@ -8,9 +8,12 @@ Examples:
   python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
   python -m ope_gym evaluate table.parquet folder              tables with a row for each step
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
+  python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
   python -m ope_gym report episodes.ope --html report.html     all of it as one page
+  python -m ope_gym gate episodes.ope --env CartPole-v1 --bounds 0 500
+                                                               is the new checkpoint better
 
 `python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
 are written by train.py and by the recorders of the package wrappers, Parquet files by
@@ -31,6 +34,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ope_gym.analysis.contributions import contributions
+from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
+from ope_gym.analysis.duel import LIMIT, duel
 from ope_gym.analysis.leave_one_out import leave_one_policy_out
 from ope_gym.analysis.overlap import overlap
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
@@ -76,6 +81,13 @@ Every policy is evaluated on the same episodes, so their common luck cancels in 
 share of {DRAWS:,} joint draws of all values, from their estimated errors, in which a policy comes
 first. Trust the order only as far as the verdicts are green.
 """
+_DISTRIBUTION = """Estimate the distribution of a policy's returns, not only their mean.
+
+The table has the mean, the standard deviation, quantiles, the mean of the worst share of the
+episodes (CVaR) and, with --below, the probability of a return below a number. Every episode counts
+with the weight of all its actions. "rests on" is the number of effective episodes that decide a
+line; a question mark stands for fewer than 10.
+"""
 _PLAN = """Plan what to collect for a smaller error.
 
 First, what the episodes of each past policy bring to the estimate of the target: their share of
@@ -95,6 +107,23 @@ of its own episodes. z is the difference in units of its standard error. If all 
 agree. Red estimates may disagree, green ones should not. Without held-out episodes (--data all) the
 estimates of later policies are optimistic, because these policies learned from the same episodes.
 """
+_GATE = """Let a new checkpoint pass, or not, by few fresh episodes against the old one.
+
+Both play the environment with the same seeds, an episode of each a round, until it is certain
+whether the new one is better; the recorded episodes only make that sooner. One may look after every
+round: a wrong pass or fail has a probability of at most 1 - level in all.
+
+With --margin M the new one passes if it is certain to be at most M worse than the old one, and
+fails if it is certain to be more than M worse.
+
+exit code, for CI:
+  0  pass: better than the old one, or at most the margin worse
+  1  fail: worse than the old one, by more than the margin
+  2  undecided: after --limit rounds neither is certain; raise it, or give a --margin
+  3  the command could not be run
+With --state a stopped gate goes on where it was.
+"""
+_UNABLE = 3  # exit code of a gate that could not be run; 2 is that of one that is undecided
 
 
 class Said(NamedTuple):
@@ -104,17 +133,25 @@ class Said(NamedTuple):
         text: to be printed.
         to_json: writes it to a file.
         draw: draws it to a file.
+        code: exit code.
     """
 
     text: str
     to_json: Callable[[Path], object] | None = None
     draw: Callable[[Path], object] | None = None
+    code: int = 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = make_parser()
-    args = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as stop:
+        if stop.code == 2 and words[0] == "gate":
+            raise SystemExit(_UNABLE) from None
+        raise
     try:
         _check_places(args)
         said: Said = args.run(args)
@@ -128,8 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_code(stop)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return _UNABLE if args.run is gate_command else 2
+    return said.code
 
 
 def _print(said: str) -> None:
@@ -215,6 +252,85 @@ def rank_command(args: argparse.Namespace) -> Said:
     if args.differences:
         said += f"\n\n{ranking.differences()}"
     return Said(said, ranking.to_json, lambda path: ranking.plot().savefig(path))
+
+
+def distribution_command(args: argparse.Namespace) -> Said:
+    """Estimate the distribution of one policy's returns."""
+    source = load_source(args.files, HELD_OUT[args.data])
+    target = _target(args.target)
+    found = distribution(
+        source,
+        target,
+        origin=args.origin,
+        gamma=args.gamma,
+        interval=args.interval,
+        level=args.level,
+        resamples=args.resamples,
+        seed=args.seed,
+    )
+    shown = {"quantiles": args.quantiles, "tail": args.tail, "below": args.below}
+    return Said(
+        f"{source.name_of(target)}: {found.table(**shown)}",
+        lambda path: found.to_json(path, **shown),
+        lambda path: found.plot().savefig(path),
+    )
+
+
+def gate_command(args: argparse.Namespace) -> Said:
+    """Set a new checkpoint against the old one on fresh episodes."""
+    import gymnasium as gym
+
+    source = load_source(args.files, HELD_OUT[args.data])
+    last = len(source.policies) - 1
+    old = str(last - 1) if args.old == "previous" else args.old
+    new, rival = (_only(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
+    found = duel(
+        new,
+        rival,
+        data=source,
+        bounds=None if args.bounds is None else tuple(args.bounds),
+        reward_range=None if args.reward_range is None else tuple(args.reward_range),
+        horizon=args.horizon,
+        margin=args.margin,
+        level=args.level,
+        gamma=args.gamma,
+        limit=args.limit,
+        seed=args.seed,
+        state=args.state,
+    )
+    env = gym.make(args.env)
+    with _bar("rounds", args.limit) as bar:
+        bar.update(found.rounds)
+        while found.not_worse() is None and found.rounds < args.limit:
+            found.play(env, 1)
+            bar.update(found.rounds - bar.n)
+            if args.state is not None and found.episodes % 2 == 0:
+                found.save(args.state)
+    env.close()
+    passed = found.not_worse()
+    within = f" or at most {args.margin:g} worse" if args.margin else ""
+    beyond = f" by more than {args.margin:g}" if args.margin else ""
+    said = {
+        True: f"pass: the new policy is better{within}",
+        False: f"fail: the new policy is worse{beyond}",
+        None: "undecided: neither is certain",
+    }[passed]
+    ends = found.interval
+    text = (
+        f"{said}\npolicy {new} (new) - policy {rival} (old): {found.difference:.5g}, within "
+        f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
+        f"{found.episodes} fresh episodes"
+    )
+    return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
+
+
+def _only(word: str, flag: str, source: Source) -> int:
+    """Return the number of the one policy that a word names."""
+    size = len(source.policies)
+    number = size - 1 if word == "last" else int(word) if word.isdigit() else -1
+    if not 0 <= number < size:
+        raise ValueError(f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}")
+    return number
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -439,6 +555,47 @@ def make_parser() -> argparse.ArgumentParser:
     _add_verbose(ranked)
     _add_json(ranked)
 
+    returns = command(
+        "distribution",
+        distribution_command,
+        "estimate quantiles, tail and spread of the returns",
+        _DISTRIBUTION,
+    )
+    _add_target(returns)
+    returns.add_argument(
+        "--quantiles",
+        type=float,
+        nargs="*",
+        metavar="Q",
+        default=list(QUANTILES),
+        help="levels of the quantiles, within (0, 1) (default: .05 .25 .5 .75 .95)",
+    )
+    returns.add_argument(
+        "--tail",
+        type=float,
+        metavar="A",
+        default=TAIL,
+        help="the worst share of the episodes, whose mean is CVaR (default: %(default)s)",
+    )
+    returns.add_argument(
+        "--below",
+        type=float,
+        nargs="*",
+        metavar="X",
+        default=[],
+        help="also show the probability of a return below X",
+    )
+    kinds = {"choices": ("ess-t", "percentile")}
+    add_flags(returns, "data", "gamma", "level", "resamples", "seed", "origin")
+    add_flags(returns, "interval", interval=kinds)
+    returns.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the distribution function to this file (.png, .svg)",
+    )
+    _add_json(returns)
+
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
     _add_target(plan)
     plan.add_argument(
@@ -504,6 +661,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_estimator(check)
     add_flags(check, *COMMON, interval=WITHOUT_BETTING)
     _add_json(check)
+
+    gate = command("gate", gate_command, "let a new checkpoint pass or fail, for CI", _GATE)
+    _add_gate(gate)
     return parser
 
 
@@ -514,6 +674,49 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         help="for files recorded with torch policies: a function that returns a module of their "
         "architecture, or (module, forward); the stored numbers are put into it",
     )
+
+
+def _add_gate(gate: argparse.ArgumentParser) -> None:
+    gate.add_argument("--env", required=True, metavar="ID", help="the environment to play")
+    gate.add_argument("--new", default="last", metavar="K", help="the new policy (default: last)")
+    gate.add_argument(
+        "--old", default="previous", metavar="K", help="the old policy (default: the one before)"
+    )
+    ends = gate.add_mutually_exclusive_group(required=True)
+    ends.add_argument(
+        "--bounds",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="lowest and highest possible return of an episode",
+    )
+    ends.add_argument(
+        "--reward-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="instead: lowest and highest possible reward, with the time limit",
+    )
+    gate.add_argument(
+        "--horizon", type=int, metavar="N", help="time limit (default: the recorded one)"
+    )
+    gate.add_argument(
+        "--margin",
+        type=float,
+        default=0.0,
+        metavar="M",
+        help="by how much the new policy may be worse (default: %(default)s)",
+    )
+    gate.add_argument(
+        "--limit",
+        type=int,
+        default=LIMIT,
+        metavar="N",
+        help="most rounds, of two episodes each (default: %(default)s)",
+    )
+    gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
+    add_flags(gate, "data", "gamma", "level", "seed")
+    _add_json(gate)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

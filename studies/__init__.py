@@ -78,4 +78,10 @@ STUDIES = {
         chunk=1,
         takes="25 minutes",
     ),
+    "duel": Plan(
+        "false decisions under continuous peeking, and fresh episodes needed",
+        runs=30,
+        chunk=1,
+        takes="3 minutes",
+    ),
 }

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 
-from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.spaces import Space
 from ope_gym.policies import Policy, check_target
 from wrappers import vector
 from wrappers.record import RecordTrajectories
@@ -92,7 +88,7 @@ def _play_single(
         over = False
         while not over:
             actions = policy.sample(spaces.stack(observation_space, [observation]), rng)
-            action = _only_action(action_space, actions)
+            action = spaces.only_action(action_space, actions)
             observation, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
         if on_episode is not None:
@@ -121,7 +117,7 @@ def _play_vector(
             if not is_column:
                 leaves = flatten(observation_space, observations)
                 batch = unflatten(observation_space, iter(leaves))
-            actions = _env_actions(action_space, policy.sample(batch, rng))
+            actions = spaces.env_actions(action_space, policy.sample(batch, rng))
             observations, _, terminations, truncations, _ = env.step(actions)
             finished = env.finished_episodes - before
             if on_episode is not None:
@@ -135,23 +131,3 @@ def _play_vector(
     finally:
         env.limit(None)
     return k
-
-
-def _env_actions(space: Space, actions: Tree) -> Any:
-    """Return a batch of actions as the vector env takes it, floats with the space's precision."""
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_env_actions(part, x) for part, x in zip(space.spaces, actions, strict=True))
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _env_actions(part, actions[key]) for key, part in space.spaces.items()}
-    if isinstance(space, gym_spaces.Box):
-        return np.asarray(actions).astype(space.dtype, copy=False)
-    return actions if spaces.is_column(space) else tuple(actions)
-
-
-def _only_action(space: Space, actions: Tree) -> Any:
-    """Return the action of a batch of one, as a single env takes it."""
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_only_action(part, x) for part, x in zip(space.spaces, actions, strict=True))
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _only_action(part, actions[key]) for key, part in space.spaces.items()}
-    return _env_actions(space, actions)[0]

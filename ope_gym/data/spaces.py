@@ -78,6 +78,26 @@ def stack(space: Space | None, samples: Sequence[Any]) -> Tree:
     return np.array(samples)
 
 
+def env_actions(space: Space, actions: Tree) -> Any:
+    """Return a batch of actions as the vector env takes it, floats with the space's precision."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(env_actions(part, x) for part, x in zip(space.spaces, actions, strict=True))
+    if isinstance(space, spaces.Dict):
+        return {key: env_actions(part, actions[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        return np.asarray(actions).astype(space.dtype, copy=False)
+    return actions if is_column(space) else tuple(actions)
+
+
+def only_action(space: Space, actions: Tree) -> Any:
+    """Return the action of a batch of one, as a single env takes it."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(only_action(part, x) for part, x in zip(space.spaces, actions, strict=True))
+    if isinstance(space, spaces.Dict):
+        return {key: only_action(part, actions[key]) for key, part in space.spaces.items()}
+    return env_actions(space, actions)[0]
+
+
 def empty(space: Space | None) -> Tree:
     """Return a batch without rows."""
     if isinstance(space, spaces.Tuple):

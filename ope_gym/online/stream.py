@@ -218,8 +218,8 @@ class Stream:
         """Return what happened between two clocks, in episodes whose beginning is known."""
         parts = []
         for chunk in self._chunks:
-            first = int(chunk["clock"][0, 0])
-            low, high = max(start - first, 0), min(stop - first, len(chunk["skip"]))
+            oldest = int(chunk["clock"][0, 0])
+            low, high = max(start - oldest, 0), min(stop - oldest, len(chunk["skip"]))
             if low < high:
                 parts.append({name: column[low:high] for name, column in chunk.items()})
         if not parts:

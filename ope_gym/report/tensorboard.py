@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from ope_gym.results import Evaluation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ope_gym.analysis.distribution import Distribution
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
 
@@ -181,6 +183,16 @@ class EvaluationWriter:
         except ImportError as error:
             lines += ["", f"No figure: {error}."]
         self._writer.add_text("ranking/report", "\n".join(lines), step)
+        self._writer.flush()
+
+    def add_distribution(self, distribution: Distribution, step: int) -> None:
+        """Write the distribution of returns: numbers, figure and table, as `distribution/…`."""
+        for tag, number in distribution.scalars().items():
+            self._scalar(tag, number, step)
+        with suppress(ImportError):  # without matplotlib there are the numbers and the table
+            self._figure("distribution/figure", distribution.plot(), step)
+        table = "\n".join(f"    {line}" for line in str(distribution).splitlines())
+        self._writer.add_text("distribution/report", table, step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -1,0 +1,427 @@
+"""Decide which of two policies is better with few fresh episodes, and look as often as you like.
+
+A round plays both policies with the same seeds. The statements of a duel hold together with the
+probability `level` however often one looks, whenever one stops, and whatever the recorded episodes
+are: `ope_gym.inference.sequences` has the argument, and `ope_gym.analysis.duel_prior` says what is
+taken from recorded episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ope_gym.analysis.duel_prior import Control, expect
+from ope_gym.arrays import annuity_of
+from ope_gym.data import spaces
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.inference.intervals import Interval
+from ope_gym.inference.sequences import PairedSequence, Prior
+from ope_gym.models.base import QModel
+from ope_gym.options import Options
+from ope_gym.policies import Policy, Target, check_target
+from ope_gym.report import text
+from ope_gym.scale.sources import Episodes, Source, load_source
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+NAMES = ("a", "b")
+LIMIT = 1000
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The terms of a duel, which stay as they are from the first round on.
+
+    Args:
+        bounds: lowest and highest possible return of an episode.
+        margin: difference that does not matter.
+        level: probability with which all statements hold.
+        gamma: discount.
+        limit: rounds after which the two are too close.
+        seed: of environments and actions.
+    """
+
+    bounds: tuple[float, float]
+    margin: float
+    level: float
+    gamma: float
+    limit: int
+    seed: int
+
+
+class Duel:
+    """Two policies, the rounds that were played, and what is certain after them.
+
+    Made by `ope_gym.duel`; print it for a summary.
+
+        while duel.verdict is None:
+            name = duel.next()
+            episode = play(policies[name], seed=duel.seed)  # yours
+            duel.add(name, episode)
+
+    Attributes:
+        rules: the terms.
+        prior: what was expected before the first round.
+    """
+
+    def __init__(
+        self,
+        policies: tuple[Policy, Policy],
+        rules: Rules,
+        prior: Prior,
+        controls: tuple[Control | None, Control | None],
+    ) -> None:
+        self.rules, self.prior = rules, prior
+        self._policies, self._controls = dict(zip(NAMES, policies, strict=True)), controls
+        self._limits = np.array([c.limit for c in controls if c is not None])
+        low, high = rules.bounds
+        points = [0.0, -rules.margin, rules.margin] if rules.margin else [0.0]
+        self._sequence = PairedSequence(
+            high - low,
+            self._limits,
+            np.array(points),
+            level=rules.level,
+            limit=rules.limit,
+            prior=prior,
+        )
+        self._rounds: list[dict[str, tuple[float, float]]] = []  # return and control of each
+        self._open: dict[str, tuple[float, float]] = {}
+
+    # Play ------------------------------------------------------------------------------------
+
+    def next(self) -> str | None:
+        """Return whom to play next, "a" or "b"; None once there is a verdict."""
+        if self.verdict is not None:
+            return None
+        return next(name for name in NAMES if name not in self._open)
+
+    @property
+    def seed(self) -> int:
+        """The seed of this round, for `env.reset(seed=...)`: the same for both policies."""
+        state = np.random.SeedSequence([self.rules.seed, len(self._rounds)]).generate_state(1)
+        return int(state[0] >> 1)
+
+    def rng(self) -> np.random.Generator:
+        """Return the generator of this round's actions: the same numbers for both policies."""
+        return np.random.default_rng([self.rules.seed, len(self._rounds), 1])
+
+    def add(self, policy: str, episode: float | Trajectories) -> None:
+        """Take a fresh episode.
+
+        Args:
+            policy: "a" or "b"; each once a round, in any order.
+            episode: its return, discounted by gamma; or the episode itself as trajectories, which
+                ends the duel sooner where recorded episodes were given. Decide which of the two
+                before playing.
+        """
+        if policy not in NAMES:
+            raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")
+        if policy in self._open:
+            other = NAMES[1 - NAMES.index(policy)]
+            raise ValueError(
+                f"policy {policy!r} was played in this round; {other!r} is next: a round is one "
+                "episode of each"
+            )
+        total, luck = self._outcome(policy, episode)
+        low, high = self.rules.bounds
+        slack = 1e-9 * max(abs(low), abs(high))
+        if not low - slack <= total <= high + slack:
+            raise ValueError(
+                f"the return {total:g} of policy {policy!r} is outside of bounds ({low:g}, "
+                f"{high:g}): a duel is valid only within bounds that hold for every episode; start "
+                "anew with wider ones"
+            )
+        self._open[policy] = total, luck
+        if len(self._open) == len(NAMES):
+            self._close(self._open)
+            self._open = {}
+
+    def _outcome(self, policy: str, episode: float | Trajectories) -> tuple[float, float]:
+        """Return the return of an episode and its control, 0 without one."""
+        if not isinstance(episode, Trajectories):
+            return float(episode), 0.0
+        if len(episode) != 1:
+            raise ValueError(f"episode holds {len(episode)} episodes; add one at a time")
+        total = float(episode.returns(self.rules.gamma)[0])
+        control = self._controls[NAMES.index(policy)]
+        if control is None:
+            return total, 0.0
+        rng = np.random.default_rng([self.rules.seed, len(self._rounds), 2])
+        return total, float(control.of(episode, rng)[0])
+
+    def _close(self, played: dict[str, tuple[float, float]]) -> None:
+        self._rounds.append(dict(played))
+        (a, luck_a), (b, luck_b) = played["a"], played["b"]
+        signed = [luck_a, -luck_b]
+        used = [x for x, c in zip(signed, self._controls, strict=True) if c is not None]
+        self._sequence.add(np.array([a - b]), np.array([used]))
+
+    def play(self, env: gym.Env[Any, Any], episodes: int | None = None) -> str | None:
+        """Play until there is a verdict, and return it.
+
+        Args:
+            env: a single environment, as the policies know it; it is reset with seeds.
+            episodes: stop after so many more, verdict or not; a round that is open stays open.
+        """
+        if hasattr(env, "num_envs"):
+            raise TypeError(f"env is {env}, a vector environment: give a single one")
+        left = np.inf if episodes is None else episodes
+        while left > 0 and (name := self.next()) is not None:
+            self.add(name, play_episode(env, self._policies[name], self.seed, self.rng()))
+            left -= 1
+        return self.verdict
+
+    # Conclude --------------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> str | None:
+        """The decision: "a" or "b" if it is better, "too close", or None if it is open.
+
+        "too close" if they differ by at most the margin, or if the limit is reached.
+        """
+        above, below = self._sequence.above[0], self._sequence.below[0]
+        if above[0]:
+            return "a"
+        if below[0]:
+            return "b"
+        if self.rules.margin and above[1] and below[2]:
+            return "too close"
+        return "too close" if len(self._rounds) >= self.rules.limit else None
+
+    def not_worse(self) -> bool | None:
+        """Tell whether J_a > J_b - margin: True or False once it is certain, None before."""
+        at = 1 if self.rules.margin else 0
+        if self._sequence.above[0, at]:
+            return True
+        return False if self._sequence.below[0, at] else None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are complete."""
+        return len(self._rounds)
+
+    @property
+    def episodes(self) -> int:
+        """How many fresh episodes were played."""
+        return 2 * len(self._rounds) + len(self._open)
+
+    @property
+    def difference(self) -> float:
+        """Estimate of J_a - J_b; NaN before the first round."""
+        return float(self._sequence.mean[0]) if self._rounds else np.nan
+
+    @property
+    def interval(self) -> Interval:
+        """The differences J_a - J_b that are not refuted: valid at every look."""
+        return self._sequence.interval()
+
+    def __str__(self) -> str:
+        ends, said = self.interval, self.verdict
+        words = {None: "open", "a": "a is better", "b": "b is better", "too close": "too close"}
+        return (
+            f"{words[said]} after {text.count(self.episodes, 'fresh episode')}: J_a - J_b is "
+            f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)} "
+            f"at every look with {self.rules.level:.0%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings: terms, verdict, and every round."""
+        ends = self.interval
+        return {
+            "version": _VERSION,
+            "rules": {**vars(self.rules), "bounds": list(self.rules.bounds)},
+            "prior": {
+                key: value.tolist() if isinstance(value, np.ndarray) else float(value)
+                for key, value in vars(self.prior).items()
+            },
+            "limits": self._limits.tolist(),
+            "verdict": self.verdict,
+            "difference": None if not self._rounds else self.difference,
+            "interval": [ends.low, ends.high],
+            "rounds": [{name: list(one) for name, one in r.items()} for r in self._rounds],
+            "open": {name: list(one) for name, one in self._open.items()},
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a JSON file, to go on with `ope_gym.duel(..., state=path)`."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def duel(
+    a: Target,
+    b: Target,
+    *,
+    data: Episodes | None = None,
+    bounds: tuple[float, float] | None = None,
+    reward_range: tuple[float, float] | None = None,
+    horizon: int | None = None,
+    margin: float = 0.0,
+    level: float = 0.95,
+    gamma: float = 1.0,
+    limit: int = LIMIT,
+    q_model: QModel | str | None = "default",
+    held_out: bool | None = None,
+    seed: int = 0,
+    state: str | Path | None = None,
+) -> Duel:
+    """Set two policies against each other, to be decided with few fresh episodes.
+
+    Args:
+        a: a policy; or the number of a recorded one, or "last", if there are data.
+        b: the other.
+        data: recorded episodes, as in `ope_gym.evaluate`. They only say what to expect: the
+            statements hold even if they mislead.
+        bounds: lowest and highest possible return of an episode.
+        reward_range: instead of bounds: lowest and highest possible reward of a step.
+        horizon: with reward_range: the longest possible episode; by default the recorded limit.
+        margin: a difference that does not matter, 0 or more: with it a duel of two policies that
+            are about equal ends as "too close" before the limit.
+        level: probability with which all statements hold, at every look.
+        gamma: discount of the returns.
+        limit: rounds, of two episodes each, after which the two are too close.
+        q_model: as in `ope_gym.evaluate`, for the control variate; None for none.
+        held_out: as in `ope_gym.evaluate`.
+        seed: of the environment and of actions, round by round.
+        state: file of a duel that was saved, to go on with it; the other arguments must be those
+            it was begun with.
+    """
+    Options(gamma=gamma, level=level, seed=seed)  # raises
+    if not (np.isfinite(margin) and margin >= 0.0):
+        raise ValueError(f"margin is {margin!r}; give a difference of 0 or more")
+    if not limit >= 1 or limit % 1:
+        raise ValueError(f"limit is {limit!r}; give a whole number of rounds, at least 1")
+    source = None if data is None else load_source(data, held_out)
+    policies = tuple(_policy(target, name, source) for target, name in ((a, "a"), (b, "b")))
+    recorded = None if source is None else source.roster.horizon
+    ends = _bounds(bounds, reward_range, horizon or recorded, gamma)
+    rules = Rules(ends, float(margin), float(level), float(gamma), int(limit), int(seed))
+    prior, controls = Prior(), (None, None)
+    if source is not None:
+        prior, controls, _ = expect(source, policies, gamma, reward_range, q_model, seed)  # type: ignore[arg-type, assignment]
+    saved = None if state is None or not Path(state).exists() else _read(Path(state), rules)
+    if saved is not None:
+        prior, controls = _as_saved(saved, prior, controls)  # type: ignore[assignment]
+    found = Duel(policies, rules, prior, controls)  # type: ignore[arg-type]
+    if saved is not None:
+        for played in saved["rounds"]:
+            found._close({name: tuple(one) for name, one in played.items()})
+        found._open = {name: tuple(one) for name, one in saved["open"].items()}
+    return found
+
+
+def _policy(target: Target, name: str, source: Source | None) -> Policy:
+    if source is not None:
+        return source.policy(target, name)
+    if isinstance(target, int | str):
+        raise ValueError(f"{name} is {target!r}, but there are no data: give a policy, or data")
+    return check_target(target, name)
+
+
+def _bounds(
+    bounds: tuple[float, float] | None,
+    reward_range: tuple[float, float] | None,
+    horizon: int | None,
+    gamma: float,
+) -> tuple[float, float]:
+    """Return lowest and highest return, or raise if they cannot be known."""
+    if bounds is None and reward_range is None:
+        raise ValueError(
+            "a duel needs bounds, the lowest and highest possible return, such as (0, 500) for "
+            "CartPole-v1; or reward_range, with a recorded time limit or horizon. Without bounds "
+            "no number of episodes can exclude a rare return that is large enough to decide"
+        )
+    if bounds is not None:
+        given, name = bounds, "bounds"
+    else:
+        assert reward_range is not None
+        if horizon is None:
+            raise ValueError(
+                "reward_range needs horizon, the longest possible episode: no time limit is "
+                "recorded; or give bounds of the return"
+            )
+        unit = annuity_of(gamma, horizon)
+        given = min(reward_range[0], 0.0) * unit, max(reward_range[1], 0.0) * unit
+        name = "reward_range"
+    low, high = (float(end) for end in given)
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ValueError(f"{name} is {given!r}; give finite (lowest, highest), lowest < highest")
+    return low, high
+
+
+def _read(path: Path, rules: Rules) -> dict[str, Any]:
+    """Return a saved state, or raise if it belongs to other rules."""
+    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if saved.get("version") != _VERSION:
+        raise ValueError(f"{path} is no state of a duel of version {_VERSION}: give another file")
+    then = saved["rules"]
+    for name, value in vars(rules).items():
+        old = tuple(then[name]) if name == "bounds" else then[name]
+        if old != value:
+            raise ValueError(
+                f"{name} is {value!r}, but {path} was begun with {old!r}: rules that change during "
+                "a duel void it; give the same, or begin anew with another file"
+            )
+    return saved
+
+
+def _as_saved(
+    saved: dict[str, Any], prior: Prior, controls: tuple[Control | None, Control | None]
+) -> tuple[Prior, tuple[Control | None, Control | None]]:
+    """Return the prior of a saved duel, with controls only if these have the same limits."""
+    arrays = {
+        key: np.array(value) if isinstance(value, list) else float(value)
+        for key, value in saved["prior"].items()
+    }
+    limits = [c.limit for c in controls if c is not None]
+    if limits != saved["limits"]:
+        raise ValueError(
+            "state was saved with other recorded episodes or another q_model: give the same data, "
+            "or begin anew with another file"
+        )
+    return Prior(**arrays), controls  # type: ignore[arg-type]
+
+
+def play_episode(
+    env: gym.Env[Any, Any], policy: Policy, seed: int, rng: np.random.Generator
+) -> Trajectories:
+    """Play one episode of a policy and return it.
+
+    Args:
+        env: a single environment.
+        policy: that plays.
+        seed: of the reset.
+        rng: of the actions.
+    """
+    observation, _ = env.reset(seed=seed)
+    seen: list[Any] = []
+    actions: list[Any] = []
+    rewards: list[float] = []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        batch = spaces.stack(env.observation_space, [observation])
+        action = spaces.only_action(env.action_space, policy.sample(batch, rng))
+        seen.append(observation)
+        actions.append(action)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(float(reward))
+    observations = spaces.stack(env.observation_space, seen)
+    chosen = spaces.stack(env.action_space, actions)
+    return Trajectories.from_arrays(
+        observations,
+        chosen,
+        rewards,
+        policy.log_prob(observations, chosen),
+        offsets=[0, len(rewards)],
+        policies=[policy],
+        terminated=terminated,
+        truncated=truncated,
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+    )
