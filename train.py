@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -218,7 +219,9 @@ def train(run: Run, writer: Any) -> None:
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
-                writer.add_evaluation(run.evaluate(), iteration + 1)
+                writer.add_evaluation(
+                    run.evaluate(), iteration + 1, policy=f"policy {iteration + 1}"
+                )
             bar.set_postfix(mean_return=f"{mean_return:.4g}")
             bar.update()
 
@@ -320,8 +323,10 @@ def conduct(run: Run) -> int:
             evaluation,
             run.done,
             dataclasses.asdict(args),
+            policy=f"policy {run.done}",
             overlap=overlap(run.data(), run.agent.policy),
             truth=truth[0] if truth else None,
+            truth_error=truth[1] if truth else math.nan,
         )
     if args.json:
         evaluation.to_json(args.json)

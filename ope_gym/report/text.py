@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import finite
-from ope_gym.inference.estimate import Sample
+from ope_gym.inference.estimate import Estimate, Sample
 
 
 def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -57,6 +57,20 @@ def grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 def reasons(given: Mapping[str, str]) -> list[str]:
     """Return one line for each distinct reason, headed by the names that have it."""
     return [f"{', '.join(names)}: {reason}" for reason, names in grouped(given).items()]
+
+
+def headline(estimate: Estimate, name: str = "the policy") -> str:
+    """Say in a sentence what a policy is worth, how sure that is, and whether to use it."""
+    e, verdict = estimate, estimate.verdict
+    who = f"{name[0].upper()}{name[1:]}"
+    if not math.isfinite(e.value):
+        return f"The value of {name} is unknown: {verdict.reasons[0]}."
+    ends = f"{number(e.interval.low, 3)} to {number(e.interval.high, 3)}"
+    said = f"{who} is worth {number(e.value, 3)} ({e.interval.level:.0%}: {ends})"
+    if math.isfinite(e.worth):
+        said += f", as sure as about {episodes(e.worth)} fresh episodes would make you"
+    care = {"amber": "Use with care", "red": "Do not use this number"}.get(verdict.colour)
+    return f"{said}. {care}: {verdict.reasons[0]}." if care else f"{said}."
 
 
 def wrap(text: str) -> str:
