@@ -63,8 +63,7 @@ def evaluation_document(
     """
     sample, best = evaluation.sample, recommended(evaluation)
     interval = evaluation[best].interval
-    others = [other for other in evaluation if other != best]
-    listed = [best, *others][:_ESTIMATORS]
+    ordered = {best: evaluation[best], **evaluation}
     return {
         "kind": "evaluation",
         "headline": text.headline(evaluation[best], name),
@@ -77,10 +76,10 @@ def evaluation_document(
         "level": interval.level,
         "method": interval.method,
         "truth": None if truth is None else [_number(part) for part in truth],
-        "estimates": [_estimate(n, evaluation[n]) for n in listed],
-        "left_out": len(evaluation) - len(listed),
-        "ess": _ess(evaluation),
-        "concentration": _concentration(evaluation),
+        "estimates": [_estimate(n, e) for n, e in list(ordered.items())[:_ESTIMATORS]],
+        "left_out": max(len(ordered) - _ESTIMATORS, 0),
+        "ess": _ess(ordered),
+        "concentration": _concentration(ordered),
         "behaviours": _behaviours(evaluation[best]),
         "overlap": None if overlap is None else _overlap(overlap),
     }
@@ -136,23 +135,27 @@ def _estimate(name: str, e: Estimate) -> dict[str, Any]:
     }
 
 
-def _ess(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the effective sample sizes over the steps, one curve for estimators that agree."""
+def _ess(evaluation: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Return the effective sample sizes over the steps, one curve for estimators that agree.
+
+    Estimators that do not go through the episodes step by step have a single number and no curve.
+    """
     curves = {name: e.diagnostics.ess_curve for name, e in weighted(evaluation).items()}
-    size = min(curve.size for curve in curves.values())
+    size = max(curve.size for curve in curves.values())
     steps = evenly(size, _POINTS)
-    groups = distinct({name: curve[steps] for name, curve in curves.items()})
+    whole = {name: curve[steps] for name, curve in curves.items() if curve.size == size}
     return {
         "x": steps.tolist(),
-        "curves": [_curve(names, values) for names, values in groups[:_CURVES]],
-        "episodes": evaluation.sample.trajectories,
+        "curves": [_curve(names, values) for names, values in distinct(whole)[:_CURVES]],
+        "episodes": next(iter(evaluation.values())).sample.trajectories,
         "bounds": [AMBER_ESS, GREEN_ESS],
     }
 
 
-def _concentration(evaluation: Evaluation) -> dict[str, Any]:
+def _concentration(evaluation: Mapping[str, Estimate]) -> dict[str, Any]:
     """Return the share of the weight in the heaviest episodes, for each kind of weights."""
-    shown, n = weighted(evaluation), evaluation.sample.trajectories
+    shown = weighted(evaluation)
+    n = next(iter(shown.values())).sample.trajectories
     taken = heaviest(n, _POINTS)
     alike = {
         names[0]: (names, concentration(shown[names[0]].diagnostics.log_last)[taken - 1])

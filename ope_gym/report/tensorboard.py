@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
 _RETURNS = "(rollout/(return|ep_rew_mean)|eval/mean_reward)$"
-# TensorBoard keeps ten documents of a tag, drawn at random, and always the last one. By turns under
-# so many tags, it keeps all of the first 200, and 200 of any number.
-_TURNS = 20
+# TensorBoard keeps ten documents of a tag, drawn at random, and always the last one. So documents
+# that are to stay have a new tag every ten. All of the first two hundred stay, then one of every
+# n / 100: a step has details within one per cent of the evaluations so far, and memory is bounded.
+_KEPT, _DENSE = 10, 100
 
 
 class EvaluationWriter:
@@ -65,7 +66,7 @@ class EvaluationWriter:
     def __init__(self, logdir: str | os.PathLike[str] | Any) -> None:
         self._logs = {"": events.EventLog(logdir)}  # by sub-run
         self._laid_out = False
-        self._documents = 0
+        self._evaluated = self._kept = self._next = 0  # documents; the next one that is to stay
         self._last_step: dict[str, int] = {}  # of each estimator
         self._undefined: set[str] = set()  # estimators that ever were
 
@@ -109,6 +110,7 @@ class EvaluationWriter:
         overlap: Overlap | None = None,
         truth: float | None = None,
         truth_error: float = math.nan,
+        figures: bool = True,
     ) -> None:
         """Write the closing report: table, verdicts, figures, histograms, hyper-parameters.
 
@@ -124,6 +126,8 @@ class EvaluationWriter:
                 `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
             truth_error: its standard error, if known.
+            figures: whether to draw pictures for the Images page, which takes a second or two; the
+                OPE tab shows the same without them.
         """
         rest = {name: e for name, e in evaluation.items() if self._last_step.get(name) != step}
         if rest:
@@ -134,7 +138,7 @@ class EvaluationWriter:
             self._add_fresh(fresh, evaluation, step)
         document = evaluation_document(evaluation, name=policy, overlap=overlap, truth=fresh)
         self._add_document(document, step)
-        notes = self._figures(evaluation, step, overlap, known)
+        notes = self._figures(evaluation, step, overlap, known) if figures else []
         notes += self._weights(evaluation, step)
         written = evaluation_markdown(evaluation, policy=policy, truth=truth, notes=notes)
         self._logs[""].add(events.text("ope/report", written), step)
@@ -158,7 +162,8 @@ class EvaluationWriter:
                 numbers |= {f"{folder}/{end}": n for end, n in band(ranked.estimate).items()}
             numbers[f"{folder}/probability_best"] = ranked.probability_best
         self._scalars(numbers, step)
-        self._add_document(ranking_document(ranking), step)
+        document = encode(ranking_document(ranking))
+        self._logs[""].add(events.document("ope/ranking", document, PLUGIN), step)
         told = {ranked.estimate.sample.regime for ranked in ranking.values()}
         lines = [ranking.markdown(), ""]
         lines += [f"**Data: {label(r)}.** {EXPLAINED[r]}" for r in EXPLAINED if r in told]
@@ -213,9 +218,13 @@ class EvaluationWriter:
         self._scalars({f"ope/fresh/{end}": n for end, n in numbers.items()}, step, "fresh")
 
     def _add_document(self, document: Mapping[str, Any], step: int) -> None:
-        kind = "details" if document["kind"] == "evaluation" else "ranking"
-        tag = f"ope/{kind}/{self._documents % _TURNS:02d}"
-        self._documents += 1
+        """Write the document of an evaluation, so that TensorBoard keeps enough of them."""
+        tag = "ope/details/latest"
+        if self._evaluated >= self._next:
+            tag = f"ope/details/{self._kept // _KEPT}"
+            self._kept += 1
+            self._next = self._evaluated + max(1, self._evaluated // _DENSE)
+        self._evaluated += 1
         self._logs[""].add(events.document(tag, encode(document), PLUGIN), step)
 
     def _scalars(self, numbers: Mapping[str, float], step: int, part: str = "") -> None:

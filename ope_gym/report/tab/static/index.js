@@ -9,6 +9,7 @@ const REST = 30000;  // and where nothing did for a while
 const QUIET = 12;  // looks without a change after which it rests
 const BANDED = 6;  // runs with a band each; of more only the one in focus has one
 const LISTED = 200;  // runs in the list at most
+const DASHES = ['', '8 4', '3 4', '8 3 2 3'];  // of estimators that share a colour
 const LABELS = {
   settled: 'settled estimate', provisional: 'provisional estimate', fresh: 'fresh evaluations',
   'rollout/return': 'return of rollouts', 'rollout/ep_rew_mean': 'return of rollouts',
@@ -48,7 +49,10 @@ export async function render() {
       make('section', { class: 'card' }, page.chart, page.key), page.details));
   page.empty = make('div', { id: 'empty', hidden: true });
   document.body.append(page.main, page.empty);
-  addEventListener('resize', () => drawChart());
+  addEventListener('resize', () => {
+    drawChart();
+    drawDetails();
+  });
   document.addEventListener('visibilitychange', () => document.hidden || look());
   await look();
   loop();
@@ -78,6 +82,7 @@ async function look() {
     page.empty.hidden = true;
     if (!runs.some((run) => run.name === state.run)) focus(runs[0].name, null);
     if (listed) drawControls();
+    if (!page.chart.firstChild) page.chart.append(make('p', { class: 'quiet' }, 'Reading…'));
     const points = await fetchPoints();
     const details = await fetchDetails();
     if (listed || points) drawChart();
@@ -261,8 +266,9 @@ function drawRuns() {
     box.checked = !state.hidden.has(run.name);
     return make('div', { class: run.name === state.run ? 'run focus' : 'run' }, box,
       shownRuns().length > 1 ? swatch(runColour(run.name)) : '',
-      make('a', { title: run.name, onclick: () => pick(run.name) }, shorten(run.name, 30)));
+      make('a', { title: run.name, onclick: () => pick(run.name) }, shorten(run.name.slice(prefix), 30)));
   };
+  const prefix = commonPrefix(state.runs.map((run) => run.name));
   const match = state.runs.filter((run) => run.name.toLowerCase().includes(state.filter.toLowerCase()));
   const parts = [make('h2', {}, `Runs (${state.runs.length})`)];
   if (state.runs.length > 8) {
@@ -281,6 +287,13 @@ function drawRuns() {
   parts.push(...match.slice(0, LISTED).map(row));
   if (match.length > LISTED) parts.push(make('p', { class: 'quiet' }, `${match.length - LISTED} more: filter them`));
   page.runs.replaceChildren(...parts);
+}
+
+/** Return the length of what all names begin with, up to the last mark between words. */
+function commonPrefix(all) {
+  let size = 0;
+  while (all.every((name) => size < name.length && name[size] === all[0][size])) size += 1;
+  return all[0].slice(0, size).replace(/[A-Za-z0-9.]*$/, '').length;
 }
 
 function toggle(name) {
@@ -335,9 +348,13 @@ function lines() {
       const line = {
         run: run.name, name, label: LABELS[name] ?? name, kind: kind(name),
         colour: colour(run.name, name), points, strong: run.name === state.run || !several,
+        faint: run.name !== state.run && shownRuns().length > BANDED,
       };
-      if (several && line.kind === 'estimate') {
-        line.dash = ['', '7 3', '2 3', '7 3 2 3'][estimates.filter((n) => ticked().has(n)).indexOf(name) % 4];
+      if (line.faint && line.kind === 'return') continue;  // too many to be told apart
+      if (line.kind === 'estimate') {
+        const index = several ? estimates.filter((n) => ticked().has(n)).indexOf(name)
+          : Math.floor(estimates.indexOf(name) / 8);
+        line.dash = DASHES[index % 4];
       }
       found.push(line);
     }
@@ -387,8 +404,13 @@ function sample(line, label) {
 function drawDetails() {
   const { evaluation, ranking } = state.details ?? {};
   const made = cards(evaluation, ranking);
-  page.details.replaceChildren(...(made.length ? made : [make('p', { class: 'quiet' },
-    'This run has no details of its evaluations: write them with EvaluationWriter.add_evaluation or OPECallback.')]));
+  if (!made.length) {
+    made.push(make('p', { class: 'quiet' },
+      'This run has no details of its evaluations: write them with EvaluationWriter.add_evaluation or OPECallback.'));
+  }
+  const wide = page.details.clientWidth > 860;  // two columns, by turns
+  const column = (turn) => make('div', {}, ...made.filter((_, k) => !wide || k % 2 === turn));
+  page.details.replaceChildren(...(wide ? [column(0), column(1)] : [column(0)]));
 }
 
 function nothing(problem = '') {

@@ -1,6 +1,6 @@
 // The main chart: values over training with their bands, returns, and dots in the verdict's colour.
 
-import { brief, draw, frame, make, path, shorten, thinned } from './svg.js';
+import { brief, draw, frame, make, path, shorten, thinned, ticks } from './svg.js';
 
 const HEIGHT = 380;
 const MARGIN = { left: 58, right: 18, top: 24, bottom: 40 };
@@ -10,7 +10,7 @@ const VERDICTS = ['red', 'amber', 'green'];
 /**
  * Draw lines over steps.
  *
- * A line is {run, name, label, kind, colour, points: [{step, value, low, high, verdict}], strong}.
+ * A line is {run, name, label, kind, colour, points: [{step, value, low, high, verdict}], strong, faint}.
  * Kinds are estimate, settled, provisional, fresh, return. `select` is called with the run and the
  * step that were clicked.
  */
@@ -19,7 +19,8 @@ export function trainingChart(host, lines, { selected, select, bands }) {
   const limits = rangeOf(lines, bands);
   const chart = frame({
     width, height: HEIGHT, margin: MARGIN, x: limits.x, y: limits.y,
-    xTitle: 'step of the training', yTitle: 'value of the policy', label: 'Value over training',
+    xTicks: ticks(...limits.x, Math.max(2, width / 130)).filter(Number.isInteger),
+    yTicks: ticks(...limits.y, 7), xTitle: 'step of the training', yTitle: 'value of the policy', label: 'Value over training',
   });
   const { svg, toX, toY, clip, area } = chart;
   svg.setAttribute('height', HEIGHT);
@@ -49,7 +50,8 @@ function rangeOf(lines, bands) {
   const points = lines.flatMap((line) => line.points);
   const steps = points.map((p) => p.step);
   let [left, right] = [min(steps), max(steps)];
-  if (left === right) [left, right] = [left - 1, right + 1];
+  const side = 0.012 * (right - left) || 1;  // so that marks at the ends are whole
+  [left, right] = [left - side, right + side];
   const values = points.map((p) => p.value);
   let [low, high] = [min(values), max(values)];
   const reach = high - low || Math.abs(high) * 0.1 || 1;
@@ -85,9 +87,9 @@ function band(plot, line, toY) {
 function stroke(plot, line) {
   draw('path', {
     class: `line ${line.kind}`, d: path(line.points), stroke: line.colour, fill: 'none',
-    'stroke-width': line.kind === 'return' ? 1.6 : line.strong ? 2.4 : 1.4,
+    'stroke-width': line.kind === 'return' || line.points.length > 300 ? 1.5 : line.strong ? 2.4 : 1.4,
     'stroke-dasharray': line.dash ?? DASHES[line.kind] ?? '',
-    'data-series': line.name, 'data-run': line.run, opacity: line.strong ? 1 : 0.75,
+    'data-series': line.name, 'data-run': line.run, opacity: line.faint ? 0.35 : line.strong ? 1 : 0.75,
   }, plot);
 }
 
