@@ -162,9 +162,8 @@ class Browser:
 
     def click(self, x: float, y: float) -> None:
         """Press the left button of the mouse at a place of the page."""
-        where = {"x": x, "y": y, "button": "left", "clickCount": 1}
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=kind, **where)
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def screenshot(self, path: Path) -> None:
         """Write the page as a PNG file."""
@@ -308,7 +307,7 @@ def main() -> int:
     parser.add_argument("--pages", nargs="+", choices=CHARTS + OTHERS, default=["ope"])
     parser.add_argument("--tags", default="^(ope|rollout)/", help="regular expression for Scalars")
     parser.add_argument("--dark", action="store_true", help="light on dark")
-    parser.add_argument("--size", default="1400x900", help="of the picture")
+    parser.add_argument("--size", default="1400x1000", help="of the picture")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a page may take")
     arguments = parser.parse_args()
     width, height = map(int, arguments.size.split("x"))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ope_gym.analysis.ranking_table import Ranking
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
-_RETURNS = "(rollout/(return|ep_rew_mean)|eval/mean_reward)$"
+_RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
 # TensorBoard keeps ten documents of a tag, drawn at random, and always the last one. So documents
 # that are to stay have a new tag every ten. All of the first two hundred stay, then one of every
 # n / 100: a step has details within one per cent of the evaluations so far, and memory is bounded.
@@ -342,7 +342,7 @@ def _layout(evaluation: Mapping[str, Estimate]) -> dict[str, dict[str, events.Ch
     values = [f"ope/{re.escape(name)}/value$" for name in evaluation]
     estimate = f"ope/({re.escape(best)}|settled|provisional|fresh)/value$"
     more: dict[str, events.Chart] = {
-        f"{best}, return of rollouts, fresh evaluations": ("lines", [estimate, _RETURNS])
+        f"{best}, return of rollouts, fresh evaluations": ("lines", [estimate, *_RETURNS])
     }
     if len(values) > 1:
         more["all estimators"] = ("lines", values)

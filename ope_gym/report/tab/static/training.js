@@ -26,6 +26,7 @@ export function trainingChart(host, lines, { selected, select, bands }) {
   svg.setAttribute('height', HEIGHT);
   const place = (line) => line.points.map((p) => ({ ...p, x: toX(p.step), y: toY(p.value) }));
   const drawn = lines.map((line) => ({ ...line, points: place(line) }));
+  mark(svg, selected, chart);
   const plot = draw('g', { 'clip-path': clip }, svg);
   for (const line of drawn) if (line.kind !== 'fresh' && bands(line)) band(plot, line, toY);
   for (const line of drawn) if (line.kind !== 'fresh') stroke(plot, line);
@@ -40,7 +41,6 @@ export function trainingChart(host, lines, { selected, select, bands }) {
     draw('text', { class: 'title', x: area.right, y: 12, 'text-anchor': 'end' }, svg,
       'wide bands are cut at the edge');
   }
-  mark(svg, selected, chart);
   host.replaceChildren(svg);
   follow(host, chart, drawn, select);
 }
