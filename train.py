@@ -12,7 +12,7 @@ Examples:
       with a learned model of the environment behind auto
   python train.py --interval bca --estimators NFIS FIS --json result.json --save episodes.ope
   tensorboard --logdir runs
-      estimates with their bands over the iterations, next to the mean return
+      the OPE tab: estimates with their bands over the iterations, next to the mean return
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -96,6 +97,10 @@ class Args:
     logdir: str = option("runs", "folder of TensorBoard runs", metavar="DIR")
     save: str | None = option(None, "also save all recorded episodes to this file", metavar="FILE")
     json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
+    figures: bool = option(
+        False,
+        "also draw the report as pictures, for the Images page; the OPE tab shows the same without",
+    )
     quiet: bool = option(False, "show no progress bars")
 
     @property
@@ -175,6 +180,7 @@ class Run:
     rng: np.random.Generator
     done: int = 0  # finished iterations
     complete: int = 0  # episodes of finished iterations
+    latest: tuple[int, Evaluation] | None = None  # with the iterations finished by then
 
     def data(self) -> Trajectories:
         """Return the episodes that the evaluation may use.
@@ -201,9 +207,11 @@ class Run:
         return float(fresh.returns(self.args.gamma).mean())
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the current policy on the episodes recorded so far."""
+        """Evaluate the current policy on the episodes recorded so far, once an iteration."""
+        if self.latest is not None and self.latest[0] == self.done:
+            return self.latest[1]
         args = self.args
-        return ope_gym.evaluate(
+        found = ope_gym.evaluate(
             self.data(),
             self.agent.policy,
             args.estimators or STORED,
@@ -214,6 +222,8 @@ class Run:
             seed=args.seed,
             q_model=None if args.q_model == "none" else args.q_model,
         ).named(f"policy {self.done}")
+        self.latest = self.done, found
+        return found
 
 
 def train(run: Run, writer: Any) -> None:
@@ -225,7 +235,9 @@ def train(run: Run, writer: Any) -> None:
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
-                writer.add_evaluation(run.evaluate(), iteration + 1)
+                writer.add_evaluation(
+                    run.evaluate(), iteration + 1, policy=f"policy {iteration + 1}"
+                )
             bar.set_postfix(mean_return=f"{mean_return:.4g}")
             bar.update()
 
@@ -327,8 +339,11 @@ def conduct(run: Run) -> int:
             evaluation,
             run.done,
             dataclasses.asdict(args),
+            policy=f"policy {run.done}",
             overlap=overlap(run.data(), run.agent.policy),
             truth=truth[0] if truth else None,
+            truth_error=truth[1] if truth else math.nan,
+            figures=args.figures,
         )
     if args.json:
         evaluation.to_json(args.json)

@@ -1,9 +1,9 @@
 """Take pictures of a TensorBoard run: `python docs/screenshot.py runs --out docs/images`.
 
-Starts TensorBoard on the loopback interface, opens its pages in a headless Chromium, waits until
-the charts are drawn, saves each page as a PNG file and prints as JSON what the charts show. Exits
-with 1 if a chart stays empty. It needs the system's `chromium` and no Python package but
-TensorBoard: the browser is driven by the DevTools protocol over a pipe.
+Starts TensorBoard on the loopback interface, opens the OPE tab in a headless Chromium, or other
+pages, waits until the charts are drawn, saves each page as a PNG file and prints as JSON what the
+charts show. Exits with 1 if a chart stays empty. It needs the system's `chromium` and no Python
+package but TensorBoard: the browser is driven by the DevTools protocol over a pipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-CHARTS = ("scalars", "custom_scalars")  # pages of which the charts are checked
+CHARTS = ("ope", "scalars", "custom_scalars")  # pages of which the charts are checked
 OTHERS = ("text", "images", "histograms", "hparams")
 _FLAGS = (
     "--headless=new",
@@ -45,6 +45,16 @@ _LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
+# TensorBoard with the OPE tab, also where the package is not installed but only on the path
+_SERVE = """
+import sys
+from tensorboard import default, main_lib, program
+from ope_gym.report.tab.plugin import OPEPlugin
+main_lib.global_init()
+board = program.TensorBoard(list({p: 0 for p in [*default.get_plugins(), OPEPlugin]}))
+board.configure(sys.argv)
+sys.exit(board.main())
+"""
 _SETTINGS = "localStorage.setItem('_ignoreYOutliers', 'false')"
 # The charts live in shadow roots, which a dump of the page would leave out.
 _PROBE = """
@@ -68,6 +78,31 @@ _PROBE = """
       points: count('.scatter-plot path.symbol'),
     };
   });
+})()
+"""
+# The OPE tab is a frame of its own: lines and bands of its chart by series, rows of the forest.
+_TAB = """
+(() => {
+  const page = document.querySelector('iframe')?.contentDocument;
+  const find = (selector) => [...page?.querySelectorAll(selector) ?? []];
+  const series = (selector) => find(selector).map((e) => `${e.dataset.run}: ${e.dataset.series}`);
+  if (!find('#details .card, #empty h1').length) return [];
+  return [{
+    title: find('h1').map((e) => e.innerText).join(' '),
+    where: find('.where').map((e) => e.innerText).join(' '),
+    lines: find('#chart path.line').length,
+    bands: find('#chart path.band').length,
+    points: find('#chart .dot').length,
+    series: series('#chart path.line'),
+    banded: series('#chart path.band'),
+    fresh: find('#chart path.fresh').length,
+    ticked: find('#series label').filter((e) => e.querySelector('input').checked)
+      .map((e) => e.dataset.name),
+    ticks: find('#series label').map((e) => e.dataset.name),
+    forest: find('#card-forest .row').map((e) => e.querySelector('title').textContent),
+    cards: find('#details .card').map((e) => e.id.replace('card-', '')),
+    theme: page.documentElement.dataset.theme,
+  }];
 })()
 """
 
@@ -118,13 +153,20 @@ class Browser:
 
     def evaluate(self, script: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        result = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(f"the page raised {result['exceptionDetails']}")
         return result["result"].get("value")
 
+    def click(self, x: float, y: float) -> None:
+        """Press the left button of the mouse at a place of the page."""
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     def screenshot(self, path: Path) -> None:
-        """Return the page as a PNG file."""
+        """Write the page as a PNG file."""
         picture = self._call("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(picture))
 
@@ -188,12 +230,14 @@ def chromium(size: tuple[int, int]) -> Iterator[Browser]:
 @contextmanager
 def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
     """Yield the address of a TensorBoard that has read the runs below `logdir`."""
-    command = [sys.executable, "-W", "ignore", "-m", "tensorboard.main", "--load_fast=false"]
+    command = [sys.executable, "-W", "ignore", "-c", _SERVE, "--load_fast=false"]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [*command, f"--logdir={logdir}", "--host=127.0.0.1", "--port=0"],
             stdout=subprocess.DEVNULL,
             stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
         )
         try:
             deadline = time.monotonic() + timeout
@@ -201,7 +245,7 @@ def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
                 log.seek(0)
                 said = log.read()
                 address = re.search(r"http://127\.0\.0\.1:\d+/", said)
-                if address and _has_layout(address.group()):
+                if address and _has_runs(address.group()):
                     break
                 if process.poll() is not None or time.monotonic() > deadline:
                     sys.exit(f"TensorBoard shows no run with charts in {logdir}:\n{said}")
@@ -212,25 +256,39 @@ def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
             process.wait()
 
 
-def _has_layout(address: str) -> bool:
-    with urllib.request.urlopen(f"{address}data/plugin/custom_scalars/layout") as answer:
-        return bool(json.load(answer))
+def _has_runs(address: str) -> bool:
+    """Tell whether TensorBoard has read a run to the end of its first file."""
+    with urllib.request.urlopen(f"{address}data/plugin/ope/runs") as answer:
+        return bool(json.load(answer)["runs"])
 
 
 def capture(
-    browser: Browser, address: str, page: str, path: Path, *, tags: str, timeout: float
+    browser: Browser,
+    address: str,
+    page: str,
+    path: Path,
+    *,
+    tags: str,
+    timeout: float,
+    dark: bool = False,
 ) -> list[dict[str, Any]]:
     """Save one page once its charts are drawn, and say what they show: title, lines, bands."""
     options = f"&_smoothingWeight=0&tagFilter={quote(tags, safe='')}" if page in CHARTS else ""
-    browser.open(f"{address}?darkMode=false#{page}{options}")
+    browser.open(f"{address}?darkMode={'true' if dark else 'false'}#{page}{options}")
+    cards = settled(browser, page, timeout if page in CHARTS else 4.0)
+    browser.screenshot(path)
+    return cards
+
+
+def settled(browser: Browser, page: str, timeout: float) -> list[dict[str, Any]]:
+    """Return what the charts of a page show as soon as that does not change any more."""
     cards: list[dict[str, Any]] = []
-    deadline = time.monotonic() + (timeout if page in CHARTS else 4.0)
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         time.sleep(0.7)
-        before, cards = cards, browser.evaluate(_PROBE)
+        before, cards = cards, browser.evaluate(_TAB if page == "ope" else _PROBE)
         if cards and cards == before and all(map(drawn, cards)):
             break
-    browser.screenshot(path)
     return cards
 
 
@@ -246,9 +304,10 @@ def main() -> int:
     )
     parser.add_argument("logdir", type=Path, help="folder of TensorBoard runs")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for PAGE.png")
-    parser.add_argument("--pages", nargs="+", choices=CHARTS + OTHERS, default=list(CHARTS))
+    parser.add_argument("--pages", nargs="+", choices=CHARTS + OTHERS, default=["ope"])
     parser.add_argument("--tags", default="^(ope|rollout)/", help="regular expression for Scalars")
-    parser.add_argument("--size", default="1400x900", help="of the picture")
+    parser.add_argument("--dark", action="store_true", help="light on dark")
+    parser.add_argument("--size", default="1400x1000", help="of the picture")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a page may take")
     arguments = parser.parse_args()
     width, height = map(int, arguments.size.split("x"))
@@ -266,6 +325,7 @@ def main() -> int:
                 arguments.out / f"{page}.png",
                 tags=arguments.tags,
                 timeout=arguments.timeout,
+                dark=arguments.dark,
             )
     print(json.dumps(shown, indent=2))
     checked = [shown[page] for page in arguments.pages if page in CHARTS]

@@ -1,22 +1,21 @@
-"""Test in a real browser that TensorBoard draws the charts of a run."""
+"""Test in a real browser what TensorBoard shows of a training: the OPE tab and standard pages."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ope_gym import evaluate
-from ope_gym.report.tensorboard import EvaluationWriter
-from tests import builders
+import train
+from docs import screenshot
 
-COMMAND = Path(__file__).parents[1] / "docs" / "screenshot.py"
+RUN = "CartPole-v1__train__0__"
+ESTIMATORS = ("auto", "NFIS", "FIS")
+SIZE = 1400, 1000
 
 pytestmark = pytest.mark.skipif(
     shutil.which("chromium") is None and shutil.which("chromium-browser") is None,
@@ -25,53 +24,124 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what the pages of a run with five evaluations show, and their pictures."""
-    folder = tmp_path_factory.mktemp("browser")
-    with EvaluationWriter(folder / "runs" / "toy") as writer:
-        for step in range(5):
-            made = builders.recorded(1, (10 + 5 * step, 10))
-            evaluation = evaluate(made.trajectories, made.target, estimators=["NFIS", "FIS"])
-            writer.add_evaluation(evaluation, step)
-            writer.add_return(float(made.trajectories.returns().mean()), step)
-    done = subprocess.run(
-        [sys.executable, COMMAND, folder / "runs", "--out", folder],
-        capture_output=True,
-        text=True,
-        timeout=240,
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the log directory of `python train.py` with four policies."""
+    folder = tmp_path_factory.mktemp("browser") / "runs"
+    words = ["--policies", "4", "--rollouts", "10", "--truth-episodes", "20", "--quiet"]
+    assert train.main([*words, "--logdir", str(folder), "--estimators", *ESTIMATORS]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def board(logdir: Path) -> Iterator[tuple[screenshot.Browser, str]]:
+    """Yield a browser and the address of a TensorBoard."""
+    with screenshot.chromium(SIZE) as browser, screenshot.tensorboard(logdir, 120.0) as address:
+        yield browser, address
+
+
+@pytest.fixture(scope="module")
+def tab(board: tuple[screenshot.Browser, str], logdir: Path) -> dict[str, Any]:
+    """Return what the OPE tab shows at first."""
+    (shown,) = take(board, "ope", logdir.parent)
+    return {**shown, "picture": logdir.parent / "ope.png"}
+
+
+def take(board: tuple[screenshot.Browser, str], page: str, folder: Path, **more: Any) -> Any:
+    browser, address = board
+    path = folder / f"{page}.png"
+    return screenshot.capture(
+        browser, address, page, path, tags="^(ope|rollout)/", timeout=120.0, **more
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    pages: dict[str, Any] = json.loads(done.stdout)
-    pages["folder"] = folder
-    return pages
 
 
-def test_scalars_are_drawn(shown: dict[str, Any]) -> None:
-    cards = {card["title"]: card for card in shown["scalars"]}
-    for tag in ["rollout/return", "ope/NFIS/value", "ope/NFIS/low", "ope/NFIS/high"]:
-        assert cards[tag]["lines"] == 1, tag
-    assert "ope/FIS/value" in cards
+def document(board: tuple[screenshot.Browser, str], logdir: Path, step: int) -> dict[str, Any]:
+    """Return the details of a step, as the page gets them."""
+    (run,) = (path.name for path in logdir.iterdir())
+    browser, address = board
+    ask = f"fetch('{address}data/plugin/ope/details?run={run}&step={step}').then(a => a.json())"
+    found: dict[str, Any] = browser.evaluate(ask)["evaluation"]
+    assert found["step"] == step
+    return found
 
 
-def test_bands_are_drawn_in_the_order_of_the_evaluation(shown: dict[str, Any]) -> None:
-    assert [card["title"] for card in shown["custom_scalars"]] == [
-        "estimates and mean return",
-        "NFIS",
-        "FIS",
-        "effective sample size",
-    ]
-    together, *bands, ess = shown["custom_scalars"]
-    assert (together["lines"], together["bands"]) == (3, 0)  # the return and two estimates
-    for card in bands:
-        assert (card["lines"], card["bands"]) == (1, 1), card["title"]
-        assert card["points"] >= 5
-    assert ess["lines"] == 2
+def test_the_tab_answers_first(tab: dict[str, Any]) -> None:
+    assert "Policy 4 is worth " in tab["title"]
+    assert "fresh episodes would make you" in tab["title"]
+    assert tab["title"].startswith(("green", "amber", "red"))
+    assert f"{RUN}" in tab["where"]
+    assert "step 4" in tab["where"]
 
 
-@pytest.mark.parametrize("page", ["scalars", "custom_scalars"])
-def test_pictures_show_something(shown: dict[str, Any], page: str) -> None:
+def test_the_tab_draws_the_recommended_estimate_with_its_band(tab: dict[str, Any]) -> None:
+    assert [name.split(": ")[1] for name in tab["series"]] == ["auto", "rollout/return"]
+    assert [name.split(": ")[1] for name in tab["banded"]] == ["auto"]
+    assert tab["points"] == 4  # a verdict for each evaluation
+    assert tab["fresh"] == 1
+    assert tab["ticks"] == [*ESTIMATORS, "fresh", "rollout/return"]
+    assert tab["ticked"] == ["auto", "fresh", "rollout/return"]
+
+
+def test_the_tab_shows_what_the_last_evaluation_rests_on(tab: dict[str, Any]) -> None:
+    assert [row.split(":")[0] for row in tab["forest"]] == list(ESTIMATORS)
+    assert tab["cards"] == ["forest", "ess", "behaviours", "reasons", "concentration", "overlap"]
+    assert tab["theme"] == "light"
     image = pytest.importorskip("PIL.Image")
-    with image.open(shown["folder"] / f"{page}.png") as picture:
-        assert picture.size == (1400, 900)
+    with image.open(tab["picture"]) as picture:
+        assert picture.size == SIZE
         pixels = np.asarray(picture.convert("RGB"))
-    assert len(np.unique(pixels @ np.array([1, 256, 65536]))) > 100
+    assert len(np.unique(pixels @ np.array([1, 256, 65536]))) > 200
+
+
+def test_a_click_on_a_step_shows_its_forest(
+    board: tuple[screenshot.Browser, str], tab: dict[str, Any], logdir: Path
+) -> None:
+    browser, _ = board
+    take(board, "ope", logdir.parent)
+    place = browser.evaluate(
+        "(() => { const frame = document.querySelector('iframe'); "
+        "const page = frame.getBoundingClientRect(); "
+        "const dot = frame.contentDocument.querySelector('.dot[data-step=\"2\"]'); "
+        "const box = dot.getBoundingClientRect(); "
+        "return [page.left + box.left + box.width / 2, page.top + box.top + box.height / 2]; })()"
+    )
+    browser.click(*place)
+    (after,) = screenshot.settled(browser, "ope", 60.0)
+    assert "Policy 2 is worth " in after["title"]
+    assert "step 2" in after["where"]
+    assert "show the latest" in after["where"]
+    assert after["forest"] != tab["forest"]
+    best = document(board, logdir, 2)["estimates"][0]
+    assert after["forest"][0].startswith(f"auto: {best['value']:.4g}")
+
+
+def test_ticking_an_estimator_draws_its_line(
+    board: tuple[screenshot.Browser, str], logdir: Path
+) -> None:
+    browser, _ = board
+    take(board, "ope", logdir.parent)
+    browser.evaluate(
+        "document.querySelector('iframe').contentDocument"
+        ".querySelector('[data-name=\"FIS\"] input').click()"
+    )
+    (after,) = screenshot.settled(browser, "ope", 60.0)
+    names = [name.split(": ")[1] for name in after["series"]]
+    assert sorted(names) == ["FIS", "auto", "rollout/return"]
+    assert len(after["banded"]) == 2
+
+
+def test_the_tab_follows_the_dark_mode_of_tensorboard(
+    board: tuple[screenshot.Browser, str], logdir: Path
+) -> None:
+    (shown,) = take(board, "ope", logdir.parent, dark=True)
+    assert shown["theme"] == "dark"
+    assert shown["lines"] == 2
+
+
+def test_custom_scalars_show_the_recommended_estimate_first(
+    board: tuple[screenshot.Browser, str], logdir: Path
+) -> None:
+    first, beside, everyone, worth = take(board, "custom_scalars", logdir.parent)
+    assert (first["title"], first["lines"], first["bands"]) == ("auto with its interval", 1, 1)
+    assert beside["lines"] + beside["points"] >= 2  # the estimate and the return
+    assert everyone["lines"] == len(ESTIMATORS)
+    assert worth["lines"] == 1

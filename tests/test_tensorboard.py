@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +20,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
-from ope_gym.report.scalars import scalars, undefined_ends
+from ope_gym.report.documents import LARGEST, encode, evaluation_document
+from ope_gym.report.scalars import recommended, scalars, undefined_ends
 from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
+from ope_gym.report.text import headline
 from tests import builders
 
 NAMES = ["NFIS", "BIS", "NFCIS"]
@@ -71,26 +76,39 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
         writer.add_return(3.5, 2)
         writer.add_evaluation(evaluation, 2, truth=0.75)
     events = read(tmp_path)
-    assert series(events, "rollout/return") == {2: 3.5}
-    assert series(events, "ope/truth") == {2: 0.75}
+    # a colour of their own: TensorBoard gives one to each run
+    assert series(read(tmp_path / "rollouts"), "rollout/return") == {2: 3.5}
+    assert series(read(tmp_path / "fresh"), "ope/fresh/value") == {2: 0.75}
+    assert "ope/fresh/low" not in read(tmp_path / "fresh").Tags()["scalars"]  # error unknown
+    best = evaluation["NFIS"]  # recommended: auto is not there
+    expected = {
+        "ope/worth": best.worth,
+        "ope/verdict": float(["red", "amber", "green"].index(best.verdict.colour)),
+        "diagnostics/NFIS/max_share": best.diagnostics.max_share,
+        "diagnostics/NFIS/mean_weight": best.diagnostics.mean_weight,
+        "diagnostics/NFIS/support_violations": 0.0,
+    }
+    if math.isfinite(best.diagnostics.pareto_k):
+        expected["diagnostics/NFIS/pareto_k"] = best.diagnostics.pareto_k
     for name, estimate in evaluation.items():
-        expected = {
+        expected |= {
             f"ope/{name}/value": estimate.value,
             f"ope/{name}/low": estimate.interval.low,
             f"ope/{name}/high": estimate.interval.high,
             f"diagnostics/{name}/ess": estimate.diagnostics.ess,
-            f"diagnostics/{name}/max_share": estimate.diagnostics.max_share,
-            f"diagnostics/{name}/mean_weight": estimate.diagnostics.mean_weight,
         }
-        if math.isfinite(estimate.diagnostics.pareto_k):
-            expected[f"diagnostics/{name}/pareto_k"] = estimate.diagnostics.pareto_k
-        for tag, value in expected.items():
-            assert series(events, tag) == {2: pytest.approx(value, rel=1e-6)}, tag
-        assert series(events, f"diagnostics/{name}/support_violations") == {2: 0.0}
-    tags = events.Tags()["scalars"]
-    assert "diagnostics/NFCIS/capped_share" in tags
-    assert "diagnostics/NFIS/capped_share" not in tags  # it has no cap
-    assert not [tag for tag in tags if tag.endswith("undefined")]
+    for tag, value in expected.items():
+        assert series(events, tag) == {2: pytest.approx(value, rel=1e-6)}, tag
+    assert set(events.Tags()["scalars"]) == set(expected)  # and no others
+
+
+def test_a_recommended_estimate_with_a_cap_says_how_much_was_clipped(
+    evaluation: Evaluation,
+) -> None:
+    found = scalars({"NFCIS": evaluation["NFCIS"]})
+    assert found["diagnostics/NFCIS/capped_share"] == evaluation["NFCIS"].diagnostics.capped_share
+    assert "diagnostics/NFIS/capped_share" not in scalars(evaluation)  # it has no cap
+    assert recommended({**evaluation, "auto": evaluation["BIS"]}) == "auto"
 
 
 def test_scalars_leave_out_what_is_undefined(broken: Evaluation) -> None:
@@ -102,29 +120,28 @@ def test_scalars_leave_out_what_is_undefined(broken: Evaluation) -> None:
     assert undefined_ends(broken["BIS"]) == ["low", "high"]
 
 
-def test_the_layout_is_written_once_with_bands_in_order(
+def test_the_layout_has_four_charts_the_recommended_estimate_first(
     tmp_path: Path, evaluation: Evaluation
 ) -> None:
     with EvaluationWriter(tmp_path) as writer:
         for step in range(3):
             writer.add_evaluation(evaluation, step)
-    value, diagnostics = layout(read(tmp_path)).category  # the reader would find three
-    assert (value.title, diagnostics.title) == ("Value of the policy", "Diagnostics")
-    first, *bands = value.chart
-    assert first.title == "estimates and mean return"
-    assert list(first.multiline.tag) == [
-        "rollout/(return|ep_rew_mean)$",
-        "ope/truth$",
-        *(f"ope/{name}/value$" for name in NAMES),
-    ]
-    assert [chart.title for chart in bands] == NAMES[::-1]  # TensorBoard turns them round again
-    for chart in bands:
-        (band,) = chart.margin.series
-        assert (band.value, band.lower, band.upper) == tuple(
-            f"ope/{chart.title}/{end}" for end in ("value", "low", "high")
-        )
-    (ess,) = diagnostics.chart
-    assert list(ess.multiline.tag) == [f"diagnostics/{name}/ess$" for name in NAMES]
+    first, more = layout(read(tmp_path)).category  # the reader would find three
+    (chart,) = first.chart
+    assert chart.title == "NFIS with its interval"
+    (band,) = chart.margin.series
+    assert (band.value, band.lower, band.upper) == (
+        "ope/NFIS/value",
+        "ope/NFIS/low",
+        "ope/NFIS/high",
+    )
+    beside, all_of_them, worth = more.chart
+    tags = ["ope/NFIS/value", "ope/settled/value", "rollout/return", "rollout/ep_rew_mean"]
+    for tag in [*tags, "ope/provisional/value", "ope/fresh/value", "eval/mean_reward"]:
+        assert any(re.match(pattern, tag) for pattern in beside.multiline.tag), tag
+    assert not any(re.match(pattern, "ope/BIS/value") for pattern in beside.multiline.tag)
+    assert list(all_of_them.multiline.tag) == [f"ope/{name}/value$" for name in NAMES]
+    assert list(worth.multiline.tag) == ["ope/worth$"]
 
 
 def test_undefined_estimates_are_skipped_and_marked(
@@ -136,13 +153,13 @@ def test_undefined_estimates_are_skipped_and_marked(
         writer.add_evaluation(evaluation, 2)
         writer.add_return(math.nan, 2)
     events = read(tmp_path)
+    assert not (tmp_path / "rollouts").exists()
     for end in ("value", "low", "high"):  # a band is drawn only if all three have the same steps
         assert list(series(events, f"ope/BIS/{end}")) == [0, 2]
         assert list(series(events, f"ope/NFIS/{end}")) == [0, 1, 2]
     assert series(events, "diagnostics/BIS/undefined") == {1: 1.0, 2: 0.0}
     assert list(series(events, "diagnostics/BIS/ess")) == [0, 1, 2]
     assert "diagnostics/NFIS/undefined" not in events.Tags()["scalars"]
-    assert "rollout/return" not in events.Tags()["scalars"]
 
 
 def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation) -> None:
@@ -151,7 +168,7 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     with EvaluationWriter(tmp_path) as writer:
         writer.add_evaluation(evaluation, 5)
         shares = overlap(made.trajectories, made.target)
-        writer.add_report(evaluation, 5, hparams, overlap=shares, truth=0.75)
+        writer.add_report(evaluation, 5, hparams, overlap=shares, truth=0.75, truth_error=0.1)
     events = read(tmp_path)
     assert sorted(events.Tags()["images"]) == [
         "ope/ess_over_time",
@@ -163,7 +180,8 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
         (image,) = events.Images(tag)
         assert image.encoded_image_string.startswith(b"\x89PNG")
         assert (image.step, image.width > 300, image.height > 300) == (5, True, True)
-    assert sorted(events.Tags()["histograms"]) == sorted(f"log10_weight/{n}" for n in NAMES)
+    # NFCIS clips no weight here, so that NFIS has the same ones, and one histogram serves both
+    assert sorted(events.Tags()["histograms"]) == ["log10_weight/BIS", "log10_weight/NFIS"]
     (histogram,) = events.Histograms("log10_weight/NFIS")
     logs = evaluation["NFIS"].diagnostics.log_last / np.log(10)
     assert histogram.histogram_value.num == logs.size
@@ -171,7 +189,9 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     assert histogram.histogram_value.max == pytest.approx(logs.max())
     assert list(series(events, "ope/BIS/value")) == [5]  # not a second time by the report
     assert text(events) == evaluation_markdown(evaluation, truth=0.75, notes=[])
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []  # one run, one folder
+    fresh = read(tmp_path / "fresh")
+    assert series(fresh, "ope/fresh/low") == {5: pytest.approx(0.75 - 1.959964 * 0.1)}
+    assert series(fresh, "ope/fresh/high") == {5: pytest.approx(0.75 + 1.959964 * 0.1)}
 
     start = hparams_of(events, "_hparams_/session_start_info").session_start_info
     assert {key: value.WhichOneof("kind") for key, value in start.hparams.items()} == {
@@ -184,7 +204,7 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     assert start.hparams["seed"].number_value == 7
     experiment = hparams_of(events, "_hparams_/experiment").experiment
     metrics = [info.name.tag for info in experiment.metric_infos]
-    assert metrics == [t for n in NAMES for t in (f"ope/{n}/value", f"diagnostics/{n}/ess")]
+    assert metrics == [*(f"ope/{n}/value" for n in NAMES), "ope/worth", "ope/verdict"]
     assert set(metrics) <= set(events.Tags()["scalars"])
 
 
@@ -218,7 +238,17 @@ def test_report_without_matplotlib_says_so(
     events = read(tmp_path)
     assert events.Tags()["images"] == []
     assert text(events).count("No figures: figures need matplotlib") == 1
-    assert len(events.Tags()["histograms"]) == len(NAMES)
+    assert len(events.Tags()["histograms"]) == 2
+
+
+def test_figures_are_drawn_only_where_they_are_wanted(
+    tmp_path: Path, evaluation: Evaluation
+) -> None:
+    with EvaluationWriter(tmp_path) as writer:
+        writer.add_report(evaluation, 0, {}, figures=False)
+    events = read(tmp_path)
+    assert events.Tags()["images"] == []
+    assert "No figures" not in text(events)
 
 
 def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Recorded) -> None:
@@ -249,9 +279,10 @@ def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Rec
 def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     few = made.trajectories.select(episodes=slice(0, 6))
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
-    lines = evaluation_markdown(evaluation, notes=["A note."]).splitlines()
-    assert lines[0].startswith("6 episodes, ")
-    assert lines[2].startswith("**Data: in-sample, optimistic.** The target was trained")
+    lines = evaluation_markdown(evaluation, policy="policy 3", notes=["A note."]).splitlines()
+    assert lines[0] == f"**{headline(evaluation['BIS'], 'policy 3')}**"
+    assert lines[2].startswith("6 episodes, ")
+    assert lines[4].startswith("**Data: in-sample, optimistic.** The target was trained")
     header, rule, *rows = [line for line in lines if line.startswith("|")]
     assert header.count("|") == rule.count("|") == rows[0].count("|") == 9
     assert [row.split(" | ")[0] for row in rows] == ["| BIS", "| NBIS"]
@@ -292,8 +323,129 @@ def test_the_report_says_that_mixtures_are_partial(made: builders.Recorded) -> N
 def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: Evaluation) -> None:
     with SummaryWriter(str(tmp_path)) as own:
         with EvaluationWriter(own) as writer:
-            writer.add_evaluation(evaluation, 0)
+            writer.add_evaluation(evaluation, 0, truth=0.5)
+            writer.add_return(1.0, 0)
+            writer.add_report(evaluation, 1, {"lr": 0.1}, figures=False)
         own.add_scalar("loss", 1.0, 0)
     assert len(list(tmp_path.iterdir())) == 1
-    tags = read(tmp_path).Tags()["scalars"]
-    assert {"loss", "ope/NFIS/value"} <= set(tags)
+    events = read(tmp_path)
+    written = {"loss", "ope/NFIS/value", "rollout/return", "ope/fresh/value"}
+    assert written <= set(events.Tags()["scalars"])
+    assert [d["headline"] for d in documents(events)] == 2 * [headline(evaluation["NFIS"])]
+
+
+def test_other_things_than_folders_and_writers_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"logdir is a int; give the folder .*SummaryWriter"):
+        EvaluationWriter(3)
+
+
+def test_writing_to_a_folder_does_not_import_torch(tmp_path: Path) -> None:
+    """In a process of its own: the tests have loaded it."""
+    code = (
+        "import sys; from ope_gym.report.tensorboard import EvaluationWriter; "
+        f"EvaluationWriter({str(tmp_path)!r}).close(); "
+        "assert not {'torch', 'matplotlib', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+# Documents of the OPE tab -----------------------------------------------------------------
+
+
+def documents(events: EventAccumulator, folder: str = "ope/details/") -> list[dict[str, Any]]:
+    """Return the documents with their steps, in the order of steps."""
+    found = [
+        {"step": event.step, "tag": tag, **json.loads(event.tensor_proto.string_val[0])}
+        for tag in events.Tags()["tensors"]
+        if tag.startswith(folder)
+        for event in events.Tensors(tag)
+    ]
+    return sorted(found, key=lambda document: document["step"])
+
+
+def test_a_document_holds_what_the_tab_draws(
+    tmp_path: Path, made: builders.Recorded, evaluation: Evaluation
+) -> None:
+    shares = overlap(made.trajectories, made.target)
+    with EvaluationWriter(tmp_path) as writer:
+        writer.add_report(
+            evaluation, 3, {}, policy="policy 3", overlap=shares, truth=0.75, figures=False
+        )
+    (found,) = documents(read(tmp_path))
+    assert found["step"] == 3
+    best = evaluation["NFIS"]
+    assert found["headline"] == headline(best, "policy 3")
+    assert found["recommended"] == "NFIS"
+    assert [row["name"] for row in found["estimates"]] == ["NFIS", "BIS", "NFCIS"]
+    for row in found["estimates"]:
+        e = evaluation[row["name"]]
+        ends = (e.value, e.interval.low, e.interval.high, e.diagnostics.ess, e.worth)
+        shown = [row[key] for key in ("value", "low", "high", "ess", "worth")]
+        assert shown == pytest.approx(ends, rel=5e-4), row["name"]
+        assert row["verdict"] == e.verdict.colour
+        assert row["reasons"] == list(e.verdict.reasons)[:6]
+        assert row["advice"] == list(e.verdict.advice)
+    assert found["truth"] == [0.75, None]
+    first = found["ess"]["curves"][0]
+    assert first["names"][0] == "NFIS"
+    curve = best.diagnostics.ess_curve[found["ess"]["x"]]
+    np.testing.assert_allclose(first["y"], curve, rtol=5e-4)
+    weights = np.sort(np.exp(best.diagnostics.log_last))[::-1]
+    taken = np.rint(np.array(found["concentration"]["x"]) * weights.size).astype(int)
+    held = [sum(weights[:k]) / sum(weights) for k in taken]
+    np.testing.assert_allclose(found["concentration"]["curves"][0]["y"], held, rtol=1e-3)
+    np.testing.assert_allclose(
+        found["behaviours"]["weight"], best.diagnostics.behaviour_shares, rtol=5e-4
+    )
+    np.testing.assert_allclose(found["overlap"]["matrix"], shares.matrix, rtol=5e-4)
+    assert found["overlap"]["rows"][-1] == "target"
+
+
+def test_undefined_numbers_are_null_in_documents(broken: Evaluation) -> None:
+    rows = {row["name"]: row for row in evaluation_document(broken)["estimates"]}
+    assert (rows["BIS"]["low"], rows["BIS"]["high"]) == (None, None)
+    json.loads(encode(evaluation_document(broken)), parse_constant=pytest.fail)
+
+
+def test_documents_are_bounded(evaluation: Evaluation) -> None:
+    bis = evaluation["BIS"]
+    n = 100_000
+    long = replace(
+        bis,
+        basis="x" * 10_000,
+        verdict=replace(bis.verdict, reasons=("y" * 10_000,) * 50, advice=("z" * 10_000,) * 50),
+        diagnostics=replace(
+            bis.diagnostics,
+            ess_curve=np.linspace(9.0, 1.0, n),
+            behaviour_shares=np.full(n, 1 / n),
+            log_last=np.zeros(n),
+        ),
+        sample=replace(
+            bis.sample,
+            trajectories=n,
+            counts=np.ones(n, dtype=np.int64),
+            behaviours=tuple(f"policy {k}" for k in range(n)),
+        ),
+    )
+    document = evaluation_document(Evaluation({f"e{k}": long for k in range(500)}))
+    assert document["left_out"] == 460
+    assert len(document["ess"]["x"]) == len(document["ess"]["curves"][0]["y"]) == 60
+    assert document["behaviours"]["left_out"] == n - 24
+    small = encode(evaluation_document(Evaluation({"BIS": long})))
+    assert len(small) < LARGEST
+    assert len(encode(document)) < 4 * LARGEST  # 40 estimators whose verdicts are all too long
+    assert json.loads(encode(document))["ess"] is None  # pictures go first
+
+
+def test_tensorboard_keeps_details_near_every_step(tmp_path: Path, evaluation: Evaluation) -> None:
+    """With the reader of TensorBoard, which keeps ten of a tag."""
+    with EvaluationWriter(tmp_path) as writer:
+        for step in range(400):
+            writer.add_evaluation(Evaluation({"NFIS": evaluation["NFIS"]}), step)
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 10})
+    events.Reload()
+    kept = {document["step"] for document in documents(events)}
+    assert set(range(200)) <= kept  # all of the first two hundred
+    assert 399 in kept  # the last one, for the headline
+    assert max(min(abs(step - k) for k in kept) for step in range(400)) <= 2
+    assert len(kept) <= 200 + 50 + 34 + 10  # every second and third of the others, and ten

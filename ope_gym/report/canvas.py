@@ -7,10 +7,8 @@ Figures are plain `Figure` objects on an Agg canvas: no window, no pyplot, no gl
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +64,12 @@ def shorten(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def render(figure: Figure) -> NDArray[np.uint8]:
-    """Return the figure as pixels, (height, width, 3)."""
+def png(figure: Figure) -> tuple[bytes, int, int]:
+    """Return the figure as a PNG file, with its height and width in pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    content = io.BytesIO()
+    canvas.print_png(content)  # type: ignore[no-untyped-call]
+    width, height = canvas.get_width_height()
+    return content.getvalue(), height, width

@@ -22,7 +22,7 @@ from ope_gym.report.canvas import (
     shorten,
     title,
 )
-from ope_gym.report.weight_figures import direct
+from ope_gym.report.curves import direct
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Turn an evaluation into numbers by tag, for dashboards and logs."""
+"""Turn an evaluation into numbers by tag, for dashboards, trackers and logs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,36 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.inference.diagnostics import SCALARS
 from ope_gym.inference.estimate import Estimate
 
+VERDICTS = ("red", "amber", "green")  # as a scalar: 0, 1, 2
+
 
 def scalars(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
-    """Return all finite numbers of an evaluation by tag.
+    """Return the finite numbers of an evaluation by tag.
 
-    Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/` with the names in
-    `ope_gym.inference.diagnostics.SCALARS`.
+    Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess` for every estimator.
+    The recommended one also has `ope/worth` (about so many fresh episodes of the policy would tell
+    as much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the
+    other names of `ope_gym.inference.diagnostics.SCALARS`.
     """
+    best = recommended(evaluation)
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
-        capped = name in ESTIMATORS and ESTIMATORS[name].capped
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
+        if name == best:
+            found["ope/worth"] = e.worth
+            found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
+        capped = name in ESTIMATORS and ESTIMATORS[name].capped
         found |= {
             f"diagnostics/{name}/{key}": getattr(e.diagnostics, key)
-            for key in SCALARS
+            for key in (SCALARS if name == best else ("ess",))
             if key != "capped_share" or capped
         }
     return {tag: float(n) for tag, n in found.items() if n is not None and math.isfinite(n)}
+
+
+def recommended(evaluation: Mapping[str, Estimate]) -> str:
+    """Return the name of the estimate to look at first: auto, else NFIS, else the first one."""
+    return next((name for name in ("auto", "NFIS") if name in evaluation), next(iter(evaluation)))
 
 
 def band(estimate: Estimate) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Write evaluations to TensorBoard: values with bands, diagnostics, figures, the table as text.
+"""Write evaluations to TensorBoard: the OPE tab, values with bands, figures, the table as text.
 
 Nothing is computed here; the writer only lays out what it is given.
 """
@@ -6,22 +6,28 @@ Nothing is computed here; the writer only lays out what it is given.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams as hparams_summaries
 
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
-from ope_gym.report import text
-from ope_gym.report.canvas import render
-from ope_gym.report.scalars import band, scalars, undefined_ends
+from ope_gym.report import events, text
+from ope_gym.report.canvas import png
+from ope_gym.report.curves import same_weights
+from ope_gym.report.documents import (
+    EXPLAINED,
+    PLUGIN,
+    encode,
+    evaluation_document,
+    ranking_document,
+)
+from ope_gym.report.scalars import band, recommended, scalars, undefined_ends
 from ope_gym.report.weight_figures import ess_figure, weights_figure
 from ope_gym.results import Evaluation
 
@@ -32,85 +38,69 @@ if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
 
-_EXPLAINED = {
-    "held-out": "The learner never trained on these episodes: training makes none optimistic.",
-    "fresh": "One policy recorded these episodes, and the target was fixed before them.",
-    "adaptive": (
-        "The target was fixed before these episodes, but policies that recorded them learned from "
-        "earlier ones: basic weights stay unbiased, weights against a mixture do not quite."
-    ),
-    "in-sample": (
-        "The target was trained on these very episodes, or nothing says that it was not: its value "
-        "is overestimated and its interval is too narrow; hold out a share of the episodes."
-    ),
-    "unstated": "It is not known whether the learner trained on these episodes.",
-}
-
-
-_RETURN = "rollout/(return|ep_rew_mean)$"  # of `add_return`, and of Stable-Baselines3
+# the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
+_RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
+# TensorBoard keeps ten documents of a tag, drawn at random, and always the last one. So documents
+# that are to stay have a new tag every ten. All of the first two hundred stay, then one of every
+# n / 100: a step has details within one per cent of the evaluations so far, and memory is bounded.
+_KEPT, _DENSE = 10, 100
 
 
 class EvaluationWriter:
     """Write evaluations to a TensorBoard run.
 
-    Tags are `ope/<estimator>/value|low|high`, `diagnostics/<estimator>/…`, `rollout/return` and
-    `ope/truth`; the Custom Scalars page shows values with their bands.
+    The OPE tab shows all of it. For the standard pages there are the scalars
+    `ope/<estimator>/value|low|high`, `ope/worth`, `ope/verdict`, `diagnostics/<estimator>/ess`,
+    `rollout/return` and `ope/fresh/value`, and a layout of Custom Scalars.
 
         with EvaluationWriter("runs/cartpole") as writer:
             writer.add_evaluation(evaluation, step=3)
             writer.add_return(41.2, step=3)
 
+    In a folder of their own, the return of rollouts and fresh evaluations are sub-runs `rollouts`
+    and `fresh`: TensorBoard gives each run a colour.
+
     Args:
-        logdir: folder of the run; or a `SummaryWriter` of the training loop, which is then written
-            to and left open.
+        logdir: folder of the run; or a torch `SummaryWriter` of the training loop, which is then
+            written to and left open.
     """
 
-    def __init__(self, logdir: str | Path | SummaryWriter) -> None:
-        self._owned = not isinstance(logdir, SummaryWriter)
-        self._writer = (
-            logdir
-            if isinstance(logdir, SummaryWriter)
-            else SummaryWriter(str(logdir), flush_secs=10)  # seen while training goes on
-        )
+    def __init__(self, logdir: str | os.PathLike[str] | Any) -> None:
+        self._logs = {"": events.EventLog(logdir)}  # by sub-run
         self._laid_out = False
+        self._evaluated = self._kept = self._next = 0  # documents; the next one that is to stay
         self._last_step: dict[str, int] = {}  # of each estimator
         self._undefined: set[str] = set()  # estimators that ever were
 
     def add_evaluation(
-        self, evaluation: Evaluation, step: int, *, truth: float | None = None
+        self,
+        evaluation: Evaluation,
+        step: int,
+        *,
+        policy: str = "the policy",
+        truth: float | None = None,
     ) -> None:
-        """Write the scalars of every estimate, and on the first call the layout of the charts.
+        """Write the scalars of every estimate and its document for the OPE tab.
 
-        Where the value or an end of the interval is not finite, all three are left out and
-        `diagnostics/<estimator>/undefined` is 1: a band is drawn only if its three series have the
-        same steps.
+        The first call also lays out the Custom Scalars page. Where the value or an end of the
+        interval is not finite, all three are left out and `diagnostics/<estimator>/undefined` is 1:
+        a band is drawn only if its three series have the same steps.
 
         Args:
             evaluation: to write; the layout shows the estimators of the first one.
             step: of the training loop, usually the number of the policy.
+            policy: its name, for the headline.
             truth: the value of the same policy from fresh rollouts, if known.
         """
-        if not self._laid_out:
-            self._writer.add_custom_scalars(_layout(list(evaluation)))
-            self._laid_out = True
-        numbers = scalars(evaluation)
-        for name, estimate in evaluation.items():
-            self._last_step[name] = step
-            missing = undefined_ends(estimate)
-            if missing:
-                self._undefined.add(name)
-                for end in band(estimate):
-                    numbers.pop(f"ope/{name}/{end}", None)
-            if name in self._undefined:  # a mark that also comes back to 0
-                numbers[f"diagnostics/{name}/undefined"] = float(bool(missing))
-        if truth is not None:
-            numbers["ope/truth"] = truth
-        for tag, number in numbers.items():
-            self._scalar(tag, number, step)
+        self._add_scalars(evaluation, step)
+        known = None if truth is None else (truth, math.nan)
+        if known is not None:
+            self._add_fresh(known, evaluation, step)
+        self._add_document(evaluation_document(evaluation, name=policy, truth=known), step)
 
     def add_return(self, mean_return: float, step: int) -> None:
         """Write the mean return of the rollouts of this step, as `rollout/return`."""
-        self._scalar("rollout/return", mean_return, step)
+        self._scalars({"rollout/return": mean_return}, step, "rollouts")
 
     def add_report(
         self,
@@ -118,8 +108,11 @@ class EvaluationWriter:
         step: int,
         hparams: Mapping[str, Any],
         *,
+        policy: str = "the policy",
         overlap: Overlap | None = None,
         truth: float | None = None,
+        truth_error: float = math.nan,
+        figures: bool = True,
     ) -> None:
         """Write the closing report: table, verdicts, figures, histograms, hyper-parameters.
 
@@ -130,34 +123,29 @@ class EvaluationWriter:
             evaluation: to report.
             step: of the training loop.
             hparams: of the run; numbers, strings and booleans as they are, the rest as text.
+            policy: its name, for the headline.
             overlap: of the recorded policies and the target, from
                 `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
+            truth_error: its standard error, if known.
+            figures: whether to draw pictures for the Images page, which takes a second or two; the
+                OPE tab shows the same without them.
         """
         rest = {name: e for name, e in evaluation.items() if self._last_step.get(name) != step}
         if rest:
-            self.add_evaluation(Evaluation(rest), step)
-        notes = []
-        try:
-            known = truth if truth is not None and math.isfinite(truth) else None
-            self._figure("ope/forest", evaluation.plot(known), step)
-            self._figure("ope/ess_over_time", ess_figure(evaluation), step)
-            self._figure("ope/weights", weights_figure(evaluation), step)
-            if overlap is not None:
-                self._figure("ope/policy_overlap", overlap.plot(), step)
-        except ImportError as error:
-            notes.append(f"No figures: {error}.")
-        for name, estimate in evaluation.items():
-            note = self._weights(name, estimate, step)
-            if note:
-                notes.append(note)
-        if truth is not None:
-            self._scalar("ope/truth", truth, step)
-        self._writer.add_text(
-            "ope/report", evaluation_markdown(evaluation, truth=truth, notes=notes), step
-        )
+            self._add_scalars(Evaluation(rest), step)
+        known = truth if truth is not None and math.isfinite(truth) else None
+        fresh = None if known is None else (known, truth_error)
+        if fresh is not None:
+            self._add_fresh(fresh, evaluation, step)
+        document = evaluation_document(evaluation, name=policy, overlap=overlap, truth=fresh)
+        self._add_document(document, step)
+        notes = self._figures(evaluation, step, overlap, known) if figures else []
+        notes += self._weights(evaluation, step)
+        written = evaluation_markdown(evaluation, policy=policy, truth=truth, notes=notes)
+        self._logs[""].add(events.text("ope/report", written), step)
         self._hparams(evaluation, hparams, step)
-        self._writer.flush()
+        self._flush()
 
     def add_ranking(self, ranking: Ranking, step: int) -> None:
         """Write a ranking: its table as text, its figure, and the numbers of each policy.
@@ -169,21 +157,24 @@ class EvaluationWriter:
             ranking: to write.
             step: of the training loop.
         """
+        numbers: dict[str, float] = {}
         for name, ranked in ranking.items():
             folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
             if not undefined_ends(ranked.estimate):
-                for end, value in band(ranked.estimate).items():
-                    self._scalar(f"{folder}/{end}", value, step)
-            self._scalar(f"{folder}/probability_best", ranked.probability_best, step)
+                numbers |= {f"{folder}/{end}": n for end, n in band(ranked.estimate).items()}
+            numbers[f"{folder}/probability_best"] = ranked.probability_best
+        self._scalars(numbers, step)
+        document = encode(ranking_document(ranking))
+        self._logs[""].add(events.document("ope/ranking", document, PLUGIN), step)
         told = {ranked.estimate.sample.regime for ranked in ranking.values()}
         lines = [ranking.markdown(), ""]
-        lines += [f"**Data: {label(r)}.** {_EXPLAINED[r]}" for r in _EXPLAINED if r in told]
+        lines += [f"**Data: {label(r)}.** {EXPLAINED[r]}" for r in EXPLAINED if r in told]
         try:
             self._figure("ranking/figure", ranking.plot(), step)
         except ImportError as error:
             lines += ["", f"No figure: {error}."]
-        self._writer.add_text("ranking/report", "\n".join(lines), step)
-        self._writer.flush()
+        self._logs[""].add(events.text("ranking/report", "\n".join(lines)), step)
+        self._flush()
 
     def add_distribution(self, distribution: Distribution, step: int) -> None:
         """Write the distribution of returns: numbers, figure and table, as `distribution/…`."""
@@ -192,15 +183,13 @@ class EvaluationWriter:
         with suppress(ImportError):  # without matplotlib there are the numbers and the table
             self._figure("distribution/figure", distribution.plot(), step)
         table = "\n".join(f"    {line}" for line in str(distribution).splitlines())
-        self._writer.add_text("distribution/report", table, step)
-        self._writer.flush()
+        self._logs[""].add(events.text("distribution/report", table), step)
+        self._flush()
 
     def close(self) -> None:
         """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
-        if self._owned:
-            self._writer.close()
-        else:
-            self._writer.flush()
+        for log in self._logs.values():
+            log.close()
 
     def __enter__(self) -> EvaluationWriter:
         return self
@@ -213,41 +202,112 @@ class EvaluationWriter:
     ) -> None:
         self.close()
 
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        if math.isfinite(value):
-            self._writer.add_scalar(tag, float(value), step)
+    def _add_scalars(self, evaluation: Evaluation, step: int) -> None:
+        """Write the numbers of an evaluation, and on the first call the layout of the charts."""
+        if not self._laid_out:
+            self._logs[""].add(events.layout(_layout(evaluation)), 0)
+            self._laid_out = True
+        numbers = scalars(evaluation)
+        for name, estimate in evaluation.items():
+            self._last_step[name] = step
+            missing = undefined_ends(estimate)
+            if missing:
+                self._undefined.add(name)
+                for end in band(estimate):
+                    numbers.pop(f"ope/{name}/{end}", None)
+            if name in self._undefined:  # a mark that also comes back to 0
+                numbers[f"diagnostics/{name}/undefined"] = float(bool(missing))
+        self._scalars(numbers, step)
+
+    def _add_fresh(self, fresh: tuple[float, float], evaluation: Evaluation, step: int) -> None:
+        """Write the value from fresh rollouts, with an interval where its error is known."""
+        from scipy.special import ndtri
+
+        value, error = fresh
+        level = next(iter(evaluation.values())).interval.level
+        reach = float(ndtri((1.0 + level) / 2.0)) * error
+        numbers = {"value": value, "low": value - reach, "high": value + reach}
+        self._scalars({f"ope/fresh/{end}": n for end, n in numbers.items()}, step, "fresh")
+
+    def _add_document(self, document: Mapping[str, Any], step: int) -> None:
+        """Write the document of an evaluation, so that TensorBoard keeps enough of them."""
+        tag = "ope/details/latest"
+        if self._evaluated >= self._next:
+            tag = f"ope/details/{self._kept // _KEPT}"
+            self._kept += 1
+            self._next = self._evaluated + max(1, self._evaluated // _DENSE)
+        self._evaluated += 1
+        self._logs[""].add(events.document(tag, encode(document), PLUGIN), step)
+
+    def _scalars(self, numbers: Mapping[str, float], step: int, part: str = "") -> None:
+        finite = {tag: number for tag, number in numbers.items() if math.isfinite(number)}
+        if finite:
+            self._log(part).add(events.scalars(finite), step)
+
+    def _log(self, part: str) -> events.EventLog:
+        """Return the log of a sub-run; one for all where the writer was handed in."""
+        folder = self._logs[""].folder
+        if folder is None:
+            return self._logs[""]
+        if part not in self._logs:
+            self._logs[part] = events.EventLog(os.path.join(folder, part))
+        return self._logs[part]
+
+    def _flush(self) -> None:
+        for log in self._logs.values():
+            log.flush()
+
+    def _figures(
+        self, evaluation: Evaluation, step: int, overlap: Overlap | None, truth: float | None
+    ) -> list[str]:
+        """Draw all figures; return in words why there are none."""
+        try:
+            self._figure("ope/forest", evaluation.plot(truth), step)
+            self._figure("ope/ess_over_time", ess_figure(evaluation), step)
+            self._figure("ope/weights", weights_figure(evaluation), step)
+            if overlap is not None:
+                self._figure("ope/policy_overlap", overlap.plot(), step)
+        except ImportError as error:
+            return [f"No figures: {error}."]
+        return []
 
     def _figure(self, tag: str, figure: Figure, step: int) -> None:
-        self._writer.add_image(tag, render(figure), step, dataformats="HWC")
+        self._logs[""].add(events.image(tag, *png(figure)), step)
         figure.clear()
 
-    def _weights(self, name: str, estimate: Estimate, step: int) -> str:
-        """Write a histogram of log10 of the last weights; return in words what it cannot show."""
-        logs = estimate.diagnostics.log_last / math.log(10)
-        finite = logs[np.isfinite(logs)]
-        if finite.size:
-            self._writer.add_histogram(f"log10_weight/{name}", finite, step, bins=30)
-        zero = logs.size - finite.size
-        return f"{name}: {zero:,} of {logs.size:,} episodes have weight 0." if zero else ""
+    def _weights(self, evaluation: Evaluation, step: int) -> list[str]:
+        """Write histograms of log10 of the last weights; return what they cannot show, in words.
+
+        There is one for all estimators with the same weights, under the name of the first.
+        """
+        notes = []
+        for names in same_weights(evaluation):
+            logs = evaluation[names[0]].diagnostics.log_last / math.log(10)
+            finite = logs[np.isfinite(logs)]
+            if finite.size:
+                self._logs[""].add(events.histogram(f"log10_weight/{names[0]}", finite), step)
+            zero = logs.size - finite.size
+            if zero:
+                who = ", ".join(names)
+                notes.append(f"{who}: {zero:,} of {logs.size:,} episodes have weight 0.")
+        return notes
 
     def _hparams(self, evaluation: Evaluation, hparams: Mapping[str, Any], step: int) -> None:
-        # not SummaryWriter.add_hparams: it opens a second run folder for them
-        metrics = {
-            tag: 0.0  # the page shows the last value of the scalar of this tag
-            for name, estimate in evaluation.items()
-            for tag in (f"ope/{name}/value", f"diagnostics/{name}/ess")
-            if not (undefined_ends(estimate) and tag.startswith("ope/"))
-        }
+        """Write the settings, and the scalars whose last values stand beside them."""
+        values = [f"ope/{name}/value" for name, e in evaluation.items() if not undefined_ends(e)]
         plain = {key: _plain(value) for key, value in hparams.items()}
-        file_writer: Any = self._writer.file_writer
-        for summary in hparams_summaries(plain, metrics):  # type: ignore[no-untyped-call]
-            file_writer.add_summary(summary, step)
+        for summary in events.hparams(plain, [*values, "ope/worth", "ope/verdict"]):
+            self._logs[""].add(summary, step)
 
 
 def evaluation_markdown(
-    evaluation: Evaluation, *, truth: float | None = None, notes: list[str]
+    evaluation: Evaluation,
+    *,
+    policy: str = "the policy",
+    truth: float | None = None,
+    notes: list[str],
 ) -> str:
-    """Return the evaluation as Markdown: data, regime, table, verdicts with reasons, notes."""
+    """Return the evaluation as Markdown: the answer, data, table, verdicts with reasons, notes."""
     sample, first = evaluation.sample, next(iter(evaluation.values())).interval
     ends = f"{first.level:.0%} interval ({first.method})"
     head = ["estimator", "value", "std. error", ends, "ESS", "largest share", "mean weight"]
@@ -271,8 +331,9 @@ def evaluation_markdown(
     missing = {name: undefined_ends(e) for name, e in evaluation.items()}
     marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
     paragraphs = [
+        f"**{text.headline(evaluation[recommended(evaluation)], policy)}**",
         f"{text.size(sample)}, gamma {sample.gamma:g}.",
-        f"**Data: {label(sample.regime)}.** {_EXPLAINED[sample.regime]}",
+        f"**Data: {label(sample.regime)}.** {EXPLAINED[sample.regime]}",
         *([f"Weights: {sample.mixture}."] if sample.mixture else []),
         "\n".join(text.markdown(rows, left=(0, 7))),
         *([] if truth is None else [f"Truth, from fresh rollouts: {text.number(truth)}."]),
@@ -284,19 +345,22 @@ def evaluation_markdown(
     return "\n\n".join(paragraphs)
 
 
-def _layout(names: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of the Custom Scalars page; TensorBoard wants a band's tags in order."""
-    values = [f"ope/{re.escape(name)}/value$" for name in names]
-    ess = [f"diagnostics/{re.escape(name)}/ess$" for name in names]
-    bands = {
-        name: ["Margin", [f"ope/{name}/{end}" for end in ("value", "low", "high")]]
-        for name in reversed(names)  # TensorBoard shows bands in reverse, after the lines
+def _layout(evaluation: Mapping[str, Estimate]) -> dict[str, dict[str, events.Chart]]:
+    """Return the charts of the Custom Scalars page, the recommended estimate first.
+
+    It has a category of its own: within one, TensorBoard shows bands after lines.
+    """
+    best = recommended(evaluation)
+    values = [f"ope/{re.escape(name)}/value$" for name in evaluation]
+    estimate = f"ope/({re.escape(best)}|settled|provisional|fresh)/value$"
+    more: dict[str, events.Chart] = {
+        f"{best}, return of rollouts, fresh evaluations": ("lines", [estimate, *_RETURNS])
     }
-    lines = ["Multiline", [_RETURN, "ope/truth$", *values]]
-    return {
-        "Value of the policy": {"estimates and mean return": lines, **bands},
-        "Diagnostics": {"effective sample size": ["Multiline", ess]},
-    }
+    if len(values) > 1:
+        more["all estimators"] = ("lines", values)
+    more["worth about so many fresh episodes"] = ("lines", ["ope/worth$"])
+    first = [f"ope/{best}/{end}" for end in ("value", "low", "high")]
+    return {"Value of the policy": {f"{best} with its interval": ("band", first)}, "More": more}
 
 
 def _plain(value: Any) -> bool | int | float | str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray
-from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.inference.diagnostics import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.report.canvas import (
@@ -23,6 +22,7 @@ from ope_gym.report.canvas import (
     shorten,
     title,
 )
+from ope_gym.report.curves import concentration, distinct, heaviest, joined, weighted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,8 @@ def ess_figure(evaluation: Mapping[str, Estimate]) -> Figure:
 
     The bands are those of the verdict: green from 40, amber from 4, red below.
     """
-    weighted = _weighted(evaluation)
-    curves = _distinct({name: e.diagnostics.ess_curve for name, e in weighted.items()})
+    shown = weighted(evaluation)
+    curves = distinct({name: e.diagnostics.ess_curve for name, e in shown.items()})
     n = next(iter(evaluation.values())).sample.trajectories
     floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
 
@@ -53,7 +53,7 @@ def ess_figure(evaluation: Mapping[str, Estimate]) -> Figure:
         axes.plot(
             np.arange(curve.size),
             np.maximum(curve, floor),  # 0, no weight left, is drawn on the lower edge
-            label=_names(names),
+            label=joined(names),
             marker="o" if curve.size == 1 else "",
             solid_capstyle="round",
             **_line(index),
@@ -77,19 +77,17 @@ def weights_figure(evaluation: Mapping[str, Estimate]) -> Figure:
     the right each behaviour's share of the weight, against its share of the episodes. There is one
     line for estimators whose weights agree.
     """
-    weighted, sample = _weighted(evaluation), next(iter(evaluation.values())).sample
+    shown, sample = weighted(evaluation), next(iter(evaluation.values())).sample
     n, k = sample.trajectories, sample.counts.size
-    taken = np.unique(np.geomspace(1, n, 400).round().astype(np.int64))  # of the heaviest episodes
-    curves = {
-        name: _concentration(e.diagnostics.log_last)[taken - 1] for name, e in weighted.items()
-    }
+    taken = heaviest(n, 400)
+    curves = {name: concentration(e.diagnostics.log_last)[taken - 1] for name, e in shown.items()}
     figure = new_figure(7.6, min(max(4.0, 1.9 + 0.2 * k), 7.0))
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
     dots: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 2))}
     left.plot(taken / n, taken / n, label="if all episodes weighed the same", **dots)
     grey: dict[str, Any] = {"height": 0.7, "color": "#d6d6d6", "zorder": 1}
     right.barh(range(k), sample.counts / n, label="share of the episodes", **grey)
-    for index, (names, curve) in enumerate(_distinct(curves)):
+    for index, (names, curve) in enumerate(distinct(curves)):
         told = f"the heaviest episode holds {curve[0]:.1%}" if curve[-1] else "no weight is left"
         marker: dict[str, Any] = {
             "marker": "osD^vP*"[index % 7],
@@ -99,16 +97,16 @@ def weights_figure(evaluation: Mapping[str, Estimate]) -> Figure:
             "markeredgewidth": 0.6,
             "clip_on": False,
         }
-        label = f"{_names(names)}: {told}"
+        label = f"{joined(names)}: {told}"
         left.plot(taken / n, curve, markevery=[0], label=label, **_line(index), **marker)
-        shares = weighted[names[0]].diagnostics.behaviour_shares
+        shares = shown[names[0]].diagnostics.behaviour_shares
         right.plot(shares, range(k), linestyle="", color=COLOURS[index % len(COLOURS)], **marker)
     left.set_xscale("log")
     left.set(xlim=(min(1 / n, 0.5), 1), ylim=(0, 1))
     right.set(xlim=(0, 1.04 * right.get_xlim()[1]), ylim=(k - 0.4, -0.6))
     every = -(-k // 24)  # label at most 24 behaviours
-    shown = [shorten(name.removeprefix("policy "), 16) for name in sample.behaviours[::every]]
-    right.set_yticks(range(0, k, every), shown)
+    labels = [shorten(name.removeprefix("policy "), 16) for name in sample.behaviours[::every]]
+    right.set_yticks(range(0, k, every), labels)
     right.locator_params(axis="x", nbins=4)
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
@@ -159,38 +157,6 @@ def overlap_figure(matrix: FloatArray, evaluated: Sequence[str], recorded: Seque
     return figure
 
 
-def _weighted(evaluation: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    """Return the estimates that rest on weights; all of them if none does."""
-    return {n: e for n, e in evaluation.items() if not direct(n)} or dict(evaluation)
-
-
-def direct(name: str) -> bool:
-    """Tell whether an estimator uses a q model and no weights."""
-    return name in ESTIMATORS and ESTIMATORS[name].method == "direct"
-
-
-def _concentration(log_weights: FloatArray) -> FloatArray:
-    """Return (n,) the share of the weight in the heaviest 1, 2, … episodes; 0 without weight."""
-    top = float(log_weights.max())
-    if top == -np.inf:
-        return np.zeros(log_weights.size)
-    held = np.cumsum(np.sort(np.exp(log_weights - top))[::-1])
-    return np.asarray(held / held[-1])
-
-
-def _distinct(curves: dict[str, FloatArray]) -> list[tuple[list[str], FloatArray]]:
-    """Group the names of curves that look the same, each group with one of its curves."""
-    groups: list[tuple[list[str], FloatArray]] = []
-    for name, curve in curves.items():
-        for names, other in groups:
-            if curve.shape == other.shape and np.allclose(curve, other, rtol=0.01):
-                names.append(name)
-                break
-        else:
-            groups.append(([name], curve))
-    return groups
-
-
 def _line(index: int) -> dict[str, Any]:
     """Return the style of a line; a line under another one still shows."""
     return {
@@ -198,11 +164,6 @@ def _line(index: int) -> dict[str, Any]:
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
         "linewidth": max(2.4 - 0.4 * index, 1.2),
     }
-
-
-def _names(names: Sequence[str], most: int = 6) -> str:
-    """Return the names that share a line; of many the first."""
-    return ", ".join(names if len(names) <= most else [*names[: most - 1], "…"])
 
 
 def _share(value: float) -> str:

@@ -1,0 +1,72 @@
+"""Prepare the curves that figures and the OPE tab draw: thinned, and alike ones drawn once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.inference.estimate import Estimate
+
+
+def weighted(evaluation: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """Return the estimates that rest on weights; all of them if none does."""
+    return {n: e for n, e in evaluation.items() if not direct(n)} or dict(evaluation)
+
+
+def direct(name: str) -> bool:
+    """Tell whether an estimator uses a q model and no weights."""
+    return name in ESTIMATORS and ESTIMATORS[name].method == "direct"
+
+
+def concentration(log_weights: FloatArray) -> FloatArray:
+    """Return (n,) the share of the weight in the heaviest 1, 2, … episodes; 0 without weight."""
+    top = float(log_weights.max())
+    if top == -np.inf:
+        return np.zeros(log_weights.size)
+    held = np.cumsum(np.sort(np.exp(log_weights - top))[::-1])
+    return np.asarray(held / held[-1])
+
+
+def heaviest(n: int, points: int) -> IntArray:
+    """Return numbers of heaviest episodes to show, from 1 to n, at most so many.
+
+    >>> heaviest(1000, 4).tolist()
+    [1, 10, 100, 1000]
+    """
+    return np.unique(np.geomspace(1, n, points).round().astype(np.int64))
+
+
+def distinct(curves: Mapping[str, FloatArray]) -> list[tuple[list[str], FloatArray]]:
+    """Group the names of curves that look the same, each group with one of its curves."""
+    groups: list[tuple[list[str], FloatArray]] = []
+    for name, curve in curves.items():
+        for names, other in groups:
+            if curve.shape == other.shape and np.allclose(curve, other, rtol=0.01):
+                names.append(name)
+                break
+        else:
+            groups.append(([name], curve))
+    return groups
+
+
+def same_weights(estimates: Mapping[str, Estimate]) -> list[list[str]]:
+    """Group the names of estimates whose last weights are equal."""
+    groups: list[list[str]] = []
+    for name, estimate in estimates.items():
+        log_last = estimate.diagnostics.log_last
+        for names in groups:
+            other = estimates[names[0]].diagnostics.log_last
+            if log_last is other or np.array_equal(log_last, other):
+                names.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def joined(names: Sequence[str], most: int = 6) -> str:
+    """Return the names that share a line; of many the first."""
+    return ", ".join(names if len(names) <= most else [*names[: most - 1], "…"])

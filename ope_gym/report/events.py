@@ -1,0 +1,176 @@
+"""Write TensorBoard event files through TensorBoard's own protocol buffers, without torch.
+
+`EventLog` is one run: a folder of our own, or the run of a torch `SummaryWriter`. The functions
+below it make the summaries of the standard pages.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2
+from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+from tensorboard.summary.writer import event_file_writer
+
+from ope_gym.arrays import FloatArray
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    Destination: TypeAlias = str | os.PathLike[str] | SummaryWriter
+
+_FLUSH_SECONDS = 10  # seen while training goes on
+# A chart of the Custom Scalars page: ("lines", regular expressions of tags), or ("band", the tags
+# of value, low and high).
+Chart: TypeAlias = tuple[str, Sequence[str]]
+
+
+class EventLog:
+    """Append summaries to one run.
+
+    Args:
+        destination: folder of the run; or a `SummaryWriter` of the training loop, which is then
+            written to and left open.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        self._writer: Any
+        self.folder: str | None = None  # where it is our own
+        if isinstance(destination, str | os.PathLike):
+            self.folder = os.fspath(destination)
+            # by its module: loggers that follow TensorBoard put their own class there
+            self._writer = event_file_writer.EventFileWriter(self.folder, flush_secs=_FLUSH_SECONDS)
+        elif hasattr(destination, "_get_file_writer"):
+            self._writer = destination
+        else:
+            raise TypeError(
+                f"logdir is a {type(destination).__name__}; give the folder of the run, or a "
+                "torch.utils.tensorboard.SummaryWriter"
+            )
+
+    def add(self, summary: Summary, step: int) -> None:
+        """Write a summary of this step."""
+        if self.folder is None:
+            self._writer._get_file_writer().add_summary(summary, int(step))
+            return
+        event = event_pb2.Event(wall_time=time.time(), step=int(step), summary=summary)
+        self._writer.add_event(event)
+
+    def flush(self) -> None:
+        """Write what is in the queue to the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
+        if self.folder is None:
+            self._writer.flush()
+        else:
+            self._writer.close()
+
+
+def scalars(numbers: Mapping[str, float]) -> Summary:
+    """Return numbers by tag."""
+    return Summary(value=[Summary.Value(tag=tag, simple_value=n) for tag, n in numbers.items()])
+
+
+def text(tag: str, markdown: str) -> Summary:
+    """Return Markdown for the Text page."""
+    content = TextPluginData(version=0).SerializeToString()
+    return _tensor(f"{tag}/text_summary", markdown.encode(), "text", about=content)
+
+
+def document(tag: str, content: bytes, plugin: str) -> Summary:
+    """Return the bytes of a document for a plugin of one's own."""
+    return _tensor(tag, content, plugin, data_class=DATA_CLASS_TENSOR)
+
+
+def image(tag: str, png: bytes, height: int, width: int) -> Summary:
+    """Return a picture."""
+    shown = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=tag, image=shown)])
+
+
+def histogram(tag: str, values: FloatArray, bins: int = 30) -> Summary:
+    """Return a histogram of finite values, at least one."""
+    counts, limits = np.histogram(values, bins)
+    proto = HistogramProto(
+        min=values.min(),
+        max=values.max(),
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=values @ values,
+        bucket_limit=limits.tolist(),  # right ends: an empty bucket stands left of the first
+        bucket=[0, *counts.tolist()],
+    )
+    return Summary(value=[Summary.Value(tag=tag, histo=proto)])
+
+
+def layout(categories: Mapping[str, Mapping[str, Chart]]) -> Summary:
+    """Return the charts of the Custom Scalars page, by title, by category."""
+    made = layout_pb2.Layout()
+    for title, charts in categories.items():
+        category = made.category.add(title=title)
+        for name, (kind, tags) in charts.items():
+            chart = category.chart.add(title=name)
+            if kind == "band":
+                value, low, high = tags
+                chart.margin.series.add(value=value, lower=low, upper=high)
+            else:
+                chart.multiline.tag.extend(tags)
+    return _tensor("custom_scalars__config__", made.SerializeToString(), "custom_scalars", shape=())
+
+
+def hparams(
+    settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]
+) -> list[Summary]:
+    """Return what the HParams page wants: the settings, and the tags of the scalars beside them."""
+    kinds = {bool: ("BOOL", "bool_value"), str: ("STRING", "string_value")}
+    start = plugin_data_pb2.SessionStartInfo()
+    infos = []
+    for key, value in settings.items():
+        kind, attribute = kinds.get(type(value), ("FLOAT64", "number_value"))
+        number = api_pb2.DataType.Value(f"DATA_TYPE_{kind}")
+        infos.append(api_pb2.HParamInfo(name=key, type=number))
+        setattr(start.hparams[key], attribute, value)
+    shown = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
+    experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=shown)
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value("STATUS_SUCCESS"))
+    parts: dict[str, dict[str, Any]] = {
+        "experiment": {"experiment": experiment},
+        "session_start_info": {"session_start_info": start},
+        "session_end_info": {"session_end_info": end},
+    }
+    summaries = []
+    for name, part in parts.items():
+        content = plugin_data_pb2.HParamsPluginData(version=0, **part).SerializeToString()
+        told = SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+        value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=told))
+        summaries.append(Summary(value=[value]))
+    return summaries
+
+
+def _tensor(
+    tag: str,
+    content: bytes,
+    plugin: str,
+    *,
+    shape: tuple[int, ...] = (1,),
+    data_class: int = 0,
+    about: bytes = b"",
+) -> Summary:
+    """Return a string as a tensor of a plugin; `about` is the data that the plugin asks for."""
+    told = SummaryMetadata.PluginData(plugin_name=plugin, content=about)
+    sizes = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in shape])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=sizes)
+    metadata = SummaryMetadata(plugin_data=told, data_class=data_class)
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])

@@ -1,0 +1,429 @@
+// The OPE tab: what the current policy is worth, over training and in detail.
+
+import { badge, cards } from './evaluation.js';
+import { brief, make, shorten } from './svg.js';
+import { defined, swatch, trainingChart } from './training.js';
+
+const POLL = 5000;  // milliseconds between looks while something changes
+const REST = 30000;  // and where nothing did for a while
+const QUIET = 12;  // looks without a change after which it rests
+const BANDED = 6;  // runs with a band each; of more only the one in focus has one
+const LISTED = 200;  // runs in the list at most
+const DASHES = ['', '8 4', '3 4', '8 3 2 3'];  // of estimators that share a colour
+const LABELS = {
+  settled: 'settled estimate', provisional: 'provisional estimate', fresh: 'fresh evaluations',
+  'rollout/return': 'return of rollouts', 'rollout/ep_rew_mean': 'return of rollouts',
+  'eval/mean_reward': 'return of evaluation episodes',
+};
+const SPECIAL = { settled: 'var(--s0)', provisional: 'var(--s5)', fresh: 'var(--fresh)' };
+const RETURNS = {
+  'rollout/return': 'var(--return)', 'rollout/ep_rew_mean': 'var(--return)',
+  'eval/mean_reward': 'var(--eval)',
+};
+
+const state = {
+  runs: [],  // as the server lists them, the latest first
+  hidden: new Set(),  // runs that were unticked
+  ticked: null,  // names of series and returns; null: the usual ones
+  run: null,  // in focus
+  step: null,  // chosen; null: the last one
+  data: {},  // points by run
+  details: null,  // of the run and step in focus
+  filter: '',
+  changed: 0,  // time of the last change, 0: none yet
+};
+const page = {};
+
+export async function render() {
+  document.head.append(make('link', { rel: 'stylesheet', href: './style.css' }));
+  theme();
+  page.headline = make('header', { id: 'headline' });
+  page.runs = make('div', { id: 'runs' });
+  page.series = make('div', { id: 'series' });
+  page.chart = make('div', { id: 'chart' });
+  page.key = make('div', { class: 'key', id: 'key' });
+  page.details = make('div', { id: 'details' });
+  page.main = make('div', { id: 'main', hidden: true },
+    make('aside', {}, page.series, page.runs),
+    make('main', {}, page.headline,
+      make('section', { class: 'card' }, page.chart, page.key), page.details));
+  page.empty = make('div', { id: 'empty', hidden: true });
+  document.body.append(page.main, page.empty);
+  addEventListener('resize', () => {
+    drawChart();
+    drawDetails();
+  });
+  document.addEventListener('visibilitychange', () => document.hidden || look());
+  await look();
+  loop();
+}
+
+// Data --------------------------------------------------------------------------------
+
+let busy = false;
+let quiet = 0;
+
+async function loop() {
+  for (;;) {
+    await new Promise((done) => setTimeout(done, quiet > QUIET ? REST : POLL));
+    if (!document.hidden) await look();
+  }
+}
+
+/** Ask for runs, points and details; draw what changed. */
+async function look() {
+  if (busy) return;
+  busy = true;
+  try {
+    const { runs } = await ask('./runs');
+    const listed = changed('runs', runs);
+    if (!runs.length) return nothing();
+    page.main.hidden = false;
+    page.empty.hidden = true;
+    if (!runs.some((run) => run.name === state.run)) focus(runs[0].name, null);
+    if (listed) drawControls();
+    if (!page.chart.firstChild) page.chart.append(make('p', { class: 'quiet' }, 'Reading…'));
+    const points = await fetchPoints();
+    const details = await fetchDetails();
+    if (listed || points) drawChart();
+    if (points || details) drawHeadline();
+    if (details) drawDetails();
+    quiet = listed || points || details ? 0 : quiet + 1;
+  } catch (error) {
+    quiet += 1;
+    if (page.main.hidden) nothing(`TensorBoard does not answer (${error.message}).`);
+  } finally {
+    busy = false;
+  }
+}
+
+async function ask(address, form = null) {
+  const answer = await fetch(address, form ? { method: 'POST', body: form } : {});
+  if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+  return answer.json();
+}
+
+/** Store an answer; return whether it differs from the last one. */
+function changed(name, value) {
+  const same = JSON.stringify(state[name]) === JSON.stringify(value);
+  state[name] = value;
+  return !same;
+}
+
+function fetchPoints() {
+  const form = new FormData();
+  form.set('runs', JSON.stringify(shownRuns().map((run) => run.name)));
+  form.set('names', JSON.stringify([...ticked()]));
+  return ask('./series', form).then((data) => changed('data', data));
+}
+
+function fetchDetails() {
+  const step = state.step === null ? '' : `&step=${state.step}`;
+  return ask(`./details?run=${encodeURIComponent(state.run)}${step}`)
+    .then((details) => changed('details', details));
+}
+
+async function refresh() {
+  await fetchPoints();
+  drawChart();
+}
+
+async function focus(run, step) {
+  state.run = run;
+  state.step = step;
+}
+
+async function choose(run, step) {
+  focus(run, step);
+  drawControls();
+  drawChart();
+  await fetchDetails();
+  drawHeadline();
+  drawDetails();
+}
+
+const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.name));
+
+/** Return all names to tick: special series first, then estimators, then returns. */
+function names() {
+  const union = (key) => [...new Set(state.runs.flatMap((run) => run[key]))];
+  const series = union('series');
+  const order = ['settled', 'provisional', 'auto', 'NFIS'];
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : name === 'fresh' ? 99 : 50);
+  series.sort((a, b) => rank(a) - rank(b));
+  return { series, returns: union('returns') };
+}
+
+function ticked() {
+  if (state.ticked) return state.ticked;
+  const { series, returns } = names();
+  const special = series.filter((name) => name in SPECIAL);
+  const usual = special.some((name) => name !== 'fresh')
+    ? special : [...series.filter((name) => name !== 'fresh').slice(0, 1), ...special];
+  return new Set([...usual, ...returns]);
+}
+
+// Colours -----------------------------------------------------------------------------
+
+/** One run: a colour for each series. Several: a colour for each run. */
+function colour(run, name) {
+  if (shownRuns().length > 1) return runColour(run);
+  if (name in SPECIAL) return SPECIAL[name];
+  if (name in RETURNS) return RETURNS[name];
+  const plain = names().series.filter((other) => !(other in SPECIAL));
+  return `var(--s${plain.indexOf(name) % 8})`;
+}
+
+function runColour(run) {
+  const index = state.runs.findIndex((other) => other.name === run);
+  return index < 8 ? `var(--s${index})` : `hsl(${(index * 137.5) % 360} 55% var(--run-light))`;
+}
+
+function kind(name) {
+  if (name in RETURNS) return 'return';
+  return name in SPECIAL ? name : 'estimate';
+}
+
+/** Follow TensorBoard's own switch between light and dark, or else the system's. */
+function theme() {
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  const parent = (() => {
+    try {
+      return window.parent !== window ? window.parent.document.body : null;
+    } catch {
+      return null;
+    }
+  })();
+  const apply = () => {
+    const dark = parent ? parent.classList.contains('dark-mode') : system.matches;
+    document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+  };
+  apply();
+  system.addEventListener('change', apply);
+  if (parent) new MutationObserver(apply).observe(parent, { attributes: true, attributeFilter: ['class'] });
+}
+
+// Headline ----------------------------------------------------------------------------
+
+function drawHeadline() {
+  const found = state.details?.evaluation;
+  const last = lastPoint();
+  const step = found?.step ?? last?.step;
+  const many = state.runs.length > 1;
+  const where = [];
+  if (many || state.run !== '.') where.push(make('span', { title: state.run }, shorten(state.run, 60)));
+  if (defined(step)) where.push(`step ${step.toLocaleString('en')}`);
+  if (found) where.push(found.data);
+  const line = make('div', { class: 'where' }, ...where.flatMap((part, k) => (k ? [' · ', part] : [part])));
+  if (state.step !== null) {
+    line.append(' ', make('button', { onclick: () => choose(state.run, null) }, 'show the latest'));
+  }
+  const judged = found?.estimates.find((row) => row.name === found.recommended);
+  page.headline.replaceChildren(line);
+  if (found) {
+    page.headline.append(make('h1', {}, judged ? badge(judged.verdict) : '', found.headline));
+    if (state.step !== null && found.step !== state.step) {
+      page.headline.append(make('p', { class: 'quiet' },
+        `Of step ${state.step.toLocaleString('en')} TensorBoard kept no details; these are of the nearest step, ${found.step.toLocaleString('en')}. `
+        + '--samples_per_plugin ope=1000 keeps more.'));
+    }
+  } else if (last) {
+    page.headline.append(make('h1', {}, `The policy is worth ${brief(last.value)}`
+      + (defined(last.low) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
+      + `, by ${LABELS[last.name] ?? last.name}.`));
+  }
+}
+
+/** Return the last point of the first series of the run in focus. */
+function lastPoint() {
+  const series = state.data[state.run]?.series ?? {};
+  const name = names().series.find((other) => series[other]?.step.length && other !== 'fresh');
+  if (!name) return null;
+  return { name, ...pointsOf(series[name]).at(-1) };
+}
+
+// Controls ----------------------------------------------------------------------------
+
+function drawControls() {
+  const { series, returns } = names();
+  const one = shownRuns().length === 1;
+  const tick = (name) => {
+    const box = make('input', { type: 'checkbox', onchange: () => toggle(name) });
+    box.checked = ticked().has(name);
+    const colours = one ? [swatch(colour(state.run, name))] : [];
+    return make('label', { 'data-name': name }, box, ...colours, LABELS[name] ?? name);
+  };
+  page.series.replaceChildren(
+    make('h2', {}, 'Estimates'), ...series.map(tick),
+    ...(returns.length ? [make('h2', {}, 'Returns'), ...returns.map(tick)] : []));
+  drawRuns();
+}
+
+function drawRuns() {
+  if (state.runs.length < 2) return page.runs.replaceChildren();
+  const row = (run) => {
+    const box = make('input', { type: 'checkbox', onchange: () => show(run.name, box.checked) });
+    box.checked = !state.hidden.has(run.name);
+    return make('div', { class: run.name === state.run ? 'run focus' : 'run' }, box,
+      shownRuns().length > 1 ? swatch(runColour(run.name)) : '',
+      make('a', { title: run.name, onclick: () => pick(run.name) }, shorten(run.name.slice(prefix), 30)));
+  };
+  const prefix = commonPrefix(state.runs.map((run) => run.name));
+  const match = state.runs.filter((run) => run.name.toLowerCase().includes(state.filter.toLowerCase()));
+  const parts = [make('h2', {}, `Runs (${state.runs.length})`)];
+  if (state.runs.length > 8) {
+    const input = page.filter ?? make('input', {
+      type: 'search', placeholder: 'filter runs',
+      oninput: (event) => { state.filter = event.target.value; drawRuns(); page.filter.focus(); },
+    });
+    page.filter = input;
+    parts.push(input);
+  }
+  if (state.runs.length > 2) {
+    parts.push(make('div', { class: 'buttons' },
+      make('button', { onclick: () => only(match.map((run) => run.name)) }, 'all'),
+      make('button', { onclick: () => only([state.run]) }, 'only this')));
+  }
+  parts.push(...match.slice(0, LISTED).map(row));
+  if (match.length > LISTED) parts.push(make('p', { class: 'quiet' }, `${match.length - LISTED} more: filter them`));
+  page.runs.replaceChildren(...parts);
+}
+
+/** Return the length of what all names begin with, up to the last mark between words. */
+function commonPrefix(all) {
+  let size = 0;
+  while (all.every((name) => size < name.length && name[size] === all[0][size])) size += 1;
+  return all[0].slice(0, size).replace(/[A-Za-z0-9.]*$/, '').length;
+}
+
+function toggle(name) {
+  const next = new Set(ticked());
+  if (!next.delete(name)) next.add(name);
+  state.ticked = next;
+  refresh();
+}
+
+function show(run, visible) {
+  if (visible) state.hidden.delete(run);
+  else state.hidden.add(run);
+  drawControls();
+  refresh();
+}
+
+function only(runs) {
+  state.hidden = new Set(state.runs.map((run) => run.name).filter((name) => !runs.includes(name)));
+  drawControls();
+  refresh();
+}
+
+function pick(run) {
+  const back = state.hidden.delete(run);
+  choose(run, null);
+  if (back) refresh();
+}
+
+// Chart -------------------------------------------------------------------------------
+
+const pointsOf = (columns) => columns.step.map((step, k) => Object.fromEntries(
+  Object.entries(columns).map(([end, column]) => [end, column[k]])));
+
+/** Return the lines of the chart: estimates first, so that returns are not hidden by bands. */
+function lines() {
+  const several = shownRuns().length > 1;
+  const estimates = names().series.filter((name) => kind(name) === 'estimate');
+  const found = [];
+  for (const run of shownRuns()) {
+    const data = state.data[run.name];
+    if (!data) continue;
+    const verdicts = new Map((data.numbers.verdict?.step ?? [])
+      .map((step, k) => [step, data.numbers.verdict.value[k]]));
+    const judged = ['provisional', 'auto', 'NFIS', ...run.series].find((name) => run.series.includes(name));
+    const all = { ...data.series, ...data.returns };
+    for (const [name, columns] of Object.entries(all)) {
+      if (!ticked().has(name) || !columns.step.length) continue;
+      const own = 'verdict' in columns;
+      const points = pointsOf(columns).map((p) => ({
+        ...p, verdict: own ? p.verdict : name === judged ? verdicts.get(p.step) : undefined,
+      }));
+      const line = {
+        run: run.name, name, label: LABELS[name] ?? name, kind: kind(name),
+        colour: colour(run.name, name), points, strong: run.name === state.run || !several,
+        faint: run.name !== state.run && shownRuns().length > BANDED,
+      };
+      if (line.faint && line.kind === 'return') continue;  // too many to be told apart
+      if (line.kind === 'estimate') {
+        const index = several ? estimates.filter((n) => ticked().has(n)).indexOf(name)
+          : Math.floor(estimates.indexOf(name) / 8);
+        line.dash = DASHES[index % 4];
+      }
+      found.push(line);
+    }
+  }
+  const order = { estimate: 0, settled: 1, provisional: 2, return: 3, fresh: 4 };
+  const place = (line) => order[line.kind] + (line.strong ? 10 : 0);
+  return found.sort((a, b) => place(a) - place(b));
+}
+
+function drawChart() {
+  const shown = lines();
+  if (!shown.length) {
+    page.chart.replaceChildren(make('p', { class: 'quiet' }, 'Nothing is ticked, or nothing was written yet.'));
+    page.key.replaceChildren();
+    return;
+  }
+  const few = shownRuns().length <= BANDED;
+  const bands = (line) => few || line.run === state.run;
+  const thin = (line) => (bands(line) ? line : { ...line, points: line.points.map((p) => ({ ...p, verdict: undefined })) });
+  const step = state.step ?? state.details?.evaluation?.step ?? null;
+  trainingChart(page.chart, shown.map(thin), { selected: { step }, select: choose, bands });
+  drawKey(shown);
+}
+
+function drawKey(shown) {
+  const parts = [];
+  if (shownRuns().length === 1) {
+    for (const line of shown) parts.push(sample(line, line.label));
+  } else {
+    const kinds = new Map(shown.map((line) => [`${line.kind}${line.dash ?? ''}`, line]));
+    for (const line of kinds.values()) parts.push(sample({ ...line, colour: 'var(--ink)' }, line.label));
+  }
+  parts.push(make('span', { class: 'verdicts' }, 'verdict: ',
+    ...['green', 'amber', 'red'].map((colour) => make('span', {}, make('i', { class: `point ${colour}` }), colour))));
+  parts.push(make('span', { class: 'quiet' }, 'click a step for its details'));
+  page.key.replaceChildren(...parts);
+}
+
+function sample(line, label) {
+  const look = make('i', { class: `sample ${line.kind}` });
+  look.style.setProperty('--colour', line.colour);
+  return make('span', {}, look, label);
+}
+
+// Details -----------------------------------------------------------------------------
+
+function drawDetails() {
+  const { evaluation, ranking } = state.details ?? {};
+  const made = cards(evaluation, ranking);
+  if (!made.length) {
+    made.push(make('p', { class: 'quiet' },
+      'This run has no details of its evaluations: write them with EvaluationWriter.add_evaluation or OPECallback.'));
+  }
+  const wide = page.details.clientWidth > 860;  // two columns, by turns
+  const column = (turn) => make('div', {}, ...made.filter((_, k) => !wide || k % 2 === turn));
+  page.details.replaceChildren(...(wide ? [column(0), column(1)] : [column(0)]));
+}
+
+function nothing(problem = '') {
+  page.main.hidden = true;
+  page.empty.hidden = false;
+  const code = (text) => make('pre', {}, text);
+  page.empty.replaceChildren(
+    make('h1', {}, problem || 'No evaluations yet'),
+    make('p', {}, 'This tab shows what a policy is worth while it is trained, from episodes that earlier policies recorded. '
+      + 'It found no evaluations in this log directory. Any of these writes some, and they appear here by themselves:'),
+    make('h3', {}, 'Try it'), code('python train.py --env CartPole-v1\ntensorboard --logdir runs'),
+    make('h3', {}, 'In Stable-Baselines3'),
+    code('from wrappers.sb3 import OPECallback\n\nmodel = PPO("MlpPolicy", env, tensorboard_log="runs")\nmodel.learn(100_000, callback=OPECallback(eval_env))'),
+    make('h3', {}, 'In your own loop'),
+    code('from ope_gym.report.tensorboard import EvaluationWriter\n\nwith EvaluationWriter("runs/mine") as writer:\n    writer.add_evaluation(ope_gym.evaluate(episodes, policy), step)'));
+}
