@@ -42,7 +42,8 @@ _FLOOR = 0.01  # least standard error, as a share of the range of the returns so
 _SECOND = 1.0  # of a squared correction that counts as error: what is of second order
 _FREEDOM = 7.0  # degrees of freedom of an error that rests on eight groups
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
-_RETRY = 8  # evaluations after which a hopeless simulation is tried again
+_PATIENCE = 3  # hopeless simulations in a row after which it rests,
+_RETRY = 8  # and evaluations after which it is tried again
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class FreeEvaluation:
         self._pending: list[_Snapshot] = []
         self._spread, self._range, self._length = np.nan, (np.inf, -np.inf), 0.0
         self._rest = 0  # evaluations for which the simulation rests
+        self._failed = 0  # simulations in a row that counted for nothing
 
     def follow(self, policy: Policy, latent: Latent | None = None) -> None:
         """Say which policy acts from now on.
@@ -179,7 +181,13 @@ class FreeEvaluation:
         now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - span, stop) for span in spans])
         self._pending.append(now)
-        return self._conclude(now, now.early, settled=False)
+        found = self._conclude(now, now.early, settled=False)
+        if now.simulation is not None:
+            hopeless = found.shares.get("simulation", 0.0) < _HOPELESS
+            self._failed = self._failed + 1 if hopeless else 0
+            if self._failed >= _PATIENCE:
+                self._rest, self._failed = _RETRY, 0
+        return found
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of the policies that enough steps have followed since."""
@@ -295,8 +303,6 @@ class FreeEvaluation:
         square = 1.0 / sum(weights.values())
         shares = {name: weight * square for name, weight in weights.items()}
         value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
-        if not settled and snapshot.simulation and shares.get("simulation", 0.0) < _HOPELESS:
-            self._rest = _RETRY
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
         half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(
