@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ope_gym.inference.intervals import Bootstrap as Bootstrap
     from ope_gym.inference.intervals import EssT as EssT
     from ope_gym.log_probs import evaluate_log_probs as evaluate_log_probs
+    from ope_gym.online.free import FreeEstimate as FreeEstimate
+    from ope_gym.online.free import FreeEvaluation as FreeEvaluation
     from ope_gym.options import Compute as Compute
     from ope_gym.options import Options as Options
     from ope_gym.options import Weighting as Weighting
@@ -53,6 +55,8 @@ else:
         "Estimate": "ope_gym.inference.estimate",
         "Evaluation": "ope_gym.results",
         "Evaluator": "ope_gym.evaluation",
+        "FreeEstimate": "ope_gym.online.free",
+        "FreeEvaluation": "ope_gym.online.free",
         "Options": "ope_gym.options",
         "Ranking": "ope_gym.analysis.ranking_table",
         "Schedule": "ope_gym.data.schedules",
