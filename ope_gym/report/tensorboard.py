@@ -61,16 +61,17 @@ class EvaluationWriter:
     Args:
         logdir: folder of the run; or a `SummaryWriter` of the training loop, which is then written
             to and left open.
+        layout: whether to lay out the Custom Scalars page; a run has one layout, the last.
     """
 
-    def __init__(self, logdir: str | Path | SummaryWriter) -> None:
+    def __init__(self, logdir: str | Path | SummaryWriter, *, layout: bool = True) -> None:
         self._owned = not isinstance(logdir, SummaryWriter)
         self._writer = (
             logdir
             if isinstance(logdir, SummaryWriter)
             else SummaryWriter(str(logdir), flush_secs=10)  # seen while training goes on
         )
-        self._laid_out = False
+        self._laid_out = not layout
         self._last_step: dict[str, int] = {}  # of each estimator
         self._undefined: set[str] = set()  # estimators that ever were
 
