@@ -149,7 +149,7 @@ def test_a_training_that_goes_on_keeps_its_open_episodes() -> None:
     model.learn(128, callback=ope, reset_num_timesteps=False)
     window = stream.window(0, stream.clock)
     assert window.began.tolist() == [0, 30, 60, 90, 120] * 2  # 64 steps, then 64 more
-    model.learn(128, callback=CallbackList([ope, _StopAt(300)]), reset_num_timesteps=False)
+    model.learn(128, callback=CallbackList([ope, _StopAt(290)]), reset_num_timesteps=False)
     model.learn(128, callback=ope, reset_num_timesteps=False)  # one step was lost on the way
     window = stream.window(0, stream.clock)
     assert window.began.tolist() == [0, 30, 60, 90, 120, 150, 180] * 2
@@ -205,8 +205,8 @@ def test_the_value_of_the_chosen_one_is_corrected() -> None:
     alone.add(estimate(1, 5.0, 1.0))
     only = alone.best()
     assert only is not None
-    assert only.value == pytest.approx(5.0, abs=4 * 0.032)
-    assert only.probability == 1.0
+    assert only.value == pytest.approx(5.0)
+    assert only.probability == pytest.approx(1.0)
 
 
 def test_chances_are_those_of_normal_numbers() -> None:
