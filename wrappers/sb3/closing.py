@@ -37,13 +37,15 @@ def closing_lines(
     fresh = f"{estimate.episodes} fresh episodes"
     if deterministic or not regime:
         lines.append(f"Data: {fresh} of that policy.")
+    elif "fresh" in estimate.shares:
+        lines.append(
+            f"Data: {regime}, the latest episodes of the training, and fresh ones, which weigh "
+            f"{estimate.shares['fresh']:.0%}."
+        )
     else:
         lines.append(
-            f"Data: {regime}, the latest {estimate.episodes:,} episodes of the training, weighted "
-            "by none: no step was taken for it."
-            if "fresh" not in estimate.shares
-            else f"Data: {regime}, the latest episodes of the training and fresh ones, "
-            f"{estimate.episodes:,} in all; the fresh ones weigh {estimate.shares['fresh']:.0%}."
+            f"Data: {regime}, the latest {estimate.episodes:,} episodes of the training; none was "
+            "played for this."
         )
     return lines
 
