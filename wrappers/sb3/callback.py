@@ -294,7 +294,8 @@ class OPECallback(EventCallback):
             self._warn_if_large()
         if self._free is not None:
             size = model.n_steps * model.n_envs
-            if size >= _SHORT or self._is_due(self.num_timesteps + size):
+            first = self._policy is None  # a snapshot that does not fit is an error at once
+            if first or size >= _SHORT or self._is_due(self.num_timesteps + size):
                 self._follow(anew=self._training is None)
 
     def _on_step(self) -> bool:
