@@ -1,15 +1,14 @@
-"""Evaluate PPO while it trains, in one file in the style of CleanRL; our lines are marked.
+"""Value the policy of PPO while it trains, in the style of CleanRL; our lines are marked.
 
-A quarter of the episodes is held out: PPO never trains on them, so an estimate from them is not
-optimistic. Every few updates the current policy is evaluated from the held-out episodes of earlier
-policies. Episodes begun less than a time limit ago are left out, of which only the short ones have
-ended.
+The value comes from the steps that PPO takes anyway: no episode is played for it. It is provisional
+at first. A few rollouts later the value of the same policy is settled, and shown at its own step.
 
     python examples/ppo_cartpole.py
     tensorboard --logdir runs
 """
 
 import argparse
+import copy  # added
 import time
 
 import gymnasium as gym
@@ -20,12 +19,10 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 
-from ope_gym import evaluate  # added, with the next three
+from ope_gym.online import FreeEvaluation  # added, with the next three
 from ope_gym.policies.torch import TorchPolicy
-from ope_gym.report.tensorboard import EvaluationWriter
-from wrappers.vector import RecordTrajectories
-
-ESTIMATORS = ("FIS", "NFIS", "NBIS")  # added
+from ope_gym.report.free_values import FreeWriter, in_words
+from wrappers.free import VectorSteps
 
 
 def parse_args() -> argparse.Namespace:
@@ -46,7 +43,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ent-coef", type=float, default=0.01)
     parser.add_argument("--vf-coef", type=float, default=0.5)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
-    parser.add_argument("--held-out", type=float, default=0.25, help="share of episodes")  # added
     parser.add_argument("--evaluate-every", type=int, default=5, help="updates")  # added
     return parser.parse_args()
 
@@ -69,16 +65,24 @@ def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
     )
 
 
+def units(hidden: nn.ModuleList, observations: np.ndarray) -> np.ndarray:  # added
+    """Return the hidden units of critic and actor."""
+    with torch.no_grad():
+        return torch.cat([part(torch.as_tensor(observations)) for part in hidden], 1).numpy()
+
+
 args = parse_args()
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # networks this small gain nothing from more
 rng = np.random.default_rng(args.seed)
 writer = SummaryWriter(f"{args.logdir}/{args.env_id}__ppo__{args.seed}__{int(time.time())}")
-ope_writer = EvaluationWriter(writer)  # added: charts with intervals, in the same run
 
 same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
 envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=same_step)
-envs = RecordTrajectories(envs, held_out=args.held_out)  # added: record all episodes
+limit = envs.spec.max_episode_steps  # added, with the next three
+free = FreeEvaluation(args.num_envs, horizon=limit)  # values of the policies
+steps = VectorSteps(envs)  # the steps that they rest on
+ope_writer = FreeWriter(writer)  # charts with bands, in the same run
 size = int(np.prod(envs.single_observation_space.shape))
 actor = network(size, int(envs.single_action_space.n), 0.01)  # logits
 critic = network(size, 1, 1.0)
@@ -92,14 +96,17 @@ logprobs, rewards, dones, values = (torch.zeros(shape) for _ in range(4))
 
 global_step = 0
 episodic_return, finished = np.zeros(args.num_envs), []
-next_obs = torch.as_tensor(envs.reset(seed=args.seed)[0])
+observation, _ = envs.reset(seed=args.seed)
+steps.restart(observation)  # added
+next_obs = torch.as_tensor(observation)
 next_done = torch.zeros(args.num_envs)
 num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
 
 for update in range(num_updates):
     optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
 
-    envs.follow(TorchPolicy(actor))  # added: this policy chooses the next actions
+    hidden = copy.deepcopy(nn.ModuleList([critic[:-1], actor[:-1]]))  # added: what they know
+    free.follow(TorchPolicy(actor), lambda x, hidden=hidden: units(hidden, x))  # added: who acts
     for step in range(args.num_steps):
         global_step += args.num_envs
         obs[step], dones[step] = next_obs, next_done
@@ -108,7 +115,8 @@ for update in range(num_updates):
             action = distribution.sample()
             values[step] = critic(next_obs).flatten()
         actions[step], logprobs[step] = action, distribution.log_prob(action)
-        observation, reward, terminations, truncations, _ = envs.step(action.numpy())
+        observation, reward, terminations, truncations, infos = envs.step(action.numpy())
+        steps.step(action.numpy(), observation, reward, terminations, truncations, infos)  # added
         done = terminations | truncations
         rewards[step] = torch.as_tensor(reward)
         next_obs, next_done = torch.as_tensor(observation), torch.as_tensor(done).float()
@@ -128,8 +136,16 @@ for update in range(num_updates):
             last = advantages[t] = delta + args.gamma * args.gae_lambda * alive * last
         returns = advantages + values
 
-    # the learner must not train on held-out episodes
-    b_inds = np.flatnonzero(envs.trainable())  # changed: was np.arange(batch_size)
+    free.add(**steps.take())  # added, with the next six: values, before the policy changes
+    if (update + 1) % args.evaluate_every == 0:
+        estimate = free.evaluate(global_step)
+        if estimate is not None:
+            ope_writer.add(estimate)
+            print(f"step {global_step}: the policy is worth {in_words(estimate)}")
+        for settled in free.settle():  # of earlier policies, at their own steps
+            ope_writer.add(settled)
+
+    b_inds = np.arange(args.num_steps * args.num_envs)
     b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()
     b_advantages, b_returns = advantages.flatten(), returns.flatten()
     for _ in range(args.update_epochs):
@@ -153,14 +169,6 @@ for update in range(num_updates):
     writer.add_scalar("losses/policy", pg_loss.item(), global_step)
     if finished:
         writer.add_scalar("rollout/return", np.mean(finished), global_step)
-    if (update + 1) % args.evaluate_every == 0:
-        mean = np.mean(finished) if finished else np.nan
-        print(f"step {global_step}: the last rollout's episodes returned {mean:.1f}")
-        data = envs.settled().select(held_out=True, last=10)  # added: no long episode is missing
-        if len(data):  # added, with the next three: the value of the current policy
-            evaluation = evaluate(data, TorchPolicy(actor), estimators=ESTIMATORS)
-            ope_writer.add_evaluation(evaluation, global_step)
-            print(evaluation)
     finished = []
 
 envs.close()

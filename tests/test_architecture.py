@@ -38,7 +38,8 @@ MAY_IMPORT = {
     "evaluation": WEIGHED | SUMS | {"scale"},
     "log_probs": WEIGHED | SUMS,
     "analysis": WEIGHED | SUMS | {"scale", "evaluation", "report"},
-    "report": SUMS | {"analysis"},
+    "online": WEIGHED | {"inference"},
+    "report": SUMS | {"analysis", "online"},
     "stopping": set(),
 }
 EVERYTHING = {"__init__", "__main__", "cli", "flags"}
@@ -47,9 +48,9 @@ EVERYTHING = {"__init__", "__main__", "cli", "flags"}
 RECORDS = {"arrays", "batches", "data", "policies"}
 AROUND = {
     "agents": RECORDS,
-    "wrappers": RECORDS,
+    "wrappers": RECORDS | {"online"},
     "wrappers/recording": RECORDS,
-    "wrappers/sb3": RECORDS | {"analysis", "evaluation", "options", "report", "results"},
+    "wrappers/sb3": RECORDS | {"analysis", "evaluation", "online", "options", "report", "results"},
 }
 
 

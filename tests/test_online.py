@@ -284,7 +284,7 @@ def test_a_wrong_environment_is_corrected() -> None:
 
 def sums_of(value: float, error: float, steps: int) -> Sums:
     left = value + error / np.sqrt(7 / 8 * 8) * np.array([1.0, -1.0] * 4)
-    return Sums(value, 0.0, np.stack([left, np.zeros(8)], axis=1), steps)
+    return Sums(value, 0.0, np.stack([left, np.zeros(8)], axis=1), steps, 8)
 
 
 def test_a_wider_window_is_taken_unless_it_differs_by_more_than_noise() -> None:

@@ -148,9 +148,8 @@ RUNS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("run", RUNS)
 def test_training_is_recorded_as_it_happened(run: str) -> None:
     model = RUNS[run]()
-    witness, ope = Witness(), OPECallback(eval_every=1000, verbose=0)
-    with pytest.warns(UserWarning, match="in-sample"):
-        model.learn(420, callback=CallbackList([witness, ope]))
+    witness, ope = Witness(), OPECallback(record_training=True, verbose=0)
+    model.learn(420, callback=CallbackList([witness, ope]))
     recorded = ope.training.view()
     assert len(recorded) == len(witness.episodes) > 5
     straddling = cut = 0
@@ -198,9 +197,8 @@ def test_rewards_are_those_of_the_environment_not_with_the_value_of_the_last_sta
         def _on_rollout_end(self) -> None:
             added.extend(self.model.rollout_buffer.rewards[:, 0].tolist())  # type: ignore[attr-defined]
 
-    ope = OPECallback(verbose=0)
-    with pytest.warns(UserWarning, match="in-sample"):
-        model.learn(64, callback=CallbackList([ope, After()]))
+    ope = OPECallback(record_training=True, verbose=0)
+    model.learn(64, callback=CallbackList([ope, After()]))
     kept = ope.training.view().rewards
     last = np.arange(9, 60, 10)
     assert np.abs(kept[last] - np.array(added)[last]).min() > 0  # SB3 did add something
@@ -233,42 +231,16 @@ def test_a_second_learn_goes_on_with_open_episodes() -> None:
         ppo(envs("CartPole-v1")).learn(128, callback=late)
 
 
-def test_without_eval_env_no_episode_is_missing_for_being_long() -> None:
-    model, ope = (
-        ppo(envs("CartPole-v1", 3), learning_rate=1e-9),
-        OPECallback(eval_every=1, verbose=0),
-    )
-    with pytest.warns(UserWarning, match="in-sample"):
-        model.learn(4 * 3 * 64, callback=ope)
-    recorded = ope.training.view()
-    for timesteps, evaluation in ope.evaluations:
-        clock = timesteps // 3
-        early = recorded.start_clock <= clock - 40  # the time limit
-        ended = recorded.start_clock + recorded.lengths <= clock
-        assert evaluation.sample.trajectories == early.sum() < ended.sum()
-    assert len(ope.evaluations) == 4
-    assert ope.trajectories().policies[-1] == ope.policy  # the final one, which never acted
-
-
-def test_an_unknown_time_limit_is_pointed_out() -> None:
-    class Short(gym.wrappers.TimeLimit):
-        spec = None
-
-    env = Short(gym.make("CartPole-v1"), 20)
-    with pytest.warns(UserWarning, match="names no time limit: long episodes"):
-        ppo(env).learn(128, callback=OPECallback(verbose=0))
-
-
-def test_learning_that_goes_on_evaluates_no_policy_twice() -> None:
-    for every in (None, 1, 2):
+def test_learning_that_goes_on_evaluates_once_at_each_end() -> None:
+    for every, expected in ((10_000, 3), (1, 6), (256, 3)):
         model = ppo(envs("CartPole-v1"))
-        ope = OPECallback(envs("CartPole-v1"), eval_every=every, verbose=0)
+        ope = OPECallback(envs("CartPole-v1"), eval_freq=every, verbose=0)
         for _ in range(3):
             model.learn(256, callback=ope, reset_num_timesteps=False)
-        steps = [step for step, _ in ope.evaluations]
+        steps = [e.timesteps for e in ope.evaluations]
         assert steps == sorted(set(steps))
-        assert {0, 256, 512, 768} <= set(steps)
-        assert len(ope.held_out) == 5 * len(ope.held_out.policies) == 5 * len(steps)
+        assert {256, 512, 768} <= set(steps)
+        assert len(ope.held_out) == 5 * len(steps) == 5 * expected
 
 
 # Held-out episodes ---------------------------------------------------------------------------
@@ -276,20 +248,18 @@ def test_learning_that_goes_on_evaluates_no_policy_twice() -> None:
 
 def test_held_out_episodes_are_played_by_frozen_policies_in_fixed_shares() -> None:
     model = ppo(envs("CartPole-v1", limit=15))
-    ope = recording(envs("CartPole-v1", 2, limit=15), n_eval_episodes=5, eval_every=1)
+    ope = recording(envs("CartPole-v1", 2, limit=15), n_eval_episodes=5, eval_freq=1)
     model.learn(256, callback=ope)
     held = ope.held_out.view()
     assert held.held_out.all()
     assert not (held.schedule_ids >= 0).any()
-    np.testing.assert_array_equal(held.policy_ids[held.offsets[:-1]], np.repeat([0, 1, 2], 5))
+    np.testing.assert_array_equal(held.policy_ids[held.offsets[:-1]], np.repeat([0, 1], 5))
     assert held.truncated.any()  # 15 steps
     assert held.lengths.max() == 15
     held.audit(1e-9)
-    assert [t for t, _ in ope.evaluations] == [0, 128, 256]
-    last = ope.evaluations[-1][1]
-    assert last.sample.trajectories == 15
-    assert last.sample.regime == "held-out"
-    assert last["NFIS"].value == ope_gym.evaluate(held, ope.policy)["NFIS"].value
+    assert [e.timesteps for e in ope.evaluations] == [128, 256]
+    assert [e.value for e in ope.fresh] == held.returns().reshape(2, 5).mean(axis=1).tolist()
+    assert all(0 < e.shares["fresh"] < 1 for e in ope.evaluations)  # beside the free evidence
     everything = ope.trajectories()
     assert len(everything) == len(held) + len(ope.training)
     assert len(everything.policies) == 3  # shared by the two
@@ -297,7 +267,7 @@ def test_held_out_episodes_are_played_by_frozen_policies_in_fixed_shares() -> No
 
 def test_continuous_actions_are_recorded_before_they_are_clipped() -> None:
     model = ppo(envs("Pendulum-v1"), policy_kwargs=small(log_std_init=1.5))
-    ope = recording(envs("Pendulum-v1", 3), n_eval_episodes=3, eval_every=1)
+    ope = recording(envs("Pendulum-v1", 3), n_eval_episodes=3, eval_freq=1)
     model.learn(128, callback=ope)
     for data in (ope.held_out.view(), ope.training.view()):
         assert np.abs(data.actions).max() > 2.5  # the bound is 2
@@ -313,10 +283,10 @@ def count_covering(name: str, limit: int) -> tuple[int, float]:
     1,500 fresh episodes stands for the value; its error is an eighth of the estimates'.
     """
     model = ppo(envs(name, 4, limit=limit), learning_rate=3e-3, n_steps=48, batch_size=48)
-    ope = OPECallback(envs(name, 5, limit=limit), eval_every=1, verbose=0)
+    ope = OPECallback(envs(name, 5, limit=limit), eval_freq=1, verbose=0)
     model.learn(3 * 192, callback=ope)
     snapshots, target = ope.held_out.policies, ope.policy
-    assert len(snapshots) == 4
+    assert len(snapshots) == 3
 
     make = partial(gym.make, name, max_episode_steps=limit)
     fresh = vector.RecordTrajectories(gym.vector.SyncVectorEnv([make] * 25))
@@ -349,13 +319,13 @@ def test_intervals_cover_the_value_about_as_often_as_they_should() -> None:
 # VecNormalize --------------------------------------------------------------------------------
 
 
-def test_snapshots_freeze_the_statistics_of_a_normaliser_that_learns() -> None:
+def test_snapshots_freeze_the_statistics_of_a_normaliser_that_learns(tmp_path: Path) -> None:
     env = VecNormalize(envs("Pendulum-v1", limit=20))
     model = ppo(env)
     with pytest.raises(ValueError, match="VecNormalize updates its statistics"):
-        model.learn(64, callback=OPECallback())
+        model.learn(64, callback=OPECallback(path=tmp_path / "run.ope"))
     ope = OPECallback(
-        VecNormalize(envs("Pendulum-v1", limit=20), training=False), eval_every=1, verbose=0
+        VecNormalize(envs("Pendulum-v1", limit=20), training=False), eval_freq=1, verbose=0
     )
     model.learn(256, callback=ope)
     assert len(ope.training) == 0
@@ -382,7 +352,7 @@ def test_a_frozen_normaliser_is_part_of_the_policy() -> None:
     env.training = False
     played = [len(x) for x in env.env_method("get_episode_rewards")]
     model = ppo(env)
-    ope = recording(envs("CartPole-v1"), eval_every=1)
+    ope = recording(envs("CartPole-v1"), eval_freq=1)
     model.learn(256, callback=ope)
     recorded = ope.training.view()
     recorded.audit()
@@ -433,15 +403,15 @@ def test_rewards_and_observations_that_were_normalised_are_not_recorded() -> Non
 
 def test_dqn_is_evaluated_on_held_out_episodes() -> None:
     model = dqn(envs("CartPole-v1", 1), exploration_fraction=0.5)
-    with pytest.raises(ValueError, match="DQN changes its policy every few steps"):
+    with pytest.raises(ValueError, match=r"DQN: it changes its policy .*give an eval_env"):
         model.learn(10, callback=OPECallback())
-    ope = OPECallback(envs("CartPole-v1", 2), eval_every=30, verbose=0)
+    ope = OPECallback(envs("CartPole-v1", 2), eval_freq=40, verbose=0)
     model.learn(400, callback=ope)
     assert len(ope.training) == 0
     held = ope.held_out.view()
     held.audit(1e-12)
     epsilons = [p.epsilon for p in held.policies if isinstance(p, EpsilonGreedyMlp)]
-    assert len(epsilons) == len(held.policies) == len(ope.evaluations) == 5
+    assert len(epsilons) == len(held.policies) == len(ope.evaluations) == 10
     assert epsilons[0] == 1.0  # it acts at random before it learns
     assert epsilons == sorted(epsilons, reverse=True)
     assert epsilons[-1] == model.exploration_rate == pytest.approx(0.05)
@@ -477,32 +447,67 @@ class Dicts(gym.Env[Any, Any]):
         return self.observation_space.sample(), 0.0, True, False, {}
 
 
+def off_policy(algorithm: Any) -> Any:
+    chosen: dict[str, Any] = {"buffer_size": 100, "learning_starts": 50, "seed": 0}
+    env = envs("Pendulum-v1", 1, limit=10)
+    return algorithm("MlpPolicy", env, policy_kwargs=small(), device="cpu", **chosen)
+
+
 @pytest.mark.parametrize("algorithm", [SAC, TD3, DDPG])
-def test_algorithms_without_recorded_densities_are_refused(algorithm: Any) -> None:
-    model = algorithm(
-        "MlpPolicy", "Pendulum-v1", policy_kwargs=small(), buffer_size=10, device="cpu"
-    )
-    with pytest.raises(TypeError, match=f"{algorithm.__name__}.*PPO, A2C and DQN"):
-        model.learn(10, callback=OPECallback(envs("Pendulum-v1")))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_other_algorithms_are_valued_by_fresh_episodes_alone(
+    algorithm: Any, deterministic: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=f"{algorithm.__name__}: .*give an eval_env"):
+        off_policy(algorithm).learn(10, callback=OPECallback())
+    weights = []
+    for run in range(2):
+        ope = OPECallback(
+            envs("Pendulum-v1", 2, limit=10),
+            eval_freq=40,
+            n_eval_episodes=3,
+            deterministic=deterministic,
+        )
+        model = off_policy(algorithm)
+        model.learn(80, callback=ope if run else None)
+        weights.append(torch.cat([p.flatten() for p in model.policy.parameters()]))
+    assert torch.equal(*weights)  # the random numbers of the training are left alone
+    assert [e.timesteps for e in ope.evaluations] == [40, 80]
+    assert all(e.shares == {"fresh": 1.0} for e in ope.evaluations)
+    assert [e.episodes for e in ope.evaluations] == [3, 3]
+    assert all(round(e.worth) == 3 for e in ope.evaluations)
+    out = capsys.readouterr().out
+    assert f"Only the fresh episodes count with {algorithm.__name__}: " in out
+    assert "Data: 3 fresh episodes of that policy." in out
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: ppo(envs("Pendulum-v1"), use_sde=True), "gSDE keeps one noise matrix"),
+        (lambda: ppo(envs("Pendulum-v1"), use_sde=True), "gSDE .* keeps one noise matrix"),
         (lambda: PPO("MultiInputPolicy", Dicts(), device="cpu"), "MultiInput"),
         (lambda: ppo(Dicts(spaces.MultiDiscrete([2, 2]))), "only Discrete and Box"),
     ],
 )
-def test_policies_without_a_density_a_step_are_refused(make: Any, why: str) -> None:
+def test_policies_without_a_density_a_step_need_fresh_episodes(make: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make().learn(10, callback=OPECallback())
+
+
+def test_dict_observations_and_other_actions_are_valued_by_fresh_episodes() -> None:
+    for space in (None, spaces.MultiDiscrete([2, 2])):
+        kind = "MultiInputPolicy" if space is None else "MlpPolicy"
+        model = PPO(kind, Dicts(space), n_steps=8, batch_size=8, device="cpu", seed=0)
+        ope = OPECallback(Dicts(space), verbose=0)
+        model.learn(8, callback=ope)
+        (estimate,) = ope.evaluations
+        assert (estimate.value, estimate.shares) == (0.0, {"fresh": 1.0})
 
 
 def test_a_recurrent_policy_is_refused() -> None:
     model = ppo(envs("CartPole-v1"))
     model.policy.lstm_actor = torch.nn.LSTM(1, 1)
-    with pytest.raises(ValueError, match="hidden state"):
+    with pytest.raises(ValueError, match=r"no snapshot of PPO: .*hidden state"):
         snapshot(model)
 
 
@@ -532,7 +537,9 @@ def test_episodes_that_never_end_are_an_error() -> None:
     assert (bounded.held_out.view().lengths == 40).all()
 
 
-@pytest.mark.parametrize("wrong", [{"n_eval_episodes": 0}, {"eval_every": 0}, {"window": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"n_eval_episodes": 0}, {"eval_freq": 0}, {"stop_after": 0}, {"window": 0}]
+)
 def test_bad_arguments_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be at least 1"):
         OPECallback(**wrong)  # type: ignore[arg-type]
@@ -551,9 +558,11 @@ def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> No
     assert (tmp_path / "run.ope").read_text() == "something else"
 
 
-def test_something_must_be_recorded() -> None:
-    with pytest.raises(ValueError, match="nothing to evaluate"):
-        OPECallback(record_training=False)
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="deterministic=True without eval_env"):
+        OPECallback(deterministic=True)
+    with pytest.raises(ValueError, match="select='best' must be one of 'lower', 'value'"):
+        OPECallback(select="best")
     with pytest.raises(RuntimeError, match=r"call model\.learn first"):
         _ = OPECallback().policy
 
@@ -579,7 +588,7 @@ def test_other_networks_are_copied_as_modules(name: str, normalised: bool, tmp_p
         statistics: Any = env.obs_rms
         statistics.mean += 0.3
     model = ppo(env, policy_kwargs=small(features_extractor_class=Squares))
-    ope = OPECallback(envs(name), eval_every=1, path=tmp_path / "all.ope", verbose=0)
+    ope = OPECallback(envs(name), eval_freq=1, path=tmp_path / "all.ope", verbose=0)
     model.learn(128, callback=ope)
     ope.trajectories().audit()
     assert isinstance(ope.policy, TorchPolicy)
@@ -669,7 +678,7 @@ def test_snapshots_are_equal_by_content_and_do_not_follow_the_training() -> None
 def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
     make, env_name = (dqn, "CartPole-v1") if name == "DQN" else (ppo, name)
     path = tmp_path / "run.ope"
-    ope = OPECallback(envs(env_name), eval_every=100, path=path, verbose=0)
+    ope = OPECallback(envs(env_name), path=path, verbose=0)
     make(VecNormalize(envs(env_name))).learn(128, callback=ope)
     loaded = ope_gym.Trajectories.load(path)
     assert loaded.policies == ope.trajectories().policies
@@ -723,12 +732,12 @@ def assert_holds(path: Path, ope: OPECallback) -> None:
 
 def test_an_interrupted_run_leaves_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.ope"
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
+    ope = OPECallback(envs("CartPole-v1"), eval_freq=1, path=path, verbose=0)
     model = ppo(envs("CartPole-v1"))
     with pytest.raises(KeyboardInterrupt):
         model.learn(1000, callback=CallbackList([ope, _At({300: _interrupt})]))
     found = ope_gym.Trajectories.load(path)
-    assert found.held_out.sum() == 15  # of three evaluations
+    assert found.held_out.sum() == 10  # of two evaluations
     ended = (found.start_clock + found.lengths)[~found.held_out].max()
     assert 128 < ended <= 150  # in the rollout that was stopped
     assert_holds(path, ope)
@@ -762,7 +771,7 @@ class Announce(BaseCallback):
 
 torch.set_num_threads(1)
 fresh = Loud(gym.make("CartPole-v1", max_episode_steps=40))
-ope = OPECallback(fresh, eval_every=3, path=sys.argv[1], estimators="NFIS", verbose=0)
+ope = OPECallback(fresh, eval_freq=192, path=sys.argv[1], estimators="NFIS", verbose=0)
 model = ppo(envs("CartPole-v1"), n_steps=32, n_epochs=1)
 model.learn(10**9, callback=CallbackList([ope, Announce()]))
 """
@@ -795,12 +804,12 @@ def test_a_killed_training_loses_its_open_episodes_and_no_more(
     found.audit()
 
 
-def test_a_file_is_there_before_the_first_step(tmp_path: Path) -> None:
+def test_a_file_has_the_first_evaluation_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.ope"
-    ope = OPECallback(envs("CartPole-v1"), path=path, verbose=0)
+    ope = OPECallback(envs("CartPole-v1"), eval_freq=1, path=path, verbose=0)
     with pytest.raises(KeyboardInterrupt):
-        ppo(envs("CartPole-v1")).learn(64, callback=CallbackList([ope, _At({2: _interrupt})]))
-    assert ope_gym.Trajectories.load(path).held_out.sum() == 5  # of the first evaluation
+        ppo(envs("CartPole-v1")).learn(256, callback=CallbackList([ope, _At({130: _interrupt})]))
+    assert ope_gym.Trajectories.load(path).held_out.sum() == 5
 
 
 @pytest.mark.parametrize("until", [400, 10_000])
@@ -817,13 +826,13 @@ def test_a_full_disk_is_a_warning(
 
     monkeypatch.setattr(block_writer, "_write_all", write_some)
     path = tmp_path / "run.ope"
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1, path=path, verbose=0)
+    ope = OPECallback(envs("CartPole-v1"), eval_freq=1, path=path, verbose=0)
     moments = {200: lambda: full.insert(0, True), until: lambda: full.insert(0, False)}
     model = ppo(envs("CartPole-v1"))
     with pytest.warns(UserWarning, match=r"run.ope: No space left.*tries again") as seen:
         model.learn(640, callback=CallbackList([ope, _At(moments)]))
     assert len(seen) == 1
-    assert len(ope.evaluations) == 6
+    assert len(ope.evaluations) == 5
     if until > 640:  # until the end
         some = ope_gym.Trajectories.load(path)
         assert 0 < len(some) < len(ope.trajectories())
@@ -841,7 +850,7 @@ def test_training_and_its_logs_are_the_same_with_and_without_the_callback(
 ) -> None:
     found, weights = [], []
     for run in ("with", "without"):
-        ope = OPECallback(envs("CartPole-v1"), eval_every=2 if make is ppo else 80, verbose=0)
+        ope = OPECallback(envs("CartPole-v1"), eval_freq=128 if make is ppo else 80, verbose=0)
         model = make(envs("CartPole-v1", 1), tensorboard_log=str(tmp_path / run))
         model.learn(256, callback=ope if run == "with" else None, log_interval=2)
         weights.append(torch.cat([p.flatten() for p in model.policy.parameters()]))
@@ -863,50 +872,45 @@ def test_training_and_its_logs_are_the_same_with_and_without_the_callback(
 
 def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ppo(envs("CartPole-v1"), tensorboard_log=str(tmp_path))
-    ope = OPECallback(envs("CartPole-v1"), eval_every=1)
+    ope = OPECallback(envs("CartPole-v1"), eval_freq=1, estimators="NFIS")
     model.learn(256, callback=ope)
     events = EventAccumulator(str(tmp_path / "PPO_1")).Reload()
     tags = events.Tags()
-    wanted = {f"ope/NFIS/{end}" for end in ("value", "low", "high")}
-    assert wanted | {"diagnostics/NFIS/ess", "ope/held_out", "rollout/ep_rew_mean"} <= {
-        *tags["scalars"]
-    }
-    shown = [(e.step, e.value) for e in events.Scalars("ope/NFIS/value")]
-    values = [(t, evaluation["NFIS"].value) for t, evaluation in ope.evaluations]
-    np.testing.assert_allclose(shown, values, rtol=1e-6)
-    assert "ope/report/text_summary" in tags["tensors"]
+    for kind, estimates in (("provisional", ope.evaluations), ("fresh", ope.fresh)):
+        for end in ("value", "low", "high"):
+            shown = [(e.step, e.value) for e in events.Scalars(f"ope/{kind}/{end}")]
+            expected = [(e.timesteps, getattr(e, end)) for e in estimates]
+            np.testing.assert_allclose(shown, expected, rtol=1e-6)
+    worth = [e.value for e in events.Scalars("ope/worth")]
+    np.testing.assert_allclose(worth, [e.worth for e in ope.evaluations], rtol=1e-6)
+    verdicts = [e.value for e in events.Scalars("ope/verdict")]
+    assert verdicts == [0.0 if w < 4 else 1.0 if w < 10 else 2.0 for w in worth]
     (layout,) = events.Tensors("custom_scalars__config__")
-    assert b"rollout/(return|ep_rew_mean)$" in layout.tensor_proto.string_val[0]
+    (shape,) = layout.tensor_proto.string_val
+    assert b"rollout/(return|ep_rew_mean)$" in shape
+    assert b"ope/settled/low" in shape
+    assert "ope/report/text_summary" in tags["tensors"]
     assert "log10_weight/NFIS" in tags["histograms"]
+    assert ope.report is not None
     if importlib.util.find_spec("matplotlib"):
         assert {"ope/forest", "ope/policy_overlap", "ope/weights"} <= {*tags["images"]}
     out = capsys.readouterr().out
-    assert "The policy after 256 timesteps:" in out
+    assert out.startswith("128 timesteps: worth ")
+    assert "The policy after 256 timesteps is worth " in out
     assert "data: held-out" in out
 
 
-def test_other_outputs_get_the_values_too_and_in_sample_is_marked(tmp_path: Path) -> None:
+def test_other_outputs_get_the_values_too(tmp_path: Path) -> None:
     model = ppo(envs("CartPole-v1"))
     model.set_logger(configure(str(tmp_path), ["csv"]))
-    ope = OPECallback(eval_every=1, verbose=0)
-    with pytest.warns(UserWarning, match=r"in-sample.*Give an eval_env"):
-        model.learn(256, callback=ope)
+    ope = OPECallback(eval_freq=1, verbose=0)
+    model.learn(256, callback=ope)
     model.logger.close()
     with open(tmp_path / "progress.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["ope/NFIS/value"]]
-    assert len(rows) == len(ope.evaluations) == 2  # none before the first rollout
-    assert {row["ope/held_out"] for row in rows} == {"0.0"}
-    assert [int(float(row["ope/timesteps"])) for row in rows] == [t for t, _ in ope.evaluations]
+        rows = [row for row in csv.DictReader(file) if row["ope/provisional/value"]]
+    assert len(rows) == len(ope.evaluations) == 2
+    assert [int(float(row["ope/timesteps"])) for row in rows] == [128, 256]
     assert not any(row["train/loss"] for row in rows)  # rows of their own
-    assert all(evaluation.sample.regime != "held-out" for _, evaluation in ope.evaluations)
-
-
-def test_a_window_bounds_the_cost() -> None:
-    model = ppo(envs("CartPole-v1"), n_steps=32, batch_size=32)
-    ope = OPECallback(envs("CartPole-v1"), n_eval_episodes=3, eval_every=1, window=2, verbose=0)
-    model.learn(256, callback=ope)
-    assert [e.sample.trajectories for _, e in ope.evaluations] == [3, 6, 6, 6, 6]
-    assert len(ope.held_out) == 15
 
 
 def test_the_training_is_kept_only_where_it_is_needed(tmp_path: Path) -> None:
@@ -914,8 +918,9 @@ def test_the_training_is_kept_only_where_it_is_needed(tmp_path: Path) -> None:
         ({}, False),
         ({"record_training": True}, True),
         ({"path": tmp_path / "run.ope"}, True),
+        ({"estimators": "NFIS"}, True),
     ):
-        ope = OPECallback(envs("CartPole-v1"), verbose=0, **options)
+        ope = OPECallback(verbose=0, **options)
         ppo(envs("CartPole-v1")).learn(128, callback=ope)
         assert (len(ope.training) > 0) is kept
 

@@ -366,7 +366,7 @@ EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     "ppo_cartpole.py": (
         "torch",
         ["--total-timesteps", "1536", "--num-envs", "2", "--evaluate-every", "6"],
-        ["step 1536", "NFIS", "data: held-out"],
+        ["step 1536: the policy is worth"],
     ),
     "rllib_offline.py": (
         "tree",  # RLlib is a part of Ray, but what it imports is not
@@ -375,8 +375,8 @@ EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "sb3_ppo.py": (
         "stable_baselines3",
-        ["--timesteps", "256", "--n-steps", "64"],
-        ["NFIS", "data: held-out", "^ +128: "],
+        ["--timesteps", "512", "--num-envs", "2", "--n-steps", "64", "--eval-freq", "256"],
+        ["^256 timesteps: worth", "^The policy after 512 timesteps is worth"],
     ),
     "tianshou_ppo.py": (
         "tianshou",

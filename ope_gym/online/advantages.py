@@ -53,12 +53,14 @@ class Sums:
         moved: the sum of the advantages.
         without: (groups, 2) both sums without one group of steps.
         steps: number of steps.
+        episodes: number of episodes that they are of, whole or in part.
     """
 
     base: float
     moved: float
     without: FloatArray
     steps: int
+    episodes: int
 
     def value(self, c: float) -> float:
         """Return the value with the share c of the advantages."""
@@ -94,7 +96,10 @@ class Advantages:
             return None
         found = self.window.life_table(self.columns, rows)
         found[:, 0] += self.start
-        return Sums(float(found[0, 0]), float(found[0, 1]), found[1:], int(rows.sum()))
+        episode = np.cumsum(self.window.place == 0)[rows]
+        count = 1 + int(np.count_nonzero(np.diff(episode)))
+        base, moved = found[0].tolist()
+        return Sums(base, moved, found[1:], episode.size, count)
 
 
 def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from ope_gym.arrays import FloatArray
 from ope_gym.online.advantages import Advantages, Latent, Sums, best_span, fit_advantages
@@ -58,7 +57,7 @@ class FreeEstimate:
         high: upper end of the interval.
         settled: whether steps of later policies have confirmed it.
         spread: standard deviation of a return.
-        steps: recorded steps that it rests on.
+        episodes: recorded and fresh episodes that it rests on, whole or in part.
         shares: weight of each way to the value.
     """
 
@@ -69,7 +68,7 @@ class FreeEstimate:
     high: float
     settled: bool
     spread: float
-    steps: int
+    episodes: int
     shares: dict[str, float]
 
     @property
@@ -204,7 +203,10 @@ class FreeEvaluation:
                 continue
             found = self._conclude(then, self._values(then, fitted, ends), settled=True)
             done.append(found)
-            self.record.add(self._conclude(then, then.early, settled=False), found)
+            early = self._conclude(then, then.early, settled=False)
+            claimed = (early.standard_error / self.record.inflation()) ** 2
+            apart = early.value - found.value
+            self.record.add(apart, claimed + found.standard_error**2)
         return done
 
     # The ways to a value -----------------------------------------------------------------
@@ -266,7 +268,7 @@ class FreeEvaluation:
             mean = float(np.mean(snapshot.fresh))
             variance = max(float(np.var(snapshot.fresh, ddof=1)), self._spread**2)
             count = len(snapshot.fresh)
-            values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), count), variance / count)
+            values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), 0, count), variance / count)
         return values
 
     def _simulate(self, policy: Policy) -> Simulation | None:
@@ -303,6 +305,8 @@ class FreeEvaluation:
         square = 1.0 / sum(weights.values())
         shares = {name: weight * square for name, weight in weights.items()}
         value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
+        from scipy.special import stdtrit
+
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
         half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(
@@ -313,7 +317,7 @@ class FreeEvaluation:
             high=value + half,
             settled=settled,
             spread=self._spread,
-            steps=max(x.sums.steps for x in values.values()),
+            episodes=values["advantages"].sums.episodes + len(snapshot.fresh),
             shares=shares,
         )
 

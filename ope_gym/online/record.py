@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from ope_gym.online.free import FreeEstimate
 
 _HALF = 6.0  # comparisons after which an older one counts half
 _BEFORE = 2.0  # squared difference that is expected before there is anything to compare
@@ -20,12 +16,15 @@ class TrackRecord:
 
     squares: list[float] = field(default_factory=list)
 
-    def add(self, provisional: FreeEstimate, settled: FreeEstimate) -> None:
-        """Compare the two values of one policy."""
-        claimed = provisional.standard_error**2 + settled.standard_error**2
-        claimed /= self.inflation() ** 2
+    def add(self, apart: float, claimed: float) -> None:
+        """Compare two values of one policy.
+
+        Args:
+            apart: by how much the provisional and the settled value differ.
+            claimed: sum of their squared errors, before the provisional one was widened.
+        """
         if claimed > 0.0:
-            self.squares.append((provisional.value - settled.value) ** 2 / claimed)
+            self.squares.append(apart**2 / claimed)
 
     def inflation(self) -> float:
         """Return the factor by which errors of values at once were too small so far, at least 1."""

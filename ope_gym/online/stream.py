@@ -30,7 +30,7 @@ _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a t
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What happened between two clocks, S steps: environment by environment, in order of time.
+    """The S steps between two clocks, environment by environment, in order of time.
 
     Args:
         observations: (S, ...).

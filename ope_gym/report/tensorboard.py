@@ -63,11 +63,12 @@ class EvaluationWriter:
     Args:
         logdir: folder of the run; or a torch `SummaryWriter` of the training loop, which is then
             written to and left open.
+        layout: whether to lay out the Custom Scalars page; a run has one layout, the last.
     """
 
-    def __init__(self, logdir: str | os.PathLike[str] | Any) -> None:
+    def __init__(self, logdir: str | os.PathLike[str] | Any, *, layout: bool = True) -> None:
         self._logs = {"": events.EventLog(logdir)}  # by sub-run
-        self._laid_out = False
+        self._laid_out = not layout
         self._evaluated = self._kept = self._next = 0  # documents; the next one that is to stay
         self._last_step: dict[str, int] = {}  # of each estimator
         self._undefined: set[str] = set()  # estimators that ever were

@@ -1,4 +1,4 @@
-"""Off-policy evaluation inside Stable-Baselines3: `model.learn(..., callback=OPECallback(...))`."""
+"""Free evaluation inside Stable-Baselines3: `model.learn(..., callback=OPECallback())`."""
 
 from __future__ import annotations
 
@@ -7,77 +7,97 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from stable_baselines3 import DQN
-from stable_baselines3.common.callbacks import BaseCallback
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
 from ope_gym.data.blocks import PathLike
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
+from ope_gym.online import FreeEstimate
 from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
+from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile
-from wrappers.sb3.environments import check_not_normalised, horizon_of
-from wrappers.sb3.episodes import (
-    HeldOutEpisodes,
-    TrainingEpisodes,
-    check_snapshot,
-    raw_observations,
-)
+from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
+from wrappers.sb3.closing import closing_lines
+from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
+from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
+from wrappers.sb3.free import FreeSteps
+from wrappers.sb3.fresh import Played, PredictedEpisodes, value_of
 from wrappers.sb3.logger import EvaluationLog
-from wrappers.sb3.snapshots import check_model, snapshot, why_not_fixed
+from wrappers.sb3.saved import SavedModels, save_evaluations
+from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why_only_fresh
 
 __all__ = ["OPECallback"]
 
-_TIMESTEPS = 10_000  # between evaluations by default
 _LARGE = 2**30  # bytes of a record that the user should be warned of
+_SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is evaluated
 
 
-class OPECallback(BaseCallback):
-    """Evaluates the policy of a model while it trains: PPO, A2C and DQN.
+class OPECallback(EventCallback):
+    """Values the policy of a model while it trains, from the steps that it trains on anyway.
 
-    With `eval_env`, each evaluation plays a few episodes of the current policy there, which the
-    learner never sees. Episodes of earlier evaluations are used again, with importance weights.
-    Without it, the episodes that the model trains on are evaluated; such values are optimistic, and
-    are labelled so. They leave out the episodes begun less than a time limit ago, of which only
-    the short ones have ended.
+        model.learn(100_000, callback=OPECallback())
 
-    The training of PPO and A2C is recorded in full, with a snapshot for each rollout, also where
-    episodes last several rollouts. DQN changes its policy every few steps and its ε at every step,
-    and a VecNormalize that is still learning changes what the policy sees at every step. With
-    these only the held-out episodes are recorded, each played by one frozen policy.
+    At the end of a rollout the policy that collected it is valued with the rollouts before it: a
+    provisional value, in `evaluations`. A few rollouts later the same policy is known better: a
+    settled value, in `settled`, at the timesteps of its policy. Both go to the logger of the model.
+    No step of an environment is taken for it. This works for PPO, A2C and others with an
+    `ActorCriticPolicy`, such as sb3-contrib's TRPO.
+
+    With `eval_env` the policy also plays fresh episodes there, which are pooled with the free
+    evidence. For all other algorithms (DQN, SAC, TD3, DDPG, ...) only these count.
 
     Args:
         eval_env: A Gymnasium environment or a VecEnv, not the one of the training.
-        n_eval_episodes: Episodes played there at each evaluation.
-        eval_every: Rollouts between evaluations. A rollout is n_steps of every sub-env with PPO
-            and A2C (by default 2,048 and 5), and train_freq steps with DQN (by default 4). None
-            for about 10,000 timesteps.
-        window: Number of latest policies whose episodes are evaluated; the cost of an evaluation
-            grows with its square.
-        estimators: Names from `ope_gym.ESTIMATORS`.
+        callback_on_new_best: Called when there is a new best policy.
+        callback_after_eval: Called after each evaluation.
+        n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
+        eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts.
+        log_path: A folder for `evaluations.npz`, in the layout of EvalCallback.
+        best_model_save_path: A folder for `best_model.zip`.
+        deterministic: Whether fresh episodes take the most probable action, or the mean. That is
+            another policy than the one that trains, so they are not pooled with the free evidence.
+        select: What the best policy has most of: "lower", the lower end of its interval, or
+            "value".
+        stop_after: Evaluations without an improvement of more than the error after which the
+            training stops; None for never.
         gamma: Discount of the value; 1 gives the return that SB3 reports.
+        level: Of the intervals.
+        estimators: Names from `ope_gym.ESTIMATORS`: at the end the recorded episodes are also
+            evaluated with importance weights. The result is in `report`, and in TensorBoard.
+        window: Number of latest policies whose episodes that report uses.
         record_training: Whether to keep the episodes of PPO and A2C in training, with a snapshot
-            for each rollout; by default only if they are evaluated or saved to a file.
-        epsilon: Exploration rate of the evaluated DQN policies; by default that of the training.
+            for each rollout; by default only if they are saved to a file, or are all that
+            `estimators` have.
+        epsilon: Exploration rate of DQN in fresh episodes; by default that of the training.
         path: A new file to which finished episodes are appended as they end. A process that is
             killed loses only the open episodes. A full disk is a warning: the episodes stay in
             memory, and go to the file as soon as there is room.
-        seed: Seed of the held-out episodes; None for that of the model, if it has one.
-        max_steps: Length above which a held-out episode is an error, if no time limit is known.
-        verbose: 0 prints no table at the end.
+        seed: Seed of the fresh episodes; None for that of the model, if it has one.
+        max_steps: Length above which a fresh episode is an error, if no time limit is known.
+        verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
     """
 
     def __init__(
         self,
         eval_env: Any = None,
         *,
+        callback_on_new_best: BaseCallback | None = None,
+        callback_after_eval: BaseCallback | None = None,
         n_eval_episodes: int = 5,
-        eval_every: int | None = None,
-        window: int = 20,
-        estimators: str | Sequence[str] = ("NFIS", "FIS", "NBIS"),
+        eval_freq: int = 10_000,
+        log_path: PathLike | None = None,
+        best_model_save_path: PathLike | None = None,
+        deterministic: bool = False,
+        select: str = "lower",
+        stop_after: int | None = None,
         gamma: float = 1.0,
+        level: float = 0.95,
+        estimators: str | Sequence[str] | None = None,
+        window: int = 20,
         record_training: bool | None = None,
         epsilon: float | None = None,
         path: PathLike | None = None,
@@ -85,40 +105,52 @@ class OPECallback(BaseCallback):
         max_steps: int = 100_000,
         verbose: int = 1,
     ) -> None:
-        super().__init__(verbose)
-        for name, value in (
-            ("n_eval_episodes", n_eval_episodes),
-            ("eval_every", eval_every),
-            ("window", window),
-            ("max_steps", max_steps),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if record_training is None:
-            record_training = eval_env is None or path is not None
-        if eval_env is None and not record_training:
+        super().__init__(callback_after_eval, verbose)
+        _check_counts(
+            n_eval_episodes=n_eval_episodes,
+            eval_freq=eval_freq,
+            stop_after=stop_after,
+            window=window,
+            max_steps=max_steps,
+        )
+        if deterministic and eval_env is None:
             raise ValueError(
-                "record_training=False without eval_env leaves nothing to evaluate: give an "
-                "eval_env, on which held-out episodes can be played"
+                "deterministic=True without eval_env: the steps of the training tell the value of "
+                "the policy that trains, which draws its actions. Give an eval_env, on which the "
+                "deterministic one can be played"
             )
-        self.evaluations: list[tuple[int, Evaluation]] = []
-        self._eval_env = eval_env
-        self._n_eval_episodes = n_eval_episodes
-        self._eval_every = eval_every
-        self._window = window
-        self._estimators = estimator_names(estimators)
-        self._gamma = Options(gamma=gamma).gamma
-        self._record_training = record_training
-        self._epsilon = epsilon
+        names = None if estimators is None else estimator_names(estimators)
+        if record_training is None:
+            record_training = path is not None or (names is not None and eval_env is None)
+        self.evaluations: list[FreeEstimate] = []  # provisional, one for each evaluation
+        self.settled: list[FreeEstimate] = []
+        self.fresh: list[FreeEstimate] = []  # from fresh episodes alone
+        self.report: Evaluation | None = None
+        self.callback_on_new_best = callback_on_new_best
+        if callback_on_new_best is not None:
+            callback_on_new_best.parent = self
+        self._eval_env, self._n_eval_episodes = eval_env, n_eval_episodes
+        self._eval_freq, self._deterministic = eval_freq, deterministic
+        self._select, self._stop_after = select, stop_after
+        self._checkpoints, self._progress = Checkpoints(select), Progress(stop_after)
+        self._estimators, self._window = names, window
+        options = Options(gamma=gamma, level=level)
+        self._gamma, self._level = options.gamma, options.level
+        self._record_training, self._epsilon = record_training, epsilon
         self._file = None if path is None else _new_file(path)
-        self._seed = seed
-        self._max_steps = max_steps
+        self._log_path = None if log_path is None else os.fspath(log_path)
+        self._models = SavedModels(best_model_save_path)
+        self._seed, self._max_steps = seed, max_steps
+        self._only_fresh = ""  # why, if so
+        self._free: FreeSteps | None = None
         self._held_out: HeldOutEpisodes | None = None
+        self._predicted: PredictedEpisodes | None = None
         self._training: TrainingEpisodes | None = None
         self._policy: Policy | None = None  # the current one
-        self._untried: Any = None  # the observations on which a new snapshot first acts
-        self._evaluated_at: int | None = None  # number of rollouts, or of timesteps
-        self._rollouts = 0
+        self._played: list[Played] = []
+        self._evaluated_at = 0  # timesteps
+        self._acting = False  # the policy followed is the current one
+        self._stop = False
         self._warned = False
         self._log = EvaluationLog()
 
@@ -126,7 +158,7 @@ class OPECallback(BaseCallback):
 
     @property
     def held_out(self) -> TrajectoryBuffer:
-        """The episodes played on `eval_env`."""
+        """The fresh episodes played on `eval_env`, where their probabilities are known."""
         return self._held_out.session.buffer if self._held_out else TrajectoryBuffer()
 
     @property
@@ -138,7 +170,10 @@ class OPECallback(BaseCallback):
     def policy(self) -> Policy:
         """The snapshot of the current policy."""
         if self._policy is None:
-            raise RuntimeError("there is no policy before learn: call model.learn first")
+            raise RuntimeError(
+                "there is no policy before learn: call model.learn first. Of SAC, TD3 and others "
+                "whose probabilities are not known there is none at all"
+            )
         return self._policy
 
     def trajectories(self) -> Trajectories:
@@ -148,133 +183,269 @@ class OPECallback(BaseCallback):
         """
         return self.training.view().merge(self.held_out)
 
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The best policy so far, its value corrected for having been chosen."""
+        return self._checkpoints.best()
+
+    @property
+    def best_mean_reward(self) -> float:
+        """The value of the best policy, under EvalCallback's name."""
+        return self._checkpoints.estimate.value if len(self._checkpoints) else -np.inf
+
+    @property
+    def last_mean_reward(self) -> float:
+        """The latest value, under EvalCallback's name."""
+        return self._asked()[-1].value if self.evaluations else -np.inf
+
+    def _asked(self) -> list[FreeEstimate]:
+        """Return the values of the policy that was asked for."""
+        return self.fresh if self._deterministic else self.evaluations
+
     # Called by SB3 -----------------------------------------------------------------------
 
     def _init_callback(self) -> None:
         """Check model and environments before training begins."""
         model = self.model
-        check_model(model)
-        known = self._held_out or self._training
+        known = self._free or self._held_out or self._predicted or self._training
         if known is not None:
             if known.model is not model:
                 raise ValueError("this OPECallback belongs to another model: make a new one")
             return
-        changing = why_not_fixed(model)
-        if changing and self._eval_env is None:
+        self._only_fresh = why_only_fresh(model) or rescales_rewards(self.training_env)
+        if self._only_fresh and self._eval_env is None:
             raise ValueError(
-                f"OPECallback without eval_env: {changing}, so that the episodes of the training "
-                "cannot be recorded with one snapshot a rollout. Give an eval_env, on which "
-                "episodes of frozen policies are played"
+                f"OPECallback() with {type(model).__name__}: {self._only_fresh}. So only fresh "
+                "episodes can value it: give an eval_env, as in OPECallback(eval_env)"
             )
+        self._open_record()
+        if not self._only_fresh:
+            self._free = self._new_steps()
+        if self._log_path is not None:
+            os.makedirs(self._log_path, exist_ok=True)
+        self._models.make_folder()
+        if self.callback_on_new_best is not None:
+            self.callback_on_new_best.init_callback(model)
+        if self._only_fresh and self.verbose:
+            name = type(model).__name__
+            print(f"Only the fresh episodes count with {name}: {self._only_fresh}.")
+
+    def _open_record(self) -> None:
+        """Prepare what plays fresh episodes, and what records those of the training."""
+        model, missing = self.model, why_no_snapshot(self.model)
+        changing = missing or why_not_fixed(model)
         recorded = self._record_training and not changing
+        played = self._eval_env is not None and not missing and not self._deterministic
+        if self._file is not None and not (recorded or played):
+            raise ValueError(
+                "the file of path would stay empty: "
+                f"{changing or 'deterministic=True'}, so that no episode can be recorded with the "
+                "probabilities of its actions. Leave path out, or give an eval_env, without "
+                "deterministic=True"
+            )
         if recorded:
             check_not_normalised(self.training_env, "the training env", rewards=True)
-        if self._eval_env is not None:
+        if played:
             self._held_out = HeldOutEpisodes(
                 self._eval_env, model, self._seed, self._max_steps, self._file
             )
+        elif self._eval_env is not None:
+            self._predicted = PredictedEpisodes(
+                self._eval_env,
+                model,
+                self._seed,
+                self._max_steps,
+                deterministic=self._deterministic,
+                epsilon=self._epsilon,
+                gamma=self._gamma,
+            )
         if recorded:
-            fresh = self._held_out
-            horizon = horizon_of(self.training_env) if fresh is None else fresh.horizon
-            if fresh is None:
-                _warn_of_in_sample(horizon)
-            self._training = TrainingEpisodes(model, horizon, self._file)
+            self._training = TrainingEpisodes(model, horizon_of(self.training_env), self._file)
+
+    def _new_steps(self) -> FreeSteps:
+        return FreeSteps(self.model, gamma=self._gamma, level=self._level, seed=self._seed or 0)
 
     def _on_training_start(self) -> None:
-        if self.num_timesteps == 0:  # a second `learn` counts from the beginning
-            self._evaluated_at = None
+        self._stop = False
+        if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
+            self._evaluated_at = 0
+            self._checkpoints, self._progress = (
+                Checkpoints(self._select),
+                Progress(self._stop_after),
+            )
+            if self._free is not None and self.evaluations:
+                self._free = self._new_steps()
+        if self._free is not None:
+            self._free.begin()
         if self._training is not None:
             self._training.begin()
         if self._file is not None:
             self._file.update()
 
     def _on_rollout_start(self) -> None:
-        due = self._is_due()
-        self._rollouts += 1
+        model: Any = self.model
+        self._acting = False
         if self._training is not None:
-            changing = why_not_fixed(self.model)
+            changing = why_not_fixed(model)
             if changing:
-                raise ValueError(f"{changing}: use OPECallback(eval_env, record_training=False)")
+                raise ValueError(f"{changing}: use OPECallback(record_training=False)")
             self._take_snapshot()
             self._training.follow(self.policy)
             self._warn_if_large()
-        elif due:
-            self._take_snapshot()
-            if not isinstance(self.model, DQN):
-                self._untried = raw_observations(self.model, self.model._last_obs)
-        if due:
-            self._evaluate()
+        if self._free is not None:
+            size = model.n_steps * model.n_envs
+            first = self._policy is None  # a snapshot that does not fit is an error at once
+            if first or size >= _SHORT or self._is_due(self.num_timesteps + size):
+                self._follow(anew=self._training is None)
 
     def _on_step(self) -> bool:
         if self._training is not None:
             self._training.step(self.locals)
-        elif self._untried is not None:
-            check_snapshot(self.policy, self._untried, self.locals)
-            self._untried = None
-        return True
+        if self._free is not None:
+            self._free.step(self.locals)
+        return not self._stop
+
+    def _on_rollout_end(self) -> None:
+        last = self.num_timesteps >= self.model._total_timesteps  # the final policy comes later
+        if not last and self._is_due(self.num_timesteps):
+            self._evaluate()
+        self._acting = False  # SB3 trains now
 
     def _on_training_end(self) -> None:
         try:
-            self._take_snapshot()
-            if self._held_out is None:  # it plays no episode, but belongs to the record
-                self.training.add_policy(self.policy)
-            self._report()
+            self._evaluate()
+            if self._training is not None and self._held_out is None:
+                self.training.add_policy(self.policy)  # it plays no episode, but belongs there
+            self._close()
         finally:
             if self._file is not None:
                 self._file.finish()
 
-    def _report(self) -> None:
-        """Evaluate once more and report; a further `learn` counts from here."""
-        self._evaluated_at = self._now()
-        evaluation = self._evaluate()
-        if evaluation is None:
-            return
-        settings = {
-            "algorithm": type(self.model).__name__,
-            "gamma": self._gamma,
-            "n_eval_episodes": self._n_eval_episodes,
-            "window": self._window,
-        }
-        self._log.report(
-            self.logger, evaluation, self._data(), self.policy, self.num_timesteps, settings
-        )
-        if self.verbose:
-            print(f"The policy after {self.num_timesteps:,} timesteps:\n{evaluation}")
-
     # Evaluation --------------------------------------------------------------------------
 
-    def _is_due(self) -> bool:
-        every, now = self._eval_every or _TIMESTEPS, self._now()
-        due = self._evaluated_at is None or now - self._evaluated_at >= every
-        if due:
-            self._evaluated_at = now
-        return due
-
-    def _now(self) -> int:
-        return self.num_timesteps if self._eval_every is None else self._rollouts
+    def _is_due(self, timesteps: int) -> bool:
+        return timesteps - self._evaluated_at >= self._eval_freq
 
     def _take_snapshot(self) -> None:
         self._policy = snapshot(self.model, epsilon=self._epsilon)
 
-    def _evaluate(self) -> Evaluation | None:
-        """Evaluate and log the current policy; return None while there is no episode."""
-        step = self.num_timesteps
-        if self._held_out is not None:
-            self._held_out.play(self.policy, self._n_eval_episodes)
-        data = self._data()
-        if not len(data):
-            return None
-        evaluation = evaluate(data, self.policy, self._estimators, gamma=self._gamma)
-        self.evaluations.append((step, evaluation))
-        self._log.add(self.logger, evaluation, step, held_out=self._held_out is not None)
-        return evaluation
+    def _follow(self, *, anew: bool = True) -> None:
+        """Tell the free evaluation which policy acts now."""
+        assert self._free is not None
+        if anew:
+            self._take_snapshot()
+        self._free.follow(self.policy)
+        self._acting = True
 
-    def _data(self) -> Trajectories:
-        """Return the episodes to evaluate with."""
+    def _evaluate(self) -> None:
+        """Value the current policy, and say so everywhere; nothing while there is no episode."""
+        step = self._evaluated_at = self.num_timesteps
+        if self._free is not None:
+            if not self._acting:
+                self._follow()
+        elif not why_no_snapshot(self.model):
+            self._take_snapshot()
+        played = self._play()
+        shown = {}
+        if played is not None:
+            self._played.append(played)
+            seen = np.concatenate([p.returns for p in self._played])
+            span = float(seen.max() - seen.min())
+            shown["fresh"] = value_of(played.returns, step, self._level, span)
+            self.fresh.append(shown["fresh"])
+        estimate = self._value(step, played) or shown.get("fresh")
+        if estimate is None:
+            return
+        self.evaluations.append(estimate)
+        self._log.add(self.logger, {"provisional": estimate, **shown})
+        self._choose(shown["fresh"] if self._deterministic else estimate)
+        if self._log_path is not None:
+            save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
+        if self.callback is not None:
+            self._stop |= not self._on_event()
+
+    def _play(self) -> Played | None:
+        if self._held_out is not None:
+            return self._held_out.play(self.policy, self._n_eval_episodes, self._gamma)
+        if self._predicted is not None:
+            return self._predicted.play(self._n_eval_episodes)
+        return None
+
+    def _value(self, step: int, played: Played | None) -> FreeEstimate | None:
+        """Return the provisional value, and take in the settled ones of earlier policies."""
+        if self._free is None:
+            return None
+        pooled = None if played is None or self._deterministic else played.returns
+        estimate = self._free.evaluate(step, pooled)
+        for settled in self._free.settle():
+            self.settled.append(settled)
+            self._log.add(self.logger, {"settled": settled})
+            if not self._deterministic:
+                self._progress.revise(settled)
+                if self._checkpoints.revise(settled):
+                    self._models.promote(settled.timesteps)
+                    self._tell_of_best()
+                self._models.forget(settled.timesteps)
+        return estimate
+
+    def _choose(self, estimate: FreeEstimate) -> None:
+        """Compare a new policy with the best so far, and with those that the run began from."""
+        best = self._checkpoints.add(estimate)
+        self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
+        if self.verbose:
+            new = "; the best so far" if best else ""
+            worth = in_words(estimate, self._level)
+            print(f"{estimate.timesteps:,} timesteps: worth {worth}{new}")
+        if best:
+            self._tell_of_best()
+        if self._progress.is_over(estimate) and not self._stop:
+            self._stop = True
+            if self.verbose:
+                print(
+                    f"No improvement beyond the error in {self._progress.idle} evaluations "
+                    f"(stop_after={self._stop_after}): the training stops"
+                )
+
+    def _tell_of_best(self) -> None:
+        if self.callback_on_new_best is not None:
+            self._stop |= not self.callback_on_new_best.on_step()
+
+    # The end -----------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Say what the run came to; with `estimators` also evaluate the recorded episodes."""
+        data = self._data()
+        if self._estimators is not None and data is not None and len(data):
+            self.report = evaluate(data, self.policy, self._estimators, gamma=self._gamma)
+            settings = {
+                "algorithm": type(self.model).__name__,
+                "gamma": self._gamma,
+                "n_eval_episodes": self._n_eval_episodes,
+                "window": self._window,
+            }
+            self._log.report(
+                self.logger, self.report, data, self.policy, self.num_timesteps, settings
+            )
+        if not (self.verbose and self.evaluations):
+            return
+        regime = "" if self._only_fresh else "in-sample"
+        lines = closing_lines(
+            self._asked()[-1],
+            self.best,
+            level=self._level,
+            regime=regime,
+            deterministic=self._deterministic,
+            saved=self._models.path,
+        )
+        print("\n".join(lines))
+        if self.report is not None:
+            print(f"From the recorded episodes, with importance weights:\n{self.report}")
+
+    def _data(self) -> Trajectories | None:
+        """Return the episodes to weigh."""
         if self._held_out is not None:
             return self.held_out.select(last=self._window)
-        assert self._training is not None  # _init_callback has raised otherwise
-        return self._training.settled(last=self._window)
+        return None if self._training is None else self._training.settled(last=self._window)
 
     def _warn_if_large(self) -> None:
         """Warn once: short rollouts leave many snapshots, and images are large."""
@@ -284,11 +455,17 @@ class OPECallback(BaseCallback):
             policies, steps = len(self.training.policies), self._training.session.steps
             warnings.warn(
                 f"{policies:,} snapshots, one for each rollout, and {steps:,} steps now take "
-                f"{size / 2**30:.1f} GiB: make rollouts longer (n_steps), or give an eval_env and "
-                "record_training=False",
+                f"{size / 2**30:.1f} GiB: make rollouts longer (n_steps), or leave out path and "
+                "record_training",
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
 
 
 def _new_file(path: PathLike) -> EpisodeFile:
@@ -302,17 +479,3 @@ def _new_file(path: PathLike) -> EpisodeFile:
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"path={name!r}: its folder is not writable, choose another one")
     return EpisodeFile(path, patient=True)
-
-
-def _warn_of_in_sample(horizon: int | None) -> None:
-    unknown = (
-        " The training env names no time limit: long episodes, which are still under way at an "
-        "evaluation, are missing from it, and values are too low if long episodes are good ones."
-    )
-    warnings.warn(
-        "OPECallback without eval_env evaluates the policy with the episodes it is trained on "
-        "(in-sample): values are optimistic, and intervals too narrow."
-        f"{unknown if horizon is None else ''} Give an eval_env",
-        UserWarning,
-        stacklevel=4,
-    )

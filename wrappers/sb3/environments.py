@@ -9,7 +9,13 @@ import gymnasium as gym
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-__all__ = ["check_eval_env", "check_not_normalised", "horizon_of", "shared_time_limit"]
+__all__ = [
+    "check_eval_env",
+    "check_not_normalised",
+    "horizon_of",
+    "rescales_rewards",
+    "shared_time_limit",
+]
 
 
 def check_eval_env(env: Any, training: VecEnv) -> VecEnv:
@@ -52,6 +58,16 @@ def check_not_normalised(env: VecEnv, name: str, *, rewards: bool) -> None:
             "rewards. Leave it out of eval_env; in training use VecNormalize(env, norm_obs=False), "
             "before which rewards are recorded, or record_training=False"
         )
+
+
+def rescales_rewards(env: VecEnv) -> str:
+    """Return why rewards are not those of the environment; "" if they are."""
+    if _has_wrapper(env, gym.wrappers.NormalizeReward):
+        return (
+            "the training env has gymnasium.wrappers.NormalizeReward, and values would be those of "
+            "rescaled rewards (VecNormalize(env, norm_obs=False) would do no harm)"
+        )
+    return ""
 
 
 def _has_wrapper(env: VecEnv, wrapper: Any) -> bool:

@@ -16,11 +16,18 @@ from wrappers.recording.batched import BatchedSession, equal_shares
 from wrappers.recording.file import EpisodeFile
 from wrappers.recording.session import Settings
 from wrappers.sb3.environments import check_eval_env, shared_time_limit
+from wrappers.sb3.fresh import Played, Tally, never_ends
 from wrappers.sb3.snapshots import observation_normaliser
 
 _TOLERANCE = 1e-2  # TF32 on a GPU differs by less, another policy by more
 
-__all__ = ["HeldOutEpisodes", "TrainingEpisodes", "check_snapshot", "raw_observations"]
+__all__ = [
+    "HeldOutEpisodes",
+    "TrainingEpisodes",
+    "check_snapshot",
+    "raw_observations",
+    "split_dones",
+]
 
 
 class TrainingEpisodes:
@@ -82,7 +89,7 @@ class TrainingEpisodes:
             self._unchecked = None
         self.session.act(local["actions"], log_probs)
         self._raw = raw_observations(self.model, local["new_obs"])
-        self.session.advance(self._raw, rewards, *_split_dones(local["dones"], local["infos"]))
+        self.session.advance(self._raw, rewards, *split_dones(local["dones"], local["infos"]))
         self.session.hand_over_if_due()
         self._timesteps, self._after = self.model.num_timesteps, local["new_obs"]
 
@@ -141,35 +148,28 @@ class HeldOutEpisodes:
         settings = Settings(self._env.observation_space, self._actions, self.horizon, held_out=1.0)
         self.session = BatchedSession(settings, self._env.num_envs, SAME_STEP, file)
 
-    def play(self, policy: Policy, episodes: int) -> int:
-        """Play and record episodes, a fixed share in each sub-env; return the policy's number."""
+    def play(self, policy: Policy, episodes: int, gamma: float = 1.0) -> Played:
+        """Play and record episodes, a fixed share in each sub-env; gamma discounts the returns."""
         env, session = self._env, self.session
-        before = session.finished_episodes
+        tally = Tally(episodes, env.num_envs, gamma)
         session.quota = equal_shares(episodes, env.num_envs)
         observations = env.reset()
         session.restart(observations)
-        k = session.follow(policy)
+        session.follow(policy)
         try:
-            while session.finished_episodes - before < episodes:
+            while not tally.done:
                 actions = self._choose(policy, observations)
                 session.act(actions, None)
                 observations, rewards, dones, infos = env.step(self._clip(actions))
-                session.advance(observations, rewards, *_split_dones(dones, infos))
+                session.advance(observations, rewards, *split_dones(dones, infos))
                 session.hand_over_if_due()
-                if self.horizon is None:
-                    self._require_an_end()
+                tally.step(rewards, dones, infos)
+                if self.horizon is None and tally.longest > self._max_steps:
+                    raise never_ends(self._max_steps)
         finally:
             session.drop(warn=False)
             session.quota = None
-        return k
-
-    def _require_an_end(self) -> None:
-        if self.session.longest_open() > self._max_steps:
-            raise RuntimeError(
-                f"a held-out episode is not over after max_steps={self._max_steps:,} steps, and "
-                "eval_env names no time limit: make it and the training env with the same "
-                "max_episode_steps, or give OPECallback a larger max_steps"
-            )
+        return tally.played()
 
     def _choose(self, policy: Policy, observations: Any) -> NDArray[Any]:
         actions = np.asarray(policy.sample(observations, self._rng))
@@ -213,7 +213,7 @@ def raw_observations(model: Any, observations: Any) -> Any:
     return observations if env is None else env.get_original_obs()
 
 
-def _split_dones(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def split_dones(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which sub-envs terminated and which were truncated; SB3 never says both."""
     cut = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool) & dones
     return dones & ~cut, cut

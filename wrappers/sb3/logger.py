@@ -1,4 +1,4 @@
-"""Evaluations in the outputs of a Stable-Baselines3 logger, beside SB3's own entries.
+"""Values in the outputs of a Stable-Baselines3 logger, beside SB3's own entries.
 
 `Logger.dump` is not used: it would also write what SB3 has collected so far, at other steps than
 without the callback. Each output gets rows of its own instead.
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from stable_baselines3.common.logger import DISABLED, KVWriter, Logger, TensorBoardOutputFormat
 
 from ope_gym.analysis.overlap import overlap
-from ope_gym.report.scalars import scalars
+from ope_gym.report.free_values import FreeWriter, free_scalars
 from ope_gym.report.tensorboard import EvaluationWriter
 
 if TYPE_CHECKING:
     from ope_gym.data.trajectories import Trajectories
+    from ope_gym.online import FreeEstimate
     from ope_gym.policies import Policy
     from ope_gym.results import Evaluation
 
@@ -27,22 +28,26 @@ class EvaluationLog:
     """Writes values, bands and a report to TensorBoard, and the values to all other outputs."""
 
     def __init__(self) -> None:
-        self._writers: dict[Any, EvaluationWriter] = {}  # one for each summary writer
+        self._writers: dict[Any, FreeWriter] = {}  # one for each summary writer
 
-    def add(self, logger: Logger, evaluation: Evaluation, step: int, *, held_out: bool) -> None:
-        """Write the values of an evaluation."""
-        values = {"ope/timesteps": float(step), "ope/held_out": float(held_out)}
-        values |= {
-            tag: number
-            for tag, number in scalars(evaluation).items()
-            if tag.startswith("ope/") or tag.endswith("/ess")
-        }
-        if logger.level == DISABLED:
+    def add(self, logger: Logger, estimates: Mapping[str, FreeEstimate]) -> None:
+        """Write estimates of one policy.
+
+        Args:
+            logger: of the model.
+            estimates: by their kind, "provisional", "settled" or "fresh".
+        """
+        if logger.level == DISABLED or not estimates:
             return
+        step = next(iter(estimates.values())).timesteps
+        values = {"ope/timesteps": float(step)}
+        for kind, estimate in estimates.items():
+            values |= free_scalars(estimate, kind)
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
-                self._writer(output.writer).add_evaluation(evaluation, step)
-                output.writer.add_scalar("ope/held_out", float(held_out), step)
+                for kind, estimate in estimates.items():
+                    self._writer(output.writer).add(estimate, kind)
+                output.writer.flush()
             elif isinstance(output, KVWriter):
                 output.write(values, dict.fromkeys(values, ()), step)
 
@@ -58,10 +63,10 @@ class EvaluationLog:
         """Write the closing report to TensorBoard, if that is one of the outputs."""
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
-                writer = self._writer(output.writer)
+                writer = EvaluationWriter(output.writer, layout=False)
                 writer.add_report(evaluation, step, hparams, overlap=overlap(data, policy))
 
-    def _writer(self, summary_writer: Any) -> EvaluationWriter:
+    def _writer(self, summary_writer: Any) -> FreeWriter:
         if summary_writer not in self._writers:
-            self._writers[summary_writer] = EvaluationWriter(summary_writer)
+            self._writers[summary_writer] = FreeWriter(summary_writer)
         return self._writers[summary_writer]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -20,8 +22,17 @@ from ope_gym.policies import EpsilonGreedyMlp, GaussianMlp, Policy, SoftmaxMlp
 from ope_gym.policies.mlp import ACTIVATIONS, Network, Standardiser
 from ope_gym.policies.torch import TorchPolicy
 
-__all__ = ["actor_module", "check_model", "observation_normaliser", "snapshot", "why_not_fixed"]
+__all__ = [
+    "actor_module",
+    "hidden_units",
+    "observation_normaliser",
+    "snapshot",
+    "why_no_snapshot",
+    "why_not_fixed",
+    "why_only_fresh",
+]
 
+_ROWS = 1024  # of a batch of hidden units
 _NOISE = "its policy is deterministic and explores by added noise, whose density is not known"
 _REASONS = {
     "SAC": "its policy changes at every step, and its squashed densities are not recorded",
@@ -30,42 +41,39 @@ _REASONS = {
 }
 
 
-def check_model(model: Any) -> None:
-    """Raise, with the reason, if the probabilities of a model's actions cannot be computed."""
+def why_no_snapshot(model: Any) -> str:
+    """Return why the probabilities of a model's actions cannot be computed; "" if they can."""
     name = type(model).__name__
     if not isinstance(model, OnPolicyAlgorithm | DQN):
-        why = _REASONS.get(name, "ope_gym does not know how it chooses its actions")
-        raise TypeError(f"OPECallback with {name}: {why}. PPO, A2C and DQN can be evaluated")
+        return _REASONS.get(name, "ope_gym does not know how it chooses its actions")
     if getattr(model, "use_sde", False):
-        raise ValueError(
-            f"OPECallback with {name}(use_sde=True): gSDE keeps one noise matrix over many steps, "
-            "so that actions depend on each other, and the product of their densities is not the "
-            "density of the episode. Train with use_sde=False"
+        return (
+            "gSDE (use_sde=True) keeps one noise matrix over many steps, so that actions depend on "
+            "each other, and the product of their densities is not the density of the episode"
         )
     policy, seen, chosen = model.policy, model.observation_space, model.action_space
     if hasattr(policy, "lstm_actor"):
-        raise ValueError(
-            f"OPECallback with {name}: the actions of a recurrent policy depend on a hidden state "
-            "that is not in the observation. Use a policy without memory, or stack frames"
+        return (
+            "the actions of a recurrent policy depend on a hidden state that is not in the "
+            "observation"
         )
     if isinstance(seen, spaces.Dict):
-        raise ValueError(
-            f"OPECallback with the observation space {seen}: MultiInput policies are not "
-            "supported. Flatten it with gymnasium.wrappers.FlattenObservation"
-        )
+        return f"its observations are dicts, {seen}, which MultiInput policies alone understand"
     if isinstance(model, OnPolicyAlgorithm) and not isinstance(policy, ActorCriticPolicy):
-        raise TypeError(
-            f"OPECallback with the policy {type(policy).__name__}: only policies derived from "
-            "ActorCriticPolicy are supported"
-        )
+        return f"{type(policy).__name__} is not derived from ActorCriticPolicy"
     if not isinstance(chosen, spaces.Discrete | spaces.Box):
-        raise ValueError(
-            f"OPECallback with the action space {chosen}: only Discrete and Box are supported"
-        )
+        return f"its action space is {chosen}, and only Discrete and Box are known"
     if isinstance(model, DQN) and _dqn_layers(model) is None:
-        raise ValueError(
-            f"OPECallback with DQN and {type(policy).__name__}: for DQN only MlpPolicy is supported"
-        )
+        return f"for DQN only MlpPolicy is known, not {type(policy).__name__}"
+    return ""
+
+
+def why_only_fresh(model: Any) -> str:
+    """Return why the steps of the training say nothing of a model's policy; "" if they do."""
+    why = why_no_snapshot(model)
+    if why or isinstance(model, OnPolicyAlgorithm):
+        return why
+    return "it changes its policy every few steps, and explores by another one"
 
 
 def observation_normaliser(model: Any) -> VecNormalize | None:
@@ -106,10 +114,12 @@ def snapshot(model: Any, *, epsilon: float | None = None) -> Policy:
         model: PPO, A2C or DQN.
         epsilon: Exploration rate for DQN; by default its current one, 1 before it learns.
     """
-    check_model(model)
+    why = why_no_snapshot(model)
+    if why:
+        raise ValueError(f"no snapshot of {type(model).__name__}: {why}")
     if isinstance(model, DQN):
         layers = _dqn_layers(model)
-        assert layers is not None  # check_model has raised otherwise
+        assert layers is not None  # an error has been raised otherwise
         if epsilon is None:
             warm_up = model.num_timesteps < model.learning_starts
             epsilon = 1.0 if warm_up else float(model.exploration_rate)
@@ -133,14 +143,65 @@ def actor_module(model: Any) -> nn.Module:
     return _Actor(model.policy, _standardiser(model))
 
 
-class _Actor(nn.Module):
-    """Maps observations before VecNormalize to the distribution of actions."""
+def hidden_units(model: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    """Return the last hidden layers of critic and actor as they are now; None without any.
 
-    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
+    The function maps observations (n, ...) before VecNormalize to (n, h): what the networks have
+    found worth knowing of a state.
+
+    Args:
+        model: PPO, A2C or another with a policy derived from ActorCriticPolicy.
+    """
+    policy = model.policy
+    if not _is_plain(model):
+        return _TorchHidden(_Hidden(policy, _standardiser(model)))
+    found = []
+    for part in (policy.mlp_extractor.value_net, policy.mlp_extractor.policy_net):
+        layers = _layers([*part, policy.action_net])  # of the last only the place counts
+        if layers is None:
+            return _TorchHidden(_Hidden(policy, _standardiser(model)))
+        if len(layers[0]) > 1:
+            found.append(_network(model, layers[0][:-1], layers[1]))
+    return _MlpHidden(found) if found else None
+
+
+class _MlpHidden:
+    """Hidden units of plain networks, in numpy."""
+
+    def __init__(self, networks: list[Network]) -> None:
+        self._networks = networks
+
+    def __call__(self, observations: NDArray[Any]) -> NDArray[Any]:
+        found = []
+        for network in self._networks:
+            blocks = [x for _, x in network(observations, np.float32)]
+            units = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            found.append(ACTIVATIONS[network.activation](units))
+        return found[0] if len(found) == 1 else np.hstack(found)
+
+
+class _TorchHidden:
+    """Hidden units of any networks, by a copy on the CPU."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = copy.deepcopy(module).to("cpu").eval()
+
+    def __call__(self, observations: NDArray[Any]) -> NDArray[Any]:
+        found = []
+        with torch.no_grad():
+            for start in range(0, len(observations), _ROWS):
+                rows = torch.as_tensor(np.ascontiguousarray(observations[start : start + _ROWS]))
+                found.append(self._module(rows).numpy())
+        return np.concatenate(found)
+
+
+class _Frozen(nn.Module):
+    """A part of a policy, which sees observations before VecNormalize."""
+
+    def __init__(self, actor: Any, standardiser: Standardiser | None) -> None:
         super().__init__()
-        actor = _without_critic(policy)  # shares its modules until TorchPolicy copies them
         actor.__dict__.pop("optimizer", None)
-        actor.action_dist = copy.copy(policy.action_dist)
+        actor.action_dist = copy.copy(actor.action_dist)
         actor.action_dist.distribution = None  # tensors of the last training step, not copyable
         self.actor = actor
         self.standardised = standardiser is not None
@@ -149,11 +210,41 @@ class _Actor(nn.Module):
             self.register_buffer("mean", torch.tensor(standardiser.mean))
             self.register_buffer("scale", torch.tensor(standardiser.scale))
 
-    def forward(self, observations: torch.Tensor) -> Any:
+    def seen(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return the observations as the policy sees them."""
         if self.standardised:
             scaled = (observations - self.mean) / self.scale  # type: ignore[operator]
-            observations = scaled.clamp(-self.clip, self.clip).float()
-        return self.actor.get_distribution(observations).distribution
+            return scaled.clamp(-self.clip, self.clip).float()
+        return observations
+
+
+class _Hidden(_Frozen):
+    """Maps observations before VecNormalize to the last hidden layers of critic and actor."""
+
+    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
+        actor = copy.copy(policy)  # shares its modules until it is copied
+        super().__init__(actor, standardiser)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        actor: Any = self.actor
+        features = actor.extract_features(self.seen(observations))
+        if actor.share_features_extractor:
+            actors, critics = actor.mlp_extractor(features)
+        else:
+            actors = actor.mlp_extractor.forward_actor(features[0])
+            critics = actor.mlp_extractor.forward_critic(features[1])
+        return torch.cat([critics, actors], dim=1)
+
+
+class _Actor(_Frozen):
+    """Maps observations before VecNormalize to the distribution of actions."""
+
+    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
+        super().__init__(_without_critic(policy), standardiser)
+
+    def forward(self, observations: torch.Tensor) -> Any:
+        actor: Any = self.actor
+        return actor.get_distribution(self.seen(observations)).distribution
 
 
 def _without_critic(policy: Any) -> Any:
@@ -200,12 +291,18 @@ def _standardiser(model: Any) -> Standardiser | None:
 def _actor_layers(model: Any) -> tuple[list[nn.Linear], str] | None:
     """Return the linear layers and the activation of an actor; None if it has other parts."""
     policy = model.policy
-    plain = (
+    parts = [*policy.mlp_extractor.policy_net, policy.action_net] if _is_plain(model) else None
+    return None if parts is None else _layers(parts)
+
+
+def _is_plain(model: Any) -> bool:
+    """Return whether networks take the observation itself, by SB3's own classes."""
+    policy = model.policy
+    return (
         type(policy) is ActorCriticPolicy
         and type(policy.mlp_extractor) is MlpExtractor
         and _is_flat(policy.pi_features_extractor, model.observation_space)
     )
-    return _layers([*policy.mlp_extractor.policy_net, policy.action_net]) if plain else None
 
 
 def _dqn_layers(model: Any) -> tuple[list[nn.Linear], str] | None:

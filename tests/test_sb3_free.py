@@ -1,0 +1,361 @@
+"""Free values inside Stable-Baselines3: the steps they rest on, the best policy, the files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("stable_baselines3")
+
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from ope_gym.online import FreeEstimate
+from ope_gym.online.stream import Window
+from wrappers.sb3 import OPECallback
+from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
+from wrappers.sb3.fresh import Tally, value_of
+from wrappers.sb3.snapshots import hidden_units
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def envs(name: str, n: int = 2, limit: int = 30) -> VecEnv:
+    return make_vec_env(name, n, seed=0, env_kwargs={"max_episode_steps": limit})
+
+
+def ppo(env: Any, **options: Any) -> PPO:
+    chosen: dict[str, Any] = {"n_steps": 64, "n_epochs": 1, "batch_size": 64, "seed": 0}
+    small = {"net_arch": [8]}
+    return PPO("MlpPolicy", env, policy_kwargs=small, device="cpu", **(chosen | options))
+
+
+def a2c(env: Any) -> A2C:
+    return A2C("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, seed=0, device="cpu")
+
+
+class Witness(BaseCallback):
+    """Callback that writes down what `FreeEvaluation.add` should be given, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[Any, ...]] = []
+        self.raw: Any = None
+
+    def _on_training_start(self) -> None:
+        self.raw = self._raw(self.model._last_obs)
+
+    def _raw(self, seen: Any) -> Any:
+        normaliser = self.model.get_vec_normalize_env()
+        return copy.deepcopy(seen if normaliser is None else normaliser.get_original_obs())
+
+    def _on_step(self) -> bool:
+        seen, normaliser = self.locals, self.model.get_vec_normalize_env()
+        after = self._raw(seen["new_obs"])
+        following = after.copy()
+        cut = np.zeros(len(after), dtype=bool)
+        for i, done in enumerate(seen["dones"]):
+            if done:
+                last = seen["infos"][i]["terminal_observation"]
+                following[i] = last if normaliser is None else normaliser.unnormalize_obs(last)
+                cut[i] = seen["infos"][i]["TimeLimit.truncated"]
+        paid = seen["rewards"] if normaliser is None else normaliser.get_original_reward()
+        ended = np.array(seen["dones"]) & ~cut
+        self.rows.append((self.raw, seen["actions"].copy(), paid.copy(), ended, cut, following))
+        self.raw = after
+        return True
+
+
+RUNS = {
+    "PPO CartPole": lambda: ppo(envs("CartPole-v1")),
+    "PPO Pendulum": lambda: ppo(envs("Pendulum-v1", 1)),
+    "A2C CartPole": lambda: a2c(envs("CartPole-v1", 3)),
+    "normalised": lambda: ppo(VecNormalize(envs("CartPole-v1"))),
+    "PPO FrozenLake": lambda: ppo(envs("FrozenLake-v1")),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_steps_of_the_training_are_handed_over_as_they_happened(run: str) -> None:
+    model, witness = RUNS[run](), Witness()
+    ope = OPECallback(eval_freq=200, verbose=0)
+    given: list[Any] = []
+    inner = ope._new_steps
+
+    def spied() -> Any:
+        steps = inner()
+        add = steps.free.add
+        steps.free.add = lambda *rows: (given.append(rows), add(*rows))  # type: ignore[method-assign]
+        return steps
+
+    ope._new_steps = spied  # type: ignore[method-assign]
+    model.learn(420, callback=CallbackList([witness, ope]))
+    expected = [np.stack(column) for column in zip(*witness.rows, strict=True)]
+    found = [np.concatenate(column) for column in zip(*given, strict=True)]
+    assert len(found) == len(expected) == 6
+    for here, there in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(here, there)
+    assert expected[3].any() or expected[4].any()  # some episodes ended
+    assert len(ope.evaluations) >= 2
+    assert len(ope.training) == len(ope.held_out) == 0  # nothing grows
+    assert all(np.isfinite([e.value, e.low, e.high]).all() for e in ope.evaluations)
+
+
+def test_hidden_units_are_those_of_the_networks_and_stay_as_they_were() -> None:
+    class Doubled(torch.nn.Tanh):
+        """An activation that numpy networks do not know."""
+
+    env = VecNormalize(envs("CartPole-v1"), training=False)
+    statistics: Any = env.obs_rms
+    statistics.mean += 0.2
+    seen = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    for activation in (torch.nn.Tanh, Doubled):
+        model = PPO("MlpPolicy", env, policy_kwargs={"activation_fn": activation}, device="cpu")
+        units = hidden_units(model)
+        assert units is not None
+        with torch.no_grad():
+            rows = torch.tensor(env.normalize_obs(seen))
+            actor, critic = model.policy.mlp_extractor(rows)
+        expected = torch.cat([critic, actor], 1).numpy()
+        np.testing.assert_allclose(units(seen), expected, atol=1e-5)
+        for parameter in model.policy.parameters():
+            parameter.data += 1.0
+        np.testing.assert_allclose(units(seen), expected, atol=1e-5)
+
+
+def began(window: Window) -> list[int]:
+    return [int(clock) for clock in window.clock[window.step == 0]]
+
+
+def test_a_training_that_goes_on_keeps_its_open_episodes() -> None:
+    model, ope = ppo(envs("Pendulum-v1")), OPECallback(verbose=0)
+    model.learn(128, callback=ope)
+    assert ope._free is not None
+    stream = ope._free.free.stream
+    model.learn(128, callback=ope, reset_num_timesteps=False)
+    window = stream.window(0, stream.clock)
+    assert began(window) == [0, 30, 60, 90, 120] * 2  # 64 steps, then 64 more
+    model.learn(128, callback=CallbackList([ope, _StopAt(290)]), reset_num_timesteps=False)
+    model.learn(128, callback=ope, reset_num_timesteps=False)  # one step was lost on the way
+    window = stream.window(0, stream.clock)
+    assert began(window) == [0, 30, 60, 90, 120, 150, 180] * 2
+
+
+class _StopAt(BaseCallback):
+    def __init__(self, timesteps: int) -> None:
+        super().__init__()
+        self._timesteps = timesteps
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self._timesteps
+
+
+def test_short_rollouts_are_valued_and_settle() -> None:
+    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(eval_freq=4000, verbose=0)
+    model.learn(16_000, callback=ope)
+    assert [e.timesteps for e in ope.evaluations] == [4000, 8000, 12_000, 16_000]
+    assert [e.timesteps for e in ope.settled] == [4000, 8000]
+    assert all(e.settled for e in ope.settled)
+
+
+# The best policy -----------------------------------------------------------------------------
+
+
+def estimate(timesteps: int, value: float, error: float, *, settled: bool = False) -> FreeEstimate:
+    ends = value - 2 * error, value + 2 * error
+    return FreeEstimate(timesteps, value, error, *ends, settled, 10.0, 5, {})
+
+
+def test_the_best_has_the_highest_lower_end_or_value() -> None:
+    given = [estimate(1, 10.0, 1.0), estimate(2, 14.0, 4.0), estimate(3, 12.0, 0.5)]
+    for select, new, best in (("lower", [True, False, True], 3), ("value", [True, True, False], 2)):
+        found = Checkpoints(select)
+        assert [found.add(e) for e in given] == new
+        assert found.leader == best
+    assert found.revise(estimate(1, 20.0, 1.0, settled=True))
+    assert found.estimate.value == 20.0
+    assert not found.revise(estimate(9, 99.0, 1.0))  # of a policy that is not known
+
+
+def test_the_value_of_the_chosen_one_is_corrected() -> None:
+    """Policies of one value: the highest of k estimates is too high by the mean of a maximum."""
+    found = Checkpoints("value")
+    for step in range(1, 3):
+        found.add(estimate(step, 5.0, 1.0))
+    best = found.best()
+    assert best is not None
+    assert best.probability == pytest.approx(0.5, abs=1e-6)
+    # mean of the larger of two standard normals is 1/sqrt(pi); 1,000 draws: error 0.026
+    assert best.value == pytest.approx(5.0 - np.pi**-0.5, abs=4 * 0.026)
+    alone = Checkpoints("value")
+    alone.add(estimate(1, 5.0, 1.0))
+    only = alone.best()
+    assert only is not None
+    assert only.value == pytest.approx(5.0)
+    assert only.probability == pytest.approx(1.0)
+
+
+def test_chances_are_those_of_normal_numbers() -> None:
+    values, errors = np.array([1.0, 0.5, -1.0]), np.array([0.5, 1.0, 2.0])
+    found = [winning_chance(values, errors, i) for i in range(3)]
+    drawn = np.random.default_rng(0).normal(values, errors, (200_000, 3)).argmax(axis=1)
+    expected = np.bincount(drawn) / len(drawn)
+    np.testing.assert_allclose(found, expected, atol=4 * 0.5 / np.sqrt(len(drawn)))
+    assert selection_bias(values, np.zeros(3), np.zeros(3)) == 0.0
+
+
+def test_progress_ends_when_values_rise_by_less_than_their_error() -> None:
+    progress = Progress(2)
+    # 10 -> 11 is within the joint error of 1.41, 10 -> 11.5 is not
+    assert [
+        progress.is_over(estimate(i, v, 1.0)) for i, v in enumerate((10, 11, 11.5, 12, 12.9))
+    ] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+    never = Progress(None)
+    assert not any(never.is_over(estimate(i, 0.0, 1.0)) for i in range(9))
+
+
+def test_the_best_model_is_saved_and_told(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    class Told(BaseCallback):
+        def _on_step(self) -> bool:
+            assert isinstance(self.parent, OPECallback)
+            told.append(self.parent.best_mean_reward)
+            return True
+
+    class After(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+    after = After()
+    ope = OPECallback(
+        eval_freq=1,
+        best_model_save_path=tmp_path / "best",
+        log_path=tmp_path / "logs",
+        callback_on_new_best=Told(),
+        callback_after_eval=after,
+        select="value",
+        verbose=0,
+    )
+    model = ppo(envs("CartPole-v1"))
+    model.learn(512, callback=ope)
+    assert after.n_calls == len(ope.evaluations) == 4
+    best = ope.best
+    assert best is not None
+    assert told == sorted(told)
+    assert told[-1] == best.estimate.value == max(e.value for e in ope.evaluations)
+    loaded = PPO.load(tmp_path / "best" / "best_model.zip", device="cpu")
+    assert loaded.num_timesteps == best.timesteps
+    saved = np.load(tmp_path / "logs" / "evaluations.npz")
+    assert saved["timesteps"].tolist() == [128, 256, 384, 512]
+    np.testing.assert_array_equal(saved["results"][:, 0], [e.value for e in ope.evaluations])
+    np.testing.assert_array_equal(saved["low"], [e.low for e in ope.evaluations])
+    assert saved["results"].shape == saved["ep_lengths"].shape == (4, 1)
+    assert not list((tmp_path / "logs").glob("*.part*"))
+
+
+def test_evaluations_have_the_layout_of_eval_callback_where_episodes_are_played(
+    tmp_path: Path,
+) -> None:
+    ope = OPECallback(
+        envs("CartPole-v1"), n_eval_episodes=3, eval_freq=1, log_path=tmp_path, verbose=0
+    )
+    ppo(envs("CartPole-v1")).learn(256, callback=ope)
+    saved = np.load(tmp_path / "evaluations.npz")
+    held = ope.held_out.view()
+    assert saved["results"].shape == saved["ep_lengths"].shape == (2, 3)
+    assert sorted(saved["results"].ravel()) == sorted(held.returns())
+    assert sorted(saved["ep_lengths"].ravel()) == sorted(held.lengths)
+
+
+def test_training_stops_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ppo(envs("CartPole-v1"), learning_rate=1e-9)
+    model.learn(10_000, callback=OPECallback(eval_freq=1, stop_after=2))
+    assert model.num_timesteps < 1500
+    assert "2 evaluations (stop_after=2): the training stops" in capsys.readouterr().out
+
+    good = StopTrainingOnRewardThreshold(1.0, verbose=0)
+    other = ppo(envs("CartPole-v1"))
+    other.learn(10_000, callback=OPECallback(eval_freq=1, callback_on_new_best=good, verbose=0))
+    assert other.num_timesteps == 128 + 2  # the first step after the first evaluation
+
+
+def test_deterministic_episodes_are_another_quantity(capsys: pytest.CaptureFixture[str]) -> None:
+    ope = OPECallback(envs("CartPole-v1"), deterministic=True, eval_freq=1)
+    ppo(envs("CartPole-v1")).learn(256, callback=ope)
+    assert len(ope.fresh) == len(ope.evaluations) == 2
+    assert all("fresh" not in e.shares for e in ope.evaluations)
+    assert ope.best is not None
+    assert ope.best.estimate in ope.fresh
+    assert "The deterministic policy after 256 timesteps is worth" in capsys.readouterr().out
+
+
+# Fresh episodes ------------------------------------------------------------------------------
+
+
+def test_episodes_are_tallied_in_fixed_shares() -> None:
+    tally = Tally(3, 2, 0.5)  # two of the first sub-env, one of the second
+    script = [  # rewards, dones
+        ([1.0, 8.0], [False, True]),
+        ([4.0, 8.0], [True, True]),
+        ([2.0, 8.0], [True, False]),
+    ]
+    for rewards, dones in script:
+        assert not tally.done
+        infos = [{"is_success": True}, {}]
+        tally.step(np.array(rewards), np.array(dones), infos)
+    assert tally.done
+    played = tally.played()
+    assert played.returns.tolist() == [8.0, 1.0 + 0.5 * 4.0, 2.0]
+    assert played.lengths.tolist() == [1, 2, 1]
+    assert played.successes == [True, True]
+
+
+def test_fresh_values_have_t_intervals() -> None:
+    found = value_of(np.array([1.0, 2.0, 3.0, 6.0]), 7, 0.95)
+    assert (found.value, found.episodes, found.timesteps) == (3.0, 4, 7)
+    error = np.std([1, 2, 3, 6], ddof=1) / 2
+    assert found.standard_error == pytest.approx(error)
+    assert found.high - 3.0 == pytest.approx(3.182446 * error, rel=1e-6)  # t of 3 degrees
+    assert found.worth == pytest.approx(4.0)
+    equal = value_of(np.full(5, 500.0), 7, 0.95, span=400.0)
+    assert equal.low < 500.0 < equal.high  # five equal returns do not make it certain
+    assert np.isinf(value_of(np.array([1.0]), 7, 0.95).high)
+
+
+def test_images_are_valued_too() -> None:
+    space = gym.spaces.Box(0, 255, (36, 36, 1), dtype=np.uint8)
+    env: Any = gym.wrappers.TransformObservation(
+        gym.make("CartPole-v1", max_episode_steps=9),
+        lambda x: (100 + 50 * np.resize(x, space.shape)).astype(np.uint8),
+        space,
+    )
+    model = PPO("CnnPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    ope = OPECallback(verbose=0)
+    model.learn(64, callback=ope)
+    assert len(ope.evaluations) == 1

@@ -1,0 +1,171 @@
+"""Which of the policies of a run is best, how surely, and whether the run still gets anywhere.
+
+Whoever is chosen for its high estimate has, on average, an estimate that is too high (the winner's
+curse). How much too high is found by drawing all estimates anew with their errors, choosing among
+them by the same rule, and taking the mean of (estimate - value) of the chosen ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from ope_gym.arrays import FloatArray
+from ope_gym.online import FreeEstimate
+
+__all__ = ["BestCheckpoint", "Checkpoints", "Progress", "selection_bias", "winning_chance"]
+
+SELECT = ("lower", "value")
+_DRAWS = 1000
+_POINTS = 401  # of the integral over the value of a policy, in +-8 standard errors
+_OLDEST = 500  # checkpoints that are kept: far more would make the last lines slow
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The policy that a run would be left with.
+
+    Args:
+        estimate: of its value as it is known now, settled if possible.
+        value: the same, less what it owes to having been chosen.
+        probability: that it is the best of all that were evaluated, by independent normal errors.
+    """
+
+    estimate: FreeEstimate
+    value: float
+    probability: float
+
+    @property
+    def timesteps(self) -> int:
+        """Timesteps of the run when the policy was evaluated."""
+        return self.estimate.timesteps
+
+
+class Checkpoints:
+    """All policies that were evaluated, each with the best that is known of its value.
+
+    Args:
+        select: "lower" to prefer the highest lower end of the interval, "value" the highest value.
+    """
+
+    def __init__(self, select: str = "lower") -> None:
+        if select not in SELECT:
+            raise ValueError(f"select={select!r} must be one of {', '.join(map(repr, SELECT))}")
+        self._select = select
+        self._known: dict[int, FreeEstimate] = {}  # by timesteps
+        self.leader: int | None = None  # timesteps of the best
+
+    def __len__(self) -> int:
+        """Number of policies."""
+        return len(self._known)
+
+    def score(self, estimate: FreeEstimate) -> float:
+        """Return what policies are chosen by."""
+        found = estimate.low if self._select == "lower" else estimate.value
+        return found if np.isfinite(found) else -np.inf
+
+    def add(self, estimate: FreeEstimate) -> bool:
+        """Take a new policy in; return whether it is the best so far."""
+        self._known[estimate.timesteps] = estimate
+        for old in list(self._known)[:-_OLDEST]:
+            if old != self.leader:
+                del self._known[old]
+        return self._lead(estimate)
+
+    def revise(self, estimate: FreeEstimate) -> bool:
+        """Replace what is known of a policy; return whether that makes it the best."""
+        if estimate.timesteps not in self._known:
+            return False
+        self._known[estimate.timesteps] = estimate
+        return estimate.timesteps != self.leader and self._lead(estimate)
+
+    def _lead(self, estimate: FreeEstimate) -> bool:
+        best = -np.inf if self.leader is None else self.score(self._known[self.leader])
+        better = self.leader is None or self.score(estimate) > best
+        if better:
+            self.leader = estimate.timesteps
+        return better
+
+    @property
+    def estimate(self) -> FreeEstimate:
+        """Estimate of the best."""
+        if self.leader is None:
+            raise RuntimeError("no policy has been evaluated yet")
+        return self._known[self.leader]
+
+    def best(self) -> BestCheckpoint | None:
+        """Return the best, corrected for having been chosen; None before the first evaluation."""
+        if self.leader is None:
+            return None
+        found = list(self._known.values())
+        values, errors, scores = (
+            np.array(x)
+            for x in zip(*((e.value, e.standard_error, self.score(e)) for e in found), strict=True)
+        )
+        errors = np.where(np.isfinite(errors), errors, 0.0)
+        place = list(self._known).index(self.leader)
+        return BestCheckpoint(
+            self.estimate,
+            self.estimate.value - selection_bias(values, errors, scores - values),
+            winning_chance(values, errors, place),
+        )
+
+
+def winning_chance(values: FloatArray, errors: FloatArray, i: int) -> float:
+    """Return the probability that number i of n independent normal numbers is the largest.
+
+    P_i = integral of phi(z) prod_j Phi((values_i + errors_i z - values_j) / errors_j) dz, j != i.
+
+    >>> round(winning_chance(np.array([1.0, 1.0, -9.0]), np.array([1.0, 2.0, 1.0]), 0), 6)
+    0.5
+    """
+    errors = np.maximum(errors, 1e-9 * (1.0 + np.abs(values).max()))
+    z = np.linspace(-8.0, 8.0, _POINTS)
+    logs = log_ndtr(((values[i] + errors[i] * z)[:, None] - values) / errors)
+    logs[:, i] = 0.0
+    density = np.exp(-0.5 * z**2)
+    return float(density @ np.exp(logs.sum(axis=1)) / density.sum())
+
+
+def selection_bias(values: FloatArray, errors: FloatArray, offsets: FloatArray) -> float:
+    """Return by how much the estimate of the chosen one is too high, on average.
+
+    Args:
+        values: (n,) estimates.
+        errors: (n,) their standard errors.
+        offsets: (n,) what is added to an estimate before the highest is chosen.
+    """
+    half = np.random.default_rng(0).standard_normal((_DRAWS // 2, len(values))) * errors
+    noise = np.vstack([half, -half])  # so that one policy alone needs no correction
+    chosen = np.argmax(np.nan_to_num(values + offsets, neginf=-1e300) + noise, axis=1)
+    return float(noise[np.arange(_DRAWS), chosen].mean())
+
+
+class Progress:
+    """Says when a run has stopped improving by more than the error of its values.
+
+    Args:
+        patience: evaluations without improvement after which it is over; None for never.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self._patience = patience
+        self._reference: FreeEstimate | None = None
+        self.idle = 0  # evaluations since the last improvement
+
+    def is_over(self, estimate: FreeEstimate) -> bool:
+        """Take the next evaluation in; return whether the run should stop."""
+        before = self._reference
+        error = 0.0 if before is None else np.hypot(estimate.standard_error, before.standard_error)
+        if before is None or estimate.value - before.value > error:
+            self._reference, self.idle = estimate, 0
+        else:
+            self.idle += 1
+        return self._patience is not None and self.idle >= self._patience
+
+    def revise(self, estimate: FreeEstimate) -> None:
+        """Replace what is known of the policy that later ones are compared with."""
+        if self._reference is not None and self._reference.timesteps == estimate.timesteps:
+            self._reference = estimate

@@ -1,0 +1,64 @@
+"""The last lines of a run: what its policy is worth, and which checkpoint is best."""
+
+from __future__ import annotations
+
+from ope_gym.online import FreeEstimate
+from ope_gym.report.free_values import band_in_words, in_words
+from wrappers.sb3.checkpoints import BestCheckpoint
+
+__all__ = ["closing_lines"]
+
+
+def closing_lines(
+    estimate: FreeEstimate,
+    best: BestCheckpoint | None,
+    *,
+    level: float,
+    regime: str,
+    deterministic: bool,
+    saved: str | None,
+) -> list[str]:
+    """Return the answer first, then the best checkpoint, then what both rest on.
+
+    Args:
+        estimate: of the last policy.
+        best: the best policy of the run.
+        level: of the intervals.
+        regime: of the steps, as everywhere; "" if fresh episodes are all there is.
+        deterministic: whether the fresh episodes were played without drawing actions.
+        saved: file of the best model, None if it is not kept.
+    """
+    subject = "The deterministic policy" if deterministic else "The policy"
+    lines = [
+        f"{subject} after {estimate.timesteps:,} timesteps is worth {in_words(estimate, level)}."
+    ]
+    if best is not None:
+        lines.append(_best_line(best, estimate, level, saved))
+    fresh = f"{estimate.episodes} fresh episodes"
+    if deterministic or not regime:
+        lines.append(f"Data: {fresh} of that policy.")
+    elif "fresh" in estimate.shares:
+        lines.append(
+            f"Data: {regime}, the latest episodes of the training, and fresh ones, which weigh "
+            f"{estimate.shares['fresh']:.0%}."
+        )
+    else:
+        lines.append(
+            f"Data: {regime}, the latest {estimate.episodes:,} episodes of the training; none was "
+            "played for this."
+        )
+    return lines
+
+
+def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: str | None) -> str:
+    where = "" if saved is None else f" It is in {saved}."
+    e = best.estimate
+    off = best.value - e.value
+    band = band_in_words(best.value, e.low + off, e.high + off, level)
+    chance = f"best of all with probability {best.probability:.2f}"
+    if e.timesteps == last.timesteps:
+        return f"It is also the best so far, {chance}.{where}"
+    return (
+        f"The best so far is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
+        f"has been chosen, {chance}.{where}"
+    )
