@@ -83,7 +83,7 @@ def test_misuse_is_named() -> None:
     with pytest.raises(RuntimeError, match="no steps since"):
         found.take()
     found.restart(envs.reset()[0])
-    found.step(np.zeros(1), *envs.step(np.zeros(1, dtype=int)))  # type: ignore[call-arg]
+    found.step(np.zeros(1), *envs.step(np.zeros(1, dtype=int)))
     with pytest.raises(RuntimeError, match=r"sub-envs \[0\] have ended: reset them"):
         found.step(*(np.zeros(1),) * 5, {})
     same = SyncVectorEnv([partial(ScriptedEnv, script("T"))], autoreset_mode="SameStep")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class Witness(BaseCallback):
         return True
 
 
-RUNS = {
+RUNS: dict[str, Callable[[], Any]] = {
     "PPO CartPole": lambda: ppo(envs("CartPole-v1")),
     "PPO Pendulum": lambda: ppo(envs("Pendulum-v1", 1)),
     "A2C CartPole": lambda: a2c(envs("CartPole-v1", 3)),
@@ -104,7 +104,12 @@ def test_the_steps_of_the_training_are_handed_over_as_they_happened(run: str) ->
     def spied() -> Any:
         steps = inner()
         add = steps.free.add
-        steps.free.add = lambda *rows: (given.append(rows), add(*rows))  # type: ignore[method-assign]
+
+        def noted(*rows: Any) -> None:
+            given.append(rows)
+            add(*rows)
+
+        steps.free.add = noted  # type: ignore[method-assign]
         return steps
 
     ope._new_steps = spied  # type: ignore[method-assign]
