@@ -19,6 +19,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import UnavailablePolicy, Uniform
 from ope_gym.report import figures, weight_figures
+from ope_gym.report.canvas import render
 from tests import builders
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Floats = NDArray[np.float64]
-
-
-def render(figure: Figure) -> NDArray[np.uint8]:
-    """Return the figure as pixels, (height, width, 3)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
 
 
 def bandit(tables: list[list[float]], actions: list[list[int]]) -> Trajectories:

@@ -32,10 +32,10 @@ def test_weights_and_biases(
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = offline_run(tmp_path)
-    run.log(scalars(evaluation), step=3)
-    run.finish()
+    run.log(scalars(evaluation), step=3, commit=True)
     expected = scalars(evaluation)
     assert {tag: run.summary[tag] for tag in expected} == pytest.approx(expected)
+    run.finish()
 
 
 def test_weights_and_biases_follows_tensorboard(

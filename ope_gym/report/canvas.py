@@ -10,6 +10,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -62,6 +65,15 @@ def shorten(name: str, most: int) -> str:
     ('episodes', 'epi…')
     """
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def render(figure: Figure) -> NDArray[np.uint8]:
+    """Return the figure as pixels, (height, width, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
 
 
 def png(figure: Figure) -> tuple[bytes, int, int]:
