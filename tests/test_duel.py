@@ -25,7 +25,7 @@ from tests.builders import Table, buffer_of
 Floats = NDArray[np.float64]
 
 
-class Coin(gym.Env[int, int]):
+class Coin(gym.Env[Any, Any]):
     """One or two steps in one state: action 1 pays 1 with probability .8, action 0 with .3."""
 
     observation_space = spaces.Discrete(1)
@@ -160,7 +160,7 @@ def test_the_luck_of_actions_has_mean_zero_whatever_the_q_model_says() -> None:
 
     class Nonsense:
         def q(self, observations: Any, actions: Any, steps: Any) -> Floats:
-            return np.sin(3.0 * np.asarray(observations) + 5.0 * np.asarray(actions) + steps)
+            return np.asarray(np.sin(3.0 * observations + 5.0 * actions + steps))
 
     rng = np.random.default_rng(5)
     mdp = small_mdps.random_mdp(rng, horizon=3)
@@ -310,7 +310,7 @@ def test_wrong_episodes_are_refused() -> None:
 
 @pytest.fixture
 def coin_env() -> Any:
-    gym.register("Coin-v0", entry_point=Coin, disable_env_checker=True)
+    gym.register("Coin-v0", entry_point=lambda **_: Coin(), disable_env_checker=True)
     yield "Coin-v0"
     del gym.registry["Coin-v0"]
 

@@ -115,7 +115,7 @@ def bounded_sums(
         going = np.flatnonzero(lengths > t)
         rows, now = offsets[going] + t, found[going]
         room, bound = limit - np.abs(now), gamma**t * largest[rows]
-        eta = np.where(bound > room, room / np.maximum(bound, np.finfo(np.float64).tiny), 1.0)
+        eta = np.divide(room, bound, out=np.ones(going.size), where=bound > room)
         found[going] = now + gamma**t * eta * terms[rows]
     return found
 

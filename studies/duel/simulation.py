@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym import Trajectories, duel
-from ope_gym.arrays import FloatArray
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.sequences import PairedSequence, Prior
 from ope_gym.policies import LinearSigmoid, Policy, SoftmaxLinear
 from studies.cartpole.simulation import rollouts
@@ -126,7 +126,7 @@ def duels(problem: Problem, count: int, limit: int, rng: np.random.Generator) ->
 def _played(
     raw: FloatArray,
     controls: FloatArray,
-    drawn: FloatArray,
+    drawn: IntArray,
     span: float,
     limits: FloatArray,
     prior: Prior | None,
