@@ -138,8 +138,8 @@ def by_mode(mode: str) -> Window:
     rows: list[tuple[float, float, bool, bool]] = []  # observation, following, ended, skip
     for episode, length in enumerate(lengths):
         for t in range(length):
-            seen = 10.0 * episode + t
-            rows.append((seen, seen + 1.0, t == length - 1, False))
+            here = 10.0 * episode + t
+            rows.append((here, here + 1.0, t == length - 1, False))
         if mode == "next_step":  # the call after an end is a reset
             rows.append((10.0 * episode + length, 10.0 * (episode + 1), False, True))
     seen, following, ended, skip = (np.array(x)[:, None] for x in zip(*rows, strict=True))

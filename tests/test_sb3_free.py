@@ -109,7 +109,7 @@ def test_the_steps_of_the_training_are_handed_over_as_they_happened(run: str) ->
             given.append(rows)
             add(*rows)
 
-        steps.free.add = noted  # type: ignore[method-assign]
+        steps.free.add = noted  # type: ignore[method-assign, assignment]
         return steps
 
     ope._new_steps = spied  # type: ignore[method-assign]

@@ -179,8 +179,7 @@ class EvaluationWriter:
 
     def add_distribution(self, distribution: Distribution, step: int) -> None:
         """Write the distribution of returns: numbers, figure and table, as `distribution/…`."""
-        for tag, number in distribution.scalars().items():
-            self._scalar(tag, number, step)
+        self._scalars(distribution.scalars(), step)
         with suppress(ImportError):  # without matplotlib there are the numbers and the table
             self._figure("distribution/figure", distribution.plot(), step)
         table = "\n".join(f"    {line}" for line in str(distribution).splitlines())
