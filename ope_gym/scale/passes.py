@@ -32,7 +32,8 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
-from ope_gym.weights.behaviours import Behaviours, policy_log_probs
+from ope_gym.weights.answers import Answers
+from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.mixtures import partial_log_weights
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
@@ -100,17 +101,17 @@ class Job:
         """Yield the chunks of a task with their weights."""
         for name, data, here in self.chunks(task, ids):
             first = task.episodes.start + here.start
-            baseline = None
+            baseline, answers = None, Answers(self.target, data)
             try:
                 if self.q is not None and fold is not None:
-                    baseline = self.q.of(data, fold[here], first=first)
-                yield self.weigh(data, ids[here], first, baseline)
+                    baseline = self.q.of(data, fold[here], first=first, answers=answers)
+                yield self.weigh(answers, ids[here], first, baseline)
             except ValueError as error:
                 raise ValueError(f"{name}, episodes counted over all files: {error}") from error
 
     def weigh(
         self,
-        data: Trajectories,
+        answers: Answers,
         ids: IntArray,
         first: int = 0,
         baseline: Baseline | None = None,
@@ -119,20 +120,21 @@ class Job:
         """Compute the importance weights of some episodes.
 
         Args:
-            data: the episodes.
+            answers: the episodes, and what the target says of them.
             ids: (n,) their behaviours.
             first: number of the first episode, for messages.
             baseline: q and v of their steps; None without a q model.
             bases: by scheme, cached log weights for a target with log-probability 0; adding a
                 target's own prefix sum gives its weights. Missing ones are added.
         """
+        data = answers.data
         offsets = data.offsets.astype(np.int64, copy=False)
         check_finite(data.rewards, "rewards", offsets, first)
         behaviours = dataclasses.replace(self.behaviours, ids=ids, strata=ids)
         bases, mismatch, log_w = {} if bases is None else bases, "", dict[str, FloatArray]()
         own = np.empty(0)
         if self.schemes:
-            own, prefix = self._target_prefix(data, offsets, first)
+            own, prefix = self._target_prefix(answers, offsets, first)
             missing = sorted(set(self.schemes) - bases.keys())
             if missing:
                 mismatch = self._add_bases(bases, missing, data, behaviours, first)
@@ -168,17 +170,18 @@ class Job:
         return float(np.abs(seen).max(initial=0.0)) or 1.0
 
     def _target_prefix(
-        self, data: Trajectories, offsets: IntArray, first: int
+        self, answers: Answers, offsets: IntArray, first: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return log-probabilities (S,) under the target, and their sums up to each step."""
         from ope_gym import kernels
 
+        data = answers.data
         if not data.has_propensities:
             raise ValueError(
                 "an unknown policy acted, and weights need the probabilities of all actions: use "
                 "DM or MDR, or select(policies=...) the episodes of known policies"
             )
-        own = policy_log_probs(self.target, "target", data)
+        own = answers.log_probs
         check_log_probs(own, "target_log_probs", offsets, has_densities(data), first)
         prefix = np.empty(own.size)
         kernels.cumulate(own, 0, len(data), offsets, prefix)
