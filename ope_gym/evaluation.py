@@ -71,6 +71,7 @@ from ope_gym.scale.passes import (
 )
 from ope_gym.scale.sources import Episodes, Source, open_source
 from ope_gym.scale.spool import scratch_folder
+from ope_gym.scale.tasks import one_blas_thread
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
@@ -250,7 +251,7 @@ class Evaluator:
         """
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
-        with hired as ready:
+        with one_blas_thread, hired as ready:
             return self._evaluate(policy, origin, ready)
 
     def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:

@@ -136,12 +136,10 @@ def weight_diagnostics(
         support_violations: see `Diagnostics`.
         calibration: see `Diagnostics`.
     """
-    from ope_gym import kernels
-
     ess_curve, log_last = computed.ess, computed.log_last
     step = int(np.argmin(ess_curve))
     top = float(log_last.max())
-    last = kernels.exponentials(log_last, top if np.isfinite(top) else 0.0)  # largest is 1
+    last = np.exp(log_last - (top if np.isfinite(top) else 0.0))  # the largest is 1
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
     square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
     weight = computed.sums[0]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import (
@@ -256,25 +257,28 @@ def _along(sums: FloatArray, offsets: IntArray) -> FloatArray:
     return np.asarray(sums - before)
 
 
-def past_columns(data: Trajectories, target: Policy) -> tuple[FloatArray, FloatArray]:
+def past_columns(data: Trajectories, target: Policy) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return columns of the actions (S, p), and of observations that are real numbers (S, m).
 
-    A few finite actions are 0/1 columns, one less than there are actions.
+    A few finite actions are 0/1 columns, one less than there are actions. Where the columns are
+    those of one array they are a part of it, not a copy.
     """
     taken = _numbers(data.actions, "iubf")
     if isinstance(target, FinitePolicy) and taken.shape[1] == 1:
         actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
         if actions <= _PAST:
-            taken = (taken == np.arange(actions - 1)).astype(np.float64)
+            taken = taken == np.arange(actions - 1)
     return taken, _numbers(data.observations, "f")
 
 
-def _numbers(batch: batches.Tree, kinds: str) -> FloatArray:
+def _numbers(batch: batches.Tree, kinds: str) -> NDArray[Any]:
     """Return the first columns of the leaves that hold numbers of such kinds."""
     n = batches.length(batch)
     kept = [x for x in batches.leaves(batch) if x.dtype.kind in kinds]
     leaves = [x.reshape(n, -1)[:, :_PAST] for x in kept]
-    return np.hstack([np.empty((n, 0)), *leaves])[:, :_PAST].astype(np.float64)
+    if len(leaves) == 1:
+        return leaves[0]
+    return np.hstack([np.empty((n, 0)), *leaves])[:, :_PAST]
 
 
 def has_densities(data: Trajectories) -> bool:
