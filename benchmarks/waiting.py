@@ -55,10 +55,9 @@ def compare(case: str, path: str, against: Path | None, processes: int) -> None:
         for times, checkout in zip(found, checkouts, strict=True):
             times.append(in_process(case, path, checkout))
     best = [min(times) for times in found]
-    ratio = "" if len(best) == 1 else f"    {best[0]:8.3f} against {best[1]:8.3f}"
     unit = {"rank": "of as many evaluates", "memory": "MB"}.get(case, "s")
-    share = "" if len(best) == 1 else f": {best[0] / best[1]:.2f} times"
-    print(f"{case:10s} {best[0]:8.3f} {unit}{ratio and ratio}{share}", flush=True)
+    beside = f", {best[0] / best[1]:.2f} times {best[1]:.3f}" if len(best) > 1 else ""
+    print(f"{case:10s} {best[0]:8.3f} {unit}{beside}", flush=True)
 
 
 def in_process(case: str, path: str, checkout: Path) -> float:

@@ -77,7 +77,7 @@ def compiled(fastmath: Iterable[str] = (), writes: Iterable[str] | None = None) 
             machine = njit(**options)(function)
         if writes is None:
             return cast(F, machine)
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]  # type: ignore[attr-defined]
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
         written = [name in set(writes) for name in names]
 
         @wraps(function)

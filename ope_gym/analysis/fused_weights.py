@@ -99,7 +99,8 @@ class FusedWeights:
             return self._weigh(log_w).influence
         counted = discounts(self.gamma, self._columns.peak.size) * self.n
         rewards, offsets = self.data.rewards, self.data.offsets
-        return normalised_influence(log_w, np.inf, rewards, offsets, self._columns, counted)[0]
+        (psi,) = normalised_influence(log_w, np.inf, rewards, offsets, self._columns, counted)
+        return np.asarray(psi)
 
     def log_mixture(self, data: Trajectories, ids: IntArray, counts: IntArray) -> FloatArray:
         """Return (S,) the log of the mixture in which behaviour k has counts[k] episodes.

@@ -393,9 +393,9 @@ def normalised_influence(
     if np.all(sums[0] > 0):
         factor, mean = counted / sums[0], sums[2] / sums[0]
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
-        scratch = np.empty((2, peak.size))
+        floor, tail = np.empty((2, peak.size))  # scratch
         kernels.segment_influence(
-            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, *scratch, psi
+            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
         )
     return psi
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Diagnostics:
     missing_mass: float | None = None
     calibration: FloatArray | None = None
 
-    @property
+    @cached_property
     def mean_weight_interval(self) -> tuple[float, float]:
         """The interval in which the expected weight lies but for a chance of 1 in 1,000.
 

@@ -245,7 +245,7 @@ class CrossFitted:
         """Write q, v and the ratio of visits (S,) of all folds, block by block."""
         possible = np.array([self._possible(k) for k in range(len(values))])
         low, high = possible[:, 0], possible[:, 1]
-        of_folds = type(values[0]).of_folds  # type: ignore[attr-defined]
+        of_folds = type(values[0]).of_folds  # type: ignore[union-attr]
         for begin in range(0, part.size, _CACHED):
             rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
             own = part[rows]

@@ -52,7 +52,7 @@ from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 NUMBERS = 1 << 22  # elements of the largest temporary array
-_CACHED = 1 << 18  # of one that is read again at once and should stay in the cache
+_CACHED = 1 << 19  # of one that is read again at once and should stay in the cache
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
@@ -304,19 +304,18 @@ class NormalEquations:
         part = fold[data.episode_ids]
         chosen = choices(data.actions, data.n_steps, self.phi.actions) if finite else 0 * part
         group = part * max(self.phi.actions, 1) + chosen
+        roots = np.sqrt(weights)  # on both sides of a product: with itself it is half the work
         block = max(256, (_CACHED if finite else NUMBERS) // self.phi.weights)
         for begin in range(0, data.n_steps, block):
             rows = slice(begin, min(begin + block, data.n_steps))
             order = np.argsort(group[rows], kind="stable")
+            some, root = begin + order, roots[begin + order]
             if finite:
-                now, ahead = self._finite_block(data, rows, order, ends[rows], answers)
+                now, ahead = self._finite_block(data, rows, order, ends[rows], answers, root)
             else:
-                now = self.phi.of(data, rows).T[:, order]
-                ahead = self.phi.expected_next(data, rows, ends[rows], rng).T[:, order]
-            sorted_rows = begin + order
-            self._add(
-                now, ahead, data.rewards[sorted_rows], weights[sorted_rows], group[sorted_rows]
-            )
+                now = self.phi.of(data, rows).T[:, order] * root
+                ahead = self.phi.expected_next(data, rows, ends[rows], rng).T[:, order] * root
+            self._add(now, ahead, data.rewards[some] * root, group[some])
 
     def _finite_block(
         self,
@@ -325,8 +324,11 @@ class NormalEquations:
         order: IntArray,
         ends: NDArray[np.bool_],
         answers: Answers,
+        root: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
         """Return phi (d, n) and E_pi phi of the next step (A d, n) of some steps, in an order.
+
+        Both are multiplied by the roots (n,) of the weights.
 
         The features of a step are those of the step after the one before: they are made once, and
         put in order before they are multiplied by time and probabilities.
@@ -335,12 +337,12 @@ class NormalEquations:
         seen = slice(rows.start, min(rows.stop + 1, data.n_steps))
         plain = phi.plain(batches.take(data.observations, seen), seen.stop - seen.start)
         steps, following = data.steps[rows][order], np.minimum(order + 1, plain.shape[1] - 1)
-        probs = answers.probs(seen)[following] * ~ends[order, None]
+        probs = answers.probs(seen)[following] * (root * ~ends[order])[:, None]
         next_one = phi.raised(plain[:, following], steps + 1)
         ahead = np.empty((phi.actions, phi.width, size))
         for action in range(phi.actions):
             np.multiply(next_one, probs[:, action], out=ahead[action])
-        return phi.raised(plain[:, order], steps), ahead.reshape(phi.weights, size)
+        return phi.raised(plain[:, order] * root, steps), ahead.reshape(phi.weights, size)
 
     def merge(self, other: NormalEquations) -> None:
         """Add the chunks that another one has summed."""
@@ -391,22 +393,17 @@ class NormalEquations:
         now: FloatArray,
         ahead: FloatArray,
         rewards: FloatArray,
-        weights: FloatArray,
         group: IntArray,
     ) -> None:
-        """Add n steps sorted by group, fold times actions plus action.
+        """Add n steps sorted by group, all of them times the roots of their weights.
 
         Args:
             now: (d, n) phi.
             ahead: (A d, n) that of the next step.
             rewards: (n,).
-            weights: (n,).
-            group: (n,).
+            group: (n,) fold times actions plus action.
         """
         width, actions = self.phi.width, max(self.phi.actions, 1)
-        root = np.sqrt(weights)  # on both sides: the product with itself is half the work
-        now, ahead = now * root, ahead * root
-        paid = rewards * root
         bounds = np.searchsorted(group, np.arange(len(self.answer) * actions + 1))
         for g in np.flatnonzero(np.diff(bounds)):
             rows = slice(bounds[g], bounds[g + 1])
@@ -415,7 +412,7 @@ class NormalEquations:
             square = some @ some.T
             self.system[k, own, own] += square
             self.system[k, own] -= self.gamma * (some @ ahead[:, rows].T)
-            self.answer[k, own] += some @ paid[rows]
+            self.answer[k, own] += some @ rewards[rows]
             self.squares[k] += np.diagonal(square)
 
     def _solve(self, without: int | None) -> FloatArray:

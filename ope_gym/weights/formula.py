@@ -126,9 +126,9 @@ def log_weights(
                 block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
             )
         if optimal and good:
-            longest = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))
+            x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(
-                block, shift, begin, end, offsets, log_rho, a, own, mixture, *longest, extra
+                block, shift, begin, end, offsets, log_rho, a, own, mixture, x, y, z, extra
             )
         if not good or own.min() == -np.inf:
             _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
