@@ -81,10 +81,8 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
 
 def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 0) -> None:
     """Raise if a value is NaN or infinite; `first` is the number of the first episode."""
-    from ope_gym import kernels
-
-    largest = np.finfo(np.float64).max
-    row = kernels.first_outside(values, -largest, largest)
+    largest = float(np.finfo(np.float64).max)
+    row = first_outside(values, -largest, largest)
     if row >= 0:
         episode, step = place(row, offsets)
         raise ValueError(
@@ -97,13 +95,22 @@ def check_log_probs(
     values: FloatArray, name: str, offsets: IntArray, density: bool, first: int = 0
 ) -> None:
     """Raise if a value is NaN, +inf, or above 0 without being a density; -inf is allowed."""
-    from ope_gym import kernels
-
-    limit = np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE
-    row = kernels.first_outside(values, -np.inf, limit)
+    limit = float(np.finfo(np.float64).max) if density else LOG_PROB_TOLERANCE
+    row = first_outside(values, -np.inf, limit)
     if row >= 0:
         episode, step = place(row, offsets)
         raise bad_log_prob(name, float(values[row]), first + episode, step)
+
+
+def first_outside(values: FloatArray, low: float, high: float) -> int:
+    """Return the index of the first value that is NaN or outside [low, high]; -1 if none is.
+
+    >>> first_outside(np.array([0.5, 2.0, np.nan]), 0.0, 1.0)
+    1
+    """
+    if not values.size or (values.min() >= low and values.max() <= high):
+        return -1
+    return int(np.argmin((values >= low) & (values <= high)))
 
 
 def offsets_of(lengths: ArrayLike) -> IntArray:

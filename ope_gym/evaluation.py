@@ -74,7 +74,9 @@ from ope_gym.scale.passes import (
 )
 from ope_gym.scale.sources import Episodes, Source, open_source
 from ope_gym.scale.spool import scratch_folder
+from ope_gym.scale.tasks import one_blas_thread
 from ope_gym.scale.workers import Workers, start_workers
+from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import group_size, interleaved
@@ -256,7 +258,7 @@ class Evaluator:
         """
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
-        with hired as ready:
+        with one_blas_thread, hired as ready:
             found = self._evaluate(policy, origin, ready)
         if is_saved(target):
             return found.named(os.path.basename(target))
@@ -439,24 +441,24 @@ class Evaluator:
         _, chunk = next(self.source.chunks(self.source.tasks[0]))
         return default_linear(chunk, target)
 
-    def _baseline(self, model: QModel | Baseline, target: Policy) -> Baseline:
+    def _baseline(self, model: QModel | Baseline, answers: Answers) -> Baseline:
         """Return q and v at every step of the episodes in memory."""
         assert self._data is not None
         if isinstance(model, Baseline):
             found = check_baseline(model, self._data.n_steps, self._data.offsets)
         else:
-            found = cross_fit(model, self._data, self._behaviours.ids, self._problem(target))
+            found = cross_fit(model, self._data, self._behaviours.ids, self._problem(answers))
         wanted = any(ESTIMATORS[name].uses_visits for name in self._candidates)
-        return self._with_visits(found, target) if wanted and found.visits is None else found
+        return self._with_visits(found, answers) if wanted and found.visits is None else found
 
-    def _with_visits(self, baseline: Baseline, target: Policy) -> Baseline:
+    def _with_visits(self, baseline: Baseline, answers: Answers) -> Baseline:
         """Add ratios of visits to a q that has none: those of the default model."""
         assert self._data is not None
-        usual = default_model(self._data, target) if len(self._data) > 1 else None
+        usual = default_model(self._data, answers.target) if len(self._data) > 1 else None
         if usual is None:
             return baseline
         try:
-            own = cross_fit(usual, self._data, self._behaviours.ids, self._problem(target)).visits
+            own = cross_fit(usual, self._data, self._behaviours.ids, self._problem(answers)).visits
         except ValueError:  # observations that only the given q can read
             own = None
         if own is None:
@@ -464,10 +466,10 @@ class Evaluator:
         here = np.full(self._data.n_steps, np.nan)  # residuals of the given q, not of the usual one
         return dataclasses.replace(baseline, visits=Visits(own.ratio, here))
 
-    def _problem(self, target: Policy) -> Problem:
+    def _problem(self, answers: Answers) -> Problem:
         """Return what the q model is to learn, with random numbers from the seed."""
         rng = np.random.default_rng(self.options.seed)
-        return Problem(target, self.options.gamma, self._roster.longest, rng)
+        return Problem(answers.target, self.options.gamma, self._roster.longest, rng, answers)
 
     # Weigh and run ---------------------------------------------------------------------------
 
@@ -488,11 +490,12 @@ class Evaluator:
     def _reduce_memory(self, job: Job, model: QModel | Baseline | None) -> Reduce:
         """Answer requests from the episodes in memory: one chunk, weighed once."""
         assert self._data is not None
-        baseline = None if model is None else self._baseline(model, job.target)
-        chunk = job.weigh(self._data, self._behaviours.ids, 0, baseline, self._bases)
+        answers = Answers(job.target, self._data)
+        baseline = None if model is None else self._baseline(model, answers)
+        chunk = job.weigh(answers, self._behaviours.ids, 0, baseline, self._bases)
         makers = {
             "path probabilities": lambda: self._path_log_probs,
-            "rounds": lambda: self._rounds(chunk, model, job.target),
+            "rounds": lambda: self._rounds(chunk, model, answers),
             "scores": lambda: self._scores,
             "one step": lambda: one_step(chunk.episodes.data, job.target),
         }
@@ -531,7 +534,7 @@ class Evaluator:
         return Scores(self._data, self._behaviours, discount[step_numbers(self._data.offsets)])
 
     def _rounds(
-        self, chunk: Weighted, model: QModel | Baseline | None, target: Policy
+        self, chunk: Weighted, model: QModel | Baseline | None, answers: Answers
     ) -> tuple[Weighted, FloatArray]:
         """Return the episodes with residuals of past-only q models, and weights of the rounds."""
         assert self._data is not None
@@ -539,9 +542,9 @@ class Evaluator:
         data, offsets, gamma = self._data, self._data.offsets, self.options.gamma
         recorded: Recorded = chunk.episodes
         values = (
-            self._baseline(model, target)
+            self._baseline(model, answers)
             if isinstance(model, Baseline)
-            else past_only(model, data, self._behaviours.ids, self._problem(target))
+            else past_only(model, data, self._behaviours.ids, self._problem(answers))
         )
         start, residuals = values.at_start(offsets), values.residuals(data.rewards, offsets, gamma)
         rows, ids = self._behaviours.rows(data), self._behaviours.ids

@@ -13,6 +13,7 @@ weight of trajectory i at step t, r_i,t its reward, gamma the discount.
 
 import math
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -60,17 +61,47 @@ _A = (
 _A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8 = (float(a) for a in _A)
 
 
-def compiled(fastmath: Iterable[str] = ()) -> Callable[[F], F]:
-    """Compile on first use, keep the machine code on disk, release the GIL."""
+def compiled(fastmath: Iterable[str] = (), writes: Iterable[str] | None = None) -> Callable[[F], F]:
+    """Compile on first use, keep the machine code on disk, release the GIL.
+
+    numba compiles a function anew for each combination of arrays that may be written to and arrays
+    that may not. Given `writes`, the arguments that the function writes to, all other arrays are
+    passed as read-only ones: one compilation serves all.
+    """
 
     def decorate(function: F) -> F:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
         try:
-            return cast(F, njit(cache=True, **options)(function))
+            machine = njit(cache=True, **options)(function)
         except RuntimeError:  # there is no folder to keep it in
-            return cast(F, njit(**options)(function))
+            machine = njit(**options)(function)
+        if writes is None:
+            return cast(F, machine)
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        written = [name in set(writes) for name in names]
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            pairs = zip(arguments, written, strict=True)
+            return machine(*[x if out else _read_only(x) for x, out in pairs])
+
+        return cast(F, call)
 
     return decorate
+
+
+def _read_only(value: Any) -> Any:
+    """Return an array as one that cannot be written to, and anything else as it is."""
+    if not isinstance(value, np.ndarray) or not value.flags.writeable:
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
+# Compilation takes seconds where it happens for the first time, and most of them go into what looks
+# like little: arrays made inside a kernel, arithmetic on whole arrays or slices, `min` and `max`,
+# even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments.
 
 
 @intrinsic
@@ -116,7 +147,8 @@ def _float(context: Any, x: Any) -> Any:
 @njit(forceinline=True, fastmath=_CONTRACT)  # inlined with these flags, not the caller's
 def _exp(x: float) -> float:
     """Return exp(x) by plain arithmetic that vectorises; x is held within [-708, 700]."""
-    y = min(max(x, -708.0), 700.0)
+    y = x if x > -708.0 else -708.0
+    y = y if y < 700.0 else 700.0
     shifted = y * _LOG2_E + _ROUND
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
@@ -134,7 +166,7 @@ def _exp(x: float) -> float:
 # take the prefix log P_b,t of the behaviour b that recorded the trajectory, known from one row. Its
 # own term is rho_b >= 1 / n, so the sum cannot underflow; it can overflow if another behaviour
 # finds the actions exp(645) times as likely, and only such tiles are done again with the largest
-# term (`_largest`).
+# term.
 #
 # Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so exponentials are
 # taken of several steps at a time. The prefix sums cannot be: each needs the one before. They are
@@ -144,61 +176,129 @@ def _exp(x: float) -> float:
 # of trajectories that go on into the next tile, so short episodes cost no more than long ones.
 
 
-@compiled(_CONTRACT)
-def _sweep(
+@compiled(_CONTRACT, writes=("own", "mixture", "rows", "pivot", "total", "first", "carry"))
+def prefixes(
     log_probs: Any,
-    j0: int,
-    width: int,
-    first: Any,
-    limit: float,
+    shift: int,
+    begin: int,
+    end: int,
+    ids: Any,
+    offsets: Any,
     log_rho: Any,
-    carry: Any,
+    limit: float,
+    own: Any,
+    mixture: Any,
+    rows: Any,
     pivot: Any,
     total: Any,
+    first: Any,
+    carry: Any,
 ) -> bool:
-    """Add sum_k exp(log rho_k + log P_k,j - pivot_j) to total_j over one tile.
+    """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
 
-    log_rho and carry are padded to a multiple of four, with shares of zero. Returns False if an
-    entry is NaN or above the limit.
+    Args:
+        log_probs: (K, columns) log-probability of the taken action under each behaviour.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        ids: (n,) own behaviour of each trajectory.
+        offsets: (n + 1,) steps of each trajectory.
+        log_rho: (padded,) log share of the trajectories of each behaviour, -inf beyond the last.
+        limit: largest log-probability allowed.
+        own: written: log P_b(i),t; this and the next from the first step of `begin` on.
+        mixture: written: log sum_k rho_k P_k,t.
+        rows: (4, tile) scratch; see `prefix_scratch`.
+        pivot: (tile,) scratch.
+        total: (tile,) scratch.
+        first: (tile,) scratch.
+        carry: (2, padded) scratch.
+
+    Returns:
+        False if an entry is NaN or above the limit.
     """
-    last = log_probs.shape[0] - 1
-    rows = np.empty((4, _TILE))
-    good = True
-    for k in range(0, last + 1, 4):
-        # beyond the last behaviour: that one again, with a share of zero
-        k1, k2, k3 = min(k + 1, last), min(k + 2, last), min(k + 3, last)
-        a, b, c, d = carry[k], carry[k + 1], carry[k + 2], carry[k + 3]
+    last, tile = log_probs.shape[0] - 1, total.size
+    i, running, good, base, stop = begin - 1, 0.0, True, offsets[begin], offsets[end]
+    for k in range(log_rho.size):
+        carry[0, k] = 0.0
+    for row in range(base, stop, tile):
+        width, column, at = tile, row - shift, row - base
+        if row + tile > stop:
+            width = stop - row
         for j in range(width):
-            x, y = log_probs[k, j0 + j], log_probs[k1, j0 + j]
-            z, u = log_probs[k2, j0 + j], log_probs[k3, j0 + j]
+            first[j] = offsets[i + 1] == row + j
             if first[j]:
-                a, b, c, d = log_rho[k], log_rho[k + 1], log_rho[k + 2], log_rho[k + 3]
-            a += x
-            b += y
-            c += z
-            d += u
-            rows[0, j], rows[1, j], rows[2, j], rows[3, j] = a, b, c, d
-            good &= (x <= limit) & (y <= limit) & (z <= limit) & (u <= limit)  # false for NaN too
-        carry[k], carry[k + 1], carry[k + 2], carry[k + 3] = a, b, c, d
-        for j in range(width):
-            total[j] += (_exp(rows[0, j] - pivot[j]) + _exp(rows[1, j] - pivot[j])) + (
-                _exp(rows[2, j] - pivot[j]) + _exp(rows[3, j] - pivot[j])
-            )
+                i += 1
+                running = 0.0
+            running += log_probs[ids[i], column + j]
+            own[at + j] = running
+            pivot[j] = running
+        for k in range(log_rho.size):
+            carry[1, k] = carry[0, k]
+        again = True
+        while again:
+            for j in range(width):
+                total[j] = 0.0
+            for k in range(0, last + 1, 4):
+                # beyond the last behaviour: that one again, with a share of zero
+                k1 = k + 1 if k + 1 < last else last
+                k2 = k + 2 if k + 2 < last else last
+                k3 = k + 3 if k + 3 < last else last
+                a, b, c, d = carry[1, k], carry[1, k + 1], carry[1, k + 2], carry[1, k + 3]
+                for j in range(width):
+                    x, y = log_probs[k, column + j], log_probs[k1, column + j]
+                    z, u = log_probs[k2, column + j], log_probs[k3, column + j]
+                    if first[j]:
+                        a, b, c, d = log_rho[k], log_rho[k + 1], log_rho[k + 2], log_rho[k + 3]
+                    a += x
+                    b += y
+                    c += z
+                    d += u
+                    rows[0, j] = a
+                    rows[1, j] = b
+                    rows[2, j] = c
+                    rows[3, j] = d
+                    # false for NaN too
+                    good &= (x <= limit) & (y <= limit) & (z <= limit) & (u <= limit)
+                carry[0, k] = a
+                carry[0, k + 1] = b
+                carry[0, k + 2] = c
+                carry[0, k + 3] = d
+                for j in range(width):
+                    total[j] += (_exp(rows[0, j] - pivot[j]) + _exp(rows[1, j] - pivot[j])) + (
+                        _exp(rows[2, j] - pivot[j]) + _exp(rows[3, j] - pivot[j])
+                    )
+            again = False
+            for j in range(width):
+                if pivot[j] < np.inf:
+                    mixture[at + j] = pivot[j] + math.log(total[j])
+                again |= total[j] > _OVERFLOW
+            if again:  # the own prefix is far below the largest: take that as the pivot
+                for j in range(width):
+                    if not total[j] > _OVERFLOW:
+                        pivot[j] = np.inf  # to be left as it is
+                for k in range(last + 1):
+                    a = carry[1, k]
+                    for j in range(width):
+                        if first[j]:
+                            a = log_rho[k]
+                        a += log_probs[k, column + j]
+                        if a > pivot[j]:
+                            pivot[j] = a
     return good
 
 
-@compiled()
-def _largest(
-    log_probs: Any, j0: int, width: int, first: Any, log_rho: Any, carry: Any, pivot: Any
-) -> None:
-    """Write pivot_j = max_k (log rho_k + log P_k,j) over one tile."""
-    for k in range(log_probs.shape[0]):
-        a = carry[k]
-        for j in range(width):
-            if first[j]:
-                a = log_rho[k]
-            a += log_probs[k, j0 + j]
-            pivot[j] = a if k == 0 or a > pivot[j] else pivot[j]
+def prefix_scratch(log_rho: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the shares of K behaviours padded to a multiple of four, and scratch of `prefixes`."""
+    padded = np.full(-(-log_rho.size // 4) * 4, -np.inf)
+    padded[: log_rho.size] = log_rho
+    scratch = (
+        np.empty((4, _TILE)),
+        np.empty(_TILE),
+        np.empty(_TILE),
+        np.empty(_TILE, dtype=np.bool_),
+        np.empty((2, padded.size)),
+    )
+    return padded, scratch
 
 
 # The optimal scheme has f(p) = p / (1 - a p) where the fused one has f(p) = p. Split off the fused
@@ -214,117 +314,76 @@ def _largest(
 # infinite: in the limit the behaviours with such a prefix (`certain`) share all the weight.
 
 
-@compiled(_CONTRACT)
-def _optimal(
-    log_probs: Any, start: int, own: Any, log_rho: Any, a: Any, mixture: Any, out: Any
-) -> None:
-    """Write log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p), for one trajectory."""
-    length = own.size
-    extra, certain, prefix = np.zeros(length), np.zeros(length), np.empty(length)
-    for k in range(log_probs.shape[0]):
-        rho = math.exp(log_rho[k])
-        running, stop = 0.0, 0
-        for j in range(length):
-            running += log_probs[k, start + j]
-            if running < _NEGLIGIBLE:
-                break
-            stop = j + 1
-            prefix[j] = running
-            if running > -0.1:  # 1 - a p would cancel: take expm1, and leave nothing to do below
-                prefix[j] = -np.inf
-                rest = (1.0 - a[j]) - a[j] * math.expm1(running)
-                if rest <= 0.0:
-                    certain[j] += rho
-                else:
-                    extra[j] += rho * a[j] * math.exp(2.0 * running) / rest
-        for j in range(stop):
-            p = _exp(prefix[j])
-            extra[j] += rho * a[j] * p * p / (1.0 - a[j] * p)
-    for j in range(length):
-        rest = (1.0 - a[j]) - a[j] * math.expm1(own[j])
-        if certain[j] > 0.0:
-            out[j] = -math.log(certain[j]) if rest <= 0.0 else -np.inf
-        elif extra[j] > 0.0:
-            out[j] = -math.log(rest) - math.log(math.exp(mixture[j]) + extra[j])
-        else:
-            out[j] = -mixture[j]
-
-
-@compiled()
-def prefixes(
+@compiled(_CONTRACT, writes=("extra", "certain", "prefix", "out"))
+def optimal_mixture(
     log_probs: Any,
     shift: int,
     begin: int,
     end: int,
-    ids: Any,
     offsets: Any,
     log_rho: Any,
-    limit: float,
     a: Any,
     own: Any,
     mixture: Any,
-    optimal: Any,
-) -> bool:
-    """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
+    extra: Any,
+    certain: Any,
+    prefix: Any,
+    out: Any,
+) -> None:
+    """Write log f(P_b)/P_b - log sum_k rho_k f(P_k), f(p) = p / (1 - a p).
 
     Args:
-        log_probs: (K, columns) log-probability of the taken action under each behaviour.
+        log_probs: (K, columns), and the next four, as for `prefixes`.
         shift: the step that column 0 holds.
         begin: first trajectory.
         end: one past the last trajectory.
-        ids: (n,) own behaviour of each trajectory.
-        offsets: (n + 1,) steps of each trajectory.
-        log_rho: (K,) log share of the trajectories of each behaviour.
-        limit: largest log-probability allowed.
-        a: (S,) the reward parameter of the optimal scheme; empty if that is skipped.
-        own: written: log P_b(i),t; this and the next from the first step of `begin` on.
-        mixture: written: log sum_k rho_k P_k,t.
-        optimal: written: log f(P_b)/P_b - log sum_k rho_k f(P_k); skipped if empty.
-
-    Returns:
-        False if an entry is NaN or above the limit.
+        offsets: (n + 1,).
+        log_rho: (K,) or more.
+        a: (S,) the reward parameter.
+        own: log P_b(i),t; this, the next and `out` from the first step of `begin` on.
+        mixture: log sum_k rho_k P_k,t.
+        extra: (longest,) scratch.
+        certain: (longest,) scratch.
+        prefix: (longest,) scratch.
+        out: written.
     """
-    padded = np.full((log_probs.shape[0] + 3) // 4 * 4, -np.inf)
-    padded[: log_rho.size] = log_rho
-    carry, saved = np.zeros(padded.size), np.zeros(padded.size)
-    first = np.empty(_TILE, np.bool_)
-    pivot, total = np.empty(_TILE), np.empty(_TILE)
-    i, running, good, base = begin - 1, 0.0, True, offsets[begin]
-    for row in range(base, offsets[end], _TILE):
-        width, column, at = min(_TILE, offsets[end] - row), row - shift, row - base
-        for j in range(width):
-            first[j] = offsets[i + 1] == row + j
-            if first[j]:
-                i += 1
-                running = 0.0
-            running += log_probs[ids[i], column + j]
-            own[at + j] = running
-            pivot[j] = running
-            total[j] = 0.0
-        saved[:] = carry
-        good &= _sweep(log_probs, column, width, first, limit, padded, carry, pivot, total)
-        for j in range(width):
-            mixture[at + j] = pivot[j] + math.log(total[j])
-        beyond = total[:width] > _OVERFLOW
-        if beyond.any():  # the own prefix is far below the largest: take that as the pivot
-            carry[:] = saved
-            _largest(log_probs, column, width, first, log_rho, saved, pivot)
-            total[:] = 0.0
-            _sweep(log_probs, column, width, first, limit, padded, carry, pivot, total)
-            for j in range(width):
-                if beyond[j]:
-                    mixture[at + j] = pivot[j] + math.log(total[j])
-    if optimal.size and good:
-        for i in range(begin, end):
-            start, stop = offsets[i], offsets[i + 1]
-            at = slice(start - base, stop - base)
-            _optimal(
-                log_probs, start - shift, own[at], log_rho, a[start:stop], mixture[at], optimal[at]
-            )
-    return good
+    base = offsets[begin]
+    for i in range(begin, end):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        at, column = start - base, start - shift
+        for j in range(length):
+            extra[j] = 0.0
+            certain[j] = 0.0
+        for k in range(log_probs.shape[0]):
+            rho = math.exp(log_rho[k])
+            running, stop = 0.0, 0
+            for j in range(length):
+                running += log_probs[k, column + j]
+                if running < _NEGLIGIBLE:
+                    break
+                stop = j + 1
+                prefix[j] = running
+                if running > -0.1:  # 1 - a p would cancel: take expm1, and leave nothing to do
+                    prefix[j] = -np.inf
+                    rest = (1.0 - a[start + j]) - a[start + j] * math.expm1(running)
+                    if rest <= 0.0:
+                        certain[j] += rho
+                    else:
+                        extra[j] += rho * a[start + j] * math.exp(2.0 * running) / rest
+            for j in range(stop):
+                p = _exp(prefix[j])
+                extra[j] += rho * a[start + j] * p * p / (1.0 - a[start + j] * p)
+        for j in range(length):
+            rest = (1.0 - a[start + j]) - a[start + j] * math.expm1(own[at + j])
+            if certain[j] > 0.0:
+                out[at + j] = -math.log(certain[j]) if rest <= 0.0 else -np.inf
+            elif extra[j] > 0.0:
+                out[at + j] = -math.log(rest) - math.log(math.exp(mixture[at + j]) + extra[j])
+            else:
+                out[at + j] = -mixture[at + j]
 
 
-@compiled()
+@compiled(writes=("out",))
 def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> None:
     """Write the running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
     base = offsets[begin]
@@ -335,7 +394,7 @@ def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> No
             out[j - base] = running
 
 
-@compiled()
+@compiled(writes=("out",))
 def cumulate_own(
     log_probs: Any, shift: int, begin: int, end: int, ids: Any, offsets: Any, limit: float, out: Any
 ) -> bool:
@@ -354,35 +413,18 @@ def cumulate_own(
     return good
 
 
-@compiled()
-def first_outside(values: Any, low: float, high: float) -> int:
-    """Return the index of the first value that is NaN or outside [low, high]; -1 if none is.
-
-    Whole tiles are tested first, without a branch for each value, which vectorises.
-    """
-    for begin in range(0, values.size, _TILE):
-        good = True
-        for j in range(begin, min(begin + _TILE, values.size)):
-            good &= (values[j] >= low) & (values[j] <= high)
-        if not good:
-            for j in range(begin, values.size):
-                if not (values[j] >= low and values[j] <= high):
-                    return j
-    return -1
-
-
 # Sums over all trajectories at each step t, for weights known by their logs:
 #
 #     W_t = sum_i w_i,t,   sum_i w_i,t^2,   sum_i w_i,t r_i,t
 #
 # Weights may exceed the largest float or all underflow, so they are summed as exp(log w - M_t), M_t
-# the largest log weight at step t: at least one term is 1, and none is larger. `column_peaks` finds
-# the M_t, `column_sums` adds up.
+# the largest log weight at step t: at least one term is 1, and none is larger. `column_sums` first
+# finds the M_t, then adds up.
 #
 # The sums run over all n trajectories, also over those that have ended: an ended episode pays 0 and
 # keeps its last weight for ever. (Without them the normalised mean would be one of survivors only.)
 # Adding the last weight to every later step would cost n T. Instead each trajectory adds it once,
-# to the entry of its length, and `add_ended` makes running sums of these entries over t: n + T.
+# to the entry of its length, and running sums of these entries over t follow at the end: n + T.
 # These are scaled by gone_t, the largest last log weight of the trajectories that ended by t, which
 # only rises; where it does, the sum so far is rescaled:
 #
@@ -391,33 +433,16 @@ def first_outside(values: Any, low: float, high: float) -> int:
 # M_t itself will not do: it can fall, and a sum that was scaled down to 0 does not come back.
 
 
-@compiled()
-def column_peaks(log_w: Any, log_cap: float, offsets: Any, peak: Any, gone: Any) -> None:
-    """Raise the peak of each step to the log weights there, and of each length to the last ones.
-
-    Args:
-        log_w: (S,) log weights.
-        log_cap: upper bound put on them (inf: none).
-        offsets: (n + 1,).
-        peak: (T,) raised to the log weights at t.
-        gone: (T + 1,) raised to the last log weights of the trajectories of length t.
-    """
-    for i in range(offsets.size - 1):
-        start, length = offsets[i], offsets[i + 1] - offsets[i]
-        for t in range(length):
-            peak[t] = max(peak[t], min(log_w[start + t], log_cap))
-        gone[length] = max(gone[length], min(log_w[start + length - 1], log_cap))
-
-
-@compiled(_ADD)
+@compiled(_ADD, writes=("peak", "gone", "pay", "weight", "sums", "ended", "psi"))
 def column_sums(
     log_w: Any,
     log_cap: float,
     rewards: Any,
     offsets: Any,
-    scale: Any,
+    peak: Any,
     gone: Any,
     pay: Any,
+    weight: Any,
     sums: Any,
     ended: Any,
     psi: Any,
@@ -426,21 +451,40 @@ def column_sums(
 
     Args:
         log_w: (S,) log weights.
-        log_cap: upper bound put on them.
+        log_cap: upper bound put on them (inf: none).
         rewards: (S,).
         offsets: (n + 1,).
-        scale: (T,) M_t: weights are divided by exp(M_t).
-        gone: (T + 1,) scale of the last weights of the trajectories that ended by t.
-        pay: (T,) gamma^t exp(M_t).
-        sums: (3, T) added to: sum w, sum w^2, sum w r of running trajectories.
-        ended: (2, T + 1) added to: sum w, sum w^2 of the last weights of trajectories of length t.
+        peak: (T,) -inf; written: M_t.
+        gone: (T + 1,) -inf; written: the largest last log weight of trajectories that ended by t.
+        pay: (T,) gamma^t; written: gamma^t exp(M_t).
+        weight: (T,) scratch.
+        sums: (3, T) zeros; written: sum w, sum w^2, sum w r, with weights divided by exp(M_t).
+        ended: (2, T + 1) zeros, scratch: sum w, sum w^2 of the last weights, by length.
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
-    weight = np.empty(scale.size)
-    for i in range(offsets.size - 1):
+    n, horizon = offsets.size - 1, peak.size
+    for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
+        v = -np.inf
+        for t in range(length):
+            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            if v > peak[t]:
+                peak[t] = v
+        if v > gone[length]:
+            gone[length] = v
+    for t in range(horizon):
+        if gone[t] > gone[t + 1]:
+            gone[t + 1] = gone[t]
+        if gone[t] > peak[t]:
+            peak[t] = gone[t]
+        v = peak[t] if peak[t] > -np.inf else 0.0
+        pay[t] *= math.exp(v if v < 700.0 else 700.0)
+    for i in range(n):
+        start, length = offsets[i], offsets[i + 1] - offsets[i]
+        v = -np.inf
         for t in range(length):  # three loops, since each vectorises by itself
-            v = min(log_w[start + t], log_cap) - scale[t]
+            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            v -= peak[t]  # NaN if all are -inf, and then 0
             weight[t] = _exp(v) if v > -708.0 else 0.0
         for t in range(length):
             w = weight[t]
@@ -451,25 +495,20 @@ def column_sums(
         for t in range(length):  # a loop that writes too would add up in an order that depends on
             total += pay[t] * (weight[t] * rewards[start + t])  # where the arrays lie in memory
         psi[i] = total
-        v = min(log_w[start + length - 1], log_cap) - gone[length]
+        v = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
+        v -= gone[length]
         w = _exp(v) if v > -708.0 else 0.0
         ended[0, length] += w
         ended[1, length] += w * w
-
-
-@compiled()
-def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
-    """Add to each step's sums (3, T) the last weights of the trajectories that ended before it."""
-    weight, square = 0.0, 0.0
-    for t in range(1, scale.size):
-        if gone[t] == -np.inf:
-            continue
-        shrink = math.exp(gone[t - 1] - gone[t])
-        weight = weight * shrink + ended[0, t]
-        square = square * shrink * shrink + ended[1, t]
-        shrink = math.exp(gone[t] - scale[t])
-        sums[0, t] += weight * shrink
-        sums[1, t] += square * shrink * shrink
+    once, twice = 0.0, 0.0
+    for t in range(1, horizon):  # add the last weights of the trajectories that ended before t
+        if gone[t] > -np.inf:
+            shrink = math.exp(gone[t - 1] - gone[t])
+            once = once * shrink + ended[0, t]
+            twice = twice * shrink * shrink + ended[1, t]
+            shrink = math.exp(gone[t] - peak[t])
+            sums[0, t] += once * shrink
+            sums[1, t] += twice * shrink * shrink
 
 
 # The influence of a trajectory on the normalised estimate J = sum_t gamma^t R_t, R_t = sum_i w r /
@@ -488,79 +527,7 @@ def add_ended(scale: Any, gone: Any, ended: Any, sums: Any) -> None:
 # those of ended trajectories among them.
 
 
-@compiled(_ADD)
-def normalised_influence(
-    log_w: Any,
-    log_cap: float,
-    rewards: Any,
-    offsets: Any,
-    discount: Any,
-    peak: Any,
-    sums: Any,
-    psi: Any,
-) -> None:
-    """Write psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t) over all steps, R_t = sum w r / W_t.
-
-    Args:
-        log_w: (S,) log weights.
-        log_cap: upper bound put on them.
-        rewards: (S,).
-        offsets: (n + 1,).
-        discount: (T,) gamma^t.
-        peak: (T,) M_t.
-        sums: (3, T) sum w, sum w^2, sum w r over all trajectories, weights divided by exp(M_t).
-        psi: (n,) written.
-    """
-    n, horizon = offsets.size - 1, peak.size
-    factor = discount * n / sums[0]
-    mean = sums[2] / sums[0]
-    floor = np.empty(horizon + 1)  # smallest peak from t on: keeps the suffix sums in range
-    tail = np.zeros(horizon + 1)
-    floor[horizon] = np.inf
-    for t in range(horizon - 1, -1, -1):
-        floor[t] = min(floor[t + 1], peak[t])
-        tail[t] = tail[t + 1] * math.exp(floor[t] - floor[t + 1])
-        tail[t] += factor[t] * mean[t] * math.exp(floor[t] - peak[t])
-    for i in range(n):
-        start, length = offsets[i], offsets[i + 1] - offsets[i]
-        total = 0.0
-        for t in range(length):
-            v = min(log_w[start + t], log_cap) - peak[t]
-            w = _exp(v) if v > -708.0 else 0.0
-            total += factor[t] * w * (rewards[start + t] - mean[t])
-        if length < horizon:
-            last = min(log_w[start + length - 1], log_cap)
-            total -= math.exp(last - floor[length]) * tail[length]
-        psi[i] = total
-
-
-@compiled(_CONTRACT)
-def exponentials(log_values: Any, shift: float) -> Any:
-    """Return exp(log_values - shift) (n,), for log_values of at most shift."""
-    out = np.empty(log_values.size)
-    for i in range(out.size):
-        v = log_values[i] - shift
-        out[i] = _exp(v) if v > -708.0 else 0.0
-    return out
-
-
-@compiled()
-def squares_within(values: Any, strata: Any, counts: Any) -> Any:
-    """Sum the squared deviations from the mean of each stratum (K,).
-
-    In two passes, means first: sum x^2 - n mean^2 would lose all digits of a small spread.
-    """
-    mean, squares = np.zeros(counts.size), np.zeros(counts.size)
-    for i in range(values.size):
-        mean[strata[i]] += values[i]
-    mean /= np.maximum(counts, 1)
-    for i in range(values.size):
-        deviation = values[i] - mean[strata[i]]
-        squares[strata[i]] += deviation * deviation
-    return squares
-
-
-@compiled()
+@compiled(writes=("out",))
 def dense_columns(
     log_w: Any, log_cap: float, rewards: Any, offsets: Any, peak: Any, t0: int, out: Any
 ) -> None:
@@ -581,7 +548,7 @@ def dense_columns(
                 out[1, i, j] = 0.0
 
 
-@compiled(_ADD)
+@compiled(_ADD, writes=("floor", "tail", "out"))
 def segment_influence(
     log_w: Any,
     log_cap: float,
@@ -591,12 +558,15 @@ def segment_influence(
     mean: Any,
     peak: Any,
     ends: Any,
+    floor: Any,
+    tail: Any,
     out: Any,
 ) -> None:
     """Compute the normalised influence of each stretch of steps, cut at some steps.
 
-    As `normalised_influence`, with suffix sums that begin anew in each stretch. A trajectory that
-    has ended takes part in every later stretch with its last weight.
+    One stretch of all steps gives the influence on the whole estimate; with several, the suffix
+    sums begin anew in each. A trajectory that has ended takes part in every later stretch with its
+    last weight.
 
     Args:
         log_w: (S,) log weights.
@@ -607,36 +577,39 @@ def segment_influence(
         mean: (T,) R_t.
         peak: (T,) M_t.
         ends: (m,) one past the last step of each stretch, rising; the last is T.
+        floor: (T,) scratch.
+        tail: (T,) scratch.
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
-    horizon, stretches = peak.size, ends.size
-    floor, tail = np.empty(horizon), np.empty(horizon)  # within each stretch
+    stretches, begin = ends.size, 0
     for j in range(stretches):
-        begin = ends[j - 1] if j else 0
         low, total = np.inf, 0.0
         for t in range(ends[j] - 1, begin - 1, -1):
-            new = min(low, peak[t])
+            new = low if low < peak[t] else peak[t]
             total = total * math.exp(new - low) + factor[t] * mean[t] * math.exp(new - peak[t])
             low = new
-            floor[t], tail[t] = low, total
+            floor[t] = low
+            tail[t] = total
+        begin = ends[j]
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
-        last = min(log_w[start + length - 1], log_cap)
+        last = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
         t = 0
         for j in range(stretches):
-            total = 0.0
-            for u in range(t, min(ends[j], length)):
-                v = min(log_w[start + u], log_cap) - peak[u]
+            total, stop = 0.0, ends[j] if ends[j] < length else length
+            for u in range(t, stop):
+                v = log_w[start + u] if log_w[start + u] < log_cap else log_cap
+                v -= peak[u]
                 w = _exp(v) if v > -708.0 else 0.0
                 total += factor[u] * w * (rewards[start + u] - mean[u])
-            t = max(t, min(ends[j], length))
+            t = stop if stop > t else t
             if t < ends[j]:
                 total -= math.exp(last - floor[t]) * tail[t]
                 t = ends[j]
             out[j, i] = total
 
 
-@compiled()
+@compiled(writes=("terms", "last"))
 def rival_terms(
     log_probs: Any,
     shift: int,

@@ -32,7 +32,7 @@ class Differences(dict[str, Difference]):
 class Evaluation(Mapping[str, Estimate]):
     """Map the names of estimators to their estimates of one policy's value; prints as a table.
 
-    The recommended estimators come first, the others in the order in which they were asked for.
+    Its order is the one in which they were asked for; a table shows the recommended ones first.
 
     Args:
         estimates: by estimator.
@@ -40,7 +40,7 @@ class Evaluation(Mapping[str, Estimate]):
     """
 
     def __init__(self, estimates: Mapping[str, Estimate], target: str = "") -> None:
-        self._estimates = {name: estimates[name] for name in recommended_first(estimates)}
+        self._estimates = dict(estimates)
         self.target = target
 
     def __getitem__(self, name: str) -> Estimate:
@@ -58,7 +58,11 @@ class Evaluation(Mapping[str, Estimate]):
     @property
     def best(self) -> Estimate:
         """Return the recommended estimate: auto, else NFIS, else the first that was asked for."""
-        return next(iter(self.values()))
+        return next(iter(self.ranked().values()))
+
+    def ranked(self) -> dict[str, Estimate]:
+        """Return the estimates with the recommended ones first, as a table shows them."""
+        return {name: self[name] for name in recommended_first(self)}
 
     @property
     def headline(self) -> str:
@@ -130,7 +134,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        return html.fragment(self, self.headline)
+        return html.fragment(self.ranked(), self.headline)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={estimate.value:.6g}" for name, estimate in self.items())
@@ -161,11 +165,11 @@ class Evaluation(Mapping[str, Estimate]):
                 text.episodes(e.worth),
                 e.verdict.colour,
             ]
-            for name, e in self.items()
+            for name, e in self.ranked().items()
         ]
         if truth is not None:
             rows[0].append("from truth")
-            for row, e in zip(rows[1:], self.values(), strict=True):
+            for row, e in zip(rows[1:], self.ranked().values(), strict=True):
                 off, error = e.value - truth, math.hypot(e.standard_error, truth_error)
                 distance = off / error if error else math.copysign(math.inf, off) if off else 0.0
                 row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
@@ -193,7 +197,8 @@ class Evaluation(Mapping[str, Estimate]):
 
     def _remarks(self, verbose: bool) -> list[str]:
         """Return why results are not green, what would help, and what they rest on."""
-        judged = {name: e.verdict for name, e in self.items()}
+        shown = self.ranked()
+        judged = {name: e.verdict for name, e in shown.items()}
         doubted = {k: v.reasons if v.colour != "green" else () for k, v in judged.items()}
         lines = text.itemised(doubted)
         if verbose:
@@ -201,12 +206,12 @@ class Evaluation(Mapping[str, Estimate]):
             lines += [f"what would help {line}" for line in advice]
         else:
             lines += [f"what would help: {words}" for words in self.best.verdict.advice]
-        lines += text.reasons({name: e.basis for name, e in self.items() if e.basis})
+        lines += text.reasons({name: e.basis for name, e in shown.items() if e.basis})
         if verbose:
             lines += text.itemised({k: [f"note: {n}" for n in v.notes] for k, v in judged.items()})
             lines += [
                 f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
-                for name, e in self.items()
+                for name, e in shown.items()
                 if e.report
             ]
         return lines

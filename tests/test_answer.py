@@ -136,9 +136,13 @@ def test_rows_share_their_decimals_but_show_their_errors(evaluation: Evaluation)
 # Estimators --------------------------------------------------------------------------------------
 
 
-def test_the_recommended_come_first_whatever_the_order(made: Recorded) -> None:
-    found = evaluate(made.trajectories, made.target, ["BIS", "NFIS", "DM", "auto"])
-    assert list(found) == ["auto", "NFIS", "BIS", "DM"]
+def test_a_table_shows_the_recommended_first_whatever_the_order(made: Recorded) -> None:
+    names = ["BIS", "NFIS", "DM", "auto"]
+    found = evaluate(made.trajectories, made.target, names)
+    assert list(found) == names  # as they were asked for: code may go by it
+    assert list(found.ranked()) == ["auto", "NFIS", "BIS", "DM"]
+    rows = [line.split()[0] for line in str(found).splitlines() if line.strip()]
+    assert [word for word in rows if word in names] == list(found.ranked())
     assert found.best is found["auto"]
     assert list(found.select(["DM", "NFIS"])) == ["NFIS", "DM"]
     assert list(found.select(["ADR"])) == list(found)

@@ -33,6 +33,7 @@ from ope_gym.models.base import SAMPLES
 from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.options import Compute
 from ope_gym.policies import DiagonalGaussian, Uniform
+from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
 from tests.builders import Recorded, Table, buffer_of, recorded
@@ -472,11 +473,11 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
     record = recorded(2, (400, 400))
     data, target = record.trajectories, Table(np.eye(3)[[1, 0, 2]])
     last = data.select(episodes=[len(data) - 1])
-    found = near_weights(data, target, 0.35)[-last.n_steps :]
-    np.testing.assert_array_equal(found, near_weights(last, target, 0.35))
+    found = near_weights(data, 0.35, Answers(target, data))[-last.n_steps :]
+    np.testing.assert_array_equal(found, near_weights(last, 0.35, Answers(target, last)))
     never = dataclasses.replace(data, actions=np.minimum(data.actions, 1))
     target = Table(np.eye(3)[[2, 2, 2]])
-    assert not near_weights(never, target, 0.35).any()
+    assert not near_weights(never, 0.35, Answers(target, never)).any()
     task = problem(target, 0.9, 6)
     one, alike = (LinearQ(nearness=nearness).fit(never, task).theta for nearness in (0.35, 0.0))
     np.testing.assert_array_equal(one, alike)

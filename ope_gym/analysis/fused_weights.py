@@ -14,7 +14,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, check_finite, check_log_probs, offsets_of
 from ope_gym.data.schema import BY_STEP
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import discounts
+from ope_gym.estimators.reductions import discounts, normalised_influence
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.computed import Computed
 from ope_gym.options import Options
@@ -95,18 +95,12 @@ class FusedWeights:
 
     def influence(self, log_w: FloatArray) -> FloatArray:
         """Return (n,) influence values with other weights, but today's means over the data."""
-        from ope_gym import kernels
-
         if not self.normalised:
             return self._weigh(log_w).influence
-        peak, sums = self._columns.peak, self._columns.sums
-        psi = np.full(self.n, np.nan)
-        if np.all(sums[0] > 0):
-            discount = discounts(self.gamma, peak.size)
-            kernels.normalised_influence(
-                log_w, np.inf, self.data.rewards, self.data.offsets, discount, peak, sums, psi
-            )
-        return psi
+        counted = discounts(self.gamma, self._columns.peak.size) * self.n
+        rewards, offsets = self.data.rewards, self.data.offsets
+        (psi,) = normalised_influence(log_w, np.inf, rewards, offsets, self._columns, counted)
+        return np.asarray(psi)
 
     def log_mixture(self, data: Trajectories, ids: IntArray, counts: IntArray) -> FloatArray:
         """Return (S,) the log of the mixture in which behaviour k has counts[k] episodes.

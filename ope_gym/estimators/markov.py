@@ -25,8 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.reductions import Weighted
@@ -40,6 +42,7 @@ _SINGULAR = 1e-6  # relative size of directions that the columns do not span
 _LEARNED = 1.25  # variance of a residual with a q learned from four folds of five
 _STEPS = 5.0  # least number of effective steps for each column
 _LEVERAGE = 0.2  # least 1 - leverage of a step
+_BLOCK = 1 << 13  # steps whose columns stay in the cache
 
 
 @dataclass(frozen=True)
@@ -120,36 +123,48 @@ def _chance(root: Root, square: FloatArray, effective: float, least: float) -> f
     return float(fdtrc(m, left, statistic * left / (m * freedom)))
 
 
-def designs(chunk: Weighted) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yield sets of columns (m, p) of past steps, and the residuals (m,) that they may predict."""
+def designs(chunk: Weighted) -> Iterator[tuple[list[FloatArray], FloatArray]]:
+    """Yield sets of columns (p, m) of past steps, and the residuals (m,) that they may predict.
+
+    Block by block: all columns at once would take far more memory than the episodes themselves.
+    """
     assert chunk.visits is not None
     assert chunk.past is not None
     (ratio, residuals), offsets = chunk.visits, chunk.offsets
     steps, last = step_numbers(offsets), offsets[1:] - 1
-    rewards, residuals = chunk.rewards / chunk.unit, residuals / chunk.unit
-    residuals = np.where(np.abs(residuals) > _ROUNDING, residuals, 0.0)
-    ahead = np.append(ratio[1:] != 0, True)
-    ahead[last] = True
-    seen = (ratio != 0) & ahead
+    rewards = chunk.rewards / chunk.unit
     total = np.cumsum(rewards) - rewards
     total -= np.repeat(total[offsets[:-1]], np.diff(offsets))
+    seen = ratio != 0
+    ahead = np.append(seen[1:], True)
+    ahead[last] = True
+    seen &= ahead
     actions, others = chunk.past
-    columns = [_lagged(actions, steps, k) for k in range(1, _LAGS + 1)]
-    columns += [_lagged(others, steps, 1), _lagged(rewards[:, None], steps, 1)]
-    columns += [(total / np.sqrt(np.maximum(steps, 1)))[:, None]]
-    plain, answer = np.hstack(columns)[seen], residuals[seen]
-    yield plain[:, : actions.shape[1]], answer
-    yield plain, answer
-    if 0 < actions.shape[1] < _FEW:
-        now = np.hstack([actions, 1.0 - actions.sum(axis=1, keepdims=True)])[seen]
-        yield np.hstack([plain * now[:, [j]] for j in range(now.shape[1])]), answer
+    for begin in range(0, steps.size, _BLOCK):
+        rows = slice(begin, min(begin + _BLOCK, steps.size))
+        here = np.flatnonzero(seen[rows])
+        answer = residuals[rows][here] / chunk.unit
+        answer = np.where(np.abs(answer) > _ROUNDING, answer, 0.0)
+        columns = [_lagged(actions, steps, rows, k) for k in range(1, _LAGS + 1)]
+        columns += [_lagged(others, steps, rows, 1), _lagged(rewards[:, None], steps, rows, 1)]
+        columns += [(total[rows] / np.sqrt(np.maximum(steps[rows], 1)))[None]]
+        plain = np.concatenate(columns)[:, here]
+        sets = [plain[: actions.shape[1]], plain]
+        if 0 < actions.shape[1] < _FEW:
+            now = actions[rows][here].T.astype(np.float64)
+            now = np.concatenate([now, 1.0 - now.sum(axis=0, keepdims=True)])
+            sets.append(np.concatenate([plain * row for row in now]))
+        yield sets, answer
 
 
-def _lagged(columns: FloatArray, steps: IntArray, k: int) -> FloatArray:
-    """Return the columns (S, p) of k steps earlier, 0 before the start."""
-    found = np.zeros_like(columns)
-    found[k:] = columns[:-k]
-    found[steps < k] = 0.0
+def _lagged(columns: NDArray[Any], steps: IntArray, rows: slice, k: int) -> FloatArray:
+    """Return some rows of the columns (S, p) as they were k steps earlier, (p, n); 0 before."""
+    found = np.zeros((columns.shape[1], rows.stop - rows.start))
+    first = max(rows.start - k, 0)
+    earlier = columns[first : max(rows.stop - k, first)]
+    if len(earlier):
+        found[:, first + k - rows.start :] = earlier.T
+    found[:, steps[rows] < k] = 0.0
     return found
 
 
@@ -215,10 +230,16 @@ class PastSums:
         """Sum over a chunk."""
         if chunk.visits is None or chunk.past is None:
             return _Sums([], [], np.zeros(3), known=False)
-        sets = list(designs(chunk))
-        e = sets[0][1]
-        moments = np.array([e.size, np.sum(e**2), np.sum(e**4)])
-        return _Sums([x.T @ x for x, _ in sets], [x.T @ e for x, e in sets], moments)
+        found: _Sums | None = None
+        for sets, e in designs(chunk):
+            moments = np.array([e.size, np.sum(e**2), np.sum(e**4)])
+            some = _Sums([x @ x.T for x in sets], [x @ e for x in sets], moments)
+            if found is None:
+                found = some
+            else:
+                found.merge(some)
+        assert found is not None  # a chunk has steps
+        return found
 
     def total(self, merged: _Sums) -> _Sums:
         """Return the sums over all trajectories."""
@@ -242,14 +263,19 @@ class PastSquares:
 
     def part(self, chunk: Weighted) -> _Squares:
         """Sum over a chunk."""
-        found = []
-        for (x, e), root in zip(designs(chunk), self.roots, strict=True):
-            z = x @ root.map
-            left = np.maximum(1.0 - np.einsum("nm,nm->n", z, z), _LEVERAGE)
-            z *= ((e - z @ root.coefficients) / left)[:, None]
-            found.append(z.T @ z)
-        return _Squares(found)
+        found = _Squares([np.zeros((r.map.shape[1], r.map.shape[1])) for r in self.roots])
+        for sets, e in designs(chunk):
+            found.merge(_Squares([_square(x, e, r) for x, r in zip(sets, self.roots, strict=True)]))
+        return found
 
     def total(self, merged: _Squares) -> _Squares:
         """Return the sums over all trajectories."""
         return merged
+
+
+def _square(columns: FloatArray, residuals: FloatArray, root: Root) -> FloatArray:
+    """Sum the squares (m, m) of orthonormal columns times the residuals (n,) that are left."""
+    z = root.map.T @ columns
+    left = np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
+    z *= (residuals - root.coefficients @ z) / left
+    return np.asarray(z @ z.T)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray, annuity, offsets_of, step_numbers
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
@@ -57,7 +58,7 @@ class Weighted:
     start: FloatArray | None = None
     direct: FloatArray | None = None
     visits: FloatArray | None = None
-    past: tuple[FloatArray, FloatArray] | None = None
+    past: tuple[NDArray[Any], NDArray[Any]] | None = None
     step_ratios: FloatArray | None = None
     unit: float = 1.0
     first: int = 0
@@ -309,16 +310,9 @@ def _column_sums(
 
     n, horizon = offsets.size - 1, int(np.diff(offsets).max())
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
-    kernels.column_peaks(log_w, log_cap, offsets, peak, gone)
-    gone = np.maximum.accumulate(gone)
-    peak = np.maximum(peak, gone[:-1])
-    scale = np.where(np.isneginf(peak), 0.0, peak)
-    gone_scale = np.where(np.isneginf(gone), 0.0, gone)
-    with np.errstate(over="ignore"):
-        paid = gamma ** np.arange(horizon) * np.exp(np.minimum(scale, 700.0))
     sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
-    kernels.column_sums(log_w, log_cap, pay, offsets, scale, gone_scale, paid, sums, ended, psi)
-    kernels.add_ended(scale, gone, ended, sums)
+    paid, weight = discounts(gamma, horizon), np.empty(horizon)
+    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
     return peak, sums, psi
 
 
@@ -355,32 +349,55 @@ class Influence:
 
     def part(self, chunk: Weighted) -> Arrays:
         """Compare the trajectories of a chunk with the means over all."""
-        from ope_gym import kernels
-
         log_w, pay, offsets = self.column.of(chunk)
-        peak, sums = self.columns.peak, self.columns.sums
-        shape = (*([len(self.ends)] if self.ends else []), offsets.size - 1)
-        psi = np.full(shape, np.nan)
-        if not np.all(sums[0] > 0):
-            return Arrays(psi)
-        discount = discounts(self.gamma, peak.size)
-        if self.ends:
-            factor, mean = discount * self.trajectories / sums[0], sums[2] / sums[0]
-            ends = np.array(self.ends, dtype=np.int64)
-            kernels.segment_influence(
-                log_w, self.column.log_cap, pay, offsets, factor, mean, peak, ends, psi
-            )
-        else:
-            kernels.normalised_influence(
-                log_w, self.column.log_cap, pay, offsets, discount, peak, sums, psi
-            )
-            # the kernel normalises by the chunk's n; rescale to all trajectories
-            psi *= self.trajectories / psi.size
-        return Arrays(psi)
+        psi = normalised_influence(
+            log_w,
+            self.column.log_cap,
+            pay,
+            offsets,
+            self.columns,
+            discounts(self.gamma, self.columns.peak.size) * self.trajectories,
+            self.ends,
+        )
+        return Arrays(psi if self.ends else psi[0])
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return the values of all trajectories."""
         return merged.joined()
+
+
+def normalised_influence(
+    log_w: FloatArray,
+    log_cap: float,
+    pay: FloatArray,
+    offsets: IntArray,
+    columns: Columns,
+    counted: FloatArray,
+    ends: tuple[int, ...] = (),
+) -> FloatArray:
+    """Return influence values (m, n) of m stretches of steps; NaN if some step has no weight.
+
+    Args:
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them.
+        pay: (S,) what they multiply.
+        offsets: (n + 1,).
+        columns: the sums over all trajectories.
+        counted: (T,) gamma^t times the number of all trajectories.
+        ends: one past the last step of each stretch; empty for one over all steps.
+    """
+    from ope_gym import kernels
+
+    peak, sums = columns.peak, columns.sums
+    psi = np.full((max(len(ends), 1), offsets.size - 1), np.nan)
+    if np.all(sums[0] > 0):
+        factor, mean = counted / sums[0], sums[2] / sums[0]
+        cuts = np.array(ends or (peak.size,), dtype=np.int64)
+        floor, tail = np.empty((2, peak.size))  # scratch
+        kernels.segment_influence(
+            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
+        )
+    return psi
 
 
 @dataclass(frozen=True, eq=False)

@@ -144,8 +144,8 @@ PAPER = ("BIS", "BCIS", "NBIS", "NBCIS", "FIS", "FCIS", "NFIS", "NFCIS", "OUIS",
 # that has any: without the policies that acted only basic weights are left, without propensities
 # only models.
 GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "default": (("NFIS", "auto"), ("BIS", "NBIS"), ("DM", "MDR")),
-    "paper": ((*PAPER, "auto"),),
+    "default": (("auto", "NFIS"), ("BIS", "NBIS"), ("DM", "MDR")),
+    "paper": (("auto", *PAPER),),
     "all": (tuple(ESTIMATORS),),
 }
 ALIASES = {  # names that others use; per decision, as all estimators here are

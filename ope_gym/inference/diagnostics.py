@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Diagnostics:
     missing_mass: float | None = None
     calibration: FloatArray | None = None
 
-    @property
+    @cached_property
     def mean_weight_interval(self) -> tuple[float, float]:
         """The interval in which the expected weight lies but for a chance of 1 in 1,000.
 
@@ -140,12 +141,10 @@ def weight_diagnostics(
         support_violations: see `Diagnostics`.
         calibration: see `Diagnostics`.
     """
-    from ope_gym import kernels
-
     ess_curve, log_last = computed.ess, computed.log_last
     step = int(np.argmin(ess_curve))
     top = float(log_last.max())
-    last = kernels.exponentials(log_last, top if np.isfinite(top) else 0.0)  # largest is 1
+    last = np.exp(log_last - (top if np.isfinite(top) else 0.0))  # the largest is 1
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
     square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
     weight = computed.sums[0]

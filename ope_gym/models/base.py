@@ -14,8 +14,9 @@ A new model is a class with `fit` in a file of this room, and a line in its `__i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -33,10 +34,12 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
+from ope_gym.weights.answers import Answers
 
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
+_CACHED = 1 << 13  # steps whose features stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +51,14 @@ class Problem:
         gamma: discount.
         horizon: longest possible episode.
         rng: of the learner, and of the target's continuous actions.
+        answers: of the target about the very episodes to learn from, if it was asked already.
     """
 
     target: Policy
     gamma: float
     horizon: int
     rng: np.random.Generator
+    answers: Answers | None = None
 
 
 @runtime_checkable
@@ -62,7 +67,8 @@ class ActionValues(Protocol):
 
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
-    see `Visits`, or None for those at the time of the step.
+    see `Visits`, or None for those at the time of the step. `of_folds`, of a finite action set,
+    gives both for the values of all folds at once, as that of LinearQ.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -177,6 +183,7 @@ class CrossFitted:
         fold: IntArray,
         rng: np.random.Generator | None = None,
         first: int = 0,
+        answers: Answers | None = None,
     ) -> Baseline:
         """Return q and v of episodes with their folds (n,); 0 where there are no values.
 
@@ -187,32 +194,65 @@ class CrossFitted:
             fold: (n,).
             rng: source of the target's actions, if they are continuous.
             first: number of the first episode, for messages.
+            answers: of the target about these episodes, if it was asked already.
         """
+        asked = Answers(self.target, data) if answers is None else answers
+        place = _Place(asked, np.random.default_rng(0) if rng is None else rng, first)
         q, v = np.zeros(data.n_steps), np.zeros(data.n_steps)
         ratio, averaged = np.zeros(data.n_steps), np.full(data.n_steps, np.nan)
         visited, direct = True, None
-        part, unit = fold[data.episode_ids], annuity(self.gamma, self.horizon)
-        rng = np.random.default_rng(0) if rng is None else rng
-        for k, values in enumerate(self.values if len(data) else ()):
-            if values is None:
+        part, folds = fold[data.episode_ids], self.bounds.shape[1]
+        values, done = iter(self.values if len(data) else ()), 0
+        if self.together and isinstance(self.target, FinitePolicy):
+            some = list(itertools.islice(values, 1))
+            if hasattr(type(some[0]) if some else None, "of_folds"):
+                some += itertools.islice(values, folds - 1)
+                self._of_folds(some, place, part, q, v, ratio)
+                done = folds
+            values = itertools.chain(some, values)  # one at a time: a table may be large
+        for k, own in enumerate(values):
+            if own is None or k < done:
                 continue
-            if k == self.bounds.shape[1]:
-                low, high = self.bounds[0].min(), self.bounds[1].max()
-                bounds = min(low, 0.0) * unit, max(high, 0.0) * unit
-                begins = data.offsets[:-1]
-                direct = values_at(values, data, self.target, begins, bounds, rng, first)[1]
+            if k == folds:
+                bounds = self._possible(slice(None))
+                direct = values_at(own, place, data.offsets[:-1], bounds)[1]
                 continue
             rows = np.flatnonzero(part == k)
-            bounds = min(self.bounds[0, k], 0.0) * unit, max(self.bounds[1, k], 0.0) * unit
             for begin in range(0, rows.size, _ROWS):
-                some = rows[begin : begin + _ROWS]
-                q[some], v[some] = values_at(values, data, self.target, some, bounds, rng, first)
-            visits = getattr(values, "visits", None) if self.together else None
+                here = rows[begin : begin + _ROWS]
+                q[here], v[here] = values_at(own, place, here, self._possible(k))
+            visits = getattr(own, "visits", None) if self.together else None
             visited = visited and visits is not None
             if visits is not None and rows.size:
                 ratio[rows], residuals = visits(data, rows)
                 averaged[rows] = np.nan if residuals is None else residuals
         return Baseline(q, v, Visits(ratio, averaged) if visited else None, direct)
+
+    def _possible(self, fold: int | slice) -> tuple[FloatArray, FloatArray]:
+        """Return the lowest and the highest return (horizon + 1,) of so many steps left."""
+        unit, (low, high) = annuity(self.gamma, self.horizon), self.bounds[:, fold]
+        return min(np.min(low), 0.0) * unit, max(np.max(high), 0.0) * unit
+
+    def _of_folds(
+        self,
+        values: list[ActionValues | None],
+        place: _Place,
+        part: IntArray,
+        q: FloatArray,
+        v: FloatArray,
+        ratio: FloatArray,
+    ) -> None:
+        """Write q, v and the ratio of visits (S,) of all folds, block by block."""
+        possible = np.array([self._possible(k) for k in range(len(values))])
+        low, high = possible[:, 0], possible[:, 1]
+        of_folds = type(values[0]).of_folds  # type: ignore[union-attr]
+        for begin in range(0, part.size, _CACHED):
+            rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
+            own = part[rows]
+            bounds = np.searchsorted(own, np.arange(len(values) + 1))
+            everything, ratio[rows] = of_folds(values, place.answers, rows, bounds)
+            left = steps_left(place.answers.data.steps[rows], self.horizon)
+            q[rows], v[rows] = place.clipped(rows, everything, low[own, left], high[own, left])
 
 
 def cross_fit(
@@ -239,14 +279,13 @@ def cross_fit(
     def one_by_one() -> Iterator[ActionValues]:
         for k in range(folds):
             others = data.select(episodes=np.flatnonzero(fold != k))
-            yield model.fit(others, problem)
+            yield model.fit(others, replace(problem, answers=None))
 
     fit_folds = getattr(model, "fit_folds", None)
     values = one_by_one() if fit_folds is None else fit_folds(data, fold, problem)
     bounds = bounds_of_others(reward_bounds(data, fold, folds))
-    return CrossFitted.to(problem, values, bounds, fit_folds is not None).of(
-        data, fold, problem.rng
-    )
+    fitted = CrossFitted.to(problem, values, bounds, fit_folds is not None)
+    return fitted.of(data, fold, problem.rng, answers=problem.answers)
 
 
 def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Problem) -> Baseline:
@@ -266,7 +305,7 @@ def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Prob
                 yield None
                 continue
             past = data.select(episodes=np.flatnonzero(rounds < k))
-            yield model.fit(past, problem)
+            yield model.fit(past, replace(problem, answers=None))
 
     own = reward_bounds(data, rounds, int(present[-1]) + 1)
     # each round is clipped by the rewards of all rounds before it
@@ -292,42 +331,68 @@ def bounds_of_others(bounds: FloatArray) -> FloatArray:
     return np.array([[some[0].min() for some in others], [some[1].max() for some in others]])
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """The episodes at which values are wanted.
+
+    Args:
+        answers: of the target about them.
+        rng: source of the target's actions, if they are continuous.
+        first: number of the first episode, for messages.
+    """
+
+    answers: Answers
+    rng: np.random.Generator
+    first: int = 0
+
+    def clipped(
+        self, rows: IntArray, everything: FloatArray, low: FloatArray, high: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return q and v (n,) of some rows from q (n, A) of every action, within bounds (n,)."""
+        everything = np.clip(everything, low[:, None], high[:, None])
+        q = of_chosen(everything, batches.take(self.answers.data.actions, rows))
+        v = np.einsum("na,na->n", self.answers.probs(rows), everything)
+        return self.finite(rows, q, v)
+
+    def finite(self, rows: IntArray, q: FloatArray, v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return q and v, or raise if a value is not finite."""
+        if not (np.all(np.isfinite(q)) and np.all(np.isfinite(v))):
+            data = self.answers.data
+            row = int(rows[np.flatnonzero(~(np.isfinite(q) & np.isfinite(v)))[0]])
+            raise ValueError(
+                f"q_model gave a value that is not finite at episode "
+                f"{self.first + int(data.episode_ids[row])}, step {int(data.steps[row])}: check "
+                "its features, or take another model"
+            )
+        return q, v
+
+
+def steps_left(steps: IntArray, horizon: int) -> IntArray:
+    """Return how many steps are left; the recorded step itself was possible."""
+    return np.asarray(np.maximum(horizon - steps, 1))
+
+
 def values_at(
     values: ActionValues,
-    data: Trajectories,
-    target: Policy,
+    place: _Place,
     rows: IntArray,
     bounds: tuple[FloatArray, FloatArray],
-    rng: np.random.Generator,
-    first: int = 0,
 ) -> tuple[FloatArray, FloatArray]:
     """Return q and v of some rows, both from q clipped to the bounds for the steps left."""
+    data, target = place.answers.data, place.answers.target
     observations, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
     steps = data.steps[rows]
-    left = np.maximum(bounds[0].size - 1 - steps, 1)  # the recorded step itself was possible
+    left = steps_left(steps, bounds[0].size - 1)
     low, high = bounds[0][left], bounds[1][left]
     if isinstance(target, FinitePolicy):
-        probs = target.probs(observations)
-        everything = np.clip(
-            q_all(values, observations, steps, probs.shape[1]), low[:, None], high[:, None]
-        )
-        q = of_chosen(everything, actions)
-        v = np.einsum("na,na->n", probs, everything)
-    else:
-        q = np.clip(values.q(observations, actions, steps), low, high)
-        v = np.zeros(rows.size)
-        for _ in range(SAMPLES):
-            drawn = target.sample(observations, rng)
-            v += np.clip(values.q(observations, drawn, steps), low, high)
-        v /= SAMPLES
-    if not (np.all(np.isfinite(q)) and np.all(np.isfinite(v))):
-        row = int(rows[np.flatnonzero(~(np.isfinite(q) & np.isfinite(v)))[0]])
-        episode = first + int(data.episode_ids[row])
-        raise ValueError(
-            f"q_model gave a value that is not finite at episode {episode}, step "
-            f"{int(data.steps[row])}: check its features, or take another model"
-        )
-    return q, v
+        count = place.answers.probs(rows[:1]).shape[1]
+        return place.clipped(rows, q_all(values, observations, steps, count), low, high)
+    q = np.clip(values.q(observations, actions, steps), low, high)
+    v = np.zeros(rows.size)
+    for _ in range(SAMPLES):
+        drawn = target.sample(observations, place.rng)
+        v += np.clip(values.q(observations, drawn, steps), low, high)
+    return place.finite(rows, q, v / SAMPLES)
 
 
 def q_all(values: ActionValues, observations: Tree, steps: IntArray, actions: int) -> FloatArray:

@@ -26,7 +26,7 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.tabular import StateNumbers
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies import Policy
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 
@@ -85,13 +85,15 @@ class Polynomial:
 
 
 def _monomials(columns: Columns, powers: list[IntArray], batch: Tree) -> FloatArray:
-    plain = columns(batch)
-    found = np.empty((len(plain), 1 + columns.width + len(powers)))
-    found[:, 0] = 1.0
-    found[:, 1 : 1 + columns.width] = plain
-    for j, chosen in enumerate(powers, start=1 + columns.width):
-        np.prod(plain[:, chosen], axis=1, out=found[:, j])
-    return found
+    plain = columns(batch).T  # column by column, each of which lies in one piece
+    found = np.empty((1 + len(plain) + len(powers), plain.shape[1]))
+    found[0] = 1.0
+    found[1 : 1 + len(plain)] = plain
+    for row, (first, *others) in zip(found[1 + len(plain) :], powers, strict=True):
+        row[:] = plain[first]
+        for j in others:
+            row *= plain[j]
+    return found.T
 
 
 @dataclass(frozen=True)
@@ -186,17 +188,42 @@ class Phi:
 
     def __call__(self, batch: Tree, steps: IntArray) -> FloatArray:
         """Return (n, d), the features times the powers of the share of the horizon that is left."""
+        return self.raised(self.plain(batch, len(steps)), steps).T
+
+    def plain(self, batch: Tree, n: int) -> FloatArray:
+        """Return the features (columns, n) of a batch of n steps, without their time."""
         found = np.asarray(self.features(batch), dtype=np.float64)
-        if found.shape != (len(steps), self.columns):
-            expected = (len(steps), self.columns)
+        if found.shape != (n, self.columns):
+            expected = (n, self.columns)
             raise ValueError(f"features gave shape {found.shape}; expected {expected}")
         if not np.all(np.isfinite(found)):
             row, column = np.argwhere(~np.isfinite(found))[0].tolist()
             raise ValueError(
                 f"features gave {found[row, column]} in row {row}, column {column}: must be finite"
             )
-        left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
-        return np.hstack([found * (left**power)[:, None] for power in range(self.powers + 1)])
+        return np.ascontiguousarray(found.T)
+
+    def left(self, steps: IntArray) -> FloatArray:
+        """Return the share (n,) of the horizon that is left at some steps."""
+        return np.asarray(np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon)
+
+    def raised(self, plain: FloatArray, steps: IntArray) -> FloatArray:
+        """Return features (columns, n) times all powers of the time that is left, (d, n)."""
+        found, left = np.empty((self.powers + 1, *plain.shape)), self.left(steps)
+        found[0] = plain
+        for power in range(1, self.powers + 1):
+            np.multiply(found[power - 1], left, out=found[power])
+        return found.reshape(self.width, -1)
+
+    def weigh(self, weights: FloatArray, plain: FloatArray, steps: IntArray) -> FloatArray:
+        """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
+        terms = weights.reshape(-1, self.columns) @ plain
+        terms = terms.reshape(len(weights), self.powers + 1, -1)
+        found, left = terms[:, -1].copy(), self.left(steps)
+        for power in range(self.powers - 1, -1, -1):
+            found *= left
+            found += terms[:, power]
+        return found
 
     def of(self, data: Trajectories, rows: slice) -> FloatArray:
         """Return the features (n, d) of some recorded steps."""
@@ -207,23 +234,27 @@ class Phi:
     def expected_next(
         self, data: Trajectories, rows: slice, ends: NDArray[np.bool_], rng: np.random.Generator
     ) -> FloatArray:
-        """Return E_pi phi of the next step, (n, A d), 0 at an end.
-
-        With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
-        pi(a|s) phi(s) in each block.
-        """
-        n = rows.stop - rows.start
-        ahead = np.zeros((n, self.weights))
+        """Return E_pi phi of the next step, (n, d), 0 at an end, of continuous actions."""
+        ahead = np.zeros((rows.stop - rows.start, self.weights))
         on = np.flatnonzero(~ends)
         if on.size:
             ahead[on] = self.expected(data, np.arange(rows.start, rows.stop)[on] + 1, rng)
         return ahead
 
-    def expected(self, data: Trajectories, rows: IntArray, rng: np.random.Generator) -> FloatArray:
-        """Return E_pi phi, (n, A d), at some recorded steps."""
+    def expected(
+        self,
+        data: Trajectories,
+        rows: IntArray,
+        rng: np.random.Generator,
+        probs: FloatArray | None = None,
+    ) -> FloatArray:
+        """Return E_pi phi, (n, A d), at some recorded steps.
+
+        With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
+        pi(a|s) phi(s) in each block; `probs` (n, A) are known then.
+        """
         seen, steps = batches.take(data.observations, rows), data.steps[rows]
-        if isinstance(self.target, FinitePolicy):
-            probs = self.target.probs(seen)
+        if probs is not None:
             return (probs[:, :, None] * self(seen, steps)[:, None, :]).reshape(rows.size, -1)
         found = np.zeros((rows.size, self.width))
         for _ in range(SAMPLES):
@@ -268,16 +299,23 @@ class Columns:
 
     def __call__(self, batch: Tree) -> FloatArray:
         """Return the columns (n, width) of a batch."""
-        flat = np.hstack([leaf.astype(np.float64) for leaf in flat_leaves(batch)])
-        if flat.shape[1] != self.is_number.size:
+        flat = [column for leaf in flat_leaves(batch) for column in leaf.T]
+        if len(flat) != self.is_number.size:
             raise ValueError(
-                f"the batch has {flat.shape[1]} columns, the features learned {self.is_number.size}"
+                f"the batch has {len(flat)} columns, the features learned {self.is_number.size}"
             )
-        numbers = np.clip((flat[:, self.is_number] - self.mean) * self.scale, -_FAR, _FAR)
-        if not self.value.size:
-            return np.asarray(numbers)
-        ones = flat[:, ~self.is_number][:, self.category] == self.value
-        return np.hstack([numbers, ones.astype(np.float64)])
+        found = np.empty((self.width, batches.length(batch)))  # each column in one piece
+        for row, j, mean, scale in zip(
+            found, np.flatnonzero(self.is_number), self.mean, self.scale, strict=False
+        ):
+            np.subtract(flat[j], mean, out=row, dtype=np.float64)
+            row *= scale
+        numbers = found[: self.numbers]
+        np.clip(numbers, -_FAR, _FAR, out=numbers)
+        whole = np.flatnonzero(~self.is_number)
+        for row, j, value in zip(found[self.numbers :], self.category, self.value, strict=True):
+            np.equal(flat[whole[j]].astype(np.float64), value, out=row)
+        return found.T
 
 
 @dataclass

@@ -27,7 +27,7 @@ the chunks, and features that learn more than a scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,8 +49,10 @@ from ope_gym.models.base import (
 from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
+from ope_gym.weights.answers import Answers
 
 NUMBERS = 1 << 22  # elements of the largest temporary array
+_CACHED = 1 << 19  # of one that is read again at once and should stay in the cache
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
@@ -126,7 +128,7 @@ class LinearQ:
         found = survey.equations(
             gamma=problem.gamma, horizon=problem.horizon, folds=int(fold.max()) + 1
         )
-        found.update(data, fold, problem.rng)
+        found.update(data, fold, problem.rng, problem.answers)
         return found
 
 
@@ -269,7 +271,11 @@ class NormalEquations:
         )
 
     def update(
-        self, data: Trajectories, fold: IntArray, rng: np.random.Generator | None = None
+        self,
+        data: Trajectories,
+        fold: IntArray,
+        rng: np.random.Generator | None = None,
+        answers: Answers | None = None,
     ) -> None:
         """Add a chunk of whole episodes.
 
@@ -277,28 +283,66 @@ class NormalEquations:
             data: the chunk.
             fold: (n,) of its episodes.
             rng: source of the target's actions, if they are continuous.
+            answers: of the target about the chunk, if it was asked already.
         """
         if not len(data):
             return
         self._count(1)
         self._widen(reward_bounds(data, fold, len(self.answer)))
         rng = np.random.default_rng(0) if rng is None else rng
-        self.starts += self.phi.expected(data, data.offsets[:-1], rng).sum(axis=0)
-        weights = near_weights(data, self.phi.target, self.model.nearness)
+        answers = Answers(self.phi.target, data) if answers is None else answers
+        finite, begins = bool(self.phi.actions), data.offsets[:-1]
+        probs = answers.probs(begins) if finite else None
+        self.starts += self.phi.expected(data, begins, rng, probs).sum(axis=0)
+        weights = near_weights(data, self.model.nearness, answers)
         if not self._keeps(bool(weights.any())):
             return
         if not self.near:
             weights = np.ones(data.n_steps)
         ends = np.zeros(data.n_steps, dtype=np.bool_)
         ends[data.offsets[1:] - 1] = True
-        part, actions = fold[data.episode_ids], self.phi.actions
-        chosen = choices(data.actions, data.n_steps, actions) if actions else np.zeros_like(part)
-        block = max(256, NUMBERS // self.phi.weights)
+        part = fold[data.episode_ids]
+        chosen = choices(data.actions, data.n_steps, self.phi.actions) if finite else 0 * part
+        group = part * max(self.phi.actions, 1) + chosen
+        roots = np.sqrt(weights)  # on both sides of a product: with itself it is half the work
+        block = max(256, (_CACHED if finite else NUMBERS) // self.phi.weights)
         for begin in range(0, data.n_steps, block):
             rows = slice(begin, min(begin + block, data.n_steps))
-            now = self.phi.of(data, rows)
-            ahead = self.phi.expected_next(data, rows, ends[rows], rng)
-            self._add(now, ahead, data.rewards[rows], weights[rows], part[rows], chosen[rows])
+            order = np.argsort(group[rows], kind="stable")
+            some, root = begin + order, roots[begin + order]
+            if finite:
+                now, ahead = self._finite_block(data, rows, order, ends[rows], answers, root)
+            else:
+                now = self.phi.of(data, rows).T[:, order] * root
+                ahead = self.phi.expected_next(data, rows, ends[rows], rng).T[:, order] * root
+            self._add(now, ahead, data.rewards[some] * root, group[some])
+
+    def _finite_block(
+        self,
+        data: Trajectories,
+        rows: slice,
+        order: IntArray,
+        ends: NDArray[np.bool_],
+        answers: Answers,
+        root: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return phi (d, n) and E_pi phi of the next step (A d, n) of some steps, in an order.
+
+        Both are multiplied by the roots (n,) of the weights.
+
+        The features of a step are those of the step after the one before: they are made once, and
+        put in order before they are multiplied by time and probabilities.
+        """
+        phi, size = self.phi, rows.stop - rows.start
+        seen = slice(rows.start, min(rows.stop + 1, data.n_steps))
+        plain = phi.plain(batches.take(data.observations, seen), seen.stop - seen.start)
+        steps, following = data.steps[rows][order], np.minimum(order + 1, plain.shape[1] - 1)
+        probs = answers.probs(seen)[following] * (root * ~ends[order])[:, None]
+        next_one = phi.raised(plain[:, following], steps + 1)
+        ahead = np.empty((phi.actions, phi.width, size))
+        for action in range(phi.actions):
+            np.multiply(next_one, probs[:, action], out=ahead[action])
+        return phi.raised(plain[:, order] * root, steps), ahead.reshape(phi.weights, size)
 
     def merge(self, other: NormalEquations) -> None:
         """Add the chunks that another one has summed."""
@@ -349,24 +393,27 @@ class NormalEquations:
         now: FloatArray,
         ahead: FloatArray,
         rewards: FloatArray,
-        weights: FloatArray,
-        part: IntArray,
-        chosen: IntArray,
+        group: IntArray,
     ) -> None:
-        """Add n steps: features (n, d), those of the next step (n, A d), folds and actions (n,)."""
+        """Add n steps sorted by group, all of them times the roots of their weights.
+
+        Args:
+            now: (d, n) phi.
+            ahead: (A d, n) that of the next step.
+            rewards: (n,).
+            group: (n,) fold times actions plus action.
+        """
         width, actions = self.phi.width, max(self.phi.actions, 1)
-        group = part * actions + chosen
-        order = np.argsort(group, kind="stable")
-        bounds = np.searchsorted(group[order], np.arange(len(self.answer) * actions + 1))
+        bounds = np.searchsorted(group, np.arange(len(self.answer) * actions + 1))
         for g in np.flatnonzero(np.diff(bounds)):
-            rows = order[bounds[g] : bounds[g + 1]]
+            rows = slice(bounds[g], bounds[g + 1])
             k, own = g // actions, slice(g % actions * width, (g % actions + 1) * width)
-            some = now[rows]
-            weighted = some * weights[rows, None]
-            self.system[k, own, own] += weighted.T @ some
-            self.system[k, own] -= self.gamma * (weighted.T @ ahead[rows])
-            self.answer[k, own] += weighted.T @ rewards[rows]
-            self.squares[k] += np.einsum("nd,nd->d", weighted, some)
+            some = now[:, rows]
+            square = some @ some.T
+            self.system[k, own, own] += square
+            self.system[k, own] -= self.gamma * (some @ ahead[:, rows].T)
+            self.answer[k, own] += some @ rewards[rows]
+            self.squares[k] += np.diagonal(square)
 
     def _solve(self, without: int | None) -> FloatArray:
         """Return theta (A d,) from all folds but one."""
@@ -451,10 +498,39 @@ class FiniteLinearValues(LinearValues):
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
-        return np.asarray(self.phi(observations, steps) @ self.theta.T)
+        plain = self.phi.plain(observations, len(steps))
+        return self.phi.weigh(self.theta, plain, steps).T
+
+    @staticmethod
+    def of_folds(
+        values: Sequence[FiniteLinearValues],
+        answers: Answers,
+        rows: IntArray,
+        bounds: IntArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return q (n, A) and the ratio of visits (n,) at recorded steps of several folds.
+
+        The features are made once, for the values of all folds.
+
+        Args:
+            values: of each fold.
+            answers: of the target about the episodes.
+            rows: (n,) the steps, sorted by fold.
+            bounds: (folds + 1,) where each fold begins among them.
+        """
+        data, phi = answers.data, values[0].phi
+        seen, steps = batches.take(data.observations, rows), data.steps[rows]
+        plain, q = phi.plain(seen, rows.size), np.empty((phi.actions, rows.size))
+        for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
+            here = slice(begin, end)
+            q[:, here] = phi.weigh(own.theta, plain[:, here], steps[here])
+        visits = phi.weigh(values[0].dual, plain, steps).T  # one for all folds
+        ratio = of_chosen(visits, batches.take(data.actions, rows))
+        return q.T, ratio * values[0].near.of(data, answers)[rows]
 
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        return of_chosen(self.phi(observations, steps) @ self.dual.T, actions)
+        plain = self.phi.plain(observations, len(steps))
+        return of_chosen(self.phi.weigh(self.dual, plain, steps).T, actions)
 
 
 def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
@@ -479,24 +555,25 @@ class NearWeights:
         self._target, self._nearness = target, nearness
         self._last: tuple[Trajectories, FloatArray] | None = None
 
-    def of(self, data: Trajectories) -> FloatArray:
-        """Return the weights (S,) of episodes."""
+    def of(self, data: Trajectories, answers: Answers | None = None) -> FloatArray:
+        """Return the weights (S,) of episodes; `answers` if the target was asked about them."""
         if self._last is None or self._last[0] is not data:
-            self._last = data, near_weights(data, self._target, self._nearness)
+            answers = Answers(self._target, data) if answers is None else answers
+            self._last = data, near_weights(data, self._nearness, answers)
         return self._last[1]
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_last": None}  # other processes have other episodes
 
 
-def near_weights(data: Trajectories, target: Policy, nearness: float) -> FloatArray:
+def near_weights(data: Trajectories, nearness: float, answers: Answers) -> FloatArray:
     """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
     if nearness == 0:
         return np.ones(data.n_steps)
     from ope_gym import kernels
 
-    ratio = np.asarray(target.log_prob(data.observations, data.actions)) - data.log_probs
     total = np.empty(data.n_steps)
     offsets = data.offsets.astype(np.int64, copy=False)
-    kernels.cumulate(np.maximum(ratio, -1e6), 0, len(data), offsets, total)
+    ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
+    kernels.cumulate(ratio, 0, len(data), offsets, total)
     return np.exp(np.minimum(nearness * total, _LARGEST_LOG_WEIGHT))

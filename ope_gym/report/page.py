@@ -46,7 +46,7 @@ def report_page(
         overlap: of the recorded policies and the evaluated one, if it is to be shown.
         title: of the page; the name of the policy by default.
     """
-    sample, best = evaluation.sample, evaluation.best
+    sample, best, shown = evaluation.sample, evaluation.best, evaluation.ranked()
     name = title or text.sentence(evaluation.target or "the policy")
     data = f"{text.size(sample)}, gamma {sample.gamma:g}; data: {label(sample.regime)}"
     parts = [
@@ -54,13 +54,13 @@ def report_page(
         html.headline_box(evaluation.headline, best),
         f'<p class="soft">{escape(data)}</p>',
         "<h2>Estimates</h2>",
-        html.forest(evaluation),
-        html.estimate_table(evaluation),
+        html.forest(shown),
+        html.estimate_table(shown),
         "<h2>What speaks against them</h2>",
-        html.reason_list(evaluation),
+        html.reason_list(shown),
         "<h2>Effective sample size over the episode</h2>",
         f'<p class="soft">{escape(_ESS)}</p>',
-        html.ess_chart(evaluation),
+        html.ess_chart(shown),
     ]
     if overlap is not None:
         parts += ["<h2>Overlap of policies</h2>", f'<p class="soft">{escape(_OVERLAP)}</p>']

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import (
@@ -32,7 +33,8 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
-from ope_gym.weights.behaviours import Behaviours, policy_log_probs
+from ope_gym.weights.answers import Answers
+from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.mixtures import partial_log_weights
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
@@ -100,17 +102,17 @@ class Job:
         """Yield the chunks of a task with their weights."""
         for name, data, here in self.chunks(task, ids):
             first = task.episodes.start + here.start
-            baseline = None
+            baseline, answers = None, Answers(self.target, data)
             try:
                 if self.q is not None and fold is not None:
-                    baseline = self.q.of(data, fold[here], first=first)
-                yield self.weigh(data, ids[here], first, baseline)
+                    baseline = self.q.of(data, fold[here], first=first, answers=answers)
+                yield self.weigh(answers, ids[here], first, baseline)
             except ValueError as error:
                 raise ValueError(f"{name}, episodes counted over all files: {error}") from error
 
     def weigh(
         self,
-        data: Trajectories,
+        answers: Answers,
         ids: IntArray,
         first: int = 0,
         baseline: Baseline | None = None,
@@ -119,20 +121,21 @@ class Job:
         """Compute the importance weights of some episodes.
 
         Args:
-            data: the episodes.
+            answers: the episodes, and what the target says of them.
             ids: (n,) their behaviours.
             first: number of the first episode, for messages.
             baseline: q and v of their steps; None without a q model.
             bases: by scheme, cached log weights for a target with log-probability 0; adding a
                 target's own prefix sum gives its weights. Missing ones are added.
         """
+        data = answers.data
         offsets = data.offsets.astype(np.int64, copy=False)
         check_finite(data.rewards, "rewards", offsets, first)
         behaviours = dataclasses.replace(self.behaviours, ids=ids, strata=ids)
         bases, mismatch, log_w = {} if bases is None else bases, "", dict[str, FloatArray]()
         own = np.empty(0)
         if self.schemes:
-            own, prefix = self._target_prefix(data, offsets, first)
+            own, prefix = self._target_prefix(answers, offsets, first)
             missing = sorted(set(self.schemes) - bases.keys())
             if missing:
                 mismatch = self._add_bases(bases, missing, data, behaviours, first)
@@ -168,17 +171,18 @@ class Job:
         return float(np.abs(seen).max(initial=0.0)) or 1.0
 
     def _target_prefix(
-        self, data: Trajectories, offsets: IntArray, first: int
+        self, answers: Answers, offsets: IntArray, first: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return log-probabilities (S,) under the target, and their sums up to each step."""
         from ope_gym import kernels
 
+        data = answers.data
         if not data.has_propensities:
             raise ValueError(
                 "an unknown policy acted, and weights need the probabilities of all actions: use "
                 "DM or MDR, or select(policies=...) the episodes of known policies"
             )
-        own = policy_log_probs(self.target, "target", data)
+        own = answers.log_probs
         check_log_probs(own, "target_log_probs", offsets, has_densities(data), first)
         prefix = np.empty(own.size)
         kernels.cumulate(own, 0, len(data), offsets, prefix)
@@ -253,25 +257,28 @@ def _along(sums: FloatArray, offsets: IntArray) -> FloatArray:
     return np.asarray(sums - before)
 
 
-def past_columns(data: Trajectories, target: Policy) -> tuple[FloatArray, FloatArray]:
+def past_columns(data: Trajectories, target: Policy) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return columns of the actions (S, p), and of observations that are real numbers (S, m).
 
-    A few finite actions are 0/1 columns, one less than there are actions.
+    A few finite actions are 0/1 columns, one less than there are actions. Where the columns are
+    those of one array they are a part of it, not a copy.
     """
     taken = _numbers(data.actions, "iubf")
     if isinstance(target, FinitePolicy) and taken.shape[1] == 1:
         actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
         if actions <= _PAST:
-            taken = (taken == np.arange(actions - 1)).astype(np.float64)
+            taken = taken == np.arange(actions - 1)
     return taken, _numbers(data.observations, "f")
 
 
-def _numbers(batch: batches.Tree, kinds: str) -> FloatArray:
+def _numbers(batch: batches.Tree, kinds: str) -> NDArray[Any]:
     """Return the first columns of the leaves that hold numbers of such kinds."""
     n = batches.length(batch)
     kept = [x for x in batches.leaves(batch) if x.dtype.kind in kinds]
     leaves = [x.reshape(n, -1)[:, :_PAST] for x in kept]
-    return np.hstack([np.empty((n, 0)), *leaves])[:, :_PAST].astype(np.float64)
+    if len(leaves) == 1:
+        return leaves[0]
+    return np.hstack([np.empty((n, 0)), *leaves])[:, :_PAST]
 
 
 def has_densities(data: Trajectories) -> bool:

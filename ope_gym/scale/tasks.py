@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,6 +95,41 @@ def in_one_thread(function: Callable[[T], R], item: T) -> R:
 
     with threadpool_limits(1):
         return function(item)
+
+
+class _OneThread:
+    """Hold BLAS to one thread while anybody is inside.
+
+    BLAS has one number of threads for the whole process: of blocks that overlap in several threads
+    the first sets it, and the last to end restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._limit = threading.Lock(), 0, cast(Any, None)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._limit = _blas().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+# For matrices as small as ours more threads are slower, on a busy machine ten times.
+one_blas_thread = _OneThread()
+
+
+@lru_cache(maxsize=1)
+def _blas() -> Any:
+    """Return the control of the BLAS libraries that are loaded; to find them takes a moment."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _sendable(error: Exception) -> Callable[[], Exception]:

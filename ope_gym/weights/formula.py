@@ -121,8 +121,14 @@ def log_weights(
         if basic:
             good = kernels.cumulate_own(block, shift, begin, end, ids, offsets, limit, own)
         else:
+            padded, scratch = kernels.prefix_scratch(log_rho)
             good = kernels.prefixes(
-                block, shift, begin, end, ids, offsets, log_rho, limit, a, own, mixture, extra
+                block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
+            )
+        if optimal and good:
+            x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
+            kernels.optimal_mixture(
+                block, shift, begin, end, offsets, log_rho, a, own, mixture, x, y, z, extra
             )
         if not good or own.min() == -np.inf:
             _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)

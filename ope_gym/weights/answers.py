@@ -1,0 +1,58 @@
+"""The answers of a policy about recorded steps, so that it is asked for each of them once.
+
+The weights, the q model and the checks of the data all want the same probabilities of the target.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from ope_gym import batches
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies import Policy
+from ope_gym.weights.behaviours import ROWS, policy_log_probs
+
+_KEPT = 1 << 22  # probabilities that are kept; the policy is asked again for those of more
+
+
+class Answers:
+    """The probabilities of a target at the recorded steps of some episodes.
+
+    Args:
+        target: the policy to evaluate.
+        data: the episodes.
+    """
+
+    def __init__(self, target: Policy, data: Trajectories) -> None:
+        self.target, self.data = target, data
+
+    @cached_property
+    def log_probs(self) -> FloatArray:
+        """(S,) log-probabilities of the recorded actions."""
+        return policy_log_probs(self.target, "target", self.data)
+
+    def probs(self, rows: IntArray | slice) -> FloatArray:
+        """Return the probabilities (n, A) of all actions at some steps, of a finite target."""
+        if self._all is not None:
+            return np.asarray(self._all[rows])
+        return self._ask(rows)
+
+    @cached_property
+    def _all(self) -> FloatArray | None:
+        """(S, A) at all steps; None if these are too many to keep."""
+        steps = self.data.n_steps
+        actions = self._ask(slice(0, 1)).shape[1]
+        if steps * actions > _KEPT:
+            return None
+        found = np.empty((steps, actions))
+        for start in range(0, steps, ROWS):
+            rows = slice(start, min(start + ROWS, steps))
+            found[rows] = self._ask(rows)
+        return found
+
+    def _ask(self, rows: IntArray | slice) -> FloatArray:
+        seen = batches.take(self.data.observations, rows)
+        return np.asarray(self.target.probs(seen), dtype=np.float64)  # type: ignore[attr-defined]

@@ -1,0 +1,126 @@
+"""What makes evaluations fast, and must not change what they say."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from numba.core import event
+from threadpoolctl import threadpool_info
+
+from ope_gym import kernels
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators import markov
+from ope_gym.evaluation import evaluate
+from ope_gym.models import base, linear
+from ope_gym.models.linear import LinearQ
+from ope_gym.policies import LinearSigmoid
+from ope_gym.scale.tasks import one_blas_thread
+from ope_gym.weights.answers import Answers
+from ope_gym.weights.behaviours import policy_log_probs
+from wrappers import RecordTrajectories, collect
+
+
+@cache
+def recorded_cartpole() -> Trajectories:
+    """Record 24 episodes of two policies."""
+    env, rng = RecordTrajectories(gym.make("CartPole-v1")), np.random.default_rng(0)
+    for theta in ([0.0, 0.0, 0.0, 0.0], [0.0, 0.3, 0.3, 0.3]):
+        collect(env, LinearSigmoid(np.array(theta)), 12, rng, seed=1)
+    return env.buffer.view()
+
+
+class Counting(LinearSigmoid):
+    """Count the rows that the policy is asked for."""
+
+    log_probs = 0
+    probabilities = 0
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        Counting.log_probs += len(observations)
+        return super().log_prob(observations, actions)
+
+    def probs(self, observations: Any) -> Any:
+        Counting.probabilities += len(observations)
+        return super().probs(observations)
+
+
+def test_the_target_is_asked_once_for_each_step() -> None:
+    data = recorded_cartpole()
+    target = Counting(np.array([0.1, 0.2, 0.3, 0.4]))
+    Counting.log_probs = Counting.probabilities = 0
+    evaluate(data, target, q_model=LinearQ())
+    assert Counting.log_probs == data.n_steps
+    # and single rows, to learn the number of actions
+    assert data.n_steps <= Counting.probabilities < data.n_steps + 40
+
+
+def test_answers_are_those_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = recorded_cartpole()
+    target = LinearSigmoid(np.array([0.1, 0.2, 0.3, 0.4]))
+    rows = np.array([5, 2, 2, 11])
+    expected = target.probs(np.asarray(data.observations)[rows])
+    np.testing.assert_allclose(Answers(target, data).probs(rows), expected, rtol=1e-14)
+    monkeypatch.setattr("ope_gym.weights.answers._KEPT", 1)  # too many to keep
+    np.testing.assert_allclose(Answers(target, data).probs(rows), expected, rtol=1e-14)
+    own = policy_log_probs(target, "target", data)
+    np.testing.assert_array_equal(Answers(target, data).log_probs, own)
+
+
+def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = recorded_cartpole()
+    target = LinearSigmoid(np.array([0.1, 0.2, 0.3, 0.4]))
+    names = ("auto", "MDR", "DM", "FWDR")
+    want = evaluate(data, target, names, q_model=LinearQ())
+    monkeypatch.setattr(linear, "_CACHED", 1)  # blocks of 256 steps
+    monkeypatch.setattr(base, "_CACHED", 7)
+    monkeypatch.setattr(markov, "_BLOCK", 2)  # shorter than the lags
+    got = evaluate(data, target, names, q_model=LinearQ())
+    for name in names:
+        np.testing.assert_allclose(got[name].value, want[name].value, rtol=1e-8)
+        np.testing.assert_allclose(got[name].standard_error, want[name].standard_error, rtol=1e-8)
+        assert got[name].basis == want[name].basis
+
+
+def test_one_compilation_serves_arrays_that_may_and_may_not_be_written_to() -> None:
+    values, offsets = np.array([1.0, 2.0, 4.0]), np.array([0, 2, 3])
+    kernels.cumulate(values, 0, 2, offsets, np.empty(3))
+    with event.install_recorder("numba:compile") as seen:
+        for frozen in (values, offsets):
+            frozen.flags.writeable = False
+            out = np.empty(3)
+            kernels.cumulate(values, 0, 2, offsets, out)
+            np.testing.assert_array_equal(out, [1.0, 3.0, 4.0])
+    assert not seen.buffer
+    assert not values.flags.writeable
+    kernels.cumulate(np.ones(3), 0, 2, offsets, out)
+    np.testing.assert_array_equal(out, [1.0, 2.0, 1.0])
+
+
+def blas_threads() -> list[int]:
+    return [found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"]
+
+
+def test_blas_has_its_threads_again_when_the_last_evaluation_has_ended() -> None:
+    before = blas_threads()
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with one_blas_thread:
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    with one_blas_thread:
+        thread.start()
+        assert inside.wait(30)
+    assert set(blas_threads()) <= {1}  # the other one is still inside
+    leave.set()
+    thread.join()
+    assert blas_threads() == before
