@@ -157,6 +157,8 @@ def test_commands_exist() -> None:
         try:
             if program == "python" and arguments[:2] == ["-m", "ope_gym"]:
                 make_parser().parse_args(arguments[2:])
+            elif program == "ope-gym":
+                make_parser().parse_args(arguments)
             elif program == "python" and arguments[0] != "-m":
                 check_script(arguments[0], arguments[1:])
             elif program == "pip":

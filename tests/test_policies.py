@@ -615,7 +615,7 @@ def test_a_target_is_a_policy_a_number_or_the_last() -> None:
     assert resolve_policy(policies, np.int64(0)) is policies[0]
     assert resolve_policy(policies, policies[0]) is policies[0]
     for target in (3, -1, "first"):
-        with pytest.raises(ValueError, match=rf"whom is {target!r}; .* \(0 to 2\), or 'last'"):
+        with pytest.raises(ValueError, match=rf"whom is {target!r}; .* \(0 to 2\), 'last' or"):
             resolve_policy(policies, target, "whom")
     with pytest.raises(ValueError, match=r"policy 1 cannot be asked .* import the module"):
         resolve_policy(policies, 1)

@@ -246,9 +246,9 @@ def test_a_stopped_command_ends_its_workers(number: signal.Signals, tmp_path: Pa
     made(0, 3, 20).save(path)
     code = (
         "import runpy, sys\n"
-        "from ope_gym import evaluation\n"
+        "from ope_gym import cli\n"
         "from tests.test_workers import _waits\n"
-        "evaluation.open_source = _waits\n"
+        "cli.open_source = _waits\n"
         f"words = ['evaluate', {str(path)!r}, '--workers', '2', '--scratch', {str(scratch)!r}]\n"
         "sys.argv = ['ope_gym', *words]\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
