@@ -629,7 +629,7 @@ def results() -> Evaluation:
 
 def test_an_evaluation_is_a_mapping_that_names_what_it_has() -> None:
     got = results()
-    assert list(got) == SHOWN
+    assert list(got) == ASKED
     assert len(got) == len(ASKED)
     assert "FIS" in got
     assert "EA" not in got
@@ -779,7 +779,7 @@ def test_a_frame_has_a_row_an_estimator() -> None:
     pytest.importorskip("pandas")
     got = results()
     frame = got.to_frame()
-    assert list(frame.index) == SHOWN
+    assert list(frame.index) == ASKED
     assert frame.loc["NFIS", "value"] == got["NFIS"].value
     assert set(frame.columns) >= {"standard_error", "low", "high", "ess", "verdict"}
 

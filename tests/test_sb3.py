@@ -689,7 +689,7 @@ def test_files_hold_the_policies_completely(name: str, tmp_path: Path) -> None:
     if name != "CartPole-v1":
         return
     code = (  # a new process, where torch is not loaded
-        "import sys; from ope_gym.__main__ import main; "
+        "import sys; from ope_gym.cli import main; "
         f"assert main(['evaluate', {str(path)!r}, '--target', 'last']) == 0; "
         f"import ope_gym; ope_gym.Trajectories.load({str(path)!r}).audit(); "
         "assert not {'torch', 'stable_baselines3'} & set(sys.modules)"

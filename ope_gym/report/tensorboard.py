@@ -45,6 +45,8 @@ _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
 # n / 100: a step has details within one per cent of the evaluations so far, and memory is bounded.
 _KEPT, _DENSE = 10, 100
 
+_ANSWERS = ("ope/worth", "ope/verdict")  # of the run's main series
+
 
 class EvaluationWriter:
     """Write evaluations to a TensorBoard run.
@@ -63,12 +65,13 @@ class EvaluationWriter:
     Args:
         logdir: folder of the run; or a torch `SummaryWriter` of the training loop, which is then
             written to and left open.
-        layout: whether to lay out the Custom Scalars page; a run has one layout, the last.
+        layout: whether to lay out the Custom Scalars page, and to write `ope/worth` and
+            `ope/verdict`; not where the free values of a training do.
     """
 
     def __init__(self, logdir: str | os.PathLike[str] | Any, *, layout: bool = True) -> None:
         self._logs = {"": events.EventLog(logdir)}  # by sub-run
-        self._laid_out = not layout
+        self._laid_out, self._answers = not layout, layout
         self._evaluated = self._kept = self._next = 0  # documents; the next one that is to stay
         self._last_step: dict[str, int] = {}  # of each estimator
         self._undefined: set[str] = set()  # estimators that ever were
@@ -208,6 +211,8 @@ class EvaluationWriter:
             self._logs[""].add(events.layout(_layout(evaluation)), 0)
             self._laid_out = True
         numbers = scalars(evaluation)
+        if not self._answers:
+            numbers = {tag: x for tag, x in numbers.items() if tag not in _ANSWERS}
         for name, estimate in evaluation.items():
             self._last_step[name] = step
             missing = undefined_ends(estimate)
