@@ -633,7 +633,7 @@ def test_an_evaluation_is_a_mapping_that_names_what_it_has() -> None:
     assert len(got) == len(ASKED)
     assert "FIS" in got
     assert "EA" not in got
-    with pytest.raises(KeyError, match="'EA' was not evaluated; there are auto, NFIS, BIS, BCIS"):
+    with pytest.raises(KeyError, match="'EA' was not evaluated; there are BIS, BCIS, NBIS"):
         got["EA"]
     assert repr(got).startswith("Evaluation(auto=")
     for attribute in ("value", "interval", "verdict"):
