@@ -122,7 +122,7 @@ def bounded_sums(
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The recorded episodes' word on one of the policies.
+    """Hold what recorded episodes say about one of the policies.
 
     Args:
         estimate: its value by auto.

@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcomes of R duels: (R,) rounds each, and 1, -1 or 0 for a, b and neither."""
+    """Hold what some duels came to: (R,) rounds each, and 1, -1 or 0 for a, b and neither."""
 
     rounds: FloatArray
     winner: FloatArray
