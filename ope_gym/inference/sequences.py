@@ -45,11 +45,7 @@ _PARTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of the coefficients that may b
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-<<<<<<< HEAD
-    """Expectations before the first round; K controls.
-=======
     """Hold what is expected before the first round; K controls.
->>>>>>> beyond
 
     Args:
         difference: of the two means; 0 if nothing is known.
