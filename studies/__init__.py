@@ -84,4 +84,10 @@ STUDIES = {
         chunk=1,
         takes="3 minutes",
     ),
+    "distribution": Plan(
+        "coverage of quantiles, CVaR, spread, probabilities and of the band",
+        runs=80,
+        chunk=2,
+        takes="2 minutes",
+    ),
 }

@@ -15,9 +15,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 import ope_gym
+from ope_gym.analysis.duel import play_episode
 from ope_gym.analysis.duel_prior import Control, bounded_sums
 from ope_gym.cli import main
-from ope_gym.inference.sequences import CAP, PairedSequence, Prior, bet_sizes
+from ope_gym.inference.sequences import CAP, PairedSequence, Prior, bet_sizes, expected_bets
 from ope_gym.policies import Uniform
 from tests import small_mdps
 from tests.builders import Table, buffer_of
@@ -103,6 +104,17 @@ def test_the_expected_wealth_never_exceeds_what_was_staked(trust: float) -> None
     assert expected[1, 1] > 1.0  # D >= .7 is false: wealth grows
     used = np.abs(np.array(sequence._history)[:, 1] - 4.0).max()
     assert used > 0.0  # controls took part
+
+
+def test_bets_follow_what_is_expected_as_far_as_it_is_trusted() -> None:
+    differences, shares, theta = expected_bets(Prior(2.0, 1.0, 1.0, trust=0.8))
+    assert theta == pytest.approx(0.9)  # the chance of D > 0 is .977, trusted up to .9
+    assert differences.mean() == pytest.approx(2.0)
+    assert shares.sum(axis=1) == pytest.approx([0.8, 0.0])  # all nine quantiles are above 0
+    _, shares, theta = expected_bets(Prior(-0.5, 1.0, 1.0, trust=0.8))
+    assert theta == pytest.approx(0.308538, rel=1e-5)  # of a standard normal below -.5
+    assert shares.sum(axis=1) == pytest.approx([0.8, 0.8])
+    assert expected_bets(Prior())[2] == 0.5
 
 
 def test_false_decisions_are_rare_under_continuous_peeking() -> None:
@@ -202,8 +214,6 @@ def test_a_duel_finds_the_better_policy_and_plays_by_its_seeds() -> None:
 
 
 def recorded_coins(episodes: int = 60) -> ope_gym.TrajectoryBuffer:
-    from ope_gym.analysis.duel import play_episode
-
     env, buffer = (
         Coin(),
         ope_gym.TrajectoryBuffer(spaces.Discrete(1), spaces.Discrete(2), horizon=2),
@@ -233,6 +243,18 @@ def test_recorded_episodes_say_what_to_expect() -> None:
     assert duel._limits.size == 2
     duel.play(Coin(), episodes=20)
     assert all(luck != 0.0 for one in duel._rounds for _, luck in one.values())
+    # Whoever is lucky is ahead: each control goes with the difference. Seeds of their own, because
+    # luck that both share cancels in the difference.
+    shares = {"a": 0.7, "b": 0.5}
+    for i in range(300):
+        one = {}
+        for k, (name, share) in enumerate(shares.items()):
+            rng = np.random.default_rng([k, i])
+            one[name] = duel._outcome(name, play_episode(Coin(), leaning(share), 1000 * k + i, rng))
+        duel._close(one)
+    n, sums = duel.rounds, duel._sequence
+    together = sums._cross[0] / n - sums._luck[0] * sums._total[0] / n**2
+    assert np.all(together > 3 * np.sqrt(np.diag(sums._squares[0]) * sums._square[0]) / n**1.5)
 
 
 def test_a_saved_duel_goes_on_where_it_was(tmp_path: Path) -> None:

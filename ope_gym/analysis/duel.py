@@ -117,9 +117,9 @@ class Duel:
 
         Args:
             policy: "a" or "b"; each once a round, in any order.
-            episode: its return, discounted by gamma; or the episode itself as trajectories, which
-                ends the duel sooner where recorded episodes were given. Decide which of the two
-                before playing.
+            episode: its return, discounted by gamma; or the episode itself as trajectories, with
+                actions drawn from the policy, which ends the duel sooner where recorded episodes
+                were given. Decide which of the two before playing.
         """
         if policy not in NAMES:
             raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")

@@ -1,0 +1,1 @@
+"""Measure how often intervals of the distribution of returns contain the truth."""
