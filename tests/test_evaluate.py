@@ -635,7 +635,7 @@ def test_an_evaluation_is_a_mapping_that_names_what_it_has() -> None:
     assert "EA" not in got
     with pytest.raises(KeyError, match="'EA' was not evaluated; there are BIS, BCIS, NBIS"):
         got["EA"]
-    assert repr(got).startswith("Evaluation(auto=")
+    assert repr(got).startswith("Evaluation(BIS=")
     for attribute in ("value", "interval", "verdict"):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(got["FIS"], attribute, 0)
