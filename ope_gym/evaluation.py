@@ -258,7 +258,7 @@ class Evaluator:
         """
         policy, compute = self.source.policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
-        with one_blas_thread, hired as ready:
+        with one_blas_thread(), hired as ready:
             found = self._evaluate(policy, origin, ready)
         if is_saved(target):
             return found.named(os.path.basename(target))

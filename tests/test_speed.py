@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from numba.core import event
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import kernels
 from ope_gym.data.trajectories import Trajectories
@@ -107,22 +107,23 @@ def blas_threads() -> list[int]:
     return [found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"]
 
 
-def test_blas_has_its_threads_again_when_the_last_evaluation_has_ended() -> None:
-    with one_blas_thread:  # libraries that are loaded on first use are there now
-        pass
-    before = blas_threads()
+def test_blas_has_its_threads_again_when_evaluations_have_ended() -> None:
+    """Two overlap, and the one that began first ends first."""
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with one_blas_thread:
+        with one_blas_thread():
             inside.set()
             leave.wait(30)
 
     thread = threading.Thread(target=other)
-    with one_blas_thread:
-        thread.start()
-        assert inside.wait(30)
-    assert set(blas_threads()) <= {1}  # the other one is still inside
-    leave.set()
-    thread.join()
-    assert blas_threads() == before
+    with threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        with one_blas_thread():
+            assert set(blas_threads()) == {1}
+            thread.start()
+            assert inside.wait(30)
+        leave.set()
+        thread.join()
+        assert blas_threads() == before
+        assert set(before) == {2}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -97,31 +97,25 @@ def in_one_thread(function: Callable[[T], R], item: T) -> R:
         return function(item)
 
 
-class _OneThread:
-    """Hold BLAS to one thread while anybody is inside.
+_held = threading.Lock()  # by whoever set the number of threads
 
-    BLAS has one number of threads for the whole process: of blocks that overlap in several threads
-    the first sets it, and the last to end restores it.
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread: for matrices as small as ours more are slower, up to ten times.
+
+    The number is one for the whole process. Of blocks that overlap in several threads the first
+    sets and restores it, and the others leave it alone: they may see it restored early, which is
+    slower and no worse.
     """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._limit = threading.Lock(), 0, cast(Any, None)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._limit = _blas().limit(limits=1, user_api="blas")
-            self._inside += 1
-
-    def __exit__(self, *exception: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
-
-
-# For matrices as small as ours more threads are slower, on a busy machine ten times.
-one_blas_thread = _OneThread()
+    if not _held.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _blas().limit(limits=1, user_api="blas"):
+            yield
+    finally:
+        _held.release()
 
 
 @lru_cache(maxsize=1)
