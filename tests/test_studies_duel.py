@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from studies.duel.simulation import differences, duels, small
-from studies.duel.study import HEALTHY, NAMES, NULL, Duels, equal
+from studies.duel.study import HEALTHY, NAMES, NULL, Duels, equal, turned
 from studies.harness.claims import FAILS, HOLDS
 from studies.harness.registry import load_study
 from studies.harness.runner import plain
@@ -30,7 +30,7 @@ def made_up(*, wrong: float, part: float) -> Runs:
 
 @pytest.mark.parametrize(
     ("wrong", "part", "verdicts"),
-    [(0.02, 0.5, [HOLDS, HOLDS, HOLDS]), (0.09, 1.2, [FAILS, FAILS, FAILS])],
+    [(0.02, 0.5, [HOLDS] * 5), (0.09, 1.2, [FAILS] * 4 + [HOLDS])],
 )
 def test_claims_hold_and_fail(wrong: float, part: float, verdicts: list[str]) -> None:
     study = Duels()
@@ -51,6 +51,9 @@ def test_a_pool_stands_for_the_environment() -> None:
     same = equal(problem)
     assert differences(same).mean() == pytest.approx(0.0, abs=1e-12)
     assert differences(problem).mean() > 0
+    other = turned(problem)
+    assert other.data.rewards == pytest.approx(1 - problem.data.rewards)
+    assert other.pools is problem.pools
     found = duels(problem, 8, 150, np.random.default_rng(2))
     assert set(found) == {"without", "with"}
     for outcome in found.values():

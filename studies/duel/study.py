@@ -14,6 +14,7 @@ from studies.duel.simulation import Problem, cartpole, differences, duels, small
 from studies.harness.errors import standard_errors
 from studies.harness.markdown import number, table
 from studies.harness.seeds import streams
+from studies.harness.small_grid import Loggers
 from studies.harness.study import Runs, Study, Summary
 
 if TYPE_CHECKING:
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
 
     from studies.harness.claims import Claim
 
-HEALTHY = ("CartPole, wide", "CartPole, close", "small MDP, near loggers")
-POOR = ("CartPole, far loggers", "small MDP, far loggers")
+NAMES = (
+    "CartPole, wide",
+    "CartPole, close",
+    "small MDP, near loggers",
+    "CartPole, far loggers",
+    "small MDP, far loggers",
+    "CartPole, equal",
+    "small MDP, equal",
+    "small MDP, misleading data",
+)
 NULL = ("CartPole, equal", "small MDP, equal")
-NAMES = (*HEALTHY, *POOR, *NULL)
+HEALTHY = (*NAMES[:3], "small MDP, far loggers")  # effective sample sizes from 70 on
+POOR = ("CartPole, far loggers",)  # effective sample sizes up to 10
+MISLED = ("small MDP, misleading data",)  # healthy weights, but rewards of another problem
 _NEAR = (0.5, 0.7, 0.9, 1.1)
 _FAR = (0.05, 0.1)
 _POWER = (1.959964 + 1.281552) ** 2  # of a two-sided z test at 5 % that finds 90 %
@@ -64,8 +75,9 @@ class Duels(Study):
         if name == "small MDP, equal":
             return equal(small("similar", 0.0, 4 * self.pool, rng, number))
         if name.startswith("small"):
-            near = "near" in name
-            return small("similar" if near else "unrelated", 0.3, 4 * self.pool, rng, number)
+            loggers: Loggers = "unrelated" if "far" in name else "similar"
+            found = small(loggers, 0.3, 4 * self.pool, rng, number)
+            return turned(found) if name in MISLED else found
         scales = (1.2, 0.9) if name == "CartPole, wide" else (1.05, 0.9)
         return cartpole(scales, _FAR if "far" in name else _NEAR, self.pool, rng)
 
@@ -96,7 +108,7 @@ class Duels(Study):
 
     def claims(self, summary: Summary) -> list[Claim]:
         """Judge validity and what recorded episodes save."""
-        return duel_claims(summary, HEALTHY, POOR, NULL)
+        return duel_claims(summary, HEALTHY, POOR, MISLED, NULL)
 
     def table(self, summary: Summary) -> str:
         """Tabulate rounds, savings and false decisions."""
@@ -154,6 +166,12 @@ class Duels(Study):
         axes.set_xlabel("rounds of two fresh episodes", fontsize=8)
         legend_below(axes, 2)
         return figure
+
+
+def turned(problem: Problem) -> Problem:
+    """Return the problem with recorded rewards 1 - r: the better policy looks like the worse."""
+    data = dataclasses.replace(problem.data, rewards=1.0 - problem.data.rewards)
+    return dataclasses.replace(problem, data=data)
 
 
 def equal(problem: Problem) -> Problem:
