@@ -108,22 +108,16 @@ def one_blas_thread() -> Iterator[None]:
     sets and restores it, and the others leave it alone: they may see it restored early, which is
     slower and no worse.
     """
+    from threadpoolctl import threadpool_limits
+
     if not _held.acquire(blocking=False):
         yield
         return
     try:
-        with _blas().limit(limits=1, user_api="blas"):
+        with threadpool_limits(1, user_api="blas"):  # of the libraries that are loaded by now
             yield
     finally:
         _held.release()
-
-
-@lru_cache(maxsize=1)
-def _blas() -> Any:
-    """Return the control of the BLAS libraries that are loaded; to find them takes a moment."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
 
 
 def _sendable(error: Exception) -> Callable[[], Exception]:
