@@ -143,6 +143,17 @@ def episode_ids(offsets: IntArray) -> IntArray:
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
+def one_step_earlier(values: FloatArray, offsets: IntArray, start: float) -> FloatArray:
+    """Return the values (S,) of the step before, `start` where an episode begins.
+
+    >>> one_step_earlier(np.array([5.0, 6.0, 7.0]), np.array([0, 2, 3]), 0.0)
+    array([0., 5., 0.])
+    """
+    earlier = np.append(start, values[:-1])
+    earlier[offsets[:-1]] = start
+    return earlier
+
+
 def evenly(size: int, limit: int) -> IntArray:
     """Return the indices of at most `limit` of `size` items, spread from the first to the last.
 

@@ -27,14 +27,13 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, step_numbers
 from ope_gym.estimators.markov import MarkovCheck, check_markov
-from ope_gym.estimators.reductions import Arrays, Starts, Weighted
+from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
 from ope_gym.inference.computed import Computed
 
 MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
-_LARGEST = 600.0  # log of the largest weight that stays within floats
 _UNKNOWN = "the q model cannot tell how often the target visits a state"
 
 
@@ -71,7 +70,7 @@ class Corrections:
             reached, back = k, np.minimum(steps, k)
             earlier = np.arange(steps.size) - back
             whole = steps < k  # the memory reaches the start, where both visit alike
-            weight = np.exp(np.minimum(since, _LARGEST)) * self.gamma**back
+            weight = np.exp(np.minimum(since, LARGEST)) * self.gamma**back
             weight *= np.where(whole, 1.0, ratio[earlier])
             found.append(np.add.reduceat(weight * residuals, begins))
         return Arrays(np.stack(found))

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,7 @@ def check_markov() -> Steps[MarkovCheck]:
         return MarkovCheck(np.nan)
     if not sums.moments[1] > 0.0:  # q is exact: there is nothing to predict
         return MarkovCheck(1.0)
-    roots = tuple(sums.roots)
+    roots = tuple(Root.of(a, b) for a, b in zip(sums.square, sums.product, strict=True))
     (squares,) = yield (PastSquares(roots),)
     steps, second, fourth = sums.moments
     least = _LEARNED * second / steps
@@ -192,11 +191,6 @@ class _Sums:
         self.square = [a + b for a, b in zip(self.square, other.square, strict=True)]
         self.product = [a + b for a, b in zip(self.product, other.product, strict=True)]
         self.moments = self.moments + other.moments
-
-    @cached_property
-    def roots(self) -> list[Root]:
-        """For each set of columns, the map to orthonormal ones."""
-        return [Root.of(a, b) for a, b in zip(self.square, self.product, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray, annuity, offsets_of, step_numbers
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
+from ope_gym.inference.outcomes import discounted_returns
 
-_LARGEST = 600.0  # log of the largest weight in a bet: a bound that keeps all sums within floats
+LARGEST = 600.0  # log of the largest weight: a bound that keeps all sums within floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,8 +473,7 @@ class Returns:
 
     def part(self, chunk: Weighted) -> Arrays:
         """Return those of a chunk."""
-        paid = chunk.rewards * np.float64(self.gamma) ** step_numbers(chunk.offsets)
-        return Arrays(np.add.reduceat(paid, chunk.offsets[:-1]))
+        return Arrays(discounted_returns(chunk.rewards, chunk.offsets, self.gamma))
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return those of all trajectories."""
@@ -518,7 +518,7 @@ class Bets:
         log_w, rewards, offsets = self.column.of(chunk)
         self._check(rewards, offsets, chunk.first)
         lengths = np.diff(offsets)
-        weights = np.exp(np.minimum(log_w, min(self.column.log_cap, _LARGEST)))
+        weights = np.exp(np.minimum(log_w, min(self.column.log_cap, LARGEST)))
         discount = discounts(self.gamma, self.horizon + 1)[step_numbers(offsets)]
         left = annuity(self.gamma, self.horizon)
         after = weights[offsets[1:] - 1] * (left[self.horizon] - left[lengths])

@@ -236,7 +236,7 @@ def judge(
     d, trajectories = diagnostics, int(behaviour_counts.sum())
     red, amber = list(findings.alarms), list(findings.cautions)
     if findings.effective is None:
-        _weight_alarms(d, findings, trajectories, red, amber)
+        _weight_alarms(d, np.isfinite(findings.value), red, amber)
     elif d.ess < AMBER_ESS:
         amber.append(
             f"rests on the q model: the weights, with an effective sample size of {d.ess:.1f}, are "
@@ -252,7 +252,7 @@ def judge(
     scarce, few = _scarcity(d, findings, trajectories)
     colour = "red" if red or scarce else "amber" if amber or few else "green"
     notes = findings.notes
-    if d.support_violations and (d.missing_mass or 0.0) <= NOTED_LOSS:
+    if d.support_violations and lost <= NOTED_LOSS:
         notes += (
             f"at {d.support_violations} visited steps the target may take an action that no usable "
             "behaviour policy takes, but it seldom does",
@@ -268,17 +268,14 @@ def judge(
     )
 
 
-def _weight_alarms(
-    d: Diagnostics, findings: Findings, trajectories: int, red: list[str], amber: list[str]
-) -> None:
+def _weight_alarms(d: Diagnostics, known: bool, red: list[str], amber: list[str]) -> None:
     """Add what the weights say about wrong propensities and missing mass.
 
     A mean weight clearly above 1 speaks of wrong propensities, one clearly below 1 of missing mass,
     which plain estimates lack and normalised ones guess. Clipped weights look better than they are:
     amber, and red if much of the weight is missing.
     """
-    known, capped = np.isfinite(findings.value), d.capped_share > 0
-    low, high = d.mean_weight_interval
+    capped, (low, high) = d.capped_share > 0, d.mean_weight_interval
     if low > 1.01:
         amber.append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: a propensity or a behaviour "
@@ -300,8 +297,8 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     """Say what there is too little of: for any use, and for a calibrated interval."""
     scarce: list[str] = []
     few: list[str] = []
-    model = findings.effective is not None and np.isfinite(findings.value)
-    ess = findings.effective if model and findings.effective is not None else d.ess
+    model = findings.effective is not None
+    ess = d.ess if findings.effective is None else findings.effective
     if np.isnan(findings.value) and d.ess == 0:
         scarce.append(
             f"no episode supports the target from step {d.ess_step} on: all weights are 0"

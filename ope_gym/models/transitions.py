@@ -186,7 +186,7 @@ def _ending_features(
 
 
 def _power(x: FloatArray, power: int) -> FloatArray:
-    """Return x to a power of two, by squaring: ten times as fast as **."""
+    """Return x to a power of two, by squaring, which is faster than **."""
     for _ in range(power.bit_length() - 1):
         x = x * x
     return x

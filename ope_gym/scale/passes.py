@@ -23,6 +23,7 @@ from ope_gym.arrays import (
     IntArray,
     check_finite,
     check_log_probs,
+    one_step_earlier,
     step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
@@ -147,20 +148,21 @@ class Job:
             visits = baseline.marginal(data.rewards, offsets, self.gamma)
             past = past_columns(data, self.target)
             if visits is not None and "basic" in bases and own.size:
-                ratios = own + _along(bases["basic"], offsets)
+                basic = bases["basic"]
+                ratios = own + (basic - one_step_earlier(basic, offsets, 0.0))
         recorded = Recorded(data, behaviours, self.groups if self.parted else None, mismatch, own)
         weighted = Weighted(
             offsets,
             data.rewards,
             log_w,
-            residuals,
-            start,
-            direct,
-            visits,
-            past,
-            ratios,
-            self._unit(data),
-            first,
+            residuals=residuals,
+            start=start,
+            direct=direct,
+            visits=visits,
+            past=past,
+            step_ratios=ratios,
+            unit=self._unit(data),
+            first=first,
             episodes=recorded,
         )
         return within_discount(weighted, self.gamma)
@@ -248,13 +250,6 @@ class Recorded:
     groups: IntArray | None
     mismatch: str
     own: FloatArray
-
-
-def _along(sums: FloatArray, offsets: IntArray) -> FloatArray:
-    """Return the terms (S,) of sums along the trajectories."""
-    before = np.append(0.0, sums[:-1])
-    before[offsets[:-1]] = 0.0
-    return np.asarray(sums - before)
 
 
 def past_columns(data: Trajectories, target: Policy) -> tuple[NDArray[Any], NDArray[Any]]:

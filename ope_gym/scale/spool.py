@@ -132,14 +132,14 @@ def _chunks(path: Path) -> Iterator[Weighted]:
                 offsets,
                 columns["rewards"],
                 log_w,
-                columns.get("residuals"),
-                columns.get("start"),
-                columns.get("direct"),
-                columns.get("visits"),
-                (columns["past actions"], columns["past"]) if "past" in columns else None,
-                columns.get("step ratios"),
-                float(columns["unit"]),
-                first,
+                residuals=columns.get("residuals"),
+                start=columns.get("start"),
+                direct=columns.get("direct"),
+                visits=columns.get("visits"),
+                past=(columns["past actions"], columns["past"]) if "past" in columns else None,
+                step_ratios=columns.get("step ratios"),
+                unit=float(columns["unit"]),
+                first=first,
             )
 
 

@@ -1,6 +1,6 @@
 """The answers of a policy about recorded steps, so that it is asked for each of them once.
 
-The weights, the q model and the checks of the data all want the same probabilities of the target.
+The weights and the q model want the same probabilities of the target.
 """
 
 from __future__ import annotations

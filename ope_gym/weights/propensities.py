@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, one_step_earlier
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
@@ -93,8 +93,7 @@ def ratio_alarms(log_weights: FloatArray, offsets: IntArray) -> tuple[str, ...]:
         log_weights: (S,) fused.
         offsets: (n + 1,).
     """
-    before = np.append(0.0, log_weights[:-1])
-    before[offsets[:-1]] = 0.0
+    before = one_step_earlier(log_weights, offsets, 0.0)
     known = np.isfinite(before)
     steps = log_weights[known] - before[known]
     if steps.size == 0 or steps.max() > _HUGE:
@@ -258,9 +257,8 @@ class PropensitySums:
         self.staying[scheme] = float(weights[offsets[1:] - 1].sum())
         self.leaving[scheme] = 0.0
         if lost is not None:
-            before = np.append(1.0, weights[:-1])
-            before[offsets[:-1]] = 1.0
-            self.leaving[scheme] = float(before @ lost[0 if scheme == "basic" else 1])
+            came = one_step_earlier(weights, offsets, 1.0)
+            self.leaving[scheme] = float(came @ lost[0 if scheme == "basic" else 1])
 
     def merge(self, other: PropensitySums) -> None:
         """Add the steps of another, whose policies have the same numbers."""

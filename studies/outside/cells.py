@@ -3,8 +3,8 @@
     for cell in cells(seed=0):
         data, target, truth, truth_variance = cell.simulate(np.random.default_rng(0))
 
-Processes, loggers and targets are drawn from the seed: 0 is for designing estimators, 1 for
-reporting on them.
+Processes, loggers and targets are drawn from the seed: estimators were designed on `DESIGN_SEED`,
+and are reported on with `REPORT_SEED`.
 """
 
 from __future__ import annotations

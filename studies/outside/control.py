@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,7 @@ class Control:
 
     def misrecorded(self) -> Control:
         """Return the setup with propensities recorded at the wrong temperature."""
-        return Control(
-            self.env, self.loggers, self.policy, self.truth, self.truth_variance, wrong=True
-        )
+        return replace(self, wrong=True)
 
 
 def ppo(rng: np.random.Generator, loggers: int, *, env: str, late: bool, training: int) -> Control:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate, evaluate_log_probs
+from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray
 from ope_gym.policies import Policy
 from studies.harness.seeds import streams
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from studies.harness.claims import Claim
 
-BOX = ("NFIS", "auto", "NFRIS", "FWDR", "DM", "MDR", "MAGIC")
-NAMES = tuple(name for name in BOX if name in ESTIMATORS)
+NAMES = ("NFIS", "auto", "NFRIS", "FWDR", "DM", "MDR", "MAGIC")  # the box
 COLOURS = ("green", "amber", "red")
 ALARMED = ("NFIS", "auto")  # all that is asked of a cell with a fault, or of its twin without
 
