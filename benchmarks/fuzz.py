@@ -263,7 +263,7 @@ KINDS: dict[str, Callable[[], Policy]] = {
     "diagonal-gaussian": lambda: DiagonalGaussian(np.ones((1, 2)), np.zeros(1), np.zeros(1)),
     "softmax-mlp": lambda: SoftmaxMlp(_network(3)),
     "epsilon-greedy-mlp": lambda: EpsilonGreedyMlp(_network(3, n_states=5), 0.2),
-    "gaussian-mlp": lambda: GaussianMlp(_network(1), np.zeros(1)),
+    "gaussian-mlp": lambda: GaussianMlp(_network(1), np.zeros(1, np.float32)),
     "unknown": UnknownPolicy,
 }
 

@@ -347,21 +347,35 @@ def logged(
     )
 
 
+def repeating(seed: int) -> Trajectories:
+    """Return 100 episodes of 15 steps with one observation: to repeat the last action pays 1."""
+    actions = np.random.default_rng(seed).integers(2, size=(100, 15))
+    rewards = np.zeros((100, 15))
+    rewards[:, 1:] = actions[:, 1:] == actions[:, :-1]
+    nothing = np.zeros(1500, dtype=np.int64)
+    return logged(nothing, actions.ravel(), rewards.ravel(), 15, (0.5, 0.5))
+
+
 def test_a_model_that_failed_the_check_is_not_taken_because_the_weights_are_noisy() -> None:
-    """One observation, a reward for repeating the last action, weights of an ESS of about two."""
-    found = []
-    for seed in range(12):
-        actions = np.random.default_rng(seed).integers(2, size=(100, 15))
-        rewards = np.zeros((100, 15))
-        rewards[:, 1:] = actions[:, 1:] == actions[:, :-1]
-        nothing = np.zeros(1500, dtype=np.int64)
-        data = logged(nothing, actions.ravel(), rewards.ravel(), 15, (0.5, 0.5))
-        found.append(evaluate(data, TablePolicy(np.array([[0.9, 0.1]])), ["auto", "NFIS"]))
-    value = 14 * 0.82
+    """The weights have an ESS of about two."""
+    target, value = TablePolicy(np.array([[0.9, 0.1]])), 14 * 0.82
+    found = [evaluate(repeating(seed), target, ["auto", "NFIS"]) for seed in range(12)]
     errors = np.array([[e[name].value - value for name in ("auto", "NFIS")] for e in found])
     rmse = np.sqrt(np.mean(errors**2, axis=0))
     assert rmse[0] < 1.05 * rmse[1]
     assert max(e["auto"].report["s"] for e in found) < 0.2
+
+
+def test_a_model_that_failed_the_check_knows_it_where_no_weights_are_left() -> None:
+    """The target always takes action 0, which pays 14; the model has seen repetition pay half."""
+    found = evaluate(repeating(0), TablePolicy(np.array([[1.0, 0.0]])), ["auto", "NFIS"])
+    auto = found["auto"]
+    assert np.isnan(found["NFIS"].value)
+    assert auto.report["s"] == 1.0
+    assert "failed" in auto.basis
+    assert auto.value < 8.0
+    assert auto.standard_error > 14.0 - auto.value
+    assert auto.interval.low < 14.0 < auto.interval.high
 
 
 def test_rare_rewards_are_no_sign_of_a_hidden_state() -> None:

@@ -134,19 +134,20 @@ def _share(
     own, steady = weights.influence / unit, (model.influence - model.value) / unit
     # a model that failed the check is not taken because the weights are noisy
     error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
-    if not np.isfinite(error):
-        unseen = np.isnan(cautious_error(steady, groups))  # no spread, whatever the estimate
-        stay = np.isfinite(weights.value) and (unseen or not passed)
-        return (0.0 if stay else 1.0), 0.0, np.eye(2)
-    least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess) if passed else 0.0
+    least = 0.0
+    if passed and ess > 0.0:
+        least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
     distances = [(model.influence - model.start) / unit, *(model.gaps / unit)]
     direct, by_weights = model.direct / unit, weights.value / unit
     gaps = np.array([model.value / unit - direct, *np.mean(distances[1:], axis=1)])
     errors = [wary_error(gap, groups) for gap in distances]
     errors.append(max(wary_error(own - steady, groups, ess), least))
     bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), passed)
-    spread = covariance_within(np.stack([own, steady]), groups)
     calm = cautious_error(steady, groups)
+    if not np.isfinite(error):  # nothing is known of the weights, or of any spread
+        stay = np.isfinite(weights.value) and (np.isnan(calm) or not passed)
+        return (0.0 if stay else 1.0), bias * unit, np.eye(2)
+    spread = covariance_within(np.stack([own, steady]), groups)
     share = least_error(max(error, least), calm, float(spread[0, 1]), bias)
     return share, bias * unit, spread
 
