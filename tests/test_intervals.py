@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -859,6 +860,25 @@ def test_a_paired_difference_of_targets(method: str) -> None:
         text = str(difference)
         assert text.startswith(f"{name} - {name}: ")
         assert "95% [" in text
+
+
+def test_a_difference_supposes_what_its_estimates_do() -> None:
+    """Their freedom, not the ESS of weights that hardly count in them, and bounds on biases."""
+    data = recorded(13, (25, 25))
+    one, two = (
+        evaluate(data.trajectories, t, "NFIS")["NFIS"] for t in (data.target, nearby(data, 0.1))
+    )
+    model = replace(one, freedom=30.0, bias=0.3), replace(two, freedom=20.0, bias=0.4)
+    apart, strata = one.influence - two.influence, one.sample.strata
+    found, value = model[0].difference(model[1]), one.value - two.value
+    error, shape = cautious_error(apart, strata), tails(apart, strata)
+    plain = intervals.ess_t(value, error, 20.0, 0.95, shape)
+    z = scipy.stats.norm.ppf(0.975)
+    assert found.interval.low == pytest.approx(value - math.hypot(value - plain.low, z * 0.5))
+    assert found.interval.high == pytest.approx(value + math.hypot(plain.high - value, z * 0.5))
+    assert found.standard_error == pytest.approx(math.hypot(standard_error(apart, strata), 0.5))
+    same = model[0].difference(model[0])
+    assert (same.standard_error, same.interval.low, same.interval.high) == (0.0, 0.0, 0.0)
 
 
 def test_paired_replicates_are_those_of_a_loop_on_the_same_draws() -> None:

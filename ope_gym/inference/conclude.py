@@ -146,6 +146,8 @@ def conclude(
         worth,
         unseen,
         computed.basis,
+        computed.bias,
+        computed.freedom,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
 from ope_gym.inference.errors import cautious_error, standard_error, tails
-from ope_gym.inference.intervals import Interval, ess_t, percentile, widened
+from ope_gym.inference.intervals import Interval, ess_t, percentile, widened, with_bias
 from ope_gym.inference.regimes import label
 
 
@@ -119,6 +119,9 @@ class Estimate:
         unseen: by how much outcomes of a chance of 1 / ESS, none of which was seen, would lower and
             raise the value.
         basis: in words, what it rests on beside the weights.
+        bias: bound on a bias that the influence values do not show; it is in the standard error.
+        freedom: effective number of trajectories where it rests on more than the weights; None for
+            that of the weights.
     """
 
     name: str
@@ -135,12 +138,20 @@ class Estimate:
     worth: float = np.nan
     unseen: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
     basis: str = ""
+    bias: float = field(default=0.0, repr=False)
+    freedom: float | None = field(default=None, repr=False)
+
+    @property
+    def effective(self) -> float:
+        """Effective number of trajectories that its interval supposes."""
+        return self.diagnostics.ess if self.freedom is None else self.freedom
 
     def difference(self, other: Estimate) -> Difference:
         """Return the paired difference self - other, of two targets or two estimators.
 
         Its interval is made of percentiles of the shared bootstrap draws where both have them, of
-        ess-t from the influence values otherwise.
+        ess-t from the influence values otherwise. Bounds on biases widen it: nobody knows whether
+        they are alike.
         """
         self._refuse_unlike(other)
         value = self.value - other.value
@@ -148,13 +159,15 @@ class Estimate:
         level = self.interval.level
         mine, theirs = self.replicates, other.replicates
         if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
-            ess = min(self.diagnostics.ess, other.diagnostics.ess)
+            ess = min(self.effective, other.effective)
             apart, strata = self.influence - other.influence, self.sample.strata
             shape = tails(apart, strata)
             interval = ess_t(value, cautious_error(apart, strata), ess, level, shape)
         else:
             interval = percentile(mine - theirs, level)
         if self.value != other.value or not np.array_equal(self.influence, other.influence):
+            bias = float(np.hypot(self.bias, other.bias))
+            error, interval = float(np.hypot(error, bias)), with_bias(interval, value, bias)
             below, above = self.unseen[0] + other.unseen[1], self.unseen[1] + other.unseen[0]
             interval = widened(interval, value, below, above)
         return Difference(self.name, other.name, value, error, interval)
