@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.auto import least_error, model_bias, rest_on, wary_error, weighted_blend
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
-from ope_gym.estimators.markov import ALPHA, MarkovCheck, check_markov
+from ope_gym.estimators.markov import ALPHA, MarkovCheck, Root, _chance, check_markov
 from ope_gym.estimators.reductions import Column, Reduction, Weighted
 from ope_gym.estimators.run import Reduce, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
@@ -186,6 +187,20 @@ def test_a_markov_state_is_rejected_as_rarely_as_said() -> None:
     assert rejected <= ALPHA + 4 * np.sqrt(ALPHA * (1 - ALPHA) / len(chances))
 
 
+def test_the_chance_of_coefficients_by_hand() -> None:
+    """Hotelling's T^2, with the variance of residuals whose q saw four of five folds."""
+    b, square = np.array([0.3, -0.5]), np.array([[0.04, 0.01], [0.01, 0.09]])
+    root, steps = Root(np.eye(2), b), 50.0
+
+    def expected(covariance: FloatArray) -> float:
+        statistic = b @ np.linalg.solve(covariance, b)
+        return float(scipy.stats.f.sf(statistic * 48 / (2 * 49), 2, 48))
+
+    assert _chance(root, square, steps, 0.0) == pytest.approx(expected(1.25 * square))
+    assert _chance(root, square, steps, 3.0) == pytest.approx(expected(3.0 * np.eye(2)))
+    assert np.isnan(_chance(root, square, 9.9, 0.0))  # five steps a column
+
+
 def test_a_hidden_state_is_found() -> None:
     """The action before decides the reward, and no observation shows it."""
     for k in range(12):
@@ -266,8 +281,34 @@ def test_moving_an_estimate_towards_the_model_by_hand() -> None:
     assert found.bias == pytest.approx(share * bias)
     expected = (1 - share) * weights.influence + share * steady
     np.testing.assert_allclose(found.influence, expected, atol=1e-12)
+    assert (found.by_model, found.basis, found.cautions) == (False, "", weights.cautions)
     passed = dataclasses.replace(model, markov=MarkovCheck(0.5))
     assert rest_on(weights, passed, np.zeros(n), setting_for(n)).report["s"] > share
+
+
+def test_resting_on_a_model_that_passed_by_hand() -> None:
+    """No bias; the spread of returns bounds the error of A from below; Satterthwaite's freedom."""
+    rng, n, ess = np.random.default_rng(1), 400, 16.0
+    nobody = np.zeros(n, dtype=np.int64)
+    own, steady, returns = rng.normal(size=(3, n)) * [[1.5], [1.0], [0.6]]
+    own, steady = own - own.mean(), steady - steady.mean()
+    sums = np.array([[20.0], [20.0**2 / ess], [0.0]])
+    weights = Computed(1.3, own, sums, np.zeros(n), cautions=("a quarrel",))
+    model = Marginal(1.2, np.full(n, 1.2), steady + 1.2, np.zeros((1, n)), MarkovCheck(0.5))
+    covariance = np.cov(np.stack([own, steady])) / n
+    least, calm = standard_error(returns, nobody) * np.sqrt(n / ess), cautious_error(steady, nobody)
+    assert least > 1.2 * wary_error(own, nobody, ess)
+    for paid, error in ((returns, least), (np.zeros(n), wary_error(own, nobody, ess))):
+        found = rest_on(weights, model, paid, setting_for(n))
+        share = least_error(error, calm, covariance[0, 1], 0.0)
+        assert 0.5 < share < 1.0
+        assert found.report["s"] == pytest.approx(share, rel=1e-9)
+        assert (found.bias, found.by_model, found.cautions) == (0.0, True, ())
+        assert "passed" in found.basis
+        first, second = (1 - share) ** 2 * covariance[0, 0], share**2 * covariance[1, 1]
+        expected = (first + second) ** 2 / (first**2 / ess + second**2 / n)
+        assert found.freedom == pytest.approx(min(expected, n), rel=1e-6)
+    assert expected < 0.9 * n
 
 
 def test_auto_without_visits_is_the_estimate_by_weights() -> None:
@@ -298,17 +339,20 @@ def error_of(name: str, found: Sequence[Evaluation], truth: float) -> float:
 
 
 def test_auto_rests_on_the_model_in_long_episodes() -> None:
-    setup = ring(np.random.default_rng(11), 1, states=10, horizon=200)
-    found = repeated(setup, 50, 30, ["auto", "NFIS", "DM"])
+    setup = ring(np.random.default_rng(11), 1, states=10, horizon=120)
+    found = repeated(setup, 40, 20, ["auto", "NFIS", "DM"])
     errors = {name: error_of(name, found, setup.truth) for name in ("auto", "NFIS", "DM")}
     assert errors["auto"] < 1.3 * errors["DM"]
     assert errors["auto"] < 0.7 * errors["NFIS"]
     assert all(0.0 <= e["auto"].report["s"] <= 1.0 for e in found)
+    alone = [e["auto"] for e in found if e["auto"].diagnostics.ess < 4 and e["auto"].basis]
+    assert len(alone) > 10
+    assert all("too few to confirm it" in str(e.verdict) for e in alone)
 
 
 def test_the_error_of_dm_knows_that_q_was_learned() -> None:
     """It is that of MDR; its intervals cover."""
-    setup = ring(np.random.default_rng(12), 1, states=10, horizon=30)
+    setup = ring(np.random.default_rng(12), 1, states=6, horizon=15)
     found = repeated(setup, 50, 60, ["DM", "MDR"])
     covered = [e["DM"].interval.low <= setup.truth <= e["DM"].interval.high for e in found]
     assert np.mean(covered) >= 0.9 - 3 * np.sqrt(0.9 * 0.1 / len(found))

@@ -241,6 +241,8 @@ def test_less_noise_than_nfis_on_a_bandit_and_honest_about_it() -> None:
     """Rewards without noise: 200 data sets of 40 episodes, ratio of RMSEs and coverage."""
     rng = np.random.default_rng(0)
     theta, aim = (LinearSigmoid(np.array([value])) for value in (0.5, -1.0))
+    grid = np.linspace(-1.0, 1.0, 2001)[:, None]
+    truth = float(np.mean(aim.probs(grid)[:, 1] * (1.0 + grid[:, 0])))
     errors, covered = np.empty((200, 2)), np.empty(200)
     for i in range(200):
         x = rng.uniform(-1.0, 1.0, (40, 1))
@@ -255,8 +257,6 @@ def test_less_noise_than_nfis_on_a_bandit_and_honest_about_it() -> None:
             terminated=True,
         )
         found = evaluate(data, aim, ["NFIS", "NFRIS"])
-        grid = np.linspace(-1.0, 1.0, 2001)[:, None]
-        truth = float(np.mean(aim.probs(grid)[:, 1] * (1.0 + grid[:, 0])))
         errors[i] = [found[name].value - truth for name in ("NFIS", "NFRIS")]
         interval = found["NFRIS"].interval
         covered[i] = interval.low <= truth <= interval.high

@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Beyond:
     monkeypatch.setattr("studies.beyond.cases.grid", lambda seed: regimes)
     monkeypatch.setattr("studies.beyond.study.CartPole", partial(CartPole, rollouts=6))
     monkeypatch.setattr(models, "DynamicsQ", models.LinearQ)
-    return Beyond(truth_rollouts=1000, every=2)
+    return Beyond(truth_rollouts=200, every=2)
 
 
 def test_runs_summary_claims_table_and_picture(small: Beyond) -> None:
