@@ -21,6 +21,7 @@ from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import cautious_error, standard_error, tails
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Interval, betting_lower
+from ope_gym.inference.outcomes import Outcomes
 from tests import reference, small_mdps
 from tests.builders import Table, buffer_of, one_step, pick, plain_options, recorded, value_of
 from tests.reference import Data
@@ -818,6 +819,15 @@ def test_ess_t_and_bootstrap_cover_about_as_they_say() -> None:
         # discrete data and 200 replicates: a bootstrap may lose a point or two, ess-t none
         floor = level - 3 * error - (0.0 if method == "ess-t" else 0.02)
         assert floor <= count / runs <= level + 4 * error, method
+
+
+def test_room_for_the_unseen_is_left_beside_a_majority_alone() -> None:
+    """Where the most common return holds 0.7 of the weight, 2 * 0.7 - 1 of it; where 0.4, none."""
+    returns = np.array([1.0, 1.0, 0.0, 2.0, 3.0])
+    outcomes = Outcomes(returns, (0.0, 3.0), (0.0, 5.0), True)
+    found = outcomes.unseen(1.2, 8.0, np.log([4.0, 3.0, 1.0, 1.0, 1.0]))
+    assert found == pytest.approx((0.4 * 1.2 / 8, 0.4 * 1.8 / 8))
+    assert outcomes.unseen(1.2, 8.0, np.log([2.0, 2.0, 3.0, 2.0, 1.0])) == (0.0, 0.0)
 
 
 # --- paired differences -----------------------------------------------------------------------
