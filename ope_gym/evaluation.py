@@ -59,6 +59,7 @@ from ope_gym.options import (
     refuse_betting,
 )
 from ope_gym.policies import FinitePolicy, Policy, Target
+from ope_gym.policies.base import asked
 from ope_gym.policies.convert import is_saved
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
@@ -234,7 +235,7 @@ class Evaluator:
         """Return how often an evaluation does all steps, as its progress counts them."""
         if self._data is not None:
             return 1
-        policy = self.source.policy(target)
+        policy = self._policy(target)
         model = self._model(policy)
         rows = [ESTIMATORS[name] for name in self._names(policy, model is not None)]
         fits = 2 if model is not None and any(c.uses_q for c in rows) else 0
@@ -256,7 +257,7 @@ class Evaluator:
             origin: as in `ope_gym.evaluate`.
             crew: workers that are there already, from `hire`; by default they are started anew.
         """
-        policy, compute = self.source.policy(target), self.options.compute
+        policy, compute = self._policy(target), self.options.compute
         hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
         with one_blas_thread(), hired as ready:
             found = self._evaluate(policy, origin, ready)
@@ -264,6 +265,12 @@ class Evaluator:
             return found.named(os.path.basename(target))
         number = self.source.number(target)
         return found if number is None else found.named(self.name_of(target))
+
+    def _policy(self, target: Target) -> Policy:
+        policy = self.source.policy(target)
+        if self._data is not None:
+            return asked(policy, self._data.observations, self._data.actions)
+        return policy
 
     def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:
         options = self.options
@@ -436,9 +443,9 @@ class Evaluator:
             return None
         if self._data is not None:
             return default_model(self._data, target)
-        if not isinstance(target, FinitePolicy):
-            return None
         _, chunk = next(self.source.chunks(self.source.tasks[0]))
+        if not isinstance(asked(target, chunk.observations, chunk.actions), FinitePolicy):
+            return None
         return default_linear(chunk, target)
 
     def _baseline(self, model: QModel | Baseline, answers: Answers) -> Baseline:

@@ -6,15 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributions import Distribution, Independent, Normal
 
 from ope_gym.online import FreeEvaluation
 from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import learn_simulator, simulate
+from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
-from ope_gym.policies import LinearSigmoid
+from ope_gym.policies import GaussianMlp, LinearSigmoid, Policy
+from ope_gym.policies.mlp import Network
+from ope_gym.policies.torch import TorchPolicy
 
 HORIZON = 30
 
@@ -22,7 +27,8 @@ HORIZON = 30
 class Push:
     """A point in two dimensions that an action pushes left or right; it ends beyond a limit.
 
-    s = (x, u): u' = 0.9 u + 0.1 (2 a - 1), x' = x + u'; pays 1 a step; over at |x| > 1.
+    s = (x, u): u' = 0.9 u + 0.1 push, x' = x + u'; pays 1 a step; over at |x| > 1. The push is
+    2 a - 1 for actions 0 and 1; a real number is the push itself, between -1 and 1.
     """
 
     def __init__(self, n: int, seed: int) -> None:
@@ -37,7 +43,8 @@ class Push:
         for _ in range(steps):
             seen = self.state.copy()
             actions = policy.sample(seen, self.rng)
-            speed = 0.9 * seen[:, 1] + 0.1 * (2 * actions - 1)
+            push = np.clip(actions[:, 0], -1, 1) if actions.ndim == 2 else 2 * actions - 1
+            speed = 0.9 * seen[:, 1] + 0.1 * push
             following = np.stack([seen[:, 0] + speed, speed], axis=1).astype(np.float32)
             self.age += 1
             terminated = np.abs(following[:, 0]) > 1.0
@@ -239,19 +246,25 @@ def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
     assert np.std(moved) < np.std(plain)
 
 
-def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() -> None:
-    stream, policies = drifting(3)
+def simulated(stream: Stream, policy: Policy, paid_less: float = 0.0) -> Simulation:
     names = ("observations", "following", "actions", "rewards", "terminated")
-    simulator = learn_simulator(stream.rows(0, 600, *names), 2)
+    rows = stream.rows(0, 600, *names)
+    rows["rewards"] = rows["rewards"] - paid_less
+    simulator = learn_simulator(rows, 2)
     assert simulator is not None
-    played = simulate(
+    return simulate(
         simulator,
-        policies[-1],
+        policy,
         stream.starts(),
         horizon=HORIZON,
         gamma=1.0,
         rng=np.random.default_rng(0),
     )
+
+
+def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() -> None:
+    stream, policies = drifting(3)
+    played = simulated(stream, policies[-1])
     truth, error = value_of(policies[-1])
     assert abs(played.value - truth) < 4 * np.hypot(np.sqrt(played.noise), error)
     sums = played.corrected(stream.window(0, 600)).sums(0, 600)
@@ -262,19 +275,7 @@ def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() 
 def test_a_wrong_environment_is_corrected() -> None:
     """Rewards that are 0.5 too low at every step come back, step by step."""
     stream, policies = drifting(3)
-    names = ("observations", "following", "actions", "rewards", "terminated")
-    rows = stream.rows(0, 600, *names)
-    rows["rewards"] = rows["rewards"] - 0.5
-    simulator = learn_simulator(rows, 2)
-    assert simulator is not None
-    played = simulate(
-        simulator,
-        policies[-1],
-        stream.starts(),
-        horizon=HORIZON,
-        gamma=1.0,
-        rng=np.random.default_rng(0),
-    )
+    played = simulated(stream, policies[-1], paid_less=0.5)
     truth, _ = value_of(policies[-1])
     sums = played.corrected(stream.window(300, 600)).sums(300, 600)
     assert sums is not None
@@ -351,6 +352,38 @@ def test_values_at_once_are_widened_by_how_wrong_they_were() -> None:
     assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
     record.squares += [0.0] * 60
     assert record.inflation() < before + 0.1
+
+
+class Normals(nn.Module):
+    """A normal distribution of one action around a linear function of the observation."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        super().__init__()
+        self.mean = nn.Linear(2, 1)
+        with torch.no_grad():
+            self.mean.weight[:] = torch.tensor(weights)
+            self.mean.bias[:] = 0.0
+
+    def forward(self, x: torch.Tensor) -> Distribution:
+        return Independent(Normal(self.mean(x), 0.5), 1)
+
+
+def test_a_module_over_real_actions_is_worth_what_the_same_network_in_numpy_is() -> None:
+    weights = np.array([[-1.0, -2.0]], dtype=np.float32)
+    network = GaussianMlp(Network(((weights, np.zeros(1, dtype=np.float32)),)), np.log([0.5]))
+    columns = Push(8, 0).rollout(network, 256)
+    values = []
+    for policy in (network, TorchPolicy(Normals(weights))):
+        free = FreeEvaluation(8, horizon=HORIZON, action_bounds=(-np.ones(1), np.ones(1)))
+        free.follow(policy)
+        free.add(*columns)
+        estimate = free.evaluate()
+        assert estimate is not None
+        assert "simulation" in estimate.shares
+        values.append((estimate.value, estimate.standard_error))
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    truth, error = value_of(network)
+    assert abs(values[0][0] - truth) < 4 * np.hypot(values[0][1], error)
 
 
 def test_a_loop_that_has_not_begun_has_no_value() -> None:

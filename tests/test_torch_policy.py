@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import TanhTransform
 
+from ope_gym import Compute, Trajectories, evaluate
 from ope_gym.policies import (
     DiagonalGaussian,
     FinitePolicy,
@@ -297,7 +299,35 @@ def test_protocol() -> None:
     with pytest.raises(TypeError, match="only a module that returns logits"):
         continuous.probs(observations())
     assert not hasattr(continuous, "probs")  # known now
+    assert not isinstance(continuous, FinitePolicy)
     assert hasattr(finite, "probs")
+
+
+def test_a_module_over_real_actions_is_evaluated_as_its_gaussian(tmp_path: Path) -> None:
+    """In memory, and from a file in blocks; a policy made anew has never been asked."""
+    head = Head(2, normal)
+    logger = DiagonalGaussian(0.1 * np.ones((2, 4)), np.zeros(2), np.log([0.7, 2.0]))
+    rng, seen = np.random.default_rng(0), observations(120)
+    acts = logger.sample(seen, rng)
+    data = Trajectories.from_arrays(
+        seen,
+        acts,
+        rng.normal(size=120),
+        logger.log_prob(seen, acts),
+        offsets=np.arange(0, 121, 4),
+        policies=[logger],
+        terminated=True,
+    )
+    data.save(tmp_path / "run.ope")
+    blocks = Compute(block_steps=50)
+    for episodes, compute in ((data, Compute()), (tmp_path / "run.ope", blocks)):
+        found, expected = (
+            evaluate(episodes, policy, ["auto", "NFIS"], compute=compute)
+            for policy in (TorchPolicy(head), as_gaussian(head))
+        )
+        for name in found:
+            assert found[name].value == pytest.approx(expected[name].value, rel=1e-6)
+            assert found[name].standard_error == pytest.approx(expected[name].standard_error)
 
 
 # Files ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray
 from ope_gym.models.features import ColumnSums, Map, Polynomial
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
@@ -224,16 +224,14 @@ def _fit_v(window: Window, phi: FloatArray, ahead: FloatArray, gamma: float) -> 
     def solve(left: FloatArray, right: FloatArray, ridge: float) -> FloatArray:
         return np.asarray(np.linalg.solve(left + np.diag(ridge * size), right))
 
-    def loss(ridge: float) -> float:
-        found = np.empty(len(phi))
-        for i, rows in enumerate(halves):
-            theta = solve(lefts[1 - i], rights[1 - i], ridge / 2)
-            found[rows] = window.rewards[rows] - change[rows] @ theta
-        return float(np.sum(_discounted(found, window, gamma) ** 2))
-
     ridge = _RIDGES[1]
     if min(rows.size for rows in halves):
-        ridge = min(_RIDGES, key=loss)
+        missed = np.empty((len(phi), len(_RIDGES)))  # by each penalty at once
+        for rows, left, right in zip(halves, lefts[::-1], rights[::-1], strict=True):
+            theta = np.stack([solve(left, right, ridge / 2) for ridge in _RIDGES], axis=1)
+            missed[rows] = window.rewards[rows, None] - change[rows] @ theta
+        missed = _discounted(missed, window, gamma)
+        ridge = _RIDGES[int(np.argmin(np.einsum("nr,nr->r", missed, missed)))]
     return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
 
 
@@ -258,9 +256,10 @@ def action_moments(
     policy: Policy, observations: NDArray[Any], rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
     """Return mean and variance (n, m) of the actions of a policy of real numbers."""
-    exact = getattr(policy, "action_moments", None)
+    ask = getattr(policy, "action_moments", None)
+    exact = None if ask is None else ask(observations)
     if exact is not None:
-        mean, variance = exact(observations)
+        mean, variance = exact
     else:
         drawn = [np.asarray(policy.sample(observations, rng)) for _ in range(_DRAWS)]
         stacked = np.stack(drawn).reshape(_DRAWS, len(observations), -1)
@@ -293,20 +292,14 @@ def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
 def _traces(phi: FloatArray, window: Window, decay: float) -> FloatArray:
     """Return e_t = phi_t + decay e_t-1 along each episode, for all episodes at once."""
     found = phi.copy()
-    for rows in _by_step(window)[1:]:
+    for rows in window.rows_by_place[1:]:
         found[rows] += decay * found[rows - 1]
     return found
 
 
 def _discounted(values: FloatArray, window: Window, decay: float) -> FloatArray:
-    """Return g_t = value_t + decay g_t+1 along each episode, for all episodes at once."""
+    """Return g_t = value_t + decay g_t+1 along each episode, for values (S,) or (S, m)."""
     found = values.copy()
-    for rows in _by_step(window)[:0:-1]:
+    for rows in window.rows_by_place[:0:-1]:
         found[rows - 1] += decay * found[rows]
     return found
-
-
-def _by_step(window: Window) -> list[IntArray]:
-    """Return the rows of each place within an episode's part of the window, from 0 on."""
-    order = np.argsort(window.place, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(window.place))[:-1])

@@ -28,6 +28,7 @@ from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.base import asked
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
@@ -231,7 +232,7 @@ class FreeEvaluation:
             return None
         return fit_advantages(
             window,
-            snapshot.policy,
+            asked(snapshot.policy, window.observations, window.actions),
             snapshot.latent,
             horizon=self.horizon,
             gamma=self.gamma,

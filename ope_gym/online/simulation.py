@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.models.features import Polynomial
-from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials
+from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials, within
 from ope_gym.online.advantages import Advantages, timed
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
@@ -129,7 +129,7 @@ class Simulator:
         found = (features @ self.coefficients).reshape(len(states), -1, states.shape[1] + 1)
         taken = actions[:, 0].astype(np.int64) if finite else 0
         found = found[np.arange(len(states)), taken]
-        return np.clip(states + found[:, :-1], self.low, self.high), found[:, -1]
+        return within(states + found[:, :-1], self.low, self.high), found[:, -1]
 
 
 def learn_simulator(

@@ -16,6 +16,7 @@ from birth to death, so it is up to date, and a window may be shorter than an ep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ class Window:
     def size(self) -> int:
         """Number of steps."""
         return self.step.size
+
+    @cached_property
+    def rows_by_place(self) -> list[IntArray]:
+        """The steps of each place within an episode's part of the window, from 0 on."""
+        order = np.argsort(self.place, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.place))[:-1])
 
     def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
         """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).

@@ -28,6 +28,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree, freeze, take
 from ope_gym.policies.convert import as_policy, is_saved
@@ -59,8 +60,15 @@ class Policy(Protocol):
         ...
 
 
+class _AskedForProbs(type(Protocol)):  # type: ignore[misc]
+    """isinstance asks the object, not its class: a `TorchPolicy` has `probs`, or has not."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Policy) and hasattr(instance, "probs")
+
+
 @runtime_checkable
-class FinitePolicy(Policy, Protocol):
+class FinitePolicy(Policy, Protocol, metaclass=_AskedForProbs):
     """A policy over finitely many actions."""
 
     def probs(self, observations: Tree) -> FloatArray:
@@ -353,6 +361,17 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
             "the file, or give the policy itself"
         )
     return policies[number]
+
+
+def asked(policy: Policy, observations: Tree, actions: Tree) -> Policy:
+    """Return the policy, after one question about the first row.
+
+    A `TorchPolicy` does not know before whether its actions are finitely many.
+    """
+    if batches.length(observations):
+        first = slice(0, 1)
+        policy.log_prob(take(observations, first), take(actions, first))
+    return policy
 
 
 def log_prob_moments(policy: Policy, observations: Tree) -> tuple[FloatArray, FloatArray] | None:

@@ -127,11 +127,13 @@ class Network:
             raise TypeError(
                 f"observations are a {type(observations).__name__}: the network needs one array"
             )
-        layers = [(w.T.astype(dtype), b.astype(dtype)) for w, b in self.layers]
+        layers = [
+            (w.T.astype(dtype, copy=False), b.astype(dtype, copy=False)) for w, b in self.layers
+        ]
         act = ACTIVATIONS[self.activation]
         for start in range(0, max(n, 1), ROWS):
             rows = slice(start, min(start + ROWS, n))
-            x = self._inputs(seen[rows]).astype(dtype)
+            x = self._inputs(seen[rows]).astype(dtype, copy=False)
             for depth, (weights, bias) in enumerate(layers):
                 x = x @ weights
                 x += bias

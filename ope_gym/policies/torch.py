@@ -112,6 +112,16 @@ class TorchPolicy:
         means, variances = zip(*known, strict=True)
         return np.concatenate(means), np.concatenate(variances)
 
+    def action_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray] | None:
+        """Return mean and variance (n, m) of the actions if they are normal, else None."""
+        blocks = [_normal(output) for _, output in self._outputs(observations)]
+        known = [block for block in blocks if block is not None]
+        if len(known) < len(blocks):
+            return None
+        mean, scale = (np.concatenate(part) for part in zip(*known, strict=True))
+        rows = len(mean)
+        return mean.reshape(rows, -1), scale.reshape(rows, -1) ** 2
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state_dict (parameters and buffers); the code is not stored."""
         state = self._module.state_dict()

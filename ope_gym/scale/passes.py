@@ -31,6 +31,7 @@ from ope_gym.estimators.reductions import Arrays, Reduction, Weighted, within_di
 from ope_gym.inference.outcomes import RewardSums, discounted_returns
 from ope_gym.models.base import Baseline, CrossFitted
 from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.base import asked
 from ope_gym.scale.sources import Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
@@ -259,6 +260,7 @@ def past_columns(data: Trajectories, target: Policy) -> tuple[NDArray[Any], NDAr
     those of one array they are a part of it, not a copy.
     """
     taken = _numbers(data.actions, "iubf")
+    target = asked(target, data.observations, data.actions)
     if isinstance(target, FinitePolicy) and taken.shape[1] == 1:
         actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
         if actions <= _PAST:

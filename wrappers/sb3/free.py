@@ -19,16 +19,6 @@ __all__ = ["FreeSteps"]
 _MOST_ROWS = 4096  # vector steps that wait: short rollouts are handed over together
 
 
-class _Density:
-    """A policy over real numbers and nothing else: a TorchPolicy also looks like a finite one."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.log_prob, self.sample = policy.log_prob, policy.sample
-        exact = getattr(policy, "action_moments", None)
-        if exact is not None:
-            self.action_moments = exact
-
-
 class FreeSteps:
     """Collects the steps of `learn` cheaply, and values the policies that take them.
 
@@ -84,8 +74,6 @@ class FreeSteps:
         """Say that this policy acts from the next step on."""
         self.hand_over()
         self._unchecked = policy
-        if isinstance(self.model.action_space, spaces.Box):
-            policy = _Density(policy)
         self.free.follow(policy, hidden_units(self.model))
 
     def step(self, local: dict[str, Any]) -> None:
