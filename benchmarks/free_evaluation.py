@@ -165,6 +165,7 @@ def run(name: str, seed: int, out: Path) -> None:
 class Point:
     """An evaluation point: what was said, and what is true."""
 
+    run: str
     returns: np.ndarray
     sb3: float
     provisional: FreeEstimate
@@ -207,13 +208,14 @@ def replay(path: Path) -> tuple[list[Point], float]:
                 early[k] = estimate
     share = (time.process_time() - begin) / float(run["cpu"])
     points = [
-        Point(run[f"truth/{k}"], float(run[f"sb3/{k}"]), early[k], late.get(k)) for k in early
+        Point(path.stem, run[f"truth/{k}"], float(run[f"sb3/{k}"]), early[k], late.get(k))
+        for k in early
     ]
     return points, share
 
 
 def worth(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
-    """Return W and the standard error of its log, by leaving out tenths of the points."""
+    """Return W and the standard error of its log, by leaving out runs, or tenths of few runs."""
     noise = np.array([p.returns.var(ddof=1) / p.returns.size for p in points])
     spread = np.array([p.returns.var(ddof=1) for p in points])
     square = errors**2 - noise
@@ -221,7 +223,9 @@ def worth(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
     def ratio(keep: np.ndarray) -> float:
         return float(np.log(spread[keep].sum() / max(square[keep].sum(), 1e-9 * spread.sum())))
 
-    parts = np.arange(len(points)) % min(10, len(points))
+    parts = np.unique([p.run for p in points], return_inverse=True)[1]
+    if parts.max() < 3:
+        parts = np.arange(len(points)) % min(10, len(points))
     left = np.array([ratio(parts != i) for i in range(parts.max() + 1)])
     g = left.size
     error = np.sqrt((g - 1) / g * np.sum((left - left.mean()) ** 2))
@@ -284,7 +288,10 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
     yield "| regret of the chosen checkpoint | " + " | ".join(regrets) + " |"
     yield "|---|" + "--:|" * len(regrets)
     for way in next(iter(regrets.values())):
-        cells = [f"{np.mean(best[way]):.1f}" for best in regrets.values()]
+        cells = [
+            f"{np.mean(best[way]):.1f} ± {np.std(best[way]) / np.sqrt(len(best[way])):.1f}"
+            for best in regrets.values()
+        ]
         yield f"| {way} | " + " | ".join(cells) + " |"
     cells = [f"{share:.1%}" for share in shares.values()]
     yield "| CPU of evaluating, as a share of the training | " + " | ".join(cells) + " |"
@@ -328,9 +335,13 @@ def main() -> None:
         return
     runs = {name: sorted(args.folder.glob(f"{name}_*.npz")) for name in CASES}
     lines = list(rows({name: paths for name, paths in runs.items() if paths}))
-    seeds = sorted({int(path.stem.rsplit("_", 1)[1]) for paths in runs.values() for path in paths})
+    seeds = [
+        f"{name} {', '.join(path.stem.rsplit('_', 1)[1] for path in paths)}"
+        for name, paths in runs.items()
+        if paths
+    ]
     version = f"ope_gym {ope_gym.__version__}"
-    lines += ["", f"Seeds {seeds[0]}-{seeds[-1]}, {version}, {TRUTH} fresh episodes a point."]
+    lines += ["", f"Seeds: {'; '.join(seeds)}. {version}, {TRUTH} fresh episodes a point."]
     print("\n".join(lines))
     if args.write:
         write(args.write, lines)

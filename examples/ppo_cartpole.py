@@ -8,7 +8,6 @@ at first. A few rollouts later the value of the same policy is settled, and show
 """
 
 import argparse
-import copy  # added
 import time
 
 import gymnasium as gym
@@ -65,12 +64,6 @@ def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
     )
 
 
-def units(hidden: nn.ModuleList, observations: np.ndarray) -> np.ndarray:  # added
-    """Return the hidden units of critic and actor."""
-    with torch.no_grad():
-        return torch.cat([part(torch.as_tensor(observations)) for part in hidden], 1).numpy()
-
-
 args = parse_args()
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # networks this small gain nothing from more
@@ -105,8 +98,7 @@ num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
 for update in range(num_updates):
     optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
 
-    hidden = copy.deepcopy(nn.ModuleList([critic[:-1], actor[:-1]]))  # added: what they know
-    free.follow(TorchPolicy(actor), lambda x, hidden=hidden: units(hidden, x))  # added: who acts
+    free.follow(TorchPolicy(actor))  # added: who acts
     for step in range(args.num_steps):
         global_step += args.num_envs
         obs[step], dones[step] = next_obs, next_done

@@ -58,8 +58,8 @@ class Push:
 
 def value_of(policy: Any, seed: int = 99, episodes: int = 4000) -> tuple[float, float]:
     """Return the mean return by fresh episodes, and its standard error."""
-    env = Push(episodes, seed)
-    rewards, terminated = (env.rollout(policy, HORIZON)[i] for i in (2, 3))
+    columns = Push(episodes, seed).rollout(policy, HORIZON)
+    rewards, terminated = columns[2], columns[3]
     over = np.cumsum(terminated, axis=0) - terminated > 0  # an end came before
     paid = np.where(over, 0.0, rewards).sum(axis=0)
     return float(paid.mean()), float(paid.std() / np.sqrt(episodes))
@@ -230,7 +230,6 @@ def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
         fitted = fit_advantages(
             stream.window(0, 600),
             policies[-1],
-            None,
             horizon=HORIZON,
             gamma=1.0,
             starts=stream.starts(),
@@ -246,7 +245,9 @@ def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
     assert np.std(moved) < np.std(plain)
 
 
-def simulated(stream: Stream, policy: Policy, paid_less: float = 0.0) -> Simulation:
+def simulated(
+    stream: Stream, policy: Policy, paid_less: float = 0.0, gamma: float = 1.0
+) -> Simulation:
     names = ("observations", "following", "actions", "rewards", "terminated")
     rows = stream.rows(0, 600, *names)
     rows["rewards"] = rows["rewards"] - paid_less
@@ -257,7 +258,7 @@ def simulated(stream: Stream, policy: Policy, paid_less: float = 0.0) -> Simulat
         policy,
         stream.starts(),
         horizon=HORIZON,
-        gamma=1.0,
+        gamma=gamma,
         rng=np.random.default_rng(0),
     )
 
@@ -350,8 +351,104 @@ def test_values_at_once_are_widened_by_how_wrong_they_were() -> None:
     before = record.inflation()
     record.squares += [16.0] * 20
     assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
+    record.add(np.nan, 1.0)  # says nothing
+    assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
     record.squares += [0.0] * 60
     assert record.inflation() < before + 0.1
+
+
+def constant(envs: int, horizon: int, clocks: int, *, gamma: float = 1.0) -> FreeEvaluation:
+    """Return what was recorded where each step pays 1 and nothing ends but by the time limit."""
+    free = FreeEvaluation(envs, horizon=horizon, gamma=gamma)
+    policy, rng = LinearSigmoid(np.array([1.0, 0.0])), np.random.default_rng(0)
+    free.follow(policy)
+    states = rng.normal(size=(clocks + 1, envs, 2)).astype(np.float32)
+    shape = clocks, envs
+    over = np.broadcast_to((np.arange(clocks) % horizon == horizon - 1)[:, None], shape)
+    actions = rng.integers(2, size=shape)
+    free.add(states[:-1], actions, np.ones(shape), np.zeros(shape), over, states[1:])
+    return free
+
+
+@pytest.mark.parametrize(("envs", "horizon"), [(128, 500), (64, 1000), (8, 500)])
+def test_many_environments_do_not_shorten_episodes(envs: int, horizon: int) -> None:
+    """A window of 32,768 steps is shorter than an episode of all 128 environments."""
+    free = constant(envs, horizon, 2 * horizon + 100)
+    found = free.evaluate()
+    assert found is not None
+    assert found.value == pytest.approx(horizon, rel=0.01)
+    assert found.low <= horizon <= found.high
+    assert found.steady
+
+
+def test_a_discount_counts_from_the_first_step_on() -> None:
+    free = constant(8, 50, 1024, gamma=0.9)
+    found = free.evaluate()
+    assert found is not None
+    assert found.value == pytest.approx((1 - 0.9**50) / 0.1, rel=0.01)
+    played = simulated(drifting(3)[0], drifting(3)[1][-1], gamma=0.9)
+    v = played.v(np.zeros((1, 2)), np.array([0]))
+    assert v[0] == pytest.approx((1 - 0.9**HORIZON) / 0.1, rel=0.2)
+
+
+def test_there_is_no_value_before_an_episode_has_ended() -> None:
+    free = constant(8, 500, 320)
+    assert free.evaluate() is None
+
+
+def test_values_of_long_ago_are_not_settled_from_other_steps() -> None:
+    free, env = FreeEvaluation(8, horizon=HORIZON), Push(8, 0)
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    for timesteps in (1, 2):
+        free.follow(policy)
+        free.add(*env.rollout(policy, 128))
+        assert free.evaluate(timesteps) is not None
+        columns = env.rollout(policy, 300)
+        for _ in range(30):
+            free.add(*columns)
+    assert [e.timesteps for e in free.settle()] == []
+
+
+def test_each_evaluation_has_its_own_place() -> None:
+    free, env = FreeEvaluation(8, horizon=HORIZON), Push(8, 0)
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    free.follow(policy)
+    for timesteps in range(4):
+        free.add(*env.rollout(policy, 128))
+        free.evaluate(timesteps)
+    free.add(*env.rollout(policy, 1024))
+    assert [e.timesteps for e in free.settle()] == [0, 1, 2, 3]
+
+
+def test_episodes_that_are_cut_early_end_in_the_learned_environment_too() -> None:
+    """A step in twenty is the last one, whatever the state: 1 / 0.05 steps, up to the limit."""
+    rng, policy = np.random.default_rng(0), LinearSigmoid(np.array([-3.0, -3.0]))
+    env, free = Push(8, 0), FreeEvaluation(8, horizon=HORIZON)
+    rows: list[tuple[np.ndarray, ...]] = []
+    for _ in range(1024):
+        columns = list(env.rollout(policy, 1))
+        cut = (rng.random((1, 8)) < 0.05) & ~columns[3]
+        columns[4] = columns[4] | cut
+        env.age[cut[0]] = 0
+        env.state = np.where(cut[0][:, None], env.start(8), env.state)
+        rows.append(tuple(columns))
+    free.follow(policy)
+    free.add(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+    found = free.evaluate()
+    assert found is not None
+    ended = np.concatenate([row[3] | row[4] for row in rows])
+    truth = ended.size / ended.sum()  # steps of an episode
+    assert abs(found.value - truth) < 4 * found.standard_error
+    simulation = free._pending[-1].simulation
+    assert simulation is not None
+    assert abs(simulation.value - truth) < 0.15 * truth
+
+
+def test_rewards_that_are_no_numbers_are_named() -> None:
+    rows = np.zeros((4, 3))
+    rows[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"rewards\[2, 1\] is nan"):
+        FreeEvaluation(3).add(np.zeros((4, 3, 2)), np.zeros((4, 3)), rows, *[np.zeros((4, 3))] * 3)
 
 
 class Normals(nn.Module):
@@ -370,7 +467,9 @@ class Normals(nn.Module):
 
 def test_a_module_over_real_actions_is_worth_what_the_same_network_in_numpy_is() -> None:
     weights = np.array([[-1.0, -2.0]], dtype=np.float32)
-    network = GaussianMlp(Network(((weights, np.zeros(1, dtype=np.float32)),)), np.log([0.5]))
+    network = GaussianMlp(
+        Network(((weights, np.zeros(1, dtype=np.float32)),)), np.log([0.5], dtype=np.float32)
+    )
     columns = Push(8, 0).rollout(network, 256)
     values = []
     for policy in (network, TorchPolicy(Normals(weights))):

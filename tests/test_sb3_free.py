@@ -28,7 +28,6 @@ from ope_gym.online.stream import Window
 from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
 from wrappers.sb3.fresh import Tally, value_of
-from wrappers.sb3.snapshots import hidden_units
 
 
 @pytest.fixture(autouse=True)
@@ -125,28 +124,6 @@ def test_the_steps_of_the_training_are_handed_over_as_they_happened(run: str) ->
     assert all(np.isfinite([e.value, e.low, e.high]).all() for e in ope.evaluations)
 
 
-def test_hidden_units_are_those_of_the_networks_and_stay_as_they_were() -> None:
-    class Doubled(torch.nn.Tanh):
-        """An activation that numpy networks do not know."""
-
-    env = VecNormalize(envs("CartPole-v1"), training=False)
-    statistics: Any = env.obs_rms
-    statistics.mean += 0.2
-    seen = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    for activation in (torch.nn.Tanh, Doubled):
-        model = PPO("MlpPolicy", env, policy_kwargs={"activation_fn": activation}, device="cpu")
-        units = hidden_units(model)
-        assert units is not None
-        with torch.no_grad():
-            rows = torch.tensor(env.normalize_obs(seen))
-            actor, critic = model.policy.mlp_extractor(rows)
-        expected = torch.cat([critic, actor], 1).numpy()
-        np.testing.assert_allclose(units(seen), expected, atol=1e-5)
-        for parameter in model.policy.parameters():
-            parameter.data += 1.0
-        np.testing.assert_allclose(units(seen), expected, atol=1e-5)
-
-
 def began(window: Window) -> list[int]:
     return [int(clock) for clock in window.clock[window.step == 0]]
 
@@ -199,6 +176,59 @@ def test_the_best_has_the_highest_lower_end_or_value() -> None:
     assert found.revise(estimate(1, 20.0, 1.0, settled=True))
     assert found.estimate.value == 20.0
     assert not found.revise(estimate(9, 99.0, 1.0))  # of a policy that is not known
+
+
+def test_a_leader_that_falls_gives_way_to_the_best_that_is_settled() -> None:
+    found = Checkpoints("lower")
+    assert found.add(estimate(1, 60.0, 5.0))
+    assert not found.revise(estimate(1, 60.0, 4.0, settled=True))
+    assert found.add(estimate(2, 100.0, 10.0))
+    assert found.contenders() == {1, 2}
+    assert found.revise(estimate(2, 40.0, 5.0, settled=True))
+    assert found.leader == 1
+    assert found.contenders() == {1}
+
+
+def test_counting_anew_keeps_the_best_of_before() -> None:
+    found = Checkpoints("value")
+    found.add(estimate(500, 9.0, 1.0))
+    found.begin_again()
+    assert not found.add(estimate(500, 3.0, 1.0))
+    assert found.estimate.value == 9.0
+    assert found.add(estimate(600, 10.0, 1.0))
+
+
+def test_values_without_an_error_are_chosen_by_themselves() -> None:
+    found, progress = Checkpoints("lower"), Progress(2)
+    for step, value in enumerate((10.0, 50.0, 40.0, 300.0, 200.0)):
+        found.add(estimate(step, value, np.inf))
+        assert not progress.is_over(estimate(step, value, np.inf))
+    assert found.leader == 3
+    best = found.best()
+    assert best is not None
+    assert 0.05 < best.probability < 0.9
+
+
+@pytest.mark.parametrize(
+    ("truth", "raw"),
+    [(np.zeros(20), 1.87), (np.append(np.linspace(-20, 0, 10), np.zeros(10)), 1.54)],
+    ids=["equal", "ramp, then plateau"],
+)
+def test_the_correction_takes_out_nearly_all_of_the_winners_curse(
+    truth: np.ndarray, raw: float
+) -> None:
+    """The mean of the largest of 20 or 10 normal numbers is 1.87 or 1.54."""
+    rng = np.random.default_rng(0)
+    left, errors = [], np.ones(20)
+    for _ in range(150):
+        values = truth + rng.standard_normal(20)
+        best = int(np.argmax(values))
+        curse = selection_bias(values, errors, np.zeros(20))
+        left.append((values[best] - truth[best], values[best] - curse - truth[best]))
+    before, after = np.mean(left, axis=0)
+    noise = np.std(left, axis=0) / np.sqrt(150)
+    assert before == pytest.approx(raw, abs=4 * noise[0])
+    assert abs(after) < 0.1 * raw + 4 * noise[1]
 
 
 def test_the_value_of_the_chosen_one_is_corrected() -> None:
@@ -298,6 +328,26 @@ def test_evaluations_have_the_layout_of_eval_callback_where_episodes_are_played(
     assert sorted(saved["ep_lengths"].ravel()) == sorted(held.lengths)
 
 
+def test_a_policy_is_settled_by_steps_that_follow_its_rollout() -> None:
+    """PPO's rollouts are longer than what must follow a policy: the next one settles it."""
+    ope = OPECallback(eval_freq=1, verbose=0)
+    model = ppo(envs("CartPole-v1", 8), n_steps=1024, batch_size=1024, n_epochs=1)
+    model.learn(4 * 8192, callback=ope)
+    assert [e.timesteps for e in ope.evaluations] == [8192, 16_384, 24_576, 32_768]
+    assert [e.timesteps for e in ope.settled] == [8192, 16_384, 24_576]
+    known = ope._checkpoints._known
+    assert [known[t].settled for t in known] == [True, True, True, False]
+
+
+def test_rare_evaluations_settle_between_them() -> None:
+    """The steps of the first policy would be forgotten before the second evaluation."""
+    ope = OPECallback(eval_freq=70_000, verbose=0)
+    model = ppo(envs("CartPole-v1", 16), n_steps=256, batch_size=4096, n_epochs=1)
+    model.learn(80_000, callback=ope)
+    assert len(ope.evaluations) == 2
+    assert [e.timesteps for e in ope.settled] == [ope.evaluations[0].timesteps]
+
+
 def test_training_stops_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     model = ppo(envs("CartPole-v1"), learning_rate=1e-9)
     model.learn(10_000, callback=OPECallback(eval_freq=1, stop_after=2))
@@ -348,9 +398,11 @@ def test_fresh_values_have_t_intervals() -> None:
     assert found.standard_error == pytest.approx(error)
     assert found.high - 3.0 == pytest.approx(3.182446 * error, rel=1e-6)  # t of 3 degrees
     assert found.worth == pytest.approx(4.0)
-    equal = value_of(np.full(5, 500.0), 7, 0.95, span=400.0)
+    equal = value_of(np.full(5, 500.0), 7, 0.95, seen=np.array([100.0, 500.0]))
     assert equal.low < 500.0 < equal.high  # five equal returns do not make it certain
     assert np.isinf(value_of(np.array([1.0]), 7, 0.95).high)
+    alone = value_of(np.array([1.0]), 7, 0.95, seen=np.array([1.0, 2.0, 3.0, 6.0]))
+    assert alone.standard_error == pytest.approx(2 * error)
 
 
 def test_images_are_valued_too() -> None:
@@ -364,3 +416,6 @@ def test_images_are_valued_too() -> None:
     ope = OPECallback(verbose=0)
     model.learn(64, callback=ope)
     assert len(ope.evaluations) == 1
+    assert ope._free is not None
+    assert ope._free.free.stream.starts().size == 0  # no frame is kept
+    assert 1 <= ope.evaluations[0].value <= 9

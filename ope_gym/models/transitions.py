@@ -189,7 +189,7 @@ def _ending_features(
 
 
 def _squared(x: FloatArray, times: int) -> FloatArray:
-    """Return x to the power 2^times: ten times as fast as **."""
+    """Return x to the power 2^times; squaring is faster than **."""
     for _ in range(times):
         x = x * x
     return x

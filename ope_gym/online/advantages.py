@@ -20,26 +20,22 @@ penalty is the one that predicts these best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
-from ope_gym.models.features import ColumnSums, Map, Polynomial
+from ope_gym.models.features import Map, Polynomial
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
-
-Latent: TypeAlias = Callable[[NDArray[Any]], FloatArray]
-"""Hidden units (n, h) of a loop's networks, from observations (n, ...)."""
 
 _LAMBDA = 0.9  # of LSTD and of the generalised advantages
 _RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of v, relative to the size of its features
 _PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
 _MOST_NUMBERS = 16  # an observation with more enters without products
-_MOST_FEATURES = 64  # an observation with more is an image, known by its hidden units alone
 _CHANCE = 2.0  # squared differences of windows, in units of their noise, that are chance
 _DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
 
@@ -128,7 +124,6 @@ def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
 def fit_advantages(
     window: Window,
     policy: Policy,
-    latent: Latent | None,
     *,
     horizon: int | None,
     gamma: float,
@@ -140,13 +135,12 @@ def fit_advantages(
     Args:
         window: the steps.
         policy: to be valued.
-        latent: hidden units of the loop's networks, None without any.
         horizon: time limit, None without one.
         gamma: discount.
-        starts: (m, ...) first observations; how episodes begin does not depend on the policy.
+        starts: (m, ...) first observations.
         rng: for policies that cannot tell the moments of their actions.
     """
-    features = learn_features(window.observations, latent)
+    features = learn_features(window.observations)
     now, after = features(window.observations), features(window.following)
     phi = timed(now, window.step, horizon)
     ahead = np.where(window.ended[:, None], 0.0, timed(after, window.step + 1, horizon))
@@ -154,11 +148,13 @@ def fit_advantages(
     low, high = _returns_ahead(window, gamma)
     v, then = np.clip(phi @ theta, low, high), np.clip(ahead @ theta, low, high)
     delta = window.rewards + gamma * np.where(window.ended, 0.0, then) - v
-    psi = centred_actions(policy, window, now, rng)
-    gain = _discounted(delta, window, gamma * _LAMBDA)
+    advantage = np.zeros(window.size)
+    if now.shape[1] > 1:
+        psi = centred_actions(policy, window, now, rng)
+        advantage = _fit_psi(psi, _discounted(delta, window, gamma * _LAMBDA), window)
     first = features(starts)
     at_start = np.clip(timed(first, np.zeros(len(first)), horizon) @ theta, low, high)
-    columns = np.stack([delta, _fit_psi(psi, gain, window)]) * gamma**window.step
+    columns = np.stack([delta, advantage]) * gamma**window.step
     return Advantages(window, columns, float(at_start.mean()))
 
 
@@ -170,29 +166,12 @@ def _returns_ahead(window: Window, gamma: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def learn_features(observations: NDArray[Any], latent: Latent | None) -> Map:
+def learn_features(observations: NDArray[Any]) -> Map:
     """Return the map from observations to features (n, d), 1 first, with the scale of these."""
     size = int(np.prod(observations.shape[1:]))
-    maps: list[tuple[Latent | None, Map]] = []
-    if size <= _MOST_FEATURES or latent is None:
-        degree = 2 if size <= _MOST_NUMBERS else 1
-        maps.append((None, Polynomial(degree).learn(observations)))
-    else:
-        maps.append((latent, _scaled(latent(observations))))
-
-    def features(batch: Any) -> FloatArray:
-        found = [known(batch if hidden is None else hidden(batch)) for hidden, known in maps]
-        if len(maps) == 1 and maps[0][0] is not None:
-            found.insert(0, np.ones((len(batch), 1)))
-        return np.hstack(found)
-
-    return features
-
-
-def _scaled(units: FloatArray) -> Map:
-    sums = ColumnSums()
-    sums.update(np.asarray(units, dtype=np.float64))
-    return sums.columns()
+    if not size:  # not kept: only the age of an episode is known
+        return lambda batch: np.ones((len(batch), 1))
+    return Polynomial(2 if size <= _MOST_NUMBERS else 1).learn(observations)
 
 
 def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> FloatArray:

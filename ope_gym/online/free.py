@@ -8,22 +8,23 @@
         for estimate in free.settle():       # of earlier policies, now better known
             ...
 
-A value is provisional at first: it rests on the policy's own rollout and those before it. Once as
-many steps have followed as came before, it is settled. Two ways lead to a value: advantages
-(`ope_gym.online.advantages`) and a learned environment (`ope_gym.online.simulation`). Each counts
-as much as it has been right so far in the same run (`ope_gym.online.record`).
+A value is provisional at first: it rests on the policy's own rollout and those before it. Once
+enough later steps are there too, it is settled. Two ways lead to a value: advantages
+(`ope_gym.online.advantages`) and a learned environment (`ope_gym.online.simulation`); each counts
+by its error. Where provisional values have been further from the settled ones than they claimed,
+the next ones get wider intervals (`ope_gym.online.record`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
-from ope_gym.online.advantages import Advantages, Latent, Sums, best_span, fit_advantages
+from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
@@ -36,11 +37,11 @@ _LEAST, _MOST = 6144, 24_576  # and the steps that must or may
 _ENDS = 16  # episodes that should end in the narrowest window, twice as many to settle,
 _NARROW = 2048, 12_288  # which has at least and at most so many steps
 _WIDE, _GROWTH = 32_768, 1.5  # steps of the widest window, and of each beside the next narrower
+_REACH = 10_000  # most steps of an episode without a time limit that a window must hold
 _APART = 2.0  # standard errors by which a simulation may differ from what was seen last
 _LEARNT = 16_384  # steps from which the environment is learned
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
 _SECOND = 1.0  # of a squared correction that counts as error: what is of second order
-_FREEDOM = 7.0  # degrees of freedom of an error that rests on eight groups
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _PATIENCE = 3  # hopeless simulations in a row after which it rests,
 _RETRY = 8  # and evaluations after which it is tried again
@@ -77,6 +78,11 @@ class FreeEstimate:
         """About how many fresh episodes would make you as sure."""
         return (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
 
+    @property
+    def steady(self) -> bool:
+        """Whether all recent episodes returned about the same: then any one of them tells."""
+        return self.spread <= self.standard_error
+
 
 @dataclass(frozen=True, eq=False)
 class _Value:
@@ -87,8 +93,8 @@ class _Value:
 @dataclass(eq=False)
 class _Snapshot:
     policy: Policy
-    latent: Latent | None
-    clock: int
+    clock: int  # of its first step,
+    stop: int = 0  # and after its last one, when it was valued
     timesteps: int = 0
     early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
     simulation: Simulation | None = None
@@ -136,14 +142,9 @@ class FreeEvaluation:
         self._rest = 0  # evaluations for which the simulation rests
         self._failed = 0  # simulations in a row that counted for nothing
 
-    def follow(self, policy: Policy, latent: Latent | None = None) -> None:
-        """Say which policy acts from now on.
-
-        Args:
-            policy: a frozen snapshot.
-            latent: hidden units (n, h) of the loop's networks, from observations (n, ...).
-        """
-        self._current = _Snapshot(policy, latent, self.stream.clock)
+    def follow(self, policy: Policy) -> None:
+        """Say which policy acts from now on: a frozen snapshot."""
+        self._current = _Snapshot(policy, self.stream.clock)
 
     def add(
         self,
@@ -157,29 +158,29 @@ class FreeEvaluation:
     ) -> None:
         """Add T vector steps of the policy followed; see `Stream.add`."""
         self.stream.add(observations, actions, rewards, terminated, truncated, following, skip)
+        self.stream.keep = 2 * self._widest()
 
     def evaluate(self, timesteps: int = 0, fresh: FloatArray | None = None) -> FreeEstimate | None:
-        """Return a provisional value of the current policy; None while no episode has begun.
+        """Return a provisional value of the current policy; None while no episode has ended.
 
         Args:
             timesteps: of the loop, for the record.
             fresh: returns of episodes that this policy played elsewhere, to be pooled.
         """
-        now = self._current
-        if now is None:
+        if self._current is None:
             raise RuntimeError("no policy is known: call follow(policy) first")
-        if not self.stream.clock:
+        if not self.stream.ends:
             return None
         stop = self.stream.clock
-        fitted = self._fit(now, stop - -(-_WIDE // self.stream.num_envs), stop)
+        now = replace(self._current, stop=stop, timesteps=timesteps)
+        fitted = self._fit(now, stop - self._widest(), stop)
         if fitted is None:
             return None
-        now.timesteps = timesteps
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
         self._note_returns(fitted.window, now.fresh)
-        spans = self._spans(_ENDS)
         now.simulation = self._simulate(now.policy)
-        now.early = self._values(now, fitted, [(stop - span, stop) for span in spans])
+        now.early = self._values(now, fitted, [(stop - x, stop) for x in self._spans(_ENDS)])
+        self._pending = [x for x in self._pending if x.clock >= self.stream.first_clock]
         self._pending.append(now)
         found = self._conclude(now, now.early, settled=False)
         if now.simulation is not None:
@@ -189,18 +190,21 @@ class FreeEvaluation:
                 self._rest, self._failed = _RETRY, 0
         return found
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a policy may be settled now."""
+        return bool(self._pending) and self.stream.clock >= self._pending[0].stop + self._aside()
+
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of the policies that enough steps have followed since."""
         done = []
-        while self._pending and self.stream.clock >= self._pending[0].clock + self._aside():
+        while self.waiting:
             then = self._pending.pop(0)
+            middle, now = (then.clock + then.stop) // 2, self.stream.clock
             spans = self._spans(2 * _ENDS)
-            ends = [
-                (then.clock - span // 2, min(then.clock + span // 2, self.stream.clock))
-                for span in spans
-            ]
-            fitted = self._fit(then, *ends[-1])
-            if fitted is None:
+            ends = [(middle - x // 2, min(middle + x // 2, now)) for x in spans]
+            fitted = self._fit(then, *ends[-1]) if then.clock >= self.stream.first_clock else None
+            if fitted is None:  # its steps are forgotten: it was valued too long ago
                 continue
             found = self._conclude(then, self._values(then, fitted, ends), settled=True)
             done.append(found)
@@ -217,23 +221,32 @@ class FreeEvaluation:
         steps = np.clip(_SETTLED * self._length, _LEAST, _MOST)
         return -(-int(steps) // self.stream.num_envs)
 
+    def _widest(self) -> int:
+        """Return the length of the widest window, in vector steps.
+
+        It holds a whole episode wherever it is cut: nobody knows what lies beyond all of its steps.
+        """
+        reach = min(self.stream.longest, self.horizon or _REACH)
+        return max(-(-_WIDE // self.stream.num_envs), 2 * reach)
+
     def _spans(self, ends: int) -> list[int]:
         """Return the lengths of the windows to compare, in vector steps, the narrowest first."""
         n = self.stream.num_envs
         narrow = int(np.clip(ends * self._length, *_NARROW))
-        widest, spans = -(-_WIDE // n), [-(-narrow // n)]
+        widest, spans = self._widest(), [-(-narrow // n)]
         while spans[-1] * _GROWTH <= widest:
             spans.append(int(spans[-1] * _GROWTH))
         return spans
 
     def _fit(self, snapshot: _Snapshot, start: int, stop: int) -> Advantages | None:
         window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
-        if not window.size:
+        if not window.size or not len(self.stream.starts()):
             return None
+        if window.observations.size:
+            asked(snapshot.policy, window.observations, window.actions)
         return fit_advantages(
             window,
-            asked(snapshot.policy, window.observations, window.actions),
-            snapshot.latent,
+            snapshot.policy,
             horizon=self.horizon,
             gamma=self.gamma,
             starts=self.stream.starts(),
@@ -278,12 +291,16 @@ class FreeEvaluation:
             self._rest -= 1
             return None
         stop = self.stream.clock
-        names = ("observations", "following", "actions", "rewards", "terminated")
+        names = ("observations", "following", "actions", "rewards", "ended", "clock", "began")
         latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
-        actions = 0
-        if isinstance(policy, FinitePolicy):
-            actions = policy.probs(latest["observations"][:1]).shape[1]
-        simulator = learn_simulator(latest, actions, self._bounds)
+        in_time = (latest["clock"] - latest["began"] + 1 < self.horizon) & (latest["began"] >= 0)
+        latest["terminated"] = latest["ended"] & in_time
+        simulator = None
+        if latest["observations"].size:
+            actions = 0
+            if isinstance(policy, FinitePolicy):
+                actions = policy.probs(latest["observations"][:1]).shape[1]
+            simulator = learn_simulator(latest, actions, self._bounds)
         if simulator is None:
             self._rest = _RETRY
             return None
@@ -302,23 +319,27 @@ class FreeEvaluation:
     ) -> FreeEstimate:
         low, high = self._range
         least = (_FLOOR * (high - low)) ** 2 + 1e-300
-        weights = {name: 1.0 / (found.square + least) for name, found in values.items()}
-        square = 1.0 / sum(weights.values())
-        shares = {name: weight * square for name, weight in weights.items()}
-        value = sum(shares[n] * self._possible(x.sums.value(SHARE)) for n, x in values.items())
+        said = {name: x.sums.value(SHARE) for name, x in values.items()}
+        possible = {name: self._possible(x) for name, x in said.items()}
+        squares = {n: x.square + (said[n] - possible[n]) ** 2 + least for n, x in values.items()}
+        square = 1.0 / sum(1.0 / x for x in squares.values())
+        shares = {name: square / x for name, x in squares.items()}
+        value = sum(share * possible[name] for name, share in shares.items())
         from scipy.special import stdtrit
 
+        sums = values["advantages"].sums
+        freedom = max(len(sums.without) - 1, 1)
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
-        half = float(stdtrit(_FREEDOM, 0.5 + 0.5 * self.level)) * error
+        half = float(stdtrit(freedom, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(
             timesteps=snapshot.timesteps,
             value=value,
             standard_error=error,
-            low=value - half,
-            high=value + half,
+            low=self._possible(value - half),
+            high=self._possible(value + half),
             settled=settled,
             spread=self._spread,
-            episodes=values["advantages"].sums.episodes + len(snapshot.fresh),
+            episodes=sums.episodes + len(snapshot.fresh),
             shares=shares,
         )
 

@@ -96,11 +96,10 @@ class Simulator:
         finite = isinstance(policy, FinitePolicy)
         shape = starts.shape[1:]
         states = starts.reshape(len(starts), -1).astype(np.float64)
-        paid, alive = np.zeros(len(states)), np.arange(len(states))
-        seen_states, seen_paid, seen_who = [], [], []
-        for t in range(horizon):
+        alive = np.arange(len(states))
+        seen_states, seen_rewards, seen_who = [], [], []
+        for _ in range(horizon):
             seen_states.append(states)
-            seen_paid.append(paid[alive])
             seen_who.append(alive)
             seen = states.astype(starts.dtype).reshape(-1, *shape)
             actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
@@ -111,14 +110,16 @@ class Simulator:
             if self.ending is not None:
                 over = rng.random(len(states)) < self.ending(states)
                 rewards = rewards + self.last * over
-            paid[alive] += gamma**t * rewards
+            seen_rewards.append(rewards)
             states, alive = states[~over], alive[~over]
             if not alive.size:
                 break
-        who, times = np.concatenate(seen_who), np.arange(len(seen_who))
-        step = np.repeat(times, [len(x) for x in seen_who])
-        ahead = (paid[who] - np.concatenate(seen_paid)) / gamma**step if gamma > 0 else paid[who]
-        return Played(paid, np.concatenate(seen_states), step, ahead)
+        paid, ahead = np.zeros(len(starts)), []
+        for who, rewards in zip(seen_who[::-1], seen_rewards[::-1], strict=True):
+            paid[who] = rewards + gamma * paid[who]
+            ahead.append(paid[who])
+        step = np.repeat(np.arange(len(seen_who)), [len(who) for who in seen_who])
+        return Played(paid, np.concatenate(seen_states), step, np.concatenate(ahead[::-1]))
 
     def step(
         self, states: FloatArray, actions: NDArray[Any], finite: bool
@@ -140,7 +141,8 @@ def learn_simulator(
     """Learn from steps (S, ...); None if states are not a few numbers.
 
     Args:
-        columns: observations, following, actions, rewards, terminated.
+        columns: observations, following, actions, rewards, and terminated: the episode ended with
+            this step, before its time limit.
         n_actions: how many there are, 0 for real numbers.
         bounds: lowest and highest action, to which the loop clips.
     """
@@ -185,7 +187,6 @@ class Simulation:
         simulator: the learned environment.
         value: mean return of the played episodes.
         noise: its squared error: the episodes are finitely many.
-        length: mean length of the played episodes.
         v: value of states (n, d) at steps (n,).
         finite: whether there are finitely many actions.
         horizon: time limit.
@@ -196,7 +197,6 @@ class Simulation:
     simulator: Simulator
     value: float
     noise: float
-    length: float
     v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
     finite: bool
     horizon: int
@@ -212,7 +212,7 @@ class Simulation:
         """Return (S,) what the learned environment gets wrong at some steps.
 
         Args:
-            rows: observations, following, actions, rewards and terminated, (S, ...) each.
+            rows: observations, following, actions, rewards and ended, (S, ...) each.
             step: (S,) number of each step in its episode.
         """
         count, simulator = len(step), self.simulator
@@ -224,7 +224,7 @@ class Simulation:
         predicted, rewards = simulator.step(states, actions, self.finite)
         end = np.zeros(count) if simulator.ending is None else simulator.ending(predicted)
         in_time = step + 1 < self.horizon
-        here = np.where(rows["terminated"], 0.0, self.v(following, step + 1)) * in_time
+        here = np.where(rows["ended"], 0.0, self.v(following, step + 1)) * in_time
         there = (1.0 - end) * self.v(predicted, step + 1) * in_time
         missed = rows["rewards"] - rewards - simulator.last * end
         return np.asarray(missed + self.gamma * (here - there))
@@ -245,10 +245,7 @@ def simulate(
     played = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
     value, noise = played.returns.mean(), played.returns.var(ddof=1) / len(played.returns)
     v, finite = _fit_v(played, horizon, rng), isinstance(policy, FinitePolicy)
-    length = len(played.step) / len(played.returns)
-    return Simulation(
-        simulator, float(value), float(noise), length, v, finite, horizon, gamma, bounds
-    )
+    return Simulation(simulator, float(value), float(noise), v, finite, horizon, gamma, bounds)
 
 
 def _fit_v(

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 
 GROUPS = 8  # of steps, to leave out one at a time
+MOST_NUMBERS = 64  # observations with more, such as images, are not kept
+_STARTS = 1024  # latest first observations that are kept
 _FULL = 40  # steps in each interval of ages, on average
 _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a time
 
@@ -71,30 +73,33 @@ class Window:
     def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
         """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).
 
-        Ages are taken together in intervals. One that nobody was at takes the chance to end from
-        the one before, and adds nothing.
+        Ages are taken together in intervals. One that none of the rows is at takes its rates from
+        the whole window. What nobody was at there either adds nothing, and takes the chance to end
+        from the interval before.
 
         Args:
             values: of each step.
             rows: the steps to use; None for all.
         """
-        step, group, ended = self.step, self.group, self.ended
-        if rows is not None:
-            step, group, ended, values = step[rows], group[rows], ended[rows], values[:, rows]
-        ages, groups = int(step.max()) + 1, int(group.max()) + 1
-        width = -(-ages // min(ages, max(1, step.size // _FULL)))
+        ages, groups = int(self.step.max()) + 1, int(self.group.max()) + 1
+        size = self.size if rows is None else int(np.count_nonzero(rows))
+        width = -(-ages // min(ages, max(1, size // _FULL)))
         spans = -(-ages // width)
-        cell = group * spans + step // width
-        table = np.stack(
-            [
-                np.bincount(cell, weights, minlength=groups * spans).reshape(groups, spans)
-                for weights in (np.ones(step.size), ended, *values)
-            ]
-        )
+        cell = self.group * spans + self.step // width
+        going = self.ended & (self.step < ages - 1)  # after the last age nothing comes
+
+        def sums(some: Any) -> FloatArray:
+            weights = (np.ones(self.size), going, *values)
+            found = [np.bincount(cell[some], w[some], minlength=groups * spans) for w in weights]
+            return np.asarray(np.stack(found).reshape(-1, groups, spans), dtype=np.float64)
+
+        table = sums(slice(None) if rows is None else rows)
         table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
         whole = table.sum(axis=1, keepdims=True)
+        everything = whole if rows is None else sums(slice(None)).sum(axis=1, keepdims=True)
         left = whole - table if table.shape[1] > 1 else whole[:, :0]  # nothing is left of one
         table = np.concatenate([whole, left], axis=1)  # (2 + m, 1 + groups, spans)
+        table = np.where(table[0] > 0.5, table, everything)
         rates = table[1:] / np.maximum(table[0], 1.0)
         known = np.where(table[0] > 0.5, np.arange(spans), 0)
         known = np.maximum.accumulate(known, axis=1)
@@ -117,9 +122,12 @@ class Stream:
         self.num_envs, self.keep = num_envs, keep
         self.clock = 0  # vector steps so far
         self.first_clock = 0  # of the oldest step that is kept
+        self.ends = 0  # episodes that have ended
+        self.longest = 0  # steps of the longest one so far, ended or not
         self._chunks: list[dict[str, NDArray[Any]]] = []
         self._began = np.full(num_envs, -1)  # clock of the open episode's first step
         self._fresh = np.ones(num_envs, dtype=bool)  # the next step is a first one
+        self._firsts: list[NDArray[Any]] = []  # first observations, the latest last
 
     def lose_track(self) -> None:
         """Forget the open episodes: the next steps are of unknown ones, until they end."""
@@ -143,7 +151,7 @@ class Stream:
         """Append T vector steps, all arrays (T, N, ...).
 
         Args:
-            observations: what the policy saw.
+            observations: what the policy saw; more than `MOST_NUMBERS` each are not kept.
             actions: what it did.
             rewards: what the environments paid.
             terminated: whether the episode ended by itself.
@@ -155,9 +163,12 @@ class Stream:
         if rewards.ndim != 2 or rewards.shape[1] != self.num_envs:
             raise ValueError(f"rewards have shape {rewards.shape}: need (steps, {self.num_envs})")
         skip = np.zeros(rewards.shape, dtype=bool) if skip is None else np.asarray(skip, dtype=bool)
+        if np.isnan(rewards[~skip]).any():
+            step, env = np.argwhere(np.isnan(rewards) & ~skip)[0]
+            raise ValueError(f"rewards[{step}, {env}] is nan: look for nan in the environment")
         columns = {
-            "observations": np.array(observations),
-            "following": np.array(following),
+            "observations": _kept(observations),
+            "following": _kept(following),
             "actions": np.array(actions),
             "rewards": rewards,
             "terminated": np.asarray(terminated, dtype=bool),
@@ -175,6 +186,11 @@ class Stream:
         columns["began"] = self._starts(columns["ended"] & ~skip, skip)
         now = self.clock + np.arange(len(rewards))[:, None]
         columns["clock"] = np.broadcast_to(now, rewards.shape)
+        self.ends += int(np.count_nonzero(columns["ended"] & ~skip))
+        ages = np.where(columns["began"] >= 0, now - columns["began"] + 1, 0)
+        self.longest = max(self.longest, int(ages.max()))
+        first = columns["observations"][(columns["began"] == now) & ~skip]
+        self._firsts = [np.concatenate([*self._firsts, first])[-_STARTS:]]
         if self._chunks and len(self._chunks[-1]["rewards"]) < _CHUNK:
             short = self._chunks.pop()
             columns = {name: np.concatenate([short[name], columns[name]]) for name in columns}
@@ -194,11 +210,6 @@ class Stream:
         began = np.maximum.accumulate(began, axis=0)
         self._began, self._fresh = began[-1].copy(), over[-1].copy()
         return began
-
-    def longest(self, span: int) -> int:
-        """Return the number of steps of the longest episode seen within the latest `span` steps."""
-        rows = self.rows(self.clock - span, self.clock)
-        return int((rows["clock"] - rows["began"] + 1)[rows["began"] >= 0].max(initial=0))
 
     def rows(self, start: int, stop: int, *names: str) -> dict[str, NDArray[Any]]:
         """Return the steps between two clocks as columns (S, ...), whichever episode they are of.
@@ -245,9 +256,13 @@ class Stream:
         return Window(**rows, step=clock - began, place=place, group=group)
 
     def starts(self) -> NDArray[Any]:
-        """Return the first observations of all episodes that began in the steps kept."""
-        found = [
-            chunk["observations"][(chunk["began"] == chunk["clock"]) & ~chunk["skip"]]
-            for chunk in self._chunks
-        ]
-        return np.concatenate(found)
+        """Return the latest first observations of episodes: how these begin no policy decides."""
+        return self._firsts[0]
+
+
+def _kept(observations: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy of observations (T, N, ...), or nothing of each if they are too many."""
+    array = np.asarray(observations)
+    if np.prod(array.shape[2:], dtype=int) > MOST_NUMBERS:
+        return np.empty((*array.shape[:2], 0), dtype=np.float32)
+    return np.array(array)

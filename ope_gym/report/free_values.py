@@ -47,19 +47,22 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
         return {}
     found = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
     if kind == "provisional":
-        if math.isfinite(estimate.worth):
+        if math.isfinite(estimate.worth) and not estimate.steady:
             found["ope/worth"] = float(estimate.worth)
-        found["ope/verdict"] = float(COLOURS.index(colour(estimate.worth)))
+        verdict = "green" if estimate.steady else colour(estimate.worth)
+        found["ope/verdict"] = float(COLOURS.index(verdict))
     return found
 
 
 def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     """Return "412 (95 %: 380 to 444), as sure as about 23 fresh episodes would make you"."""
     worth = estimate.worth
-    if not math.isfinite(worth):
-        return band_in_words(estimate.value, estimate.low, estimate.high, level)
-    episodes = f"{worth:,.0f} fresh episode{'' if round(worth) == 1 else 's'}"
     band = band_in_words(estimate.value, estimate.low, estimate.high, level)
+    if estimate.steady:
+        return f"{band}, as all recent episodes are"
+    if not math.isfinite(worth):
+        return band
+    episodes = f"{worth:,.0f} fresh episode{'' if round(worth) == 1 else 's'}"
     return f"{band}, as sure as about {episodes} would make you"
 
 

@@ -269,10 +269,9 @@ class OPECallback(EventCallback):
         self._stop = False
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
             self._evaluated_at = 0
-            self._checkpoints, self._progress = (
-                Checkpoints(self._select),
-                Progress(self._stop_after),
-            )
+            self._checkpoints.begin_again()
+            self._models.hold(set())
+            self._progress = Progress(self._stop_after)
             if self._free is not None and self.evaluations:
                 self._free = self._new_steps()
         if self._free is not None:
@@ -306,6 +305,7 @@ class OPECallback(EventCallback):
         return not self._stop
 
     def _on_rollout_end(self) -> None:
+        self._settle()
         last = self.num_timesteps >= self.model._total_timesteps  # the final policy comes later
         if not last and self._is_due(self.num_timesteps):
             self._evaluate()
@@ -350,8 +350,7 @@ class OPECallback(EventCallback):
         if played is not None:
             self._played.append(played)
             seen = np.concatenate([p.returns for p in self._played])
-            span = float(seen.max() - seen.min())
-            shown["fresh"] = value_of(played.returns, step, self._level, span)
+            shown["fresh"] = value_of(played.returns, step, self._level, seen)
             self.fresh.append(shown["fresh"])
         estimate = self._value(step, played) or shown.get("fresh")
         if estimate is None:
@@ -372,26 +371,31 @@ class OPECallback(EventCallback):
         return None
 
     def _value(self, step: int, played: Played | None) -> FreeEstimate | None:
-        """Return the provisional value, and take in the settled ones of earlier policies."""
+        """Return the provisional value."""
         if self._free is None:
             return None
         pooled = None if played is None or self._deterministic else played.returns
-        estimate = self._free.evaluate(step, pooled)
-        for settled in self._free.settle():
+        return self._free.evaluate(step, pooled)
+
+    def _settle(self) -> None:
+        """Take in the settled values of earlier policies."""
+        for settled in self._free.settle() if self._free is not None else ():
             self.settled.append(settled)
             self._log.add(self.logger, {"settled": settled})
-            if not self._deterministic:
-                self._progress.revise(settled)
-                if self._checkpoints.revise(settled):
-                    self._models.promote(settled.timesteps)
-                    self._tell_of_best()
-                self._models.forget(settled.timesteps)
-        return estimate
+            if self._deterministic:
+                continue
+            self._progress.revise(settled)
+            if self._checkpoints.revise(settled):
+                assert self._checkpoints.leader is not None
+                self._models.promote(self._checkpoints.leader)
+                self._tell_of_best()
+            self._models.hold(self._checkpoints.contenders())
 
     def _choose(self, estimate: FreeEstimate) -> None:
         """Compare a new policy with the best so far, and with those that the run began from."""
         best = self._checkpoints.add(estimate)
         self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
+        self._models.hold(self._checkpoints.contenders())
         if self.verbose:
             new = "; the best so far" if best else ""
             worth = in_words(estimate, self._level)

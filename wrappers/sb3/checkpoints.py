@@ -1,8 +1,10 @@
 """Which of the policies of a run is best, how surely, and whether the run still gets anywhere.
 
 Whoever is chosen for its high estimate has, on average, an estimate that is too high (the winner's
-curse). How much too high is found by drawing all estimates anew with their errors, choosing among
-them by the same rule, and taking the mean of (estimate - value) of the chosen ones.
+curse). How much too high is found by drawing estimates anew with their errors, choosing among them
+by the same rule, and taking the mean of (estimate - value) of the chosen ones. The values they are
+drawn around are those of the contenders, shrunk towards each other as far as their errors explain
+that they differ: policies that seem to differ by noise alone are taken for equal.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ SELECT = ("lower", "value")
 _DRAWS = 1000
 _POINTS = 401  # of the integral over the value of a policy, in +-8 standard errors
 _OLDEST = 500  # checkpoints that are kept: far more would make the last lines slow
+_PENDING = 8  # latest ones that are not settled, and may still turn out to be the best
+_CONTENDS = 2.0  # standard errors of a difference within which a policy may be as good as the best
 
 
 @dataclass(frozen=True)
@@ -61,32 +65,49 @@ class Checkpoints:
         """Number of policies."""
         return len(self._known)
 
-    def score(self, estimate: FreeEstimate) -> float:
-        """Return what policies are chosen by."""
+    def score(self, estimate: FreeEstimate) -> tuple[float, float]:
+        """Return what policies are chosen by; the value decides where no interval is known."""
         found = estimate.low if self._select == "lower" else estimate.value
-        return found if np.isfinite(found) else -np.inf
+        return (found if np.isfinite(found) else -np.inf, estimate.value)
 
     def add(self, estimate: FreeEstimate) -> bool:
         """Take a new policy in; return whether it is the best so far."""
         self._known[estimate.timesteps] = estimate
+        kept = self.contenders()
         for old in list(self._known)[:-_OLDEST]:
-            if old != self.leader:
+            if old not in kept:
                 del self._known[old]
-        return self._lead(estimate)
+        return self._choose()
 
     def revise(self, estimate: FreeEstimate) -> bool:
-        """Replace what is known of a policy; return whether that makes it the best."""
+        """Replace what is known of a policy; return whether another one is the best now."""
         if estimate.timesteps not in self._known:
             return False
         self._known[estimate.timesteps] = estimate
-        return estimate.timesteps != self.leader and self._lead(estimate)
+        return self._choose()
 
-    def _lead(self, estimate: FreeEstimate) -> bool:
-        best = -np.inf if self.leader is None else self.score(self._known[self.leader])
-        better = self.leader is None or self.score(estimate) > best
-        if better:
-            self.leader = estimate.timesteps
-        return better
+    def begin_again(self) -> None:
+        """Forget all but the best: timesteps count from 0 again, and theirs would be mistaken."""
+        if self.leader is not None:
+            self._known, self.leader = {-1: self._known[self.leader]}, -1
+
+    def contenders(self) -> set[int]:
+        """Return the timesteps of the policies that may be chosen, now or later.
+
+        These are the best, the best of those that are settled, and the latest that are not. Others
+        cannot become the best any more, because settled values stay as they are.
+        """
+        settled = [t for t, e in self._known.items() if e.settled]
+        pending = [t for t, e in self._known.items() if not e.settled][-_PENDING:]
+        best = sorted(settled, key=lambda t: self.score(self._known[t]))[-1:]
+        return {*best, *pending, *(() if self.leader is None else (self.leader,))}
+
+    def _choose(self) -> bool:
+        before = self.leader
+        self.leader = max(
+            self.contenders(), key=lambda t: (self.score(self._known[t]), t == before)
+        )
+        return self.leader != before
 
     @property
     def estimate(self) -> FreeEstimate:
@@ -100,15 +121,14 @@ class Checkpoints:
         if self.leader is None:
             return None
         found = list(self._known.values())
-        values, errors, scores = (
-            np.array(x)
-            for x in zip(*((e.value, e.standard_error, self.score(e)) for e in found), strict=True)
-        )
-        errors = np.where(np.isfinite(errors), errors, 0.0)
+        values, errors = np.array([(e.value, e.standard_error) for e in found]).T
+        errors = np.where(np.isfinite(errors), errors, 10.0 * np.ptp(values) + 1.0)
+        below = np.array([e.value - e.low for e in found])
+        below = np.where(np.isfinite(below) & (self._select == "lower"), below, 0.0)
         place = list(self._known).index(self.leader)
         return BestCheckpoint(
             self.estimate,
-            self.estimate.value - selection_bias(values, errors, scores - values),
+            self.estimate.value - selection_bias(values, errors, below),
             winning_chance(values, errors, place),
         )
 
@@ -129,17 +149,25 @@ def winning_chance(values: FloatArray, errors: FloatArray, i: int) -> float:
     return float(density @ np.exp(logs.sum(axis=1)) / density.sum())
 
 
-def selection_bias(values: FloatArray, errors: FloatArray, offsets: FloatArray) -> float:
+def selection_bias(values: FloatArray, errors: FloatArray, below: FloatArray) -> float:
     """Return by how much the estimate of the chosen one is too high, on average.
 
     Args:
         values: (n,) estimates.
         errors: (n,) their standard errors.
-        offsets: (n,) what is added to an estimate before the highest is chosen.
+        below: (n,) what is taken off an estimate before the highest is chosen.
     """
+    best = int(np.argmax(values - below))
+    near = values[best] - values <= _CONTENDS * np.hypot(errors, errors[best])
+    some, squares = values[near], errors[near] ** 2
+    truly = max(0.0, float(np.var(some, ddof=1) - squares.mean())) if some.size > 1 else np.inf
+    share = 1.0 if np.isinf(truly) else truly / (truly + squares + 1e-300)
+    middle = float(np.average(some, weights=1.0 / (squares + 1e-300)))
+    around = values.copy()
+    around[near] = middle + share * (some - middle)
     half = np.random.default_rng(0).standard_normal((_DRAWS // 2, len(values))) * errors
     noise = np.vstack([half, -half])  # so that one policy alone needs no correction
-    chosen = np.argmax(np.nan_to_num(values + offsets, neginf=-1e300) + noise, axis=1)
+    chosen = np.argmax(around - below + noise, axis=1)
     return float(noise[np.arange(_DRAWS), chosen].mean())
 
 
@@ -159,6 +187,8 @@ class Progress:
         """Take the next evaluation in; return whether the run should stop."""
         before = self._reference
         error = 0.0 if before is None else np.hypot(estimate.standard_error, before.standard_error)
+        if not np.isfinite(error):  # nothing can be said
+            return False
         if before is None or estimate.value - before.value > error:
             self._reference, self.idle = estimate, 0
         else:

@@ -9,10 +9,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ope_gym.online import FreeEstimate, FreeEvaluation
+from ope_gym.online.stream import MOST_NUMBERS
 from ope_gym.policies import Policy
 from wrappers.sb3.environments import horizon_of
 from wrappers.sb3.episodes import check_snapshot, raw_observations, split_dones
-from wrappers.sb3.snapshots import hidden_units, observation_normaliser
+from wrappers.sb3.snapshots import observation_normaliser
 
 __all__ = ["FreeSteps"]
 
@@ -22,9 +23,8 @@ _MOST_ROWS = 4096  # vector steps that wait: short rollouts are handed over toge
 class FreeSteps:
     """Collects the steps of `learn` cheaply, and values the policies that take them.
 
-    Nothing but references is kept in a step; arrays are made when an evaluation is due.
-    Observations are those before VecNormalize, rewards those of the environment, and actions those
-    of the policy, before they are clipped.
+    Arrays are joined when an evaluation is due. Observations are those before VecNormalize, rewards
+    those of the environment, and actions those of the policy, before they are clipped.
 
     Args:
         model: PPO, A2C or another on-policy algorithm.
@@ -52,6 +52,8 @@ class FreeSteps:
         self._unchecked: Policy | None = None  # a snapshot that has not acted yet
         self._normalised = model.get_vec_normalize_env()
         self._standardised = observation_normaliser(model) is not None
+        numbers = int(np.prod(model.observation_space.shape, dtype=int))
+        self._kept = None if numbers <= MOST_NUMBERS else np.empty((env.num_envs, 0), np.float32)
 
     def begin(self) -> None:
         """Prepare for `learn`; open episodes go on only if it continues where the last one ended.
@@ -74,7 +76,7 @@ class FreeSteps:
         """Say that this policy acts from the next step on."""
         self.hand_over()
         self._unchecked = policy
-        self.free.follow(policy, hidden_units(self.model))
+        self.free.follow(policy)
 
     def step(self, local: dict[str, Any]) -> None:
         """Keep a step.
@@ -93,7 +95,8 @@ class FreeSteps:
         )
         if dones.any():
             self._note_ends(dones, local["infos"])
-        self._rows.append((self._raw, local["actions"], rewards, dones))
+        seen = self._raw if self._kept is None else self._kept
+        self._rows.append((seen, local["actions"], rewards, dones))
         self._raw = normalised.get_original_obs() if self._standardised else new
         self._timesteps, self._after = self.model.num_timesteps, new
         if len(self._rows) >= _MOST_ROWS:
@@ -104,11 +107,11 @@ class FreeSteps:
         if not self._rows:
             return
         seen, actions, rewards, dones = zip(*self._rows, strict=True)
-        observations = np.stack([*seen, self._raw])
+        observations = np.stack([*seen, self._raw if self._kept is None else self._kept])
         following = observations[1:].copy()
         truncated = np.zeros((len(seen), self.free.stream.num_envs), dtype=bool)
         for row, env, last, cut in self._ends:
-            following[row, env] = last
+            following[row, env] = last if self._kept is None else 0.0
             truncated[row, env] = cut
         terminated = np.stack(dones).astype(bool) & ~truncated
         self._rows, self._ends = [], []
@@ -128,6 +131,7 @@ class FreeSteps:
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of earlier policies."""
+        self.hand_over()
         return self.free.settle()
 
     def _note_ends(self, dones: NDArray[Any], infos: Any) -> None:

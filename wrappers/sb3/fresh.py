@@ -165,24 +165,30 @@ def never_ends(max_steps: int) -> RuntimeError:
 
 
 def value_of(
-    returns: NDArray[np.float64], timesteps: int, level: float, span: float = 0.0
+    returns: NDArray[np.float64],
+    timesteps: int,
+    level: float,
+    seen: NDArray[np.float64] | None = None,
 ) -> FreeEstimate:
     """Return the mean of fresh returns with its t interval.
 
     Returns that are all equal do not make it certain: their standard deviation is at least a
-    hundredth of `span`.
+    hundredth of the range of all returns seen. One return alone takes the standard deviation of all
+    that were seen.
 
     Args:
         returns: (n,) of fresh episodes.
         timesteps: of the training.
         level: of the interval.
-        span: range of all returns of the run so far.
+        seen: all returns of the run so far.
     """
     n, mean = len(returns), float(returns.mean())
-    spread = float(returns.std(ddof=1)) if n > 1 else np.inf
-    spread = max(spread, _FLOOR * span)
+    seen = returns if seen is None else seen
+    some = returns if n > 1 else seen
+    spread = float(some.std(ddof=1)) if some.size > 1 else np.inf
+    spread = max(spread, _FLOOR * float(np.ptp(seen)))
     error = spread / np.sqrt(n)
-    half = float(stdtrit(n - 1, 0.5 + 0.5 * level)) * error if n > 1 else np.inf
+    half = float(stdtrit(max(n - 1, 1), 0.5 + 0.5 * level)) * error
     return FreeEstimate(
         timesteps=timesteps,
         value=mean,

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym.online import FreeEstimate
 from wrappers.sb3.fresh import Played
 
 __all__ = ["SavedModels", "save_evaluations"]
 
-_MOST_PENDING = 8  # models in memory
 _COLUMNS = ("value", "low", "high", "standard_error")
 
 
@@ -43,7 +43,7 @@ def save_evaluations(
         columns["results"] = [p.returns for p in played]
         columns["ep_lengths"] = [p.lengths for p in played]
         if any(p.successes for p in played):
-            columns["successes"] = [p.successes for p in played]
+            columns["successes"] = _padded([p.successes for p in played])
     else:
         columns["results"] = [[e.value] for e in evaluations]
         columns["ep_lengths"] = [[np.nan] for _ in evaluations]
@@ -57,6 +57,14 @@ def save_evaluations(
     os.replace(half, path)
 
 
+def _padded(rows: list[list[bool]]) -> NDArray[Any]:
+    """Return rows of unequal length as a table; what is missing is NaN."""
+    width = max(map(len, rows))
+    if all(len(row) == width for row in rows):
+        return np.array(rows)
+    return np.array([[*map(float, row), *[np.nan] * (width - len(row))] for row in rows])
+
+
 class SavedModels:
     """Keeps the best model in a file, and those in memory that may still turn out to be the best.
 
@@ -66,7 +74,7 @@ class SavedModels:
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._folder = None if folder is None else os.fspath(folder)
-        self._pending: dict[int, bytes] = {}  # by timesteps
+        self._held: dict[int, bytes] = {}  # by timesteps
 
     @property
     def path(self) -> str | None:
@@ -94,18 +102,16 @@ class SavedModels:
         if best:
             self._write(data.getvalue())
         if pending:
-            self._pending[timesteps] = data.getvalue()
-            for old in list(self._pending)[:-_MOST_PENDING]:
-                del self._pending[old]
+            self._held[timesteps] = data.getvalue()
 
     def promote(self, timesteps: int) -> None:
         """Write a model that has turned out to be the best."""
-        if timesteps in self._pending:
-            self._write(self._pending[timesteps])
+        if timesteps in self._held:
+            self._write(self._held[timesteps])
 
-    def forget(self, timesteps: int) -> None:
-        """Drop a model of which no more will be known."""
-        self._pending.pop(timesteps, None)
+    def hold(self, timesteps: set[int]) -> None:
+        """Drop all models but these."""
+        self._held = {t: data for t, data in self._held.items() if t in timesteps}
 
     def _write(self, data: bytes) -> None:
         assert self.path is not None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -24,7 +22,6 @@ from ope_gym.policies.torch import TorchPolicy
 
 __all__ = [
     "actor_module",
-    "hidden_units",
     "observation_normaliser",
     "snapshot",
     "why_no_snapshot",
@@ -32,7 +29,6 @@ __all__ = [
     "why_only_fresh",
 ]
 
-_ROWS = 1024  # of a batch of hidden units
 _NOISE = "its policy is deterministic and explores by added noise, whose density is not known"
 _REASONS = {
     "SAC": "its policy changes at every step, and its squashed densities are not recorded",
@@ -143,63 +139,12 @@ def actor_module(model: Any) -> nn.Module:
     return _Actor(model.policy, _standardiser(model))
 
 
-def hidden_units(model: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
-    """Return the last hidden layers of critic and actor as they are now; None without any.
+class _Actor(nn.Module):
+    """Maps observations before VecNormalize to the distribution of actions."""
 
-    The function maps observations (n, ...) before VecNormalize to (n, h): what the networks have
-    found worth knowing of a state.
-
-    Args:
-        model: PPO, A2C or another with a policy derived from ActorCriticPolicy.
-    """
-    policy = model.policy
-    if not _is_plain(model):
-        return _TorchHidden(_Hidden(policy, _standardiser(model)))
-    found = []
-    for part in (policy.mlp_extractor.value_net, policy.mlp_extractor.policy_net):
-        layers = _layers([*part, policy.action_net])  # of the last only the place counts
-        if layers is None:
-            return _TorchHidden(_Hidden(policy, _standardiser(model)))
-        if len(layers[0]) > 1:
-            found.append(_network(model, layers[0][:-1], layers[1]))
-    return _MlpHidden(found) if found else None
-
-
-class _MlpHidden:
-    """Hidden units of plain networks, in numpy."""
-
-    def __init__(self, networks: list[Network]) -> None:
-        self._networks = networks
-
-    def __call__(self, observations: NDArray[Any]) -> NDArray[Any]:
-        found = []
-        for network in self._networks:
-            blocks = [x for _, x in network(observations, np.float32)]
-            units = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-            found.append(ACTIVATIONS[network.activation](units))
-        return found[0] if len(found) == 1 else np.hstack(found)
-
-
-class _TorchHidden:
-    """Hidden units of any networks, by a copy on the CPU."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module).to("cpu").eval()
-
-    def __call__(self, observations: NDArray[Any]) -> NDArray[Any]:
-        found = []
-        with torch.no_grad():
-            for start in range(0, len(observations), _ROWS):
-                rows = torch.as_tensor(np.ascontiguousarray(observations[start : start + _ROWS]))
-                found.append(self._module(rows).numpy())
-        return np.concatenate(found)
-
-
-class _Frozen(nn.Module):
-    """A part of a policy, which sees observations before VecNormalize."""
-
-    def __init__(self, actor: Any, standardiser: Standardiser | None) -> None:
+    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
         super().__init__()
+        actor = _without_critic(policy)
         actor.__dict__.pop("optimizer", None)
         actor.action_dist = copy.copy(actor.action_dist)
         actor.action_dist.distribution = None  # tensors of the last training step, not copyable
@@ -210,41 +155,12 @@ class _Frozen(nn.Module):
             self.register_buffer("mean", torch.tensor(standardiser.mean))
             self.register_buffer("scale", torch.tensor(standardiser.scale))
 
-    def seen(self, observations: torch.Tensor) -> torch.Tensor:
-        """Return the observations as the policy sees them."""
-        if self.standardised:
-            scaled = (observations - self.mean) / self.scale  # type: ignore[operator]
-            return scaled.clamp(-self.clip, self.clip).float()
-        return observations
-
-
-class _Hidden(_Frozen):
-    """Maps observations before VecNormalize to the last hidden layers of critic and actor."""
-
-    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
-        actor = copy.copy(policy)  # shares its modules until it is copied
-        super().__init__(actor, standardiser)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        actor: Any = self.actor
-        features = actor.extract_features(self.seen(observations))
-        if actor.share_features_extractor:
-            actors, critics = actor.mlp_extractor(features)
-        else:
-            actors = actor.mlp_extractor.forward_actor(features[0])
-            critics = actor.mlp_extractor.forward_critic(features[1])
-        return torch.cat([critics, actors], dim=1)
-
-
-class _Actor(_Frozen):
-    """Maps observations before VecNormalize to the distribution of actions."""
-
-    def __init__(self, policy: Any, standardiser: Standardiser | None) -> None:
-        super().__init__(_without_critic(policy), standardiser)
-
     def forward(self, observations: torch.Tensor) -> Any:
         actor: Any = self.actor
-        return actor.get_distribution(self.seen(observations)).distribution
+        if self.standardised:
+            scaled = (observations - self.mean) / self.scale  # type: ignore[operator]
+            observations = scaled.clamp(-self.clip, self.clip).float()
+        return actor.get_distribution(observations).distribution
 
 
 def _without_critic(policy: Any) -> Any:
