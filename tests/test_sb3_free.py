@@ -27,6 +27,7 @@ from ope_gym.online import FreeEstimate
 from ope_gym.online.stream import Window
 from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
+from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.fresh import Tally, value_of
 
 
@@ -247,6 +248,26 @@ def test_the_value_of_the_chosen_one_is_corrected() -> None:
     assert only is not None
     assert only.value == pytest.approx(5.0)
     assert only.probability == pytest.approx(1.0)
+
+
+def test_the_closing_lines_name_the_policy_to_keep() -> None:
+    found = Checkpoints("lower")
+    found.add(estimate(100, 50.0, 1.0))
+    found.add(estimate(200, 49.0, 3.0))
+    lines = closing_lines(
+        estimate(200, 49.0, 3.0),
+        found.best(),
+        level=0.95,
+        regime="in-sample",
+        deterministic=False,
+        saved="best/best_model.zip",
+    )
+    assert lines[0].startswith("The policy after 200 timesteps is worth 49.0 (95 %: 43.0 to 55.0)")
+    assert lines[1].startswith("The one to keep is the policy after 100 timesteps, worth 4")
+    # P(N(50, 1) > N(49, 3)) = Phi(1 / sqrt(10))
+    assert lines[1].endswith(
+        "of 2 it is the best with probability 0.62. It is in best/best_model.zip."
+    )
 
 
 def test_chances_are_those_of_normal_numbers() -> None:

@@ -386,8 +386,10 @@ class OPECallback(EventCallback):
                 continue
             self._progress.revise(settled)
             if self._checkpoints.revise(settled):
-                assert self._checkpoints.leader is not None
-                self._models.promote(self._checkpoints.leader)
+                leader = self._checkpoints.estimate.timesteps
+                self._models.promote(leader)
+                if self.verbose:
+                    print(f"Now that more is known, the policy after {leader:,} timesteps is best")
                 self._tell_of_best()
             self._models.hold(self._checkpoints.contenders())
 

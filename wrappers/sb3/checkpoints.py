@@ -35,11 +35,13 @@ class BestCheckpoint:
         estimate: of its value as it is known now, settled if possible.
         value: the same, less what it owes to having been chosen.
         probability: that it is the best of all that were evaluated, by independent normal errors.
+        policies: how many were evaluated.
     """
 
     estimate: FreeEstimate
     value: float
     probability: float
+    policies: int
 
     @property
     def timesteps(self) -> int:
@@ -130,6 +132,7 @@ class Checkpoints:
             self.estimate,
             self.estimate.value - selection_bias(values, errors, below),
             winning_chance(values, errors, place),
+            len(found),
         )
 
 

@@ -55,10 +55,12 @@ def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: st
     e = best.estimate
     off = best.value - e.value
     band = band_in_words(best.value, e.low + off, e.high + off, level)
-    chance = f"best of all with probability {best.probability:.2f}"
+    chance = f"of {best.policies:,} it is the best with probability {best.probability:.2f}"
+    if best.policies == 1:
+        return f"No other policy was evaluated.{where}"
     if e.timesteps == last.timesteps:
-        return f"It is also the best so far, {chance}.{where}"
+        return f"It is also the one to keep: {chance}.{where}"
     return (
-        f"The best so far is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
-        f"has been chosen, {chance}.{where}"
+        f"The one to keep is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
+        f"has been chosen: {chance}.{where}"
     )
