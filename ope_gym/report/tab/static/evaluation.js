@@ -29,7 +29,7 @@ export function cards(evaluation, ranking) {
   ].filter(Boolean);
 }
 
-function card(id, title, note, ...content) {
+export function card(id, title, note, ...content) {
   return make('section', { class: 'card', id: `card-${id}` }, make('h3', {}, title),
     note ? make('p', { class: 'quiet' }, note) : null, ...content.filter(Boolean));
 }
@@ -55,7 +55,7 @@ function forest(e) {
 }
 
 /** Draw rows with intervals; one that would blow up the axis is cut and ends in an arrow. */
-function intervals(rows, { heads, truth, best }) {
+export function intervals(rows, { heads, truth, best }) {
   const width = 560;
   const line = 26;
   const left = 8 + 7 * Math.max(...rows.map((row) => Math.min(row.name.length, 24)), 4);
@@ -83,6 +83,7 @@ function intervals(rows, { heads, truth, best }) {
   rows.forEach((row, k) => {
     const y = 22 + line * (k + 0.5);
     const group = draw('g', { class: `row ${row.verdict}`, 'data-estimator': row.name }, svg);
+    draw('rect', { class: 'hit', x: 0, y: y - line / 2, width, height: line }, group);
     draw('title', {}, group, `${row.name}: ${brief(row.value, 4)} (${brief(row.low, 4)} to ${brief(row.high, 4)}), ${row.verdict}`);
     draw('text', { class: row.name === best ? 'best' : '', x: 4, y: y + 4 }, group, shorten(row.name, 24));
     row.cells.forEach((cell, j) => draw('text', {
@@ -106,9 +107,10 @@ function intervals(rows, { heads, truth, best }) {
 
 /** Tell verdicts apart by shape as well: a circle, a diamond, a cross. */
 function marker(group, verdict, x, y, r) {
-  if (verdict === 'green') draw('circle', { class: 'mark', cx: x, cy: y, r }, group);
-  else if (verdict === 'amber') {
+  if (verdict === 'amber') {
     draw('path', { class: 'mark', d: `M${x} ${y - r - 1}l${r} ${r + 1}l-${r} ${r + 1}l-${r} -${r + 1}Z` }, group);
+  } else if (verdict !== 'red') {
+    draw('circle', { class: 'mark', cx: x, cy: y, r }, group);
   } else {
     draw('path', { class: 'mark cross', d: `M${x - r + 1} ${y - r + 1}l${2 * r - 2} ${2 * r - 2}m0 -${2 * r - 2}l-${2 * r - 2} ${2 * r - 2}` }, group);
   }
@@ -161,7 +163,7 @@ function reasons(e) {
   return make('div', {}, ...parts);
 }
 
-const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 
 // Weights -----------------------------------------------------------------------------
 
