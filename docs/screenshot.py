@@ -99,7 +99,8 @@ _TAB = """
     ticked: find('#series label').filter((e) => e.querySelector('input').checked)
       .map((e) => e.dataset.name),
     ticks: find('#series label').map((e) => e.dataset.name),
-    forest: find('#card-forest .row, #card-free .row').map((e) => e.querySelector('title').textContent),
+    forest: find('#card-forest .row, #card-free .row')
+      .map((e) => e.querySelector('title').textContent),
     cards: find('#details .card').map((e) => e.id.replace('card-', '')),
     theme: page.documentElement.dataset.theme,
   }];

@@ -186,7 +186,7 @@ def test_the_tab_follows_a_training_while_it_goes_on(
             assert first["title"].startswith("green")
             assert first["cards"] == ["free", "ways", "trust", "best"]
             assert first["forest"] == ["provisional: 300 (280 to 320), green"]
-            assert (first["lines"], first["bands"], first["points"]) == (2, 1, 3)
+            assert (first["lines"], first["bands"], first["points"]) == (3, 1, 3)
             before = click_step(browser, 2048)
             assert "after 2,048 timesteps is worth 104.0 (95 %: 94.0 to 114.0)" in before["title"]
             assert before["forest"] == [

@@ -1,4 +1,4 @@
-"""Show the values of `ope_gym.online`: a sentence, numbers by tag, bands and details in TensorBoard.
+"""Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
 Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/worth` (about so
 many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
