@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from tensorboard.compat.proto import event_pb2
@@ -34,6 +35,25 @@ _KEPT, _DENSE = 10, 100  # documents of a tag that TensorBoard keeps; one of eve
 # A chart of the Custom Scalars page: ("lines", regular expressions of tags), or ("band", the tags
 # of value, low and high).
 Chart: TypeAlias = tuple[str, Sequence[str]]
+
+
+class Closing:
+    """Close at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Write what is left."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class EventLog:

@@ -7,7 +7,6 @@ many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2
 from __future__ import annotations
 
 import math
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ope_gym.report import events, text
@@ -93,7 +92,7 @@ def band_in_words(value: float, low: float, high: float, level: float = 0.95) ->
     return f"{numbers[0]} ({text.level(level)}: {numbers[1]} to {numbers[2]})"
 
 
-class FreeWriter:
+class FreeWriter(events.Closing):
     """Write values of `ope_gym.online` to a TensorBoard run.
 
     A provisional value goes to the step at which it was given, a settled one to the step of the
@@ -139,17 +138,6 @@ class FreeWriter:
     def close(self) -> None:
         """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
         self._log.close()
-
-    def __enter__(self) -> FreeWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _checked(kind: str | None, estimate: FreeEstimate) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +41,7 @@ _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
 _ANSWERS = ("ope/worth", "ope/verdict")  # of the run's main series
 
 
-class EvaluationWriter:
+class EvaluationWriter(events.Closing):
     """Write evaluations to a TensorBoard run.
 
     The OPE tab shows all of it. For the standard pages there are the scalars
@@ -183,17 +182,6 @@ class EvaluationWriter:
         """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
         for log in self._logs.values():
             log.close()
-
-    def __enter__(self) -> EvaluationWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _add_scalars(self, evaluation: Evaluation, step: int, *, again: bool = True) -> None:
         """Write the numbers of an evaluation, and on the first call the layout of the charts.

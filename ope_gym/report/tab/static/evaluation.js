@@ -55,11 +55,11 @@ function forest(e) {
 }
 
 /** Draw rows with intervals; one that would blow up the axis is cut and ends in an arrow. */
-export function intervals(rows, { heads, truth, best }) {
+export function intervals(rows, { heads, truth, best, cell = 62 }) {
   const width = 560;
   const line = 26;
   const left = 8 + 7 * Math.max(...rows.map((row) => Math.min(row.name.length, 24)), 4);
-  const right = width - 62 * heads.length - 12;
+  const right = width - cell * heads.length - 12;
   const height = line * rows.length + 58;
   const extent = limits(rows, truth);
   const toX = scale(extent, [left + 8, right - 8]);
@@ -70,7 +70,7 @@ export function intervals(rows, { heads, truth, best }) {
     draw('text', { x, y: height - 12, 'text-anchor': 'middle' }, svg, brief(tick));
   }
   heads.forEach((head, k) => draw('text', {
-    class: 'title', x: right + 62 * (k + 1), y: 14, 'text-anchor': 'end',
+    class: 'title', x: right + cell * (k + 1), y: 14, 'text-anchor': 'end',
   }, svg, head));
   if (truth) {
     const [value, error] = truth;
@@ -86,9 +86,9 @@ export function intervals(rows, { heads, truth, best }) {
     draw('rect', { class: 'hit', x: 0, y: y - line / 2, width, height: line }, group);
     draw('title', {}, group, `${row.name}: ${brief(row.value, 4)} (${brief(row.low, 4)} to ${brief(row.high, 4)}), ${row.verdict}`);
     draw('text', { class: row.name === best ? 'best' : '', x: 4, y: y + 4 }, group, shorten(row.name, 24));
-    row.cells.forEach((cell, j) => draw('text', {
-      x: right + 62 * (j + 1), y: y + 4, 'text-anchor': 'end',
-    }, group, cell));
+    row.cells.forEach((said, j) => draw('text', {
+      x: right + cell * (j + 1), y: y + 4, 'text-anchor': 'end',
+    }, group, said));
     if (row.value === null) {
       draw('text', { class: 'title', x: left + 10, y: y + 4 }, group, 'undefined');
       return;

@@ -87,7 +87,7 @@ function best(rows, choose) {
   const svg = intervals(rows.map((row) => ({
     ...row, name: `step ${row.step.toLocaleString('en')}`, verdict: row.settled ? 'settled' : 'provisional',
     cells: [row.settled ? 'settled' : 'provisional'],
-  })), { heads: [''], truth: null, best: '' });
+  })), { heads: [''], truth: null, best: '', cell: 84 });
   svg.querySelectorAll('.row').forEach((row, k) => row.addEventListener('click', () => choose(rows[k].step)));
   return svg;
 }
