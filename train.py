@@ -235,9 +235,7 @@ def train(run: Run, writer: Any) -> None:
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
-                writer.add_evaluation(
-                    run.evaluate(), iteration + 1, policy=f"policy {iteration + 1}"
-                )
+                writer.add_evaluation(run.evaluate(), iteration + 1)
             bar.set_postfix(mean_return=f"{mean_return:.4g}")
             bar.update()
 
@@ -339,7 +337,6 @@ def conduct(run: Run) -> int:
             evaluation,
             run.done,
             dataclasses.asdict(args),
-            policy=f"policy {run.done}",
             overlap=overlap(run.data(), run.agent.policy),
             truth=truth[0] if truth else None,
             truth_error=truth[1] if truth else math.nan,

@@ -144,10 +144,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pages", nargs="*", help="names without .md (default: all)")
+    parser.add_argument(
+        "pages", nargs="*", help="names without .md (default: all of the site); README"
+    )
     parser.add_argument("--write", action="store_true", help="write the output into the pages")
     arguments = parser.parse_args()
-    chosen = [DOCS / f"{name}.md" for name in arguments.pages] or pages()
+    folders = {"README": ROOT}
+    chosen = [folders.get(name, DOCS) / f"{name}.md" for name in arguments.pages] or pages()
     wrong = 0
     for page in chosen:
         with tempfile.TemporaryDirectory() as folder, workplace(Path(folder)):

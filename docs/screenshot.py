@@ -99,7 +99,8 @@ _TAB = """
     ticked: find('#series label').filter((e) => e.querySelector('input').checked)
       .map((e) => e.dataset.name),
     ticks: find('#series label').map((e) => e.dataset.name),
-    forest: find('#card-forest .row').map((e) => e.querySelector('title').textContent),
+    forest: find('#card-forest .row, #card-free .row')
+      .map((e) => e.querySelector('title').textContent),
     cards: find('#details .card').map((e) => e.id.replace('card-', '')),
     theme: page.documentElement.dataset.theme,
   }];
@@ -230,7 +231,15 @@ def chromium(size: tuple[int, int]) -> Iterator[Browser]:
 @contextmanager
 def tensorboard(logdir: Path, timeout: float) -> Iterator[str]:
     """Yield the address of a TensorBoard that has read the runs below `logdir`."""
-    command = [sys.executable, "-W", "ignore", "-c", _SERVE, "--load_fast=false"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        _SERVE,
+        "--load_fast=false",
+        "--reload_interval=1",
+    ]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(

@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args = parser.parse_args(words)
     except SystemExit as stop:
-        if stop.code == 2 and words[0] == "gate":
+        if stop.code == 2 and words[:1] == ["gate"]:
             raise SystemExit(_UNABLE) from None
         raise
     try:

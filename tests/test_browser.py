@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 import train
 from docs import screenshot
+from ope_gym.online import FreeEstimate
+from ope_gym.report.free_values import FreeWriter
 
 RUN = "CartPole-v1__train__0__"
 ESTIMATORS = ("auto", "NFIS", "FIS")
@@ -64,6 +68,20 @@ def document(board: tuple[screenshot.Browser, str], logdir: Path, step: int) -> 
     return found
 
 
+def click_step(browser: screenshot.Browser, step: int) -> dict[str, Any]:
+    """Click the dot of a step; return what the tab shows then."""
+    place = browser.evaluate(
+        "(() => { const frame = document.querySelector('iframe'); "
+        "const page = frame.getBoundingClientRect(); "
+        f"const dot = frame.contentDocument.querySelector('.dot[data-step=\"{step}\"]'); "
+        "const box = dot.getBoundingClientRect(); "
+        "return [page.left + box.left + box.width / 2, page.top + box.top + box.height / 2]; })()"
+    )
+    browser.click(*place)
+    (after,) = screenshot.settled(browser, "ope", 60.0)
+    return dict(after)
+
+
 def test_the_tab_answers_first(tab: dict[str, Any]) -> None:
     assert "Policy 4 is worth " in tab["title"]
     assert "fresh episodes would make you" in tab["title"]
@@ -97,15 +115,7 @@ def test_a_click_on_a_step_shows_its_forest(
 ) -> None:
     browser, _ = board
     take(board, "ope", logdir.parent)
-    place = browser.evaluate(
-        "(() => { const frame = document.querySelector('iframe'); "
-        "const page = frame.getBoundingClientRect(); "
-        "const dot = frame.contentDocument.querySelector('.dot[data-step=\"2\"]'); "
-        "const box = dot.getBoundingClientRect(); "
-        "return [page.left + box.left + box.width / 2, page.top + box.top + box.height / 2]; })()"
-    )
-    browser.click(*place)
-    (after,) = screenshot.settled(browser, "ope", 60.0)
+    after = click_step(browser, 2)
     assert "Policy 2 may be worth " in after["title"]
     assert "step 2" in after["where"]
     assert "show the latest" in after["where"]
@@ -145,3 +155,55 @@ def test_custom_scalars_show_the_recommended_estimate_first(
     assert beside["lines"] + beside["points"] >= 2  # the estimate and the return
     assert everyone["lines"] == len(ESTIMATORS)
     assert worth["lines"] == 1
+
+
+# Values of a training loop ----------------------------------------------------------------
+
+
+def free_value(step: int, value: float, error: float, *, settled: bool = False) -> FreeEstimate:
+    ends = value - 2 * error, value + 2 * error
+    return FreeEstimate(step, value, error, *ends, settled, 80.0, 31, {"advantages": 1.0})
+
+
+def test_the_tab_follows_a_training_while_it_goes_on(
+    board: tuple[screenshot.Browser, str], tmp_path: Path
+) -> None:
+    """As OPECallback writes it: provisional values, and settled ones of earlier policies."""
+    with (
+        SummaryWriter(str(tmp_path / "runs" / "PPO_1")) as writer,
+        FreeWriter(writer) as free,
+    ):
+        for k in (1, 2, 3):
+            free.add(free_value(2048 * k, 100.0 * k, 10.0))
+            writer.add_scalar("rollout/ep_rew_mean", 60.0 * k, 2048 * k)
+        free.add(free_value(2048, 104.0, 5.0, settled=True))
+        writer.flush()
+        with screenshot.tensorboard(tmp_path / "runs", 120.0) as address:
+            browser, _ = board
+            (first,) = take((browser, address), "ope", tmp_path)
+            assert "after 6,144 timesteps is worth 300 (95 %: 280 to 320)" in first["title"]
+            assert "as sure as about 64 fresh episodes" in first["title"]
+            assert first["title"].startswith("green")
+            assert first["cards"] == ["free", "ways", "trust", "best"]
+            assert first["forest"] == ["provisional: 300 (280 to 320), green"]
+            assert (first["lines"], first["bands"], first["points"]) == (3, 1, 3)
+            before = click_step(browser, 2048)
+            assert "after 2,048 timesteps is worth 104.0 (95 %: 94.0 to 114.0)" in before["title"]
+            assert before["forest"] == [
+                "settled: 104 (94 to 114), green",
+                "provisional: 100 (80 to 120), green",
+            ]
+            browser.evaluate(
+                "document.querySelector('iframe').contentDocument"
+                ".querySelector('.where button').click()"
+            )
+            free.add(free_value(8192, 400.0, 30.0))  # and the page is not touched
+            writer.flush()
+            deadline = time.monotonic() + 60.0
+            while time.monotonic() < deadline:
+                (after,) = screenshot.settled(browser, "ope", 60.0)
+                if "8,192" in after["title"]:
+                    break
+            assert "after 8,192 timesteps is worth 400 (95 %: 340 to 460)" in after["title"]
+            assert after["title"].startswith("amber")
+            assert after["points"] == 4

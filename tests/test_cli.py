@@ -249,6 +249,12 @@ def test_ray_takes_an_address_and_no_workers(
     assert 'pip install -e ".[ray]" -c constraints.txt' in capsys.readouterr().err
 
 
+def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command([])
+    assert "{info,evaluate,rank," in capsys.readouterr().err
+
+
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ope_gym", *arguments]
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, **options)

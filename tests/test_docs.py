@@ -263,6 +263,7 @@ def test_file_format_names_every_registered_policy_and_the_magic() -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="mkdocs-material is not installed")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
@@ -300,17 +301,58 @@ def test_pictures_of_the_pages_exist() -> None:
             assert (ROOT / "docs" / path).is_file(), f"{name}.md: {path}"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_study() -> None:
+# Figures ------------------------------------------------------------------------------------
+
+
+def rows(text: str, head: str) -> list[list[str]]:
+    """Return the cells of the table below a head."""
+    body = text[text.index(head) :].split("\n\n", 1)[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def test_the_readme_says_what_the_training_loops_measured() -> None:
+    """The ranges of W: at once, settled, and of the mean return that SB3 logs."""
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    measured: dict[str, list[float]] = {}
+    for row in rows(text_of("when_it_pays"), "| runs | what is free "):
+        measured.setdefault(row[1], []).append(float(row[2].split()[0]))
+    ranges = {name: (min(found), max(found)) for name, found in measured.items()}
+    low, high = ranges["ope_gym, at once"]
+    assert f"as accurate as {low:.0f} to {high:.0f} fresh episodes at once" in said
+    low, high = ranges["ope_gym, settled"]
+    assert f"as {low:.0f} to {high:.0f} a few rollouts later" in said
+    low, high = ranges["SB3's ep_rew_mean"]
+    assert f"accurate as {low:g} to {high:g} " in said
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    with pages.workplace(tmp_path):
+        ((block, printed),) = pages.run(ROOT / "README.md")
+    assert pages.agrees(block, printed), f"`python docs/pages.py README --write`:\n{printed}"
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert len(links) > 10
+    for link in links:
+        assert (ROOT / link).is_file(), link
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    named = {line.split(".")[-1] for line in re.findall(r"^::: (.*)$", text_of("api"), re.M)}
+    assert set(ope_gym.__all__) - {"ESTIMATORS", "Options"} <= named
+
+
+def test_the_figures_of_the_pages_are_those_of_the_study() -> None:
     """The ratios of auto by group, in the same order, and the least coverage."""
-    readme, page = (Path(p).read_text(encoding="utf-8") for p in ("README.md", "docs/outside.md"))
-
-    def rows(text: str, head: str) -> list[list[str]]:
-        body = text[text.index(head) :].split("\n\n", 1)[0].splitlines()[2:]
-        return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
-
+    estimators, trust, page = (text_of(name) for name in ("estimators", "trust", "outside"))
     measured, covered = rows(page, "| group | state "), rows(page, "| group | green ")
-    shown = rows(readme, "| problems | auto / best ")
+    shown = rows(estimators, "| problems | auto / best ")
     assert [row[1:] for row in shown] == [[row[4], row[11]] for row in measured]
-    assert f"The worst single case is {max(float(row[12]) for row in measured):.2f} of" in readme
+    assert (
+        f"The worst single case is {max(float(row[12]) for row in measured):.2f} of" in estimators
+    )
     least = min(float(row[4].split()[0]) for row in covered)
-    assert f"held the value in {least:g} % of the data sets" in " ".join(readme.split())
+    assert f"held the value in {least:g} % of the data sets" in " ".join(trust.split())

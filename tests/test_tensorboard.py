@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ope_gym import Evaluation, Weighting, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
 from ope_gym.report.documents import LARGEST, encode, evaluation_document
-from ope_gym.report.scalars import recommended, scalars, undefined_ends
+from ope_gym.report.scalars import scalars, undefined_ends
 from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
 from ope_gym.report.text import headline
 from tests import builders
@@ -105,10 +105,9 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
 def test_a_recommended_estimate_with_a_cap_says_how_much_was_clipped(
     evaluation: Evaluation,
 ) -> None:
-    found = scalars({"NFCIS": evaluation["NFCIS"]})
+    found = scalars(evaluation.select(["NFCIS"]))
     assert found["diagnostics/NFCIS/capped_share"] == evaluation["NFCIS"].diagnostics.capped_share
     assert "diagnostics/NFIS/capped_share" not in scalars(evaluation)  # it has no cap
-    assert recommended({**evaluation, "auto": evaluation["BIS"]}) == "auto"
 
 
 def test_scalars_leave_out_what_is_undefined(broken: Evaluation) -> None:
@@ -279,7 +278,7 @@ def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Rec
 def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     few = made.trajectories.select(episodes=slice(0, 6))
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
-    lines = evaluation_markdown(evaluation, policy="policy 3", notes=["A note."]).splitlines()
+    lines = evaluation_markdown(evaluation.named("policy 3"), notes=["A note."]).splitlines()
     assert lines[0] == f"**{headline(evaluation['BIS'], 'policy 3')}**"
     assert lines[2].startswith("6 episodes, ")
     assert lines[4].startswith("**Data: in-sample, optimistic.** The target was trained")
@@ -349,6 +348,19 @@ def test_writing_to_a_folder_does_not_import_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
+def test_a_report_of_more_estimators_keeps_worth_and_verdict(
+    tmp_path: Path, evaluation: Evaluation
+) -> None:
+    """The recommended estimate was written before at this step; the others come with the report."""
+    with EvaluationWriter(tmp_path) as writer:
+        writer.add_evaluation(evaluation.select(["NFIS"]), 3)
+        writer.add_report(evaluation, 3, {}, figures=False)
+    events = read(tmp_path)
+    (worth,) = events.Scalars("ope/worth")
+    assert worth.value == pytest.approx(evaluation["NFIS"].worth, rel=1e-6)
+    assert len(events.Scalars("ope/NFIS/value")) == len(events.Scalars("ope/BIS/value")) == 1
+
+
 # Documents of the OPE tab -----------------------------------------------------------------
 
 
@@ -369,7 +381,7 @@ def test_a_document_holds_what_the_tab_draws(
     shares = overlap(made.trajectories, made.target)
     with EvaluationWriter(tmp_path) as writer:
         writer.add_report(
-            evaluation, 3, {}, policy="policy 3", overlap=shares, truth=0.75, figures=False
+            evaluation.named("policy 3"), 3, {}, overlap=shares, truth=0.75, figures=False
         )
     (found,) = documents(read(tmp_path))
     assert found["step"] == 3

@@ -431,10 +431,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if "ope_gym.evaluate(env" in block]
-    exec(compile(block, "README.md", "exec"), {})
-    assert "NFIS" in capsys.readouterr().out

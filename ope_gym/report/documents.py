@@ -20,11 +20,11 @@ from ope_gym.inference.regimes import label
 from ope_gym.report import text
 from ope_gym.report.canvas import shorten
 from ope_gym.report.curves import concentration, distinct, heaviest, same_weights, weighted
-from ope_gym.report.scalars import recommended
 
 if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
+    from ope_gym.online import FreeEstimate
     from ope_gym.results import Evaluation
 
 PLUGIN = "ope"  # name of the tab, and of the plugin data of its documents
@@ -49,7 +49,6 @@ _TEXT = 400  # characters of a sentence
 def evaluation_document(
     evaluation: Evaluation,
     *,
-    name: str = "the policy",
     overlap: Overlap | None = None,
     truth: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
@@ -57,16 +56,14 @@ def evaluation_document(
 
     Args:
         evaluation: to show.
-        name: of the policy, for the headline.
         overlap: of the recorded policies and the target, if it is to be drawn.
         truth: the value from fresh rollouts and its standard error (NaN if unknown), if known.
     """
-    sample, best = evaluation.sample, recommended(evaluation)
-    interval = evaluation[best].interval
-    ordered = {best: evaluation[best], **evaluation}
+    sample, ordered = evaluation.sample, evaluation.ranked()
+    best, interval = next(iter(ordered)), evaluation.best.interval
     return {
         "kind": "evaluation",
-        "headline": text.headline(evaluation[best], name),
+        "headline": evaluation.headline,
         "recommended": best,
         "data": f"{text.size(sample)}, gamma {sample.gamma:g}"
         + (f"; q model: {sample.q_model}" if sample.q_model else "")
@@ -80,7 +77,7 @@ def evaluation_document(
         "left_out": max(len(ordered) - _ESTIMATORS, 0),
         "ess": _ess(ordered),
         "concentration": _concentration(ordered),
-        "behaviours": _behaviours(evaluation[best]),
+        "behaviours": _behaviours(evaluation.best),
         "overlap": None if overlap is None else _overlap(overlap),
     }
 
@@ -101,6 +98,32 @@ def ranking_document(ranking: Ranking) -> dict[str, Any]:
         ],
         "left_out": len(ranking) - len(shown),
         "cautious": shorten(ranking.safest.name, 40),
+    }
+
+
+def free_document(
+    estimate: FreeEstimate, kind: str, *, verdict: str, headline: str, level: float
+) -> dict[str, Any]:
+    """Return what the tab shows of one value of `ope_gym.online`.
+
+    Args:
+        estimate: to show.
+        kind: "provisional", "settled" or "fresh".
+        verdict: its colour.
+        headline: what it says, in a sentence.
+        level: of its interval.
+    """
+    return {
+        "kind": kind,
+        "headline": headline,
+        "value": _number(estimate.value),
+        "low": _number(estimate.low),
+        "high": _number(estimate.high),
+        "worth": _number(estimate.worth),
+        "verdict": verdict,
+        "level": level,
+        "episodes": estimate.episodes,
+        "shares": {name: _number(share) for name, share in estimate.shares.items()},
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from tensorboard.compat.proto import event_pb2
@@ -30,9 +31,29 @@ if TYPE_CHECKING:
     Destination: TypeAlias = str | os.PathLike[str] | SummaryWriter
 
 _FLUSH_SECONDS = 10  # seen while training goes on
+_KEPT, _DENSE = 10, 100  # documents of a tag that TensorBoard keeps; one of every n / 100 stays
 # A chart of the Custom Scalars page: ("lines", regular expressions of tags), or ("band", the tags
 # of value, low and high).
 Chart: TypeAlias = tuple[str, Sequence[str]]
+
+
+class Closing:
+    """Close at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Write what is left."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class EventLog:
@@ -76,6 +97,34 @@ class EventLog:
             self._writer.flush()
         else:
             self._writer.close()
+
+
+class Documents:
+    """Write documents of a plugin so that TensorBoard keeps enough of them.
+
+    TensorBoard keeps ten tensors of a tag, drawn at random, and always the last one. So documents
+    that are to stay have a new tag every ten. All of the first two hundred stay, then one of every
+    n / 100: any step has a document within one per cent of those so far, and memory is bounded.
+
+    Args:
+        log: to write to.
+        folder: of the tags.
+        plugin: that reads them.
+    """
+
+    def __init__(self, log: EventLog, folder: str, plugin: str) -> None:
+        self._log, self._folder, self._plugin = log, folder, plugin
+        self._written = self._kept = self._next = 0  # and the next one that is to stay
+
+    def add(self, content: bytes, step: int) -> None:
+        """Write the next document."""
+        tag = f"{self._folder}/latest"
+        if self._written >= self._next:
+            tag = f"{self._folder}/{self._kept // _KEPT}"
+            self._kept += 1
+            self._next = self._written + max(1, self._written // _DENSE)
+        self._written += 1
+        self._log.add(document(tag, content, self._plugin), step)
 
 
 def scalars(numbers: Mapping[str, float]) -> Summary:

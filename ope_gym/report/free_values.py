@@ -1,4 +1,4 @@
-"""Show the values of `ope_gym.online`: numbers by tag, bands in TensorBoard, a sentence.
+"""Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
 Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/worth` (about so
 many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
@@ -7,29 +7,31 @@ many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ope_gym.report import events, text
+from ope_gym.report.documents import PLUGIN, encode, free_document
+from ope_gym.report.scalars import VERDICTS
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
     from ope_gym.online import FreeEstimate
 
-__all__ = ["COLOURS", "FreeWriter", "band_in_words", "colour", "free_scalars", "in_words"]
+__all__ = ["FreeWriter", "band_in_words", "colour", "free_headline", "free_scalars", "in_words"]
 
-COLOURS = ("red", "amber", "green")
 _AMBER, _GREEN = 4.0, 10.0  # fresh episodes
 _KINDS = ("provisional", "settled", "fresh")
 
 
-def colour(worth: float) -> str:
+def colour(estimate: FreeEstimate) -> str:
     """Return red below 4 fresh episodes, amber below 10, else green.
 
-    >>> colour(3.9), colour(4.0), colour(10.0), colour(float("nan"))
-    ('red', 'amber', 'green', 'red')
+    Where all recent episodes returned about the same, one of them tells: that is green, too.
     """
-    if not worth >= _AMBER:
+    if estimate.steady:
+        return "green"
+    if not estimate.worth >= _AMBER:
         return "red"
-    return "amber" if worth < _GREEN else "green"
+    return "amber" if estimate.worth < _GREEN else "green"
 
 
 def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, float]:
@@ -39,9 +41,7 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
         estimate: to show.
         kind: "provisional", "settled" or "fresh"; by default one of the first two.
     """
-    kind = kind or ("settled" if estimate.settled else "provisional")
-    if kind not in _KINDS:
-        raise ValueError(f"kind={kind!r} must be one of {', '.join(map(repr, _KINDS))}")
+    kind = _checked(kind, estimate)
     ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     if not all(map(math.isfinite, ends.values())):
         return {}
@@ -49,9 +49,27 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     if kind == "provisional":
         if math.isfinite(estimate.worth) and not estimate.steady:
             found["ope/worth"] = float(estimate.worth)
-        verdict = "green" if estimate.steady else colour(estimate.worth)
-        found["ope/verdict"] = float(COLOURS.index(verdict))
+        found["ope/verdict"] = float(VERDICTS.index(colour(estimate)))
     return found
+
+
+def free_headline(estimate: FreeEstimate, level: float = 0.95) -> str:
+    """Say in a sentence or two what the policy is worth, how sure that is, and whether to use it.
+
+    Args:
+        estimate: to show.
+        level: of its interval.
+    """
+    who = f"The policy after {estimate.timesteps:,} timesteps"
+    verdict = colour(estimate)
+    if verdict == "red":
+        band = band_in_words(estimate.value, estimate.low, estimate.high, level)
+        why = f"it is no surer than {text.episodes(estimate.worth)} fresh episodes would make you"
+        if math.isnan(estimate.worth):
+            why = "nobody knows how sure it is"
+        return f"{who} may be worth {band}, but do not use this number: {why}."
+    care = f" Use with care: {_GREEN:g} would be enough." if verdict == "amber" else ""
+    return f"{who} is worth {in_words(estimate, level)}.{care}"
 
 
 def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
@@ -72,48 +90,85 @@ def band_in_words(value: float, low: float, high: float, level: float = 0.95) ->
     >>> band_in_words(412.345, 380.1, 444.6), band_in_words(-0.51234, -0.54, -0.49, 0.9)
     ('412 (95 %: 380 to 445)', '-0.512 (90 %: -0.540 to -0.490)')
     """
-    half = 0.5 * (high - low)
-    digits = 1
-    if math.isfinite(half) and half > 0:
-        digits = max(0, 1 - math.floor(math.log10(half)))
-    numbers = [f"{x:,.{digits}f}" for x in (value, low, high)]
-    return f"{numbers[0]} ({100 * level:g} %: {numbers[1]} to {numbers[2]})"
+    digits = text.places((high - low) / 4)  # about a standard error
+    numbers = [text.rounded(x, digits) for x in (value, low, high)]
+    return f"{numbers[0]} ({text.level(level)}: {numbers[1]} to {numbers[2]})"
 
 
-class FreeWriter:
+class FreeWriter(events.Closing):
     """Write values of `ope_gym.online` to a TensorBoard run.
 
     A provisional value goes to the step at which it was given, a settled one to the step of the
-    policy that it belongs to. *Custom Scalars* shows both with their bands.
+    policy that it belongs to. The OPE tab shows both, with what they rest on; *Custom Scalars* has
+    their bands.
 
     Args:
-        writer: of the training loop; it is left open.
+        destination: `SummaryWriter` of the training loop, which is left open; or a folder.
+        level: of the intervals, as the headline says it.
     """
 
-    def __init__(self, writer: SummaryWriter) -> None:
-        self._writer: Any = writer
-        self._laid_out = False
+    def __init__(self, destination: events.Destination, *, level: float = 0.95) -> None:
+        self._log = events.EventLog(destination)
+        self._level, self._laid_out = level, False
+        self._details = {
+            kind: events.Documents(self._log, f"ope/{kind}/details", PLUGIN) for kind in _KINDS
+        }
 
     def add(self, estimate: FreeEstimate, kind: str | None = None) -> None:
-        """Write an estimate; see `free_scalars`."""
+        """Write the numbers of an estimate, and its details for the OPE tab.
+
+        Args:
+            estimate: to write; nothing is, where its value or an end of its band is not finite.
+            kind: "provisional", "settled" or "fresh"; by default one of the first two.
+        """
+        kind = _checked(kind, estimate)
+        numbers = free_scalars(estimate, kind)
+        if not numbers:
+            return
         if not self._laid_out:
-            self._writer.add_custom_scalars(free_layout())
+            self._log.add(events.layout(_layout()), 0)
             self._laid_out = True
-        for tag, number in free_scalars(estimate, kind).items():
-            self._writer.add_scalar(tag, number, estimate.timesteps)
+        self._log.add(events.scalars(numbers), estimate.timesteps)
+        document = free_document(
+            estimate,
+            kind,
+            verdict=colour(estimate),
+            headline=free_headline(estimate, self._level),
+            level=self._level,
+        )
+        self._details[kind].add(encode(document), estimate.timesteps)
+
+    def close(self) -> None:
+        """Write what is left; flush, and do not close, a `SummaryWriter` that was handed in."""
+        self._log.close()
 
 
-def free_layout() -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of the Custom Scalars page; TensorBoard wants a band's tags in order."""
-    bands = {
-        kind: ["Margin", [f"ope/{kind}/{end}" for end in ("value", "low", "high")]]
-        for kind in reversed(_KINDS)  # TensorBoard shows bands in reverse, after the lines
+def _checked(kind: str | None, estimate: FreeEstimate) -> str:
+    kind = kind or ("settled" if estimate.settled else "provisional")
+    if kind not in _KINDS:
+        raise ValueError(f"kind={kind!r} must be one of {', '.join(map(repr, _KINDS))}")
+    return kind
+
+
+def _layout() -> dict[str, dict[str, events.Chart]]:
+    """Return the charts of the Custom Scalars page.
+
+    Bands have a category of their own: within one, TensorBoard shows them after the lines, and in
+    reverse.
+    """
+    bands: dict[str, events.Chart] = {
+        f"{kind}, with its interval": (
+            "band",
+            [f"ope/{kind}/{end}" for end in ("value", "low", "high")],
+        )
+        for kind in ("settled", "provisional")
     }
-    lines = [f"ope/{kind}/value$" for kind in _KINDS]
+    returns = "rollout/(return|ep_rew_mean)$"
+    values = [f"ope/{kind}/value$" for kind in _KINDS]
     return {
-        "Value of the policy": {
-            "values and mean return": ["Multiline", ["rollout/(return|ep_rew_mean)$", *lines]],
-            **bands,
+        "Value of the policy": bands,
+        "More": {
+            "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"]),
+            "worth about so many fresh episodes": ("lines", ["ope/worth$"]),
         },
-        "Fresh episodes that would make you as sure": {"worth": ["Multiline", ["ope/worth$"]]},
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.inference.diagnostics import SCALARS
 from ope_gym.inference.estimate import Estimate
 
+if TYPE_CHECKING:
+    from ope_gym.results import Evaluation
+
 VERDICTS = ("red", "amber", "green")  # as a scalar: 0, 1, 2
 
 
-def scalars(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
+def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
     Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess` for every estimator.
@@ -20,7 +23,7 @@ def scalars(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
     as much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the
     other names of `ope_gym.inference.diagnostics.SCALARS`.
     """
-    best = recommended(evaluation)
+    best = next(iter(evaluation.ranked()))
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
@@ -34,11 +37,6 @@ def scalars(evaluation: Mapping[str, Estimate]) -> dict[str, float]:
             if key != "capped_share" or capped
         }
     return {tag: float(n) for tag, n in found.items() if n is not None and math.isfinite(n)}
-
-
-def recommended(evaluation: Mapping[str, Estimate]) -> str:
-    """Return the name of the estimate to look at first: auto, else NFIS, else the first one."""
-    return next((name for name in ("auto", "NFIS") if name in evaluation), next(iter(evaluation)))
 
 
 def band(estimate: Estimate) -> dict[str, float]:

@@ -10,12 +10,10 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import events, text
 from ope_gym.report.canvas import png
@@ -27,7 +25,7 @@ from ope_gym.report.documents import (
     evaluation_document,
     ranking_document,
 )
-from ope_gym.report.scalars import band, recommended, scalars, undefined_ends
+from ope_gym.report.scalars import band, scalars, undefined_ends
 from ope_gym.report.weight_figures import ess_figure, weights_figure
 from ope_gym.results import Evaluation
 
@@ -40,15 +38,10 @@ if TYPE_CHECKING:
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
 _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
-# TensorBoard keeps ten documents of a tag, drawn at random, and always the last one. So documents
-# that are to stay have a new tag every ten. All of the first two hundred stay, then one of every
-# n / 100: a step has details within one per cent of the evaluations so far, and memory is bounded.
-_KEPT, _DENSE = 10, 100
-
 _ANSWERS = ("ope/worth", "ope/verdict")  # of the run's main series
 
 
-class EvaluationWriter:
+class EvaluationWriter(events.Closing):
     """Write evaluations to a TensorBoard run.
 
     The OPE tab shows all of it. For the standard pages there are the scalars
@@ -72,8 +65,8 @@ class EvaluationWriter:
     def __init__(self, logdir: str | os.PathLike[str] | Any, *, layout: bool = True) -> None:
         self._logs = {"": events.EventLog(logdir)}  # by sub-run
         self._laid_out, self._answers = not layout, layout
-        self._evaluated = self._kept = self._next = 0  # documents; the next one that is to stay
-        self._last_step: dict[str, int] = {}  # of each estimator
+        self._details = events.Documents(self._logs[""], "ope/details", PLUGIN)
+        self._last_step: dict[str, int] = {}  # of each tag of an evaluation
         self._undefined: set[str] = set()  # estimators that ever were
 
     def add_evaluation(
@@ -81,7 +74,6 @@ class EvaluationWriter:
         evaluation: Evaluation,
         step: int,
         *,
-        policy: str = "the policy",
         truth: float | None = None,
     ) -> None:
         """Write the scalars of every estimate and its document for the OPE tab.
@@ -91,16 +83,17 @@ class EvaluationWriter:
         a band is drawn only if its three series have the same steps.
 
         Args:
-            evaluation: to write; the layout shows the estimators of the first one.
+            evaluation: to write; the layout shows the estimators of the first one, and the headline
+                has the name that `evaluation.named("policy 3")` gives the policy.
             step: of the training loop, usually the number of the policy.
-            policy: its name, for the headline.
             truth: the value of the same policy from fresh rollouts, if known.
         """
         self._add_scalars(evaluation, step)
         known = None if truth is None else (truth, math.nan)
         if known is not None:
             self._add_fresh(known, evaluation, step)
-        self._add_document(evaluation_document(evaluation, name=policy, truth=known), step)
+        document = evaluation_document(evaluation, truth=known)
+        self._details.add(encode(document), step)
 
     def add_return(self, mean_return: float, step: int) -> None:
         """Write the mean return of the rollouts of this step, as `rollout/return`."""
@@ -112,7 +105,6 @@ class EvaluationWriter:
         step: int,
         hparams: Mapping[str, Any],
         *,
-        policy: str = "the policy",
         overlap: Overlap | None = None,
         truth: float | None = None,
         truth_error: float = math.nan,
@@ -127,7 +119,6 @@ class EvaluationWriter:
             evaluation: to report.
             step: of the training loop.
             hparams: of the run; numbers, strings and booleans as they are, the rest as text.
-            policy: its name, for the headline.
             overlap: of the recorded policies and the target, from
                 `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
@@ -135,18 +126,16 @@ class EvaluationWriter:
             figures: whether to draw pictures for the Images page, which takes a second or two; the
                 OPE tab shows the same without them.
         """
-        rest = {name: e for name, e in evaluation.items() if self._last_step.get(name) != step}
-        if rest:
-            self._add_scalars(Evaluation(rest), step)
+        self._add_scalars(evaluation, step, again=False)
         known = truth if truth is not None and math.isfinite(truth) else None
         fresh = None if known is None else (known, truth_error)
         if fresh is not None:
             self._add_fresh(fresh, evaluation, step)
-        document = evaluation_document(evaluation, name=policy, overlap=overlap, truth=fresh)
-        self._add_document(document, step)
+        document = evaluation_document(evaluation, overlap=overlap, truth=fresh)
+        self._details.add(encode(document), step)
         notes = self._figures(evaluation, step, overlap, known) if figures else []
         notes += self._weights(evaluation, step)
-        written = evaluation_markdown(evaluation, policy=policy, truth=truth, notes=notes)
+        written = evaluation_markdown(evaluation, truth=truth, notes=notes)
         self._logs[""].add(events.text("ope/report", written), step)
         self._hparams(evaluation, hparams, step)
         self._flush()
@@ -194,19 +183,14 @@ class EvaluationWriter:
         for log in self._logs.values():
             log.close()
 
-    def __enter__(self) -> EvaluationWriter:
-        return self
+    def _add_scalars(self, evaluation: Evaluation, step: int, *, again: bool = True) -> None:
+        """Write the numbers of an evaluation, and on the first call the layout of the charts.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _add_scalars(self, evaluation: Evaluation, step: int) -> None:
-        """Write the numbers of an evaluation, and on the first call the layout of the charts."""
+        Args:
+            evaluation: to write.
+            step: of the training loop.
+            again: whether also those that have been written at this step.
+        """
         if not self._laid_out:
             self._logs[""].add(events.layout(_layout(evaluation)), 0)
             self._laid_out = True
@@ -214,7 +198,6 @@ class EvaluationWriter:
         if not self._answers:
             numbers = {tag: x for tag, x in numbers.items() if tag not in _ANSWERS}
         for name, estimate in evaluation.items():
-            self._last_step[name] = step
             missing = undefined_ends(estimate)
             if missing:
                 self._undefined.add(name)
@@ -222,6 +205,9 @@ class EvaluationWriter:
                     numbers.pop(f"ope/{name}/{end}", None)
             if name in self._undefined:  # a mark that also comes back to 0
                 numbers[f"diagnostics/{name}/undefined"] = float(bool(missing))
+        if not again:
+            numbers = {tag: x for tag, x in numbers.items() if self._last_step.get(tag) != step}
+        self._last_step |= dict.fromkeys(numbers, step)
         self._scalars(numbers, step)
 
     def _add_fresh(self, fresh: tuple[float, float], evaluation: Evaluation, step: int) -> None:
@@ -229,20 +215,10 @@ class EvaluationWriter:
         from scipy.special import ndtri
 
         value, error = fresh
-        level = next(iter(evaluation.values())).interval.level
+        level = evaluation.best.interval.level
         reach = float(ndtri((1.0 + level) / 2.0)) * error
         numbers = {"value": value, "low": value - reach, "high": value + reach}
         self._scalars({f"ope/fresh/{end}": n for end, n in numbers.items()}, step, "fresh")
-
-    def _add_document(self, document: Mapping[str, Any], step: int) -> None:
-        """Write the document of an evaluation, so that TensorBoard keeps enough of them."""
-        tag = "ope/details/latest"
-        if self._evaluated >= self._next:
-            tag = f"ope/details/{self._kept // _KEPT}"
-            self._kept += 1
-            self._next = self._evaluated + max(1, self._evaluated // _DENSE)
-        self._evaluated += 1
-        self._logs[""].add(events.document(tag, encode(document), PLUGIN), step)
 
     def _scalars(self, numbers: Mapping[str, float], step: int, part: str = "") -> None:
         finite = {tag: number for tag, number in numbers.items() if math.isfinite(number)}
@@ -308,12 +284,11 @@ class EvaluationWriter:
 def evaluation_markdown(
     evaluation: Evaluation,
     *,
-    policy: str = "the policy",
     truth: float | None = None,
     notes: list[str],
 ) -> str:
     """Return the evaluation as Markdown: the answer, data, table, verdicts with reasons, notes."""
-    sample, first = evaluation.sample, next(iter(evaluation.values())).interval
+    sample, first = evaluation.sample, evaluation.best.interval
     ends = f"{first.level:.0%} interval ({first.method})"
     head = ["estimator", "value", "std. error", ends, "ESS", "largest share", "mean weight"]
     rows = [[*head, "verdict"]]
@@ -336,7 +311,7 @@ def evaluation_markdown(
     missing = {name: undefined_ends(e) for name, e in evaluation.items()}
     marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
     paragraphs = [
-        f"**{text.headline(evaluation[recommended(evaluation)], policy)}**",
+        f"**{evaluation.headline}**",
         f"{text.size(sample)}, gamma {sample.gamma:g}.",
         f"**Data: {label(sample.regime)}.** {EXPLAINED[sample.regime]}",
         *([f"Weights: {sample.mixture}."] if sample.mixture else []),
@@ -350,12 +325,12 @@ def evaluation_markdown(
     return "\n\n".join(paragraphs)
 
 
-def _layout(evaluation: Mapping[str, Estimate]) -> dict[str, dict[str, events.Chart]]:
+def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
     """Return the charts of the Custom Scalars page, the recommended estimate first.
 
     It has a category of its own: within one, TensorBoard shows bands after lines.
     """
-    best = recommended(evaluation)
+    best = next(iter(evaluation.ranked()))
     values = [f"ope/{re.escape(name)}/value$" for name in evaluation]
     estimate = f"ope/({re.escape(best)}|settled|provisional|fresh)/value$"
     more: dict[str, events.Chart] = {

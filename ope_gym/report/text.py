@@ -64,11 +64,19 @@ def decimals(estimate: Estimate) -> int | None:
     None where there is no error to go by.
     """
     ends = estimate.interval
-    for width in (estimate.standard_error, (ends.high - ends.low) / 4):
-        if math.isfinite(width) and width > 0.0:
-            exponent = math.floor(math.log10(float(f"{width:.1e}")))
-            return max(1 - exponent, 0)
-    return None
+    found = places(estimate.standard_error)
+    return places((ends.high - ends.low) / 4) if found is None else found
+
+
+def places(error: float) -> int | None:
+    """Return the decimals that show two digits of an error; None where it is not positive.
+
+    >>> places(41.3), places(9.94), places(9.96), places(0.021), places(0.0)
+    (0, 1, 0, 3, None)
+    """
+    if not (math.isfinite(error) and error > 0.0):
+        return None
+    return max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)
 
 
 def rounded(value: float, digits: int | None) -> str:

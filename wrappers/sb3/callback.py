@@ -152,7 +152,7 @@ class OPECallback(EventCallback):
         self._acting = False  # the policy followed is the current one
         self._stop = False
         self._warned = False
-        self._log = EvaluationLog()
+        self._log = EvaluationLog(self._level)
 
     # The record --------------------------------------------------------------------------
 

@@ -25,9 +25,14 @@ __all__ = ["EvaluationLog"]
 
 
 class EvaluationLog:
-    """Writes values, bands and a report to TensorBoard, and the values to all other outputs."""
+    """Writes values, bands and a report to TensorBoard, and the values to all other outputs.
 
-    def __init__(self) -> None:
+    Args:
+        level: of the intervals.
+    """
+
+    def __init__(self, level: float) -> None:
+        self._level = level
         self._writers: dict[Any, FreeWriter] = {}  # one for each summary writer
 
     def add(self, logger: Logger, estimates: Mapping[str, FreeEstimate]) -> None:
@@ -68,5 +73,5 @@ class EvaluationLog:
 
     def _writer(self, summary_writer: Any) -> FreeWriter:
         if summary_writer not in self._writers:
-            self._writers[summary_writer] = FreeWriter(summary_writer)
+            self._writers[summary_writer] = FreeWriter(summary_writer, level=self._level)
         return self._writers[summary_writer]

@@ -22,6 +22,8 @@ RETURNS = ("rollout/return", "rollout/ep_rew_mean", "eval/mean_reward")
 _PARTS = ("rollouts", "fresh")
 _SERIES = re.compile(r"ope/(.+)/(value|low|high|verdict)")
 _NUMBERS = ("ope/worth", "ope/verdict")
+_FREE = ("provisional", "settled", "fresh")  # kinds of free values of a training loop
+_BEST = 5  # policies that are listed
 
 
 @dataclass
@@ -90,9 +92,11 @@ class Reader:
         return answer
 
     def details(self, run: str, step: int | None) -> dict[str, Any]:
-        """Return the documents of a run nearest to a step, or its last ones: evaluation, ranking.
+        """Return the documents of a run nearest to a step, or its last ones.
 
-        Each has the `step` it belongs to: TensorBoard does not keep all of many.
+        There is an `evaluation`, a `ranking`, and of a training loop the `free` values of one
+        policy by their kind. Each has the `step` it belongs to: TensorBoard does not keep all of
+        many. `record` says how the free values of the run have turned out so far.
         """
         read = self._provider.read_tensors(
             **self._where,
@@ -100,16 +104,40 @@ class Reader:
             downsample=POINTS,
             run_tag_filter=RunTagFilter(runs=[run]),
         )
-        kept: dict[str, list[tuple[int, float, bytes]]] = {"details": [], "ranking": []}
+        kept: dict[str, list[tuple[int, float, bytes]]] = {
+            kind: [] for kind in ("details", "ranking", *_FREE)
+        }
         for tag, data in read.get(run, {}).items():
             kind = tag.split("/")[1]
             if kind in kept:
                 kept[kind] += [(d.step, d.wall_time, d.numpy.item()) for d in data]
-        steps = sorted({found[0] for found in kept["details"]})
+        free = _nearest([document for kind in _FREE for document in kept[kind]], step)
+        if free is not None:
+            same = {kind: [d for d in kept[kind] if d[0] == free["step"]] for kind in _FREE}
+            found = {kind: _nearest(documents, None) for kind, documents in same.items()}
+            free = {"step": free["step"], **found}
         return {
-            "steps": steps,
             "evaluation": _nearest(kept["details"], step),
             "ranking": _nearest(kept["ranking"], step),
+            "free": free,
+            "record": self._record(run) if free is not None else None,
+        }
+
+    def _record(self, run: str) -> dict[str, Any]:
+        """Return how many values stayed within their band, and the best policies so far."""
+        series = self.series({run}, _FREE)[run]["series"]
+        early, late = (_rows(series.get(kind, {"step": []})) for kind in _FREE[:2])
+        pairs = [(early[step], late[step]["value"]) for step in late if step in early]
+        latest = [{"settled": step in late, **row} for step, row in (early | late).items()]
+        banded = [row for row in latest if row["low"] is not None and row["high"] is not None]
+        return {
+            "within": sum(
+                a["low"] is not None and a["high"] is not None and a["low"] <= b <= a["high"]
+                for a, b in pairs
+            ),
+            "settled": len(pairs),
+            "policies": len(latest),
+            "best": sorted(banded, key=lambda row: (-row["low"], row["step"]))[:_BEST],
         }
 
     def _found(self) -> dict[str, Found]:
@@ -164,6 +192,15 @@ def _joined(columns: Mapping[str, Mapping[int, float]]) -> dict[str, list[Any]]:
     steps = sorted(columns["value"])
     points = {end: [column.get(step) for step in steps] for end, column in columns.items()}
     return {"step": steps, **points}
+
+
+def _rows(columns: Mapping[str, list[Any]]) -> dict[int, dict[str, Any]]:
+    """Turn the lists of a series into rows by step."""
+    return {
+        step: {"step": step, "low": None, "high": None}
+        | {end: column[k] for end, column in columns.items()}
+        for k, step in enumerate(columns["step"])
+    }
 
 
 def _nearest(documents: list[tuple[int, float, bytes]], step: int | None) -> Any:

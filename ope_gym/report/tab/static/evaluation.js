@@ -29,7 +29,7 @@ export function cards(evaluation, ranking) {
   ].filter(Boolean);
 }
 
-function card(id, title, note, ...content) {
+export function card(id, title, note, ...content) {
   return make('section', { class: 'card', id: `card-${id}` }, make('h3', {}, title),
     note ? make('p', { class: 'quiet' }, note) : null, ...content.filter(Boolean));
 }
@@ -55,11 +55,11 @@ function forest(e) {
 }
 
 /** Draw rows with intervals; one that would blow up the axis is cut and ends in an arrow. */
-function intervals(rows, { heads, truth, best }) {
+export function intervals(rows, { heads, truth, best, cell = 62 }) {
   const width = 560;
   const line = 26;
   const left = 8 + 7 * Math.max(...rows.map((row) => Math.min(row.name.length, 24)), 4);
-  const right = width - 62 * heads.length - 12;
+  const right = width - cell * heads.length - 12;
   const height = line * rows.length + 58;
   const extent = limits(rows, truth);
   const toX = scale(extent, [left + 8, right - 8]);
@@ -70,7 +70,7 @@ function intervals(rows, { heads, truth, best }) {
     draw('text', { x, y: height - 12, 'text-anchor': 'middle' }, svg, brief(tick));
   }
   heads.forEach((head, k) => draw('text', {
-    class: 'title', x: right + 62 * (k + 1), y: 14, 'text-anchor': 'end',
+    class: 'title', x: right + cell * (k + 1), y: 14, 'text-anchor': 'end',
   }, svg, head));
   if (truth) {
     const [value, error] = truth;
@@ -83,11 +83,12 @@ function intervals(rows, { heads, truth, best }) {
   rows.forEach((row, k) => {
     const y = 22 + line * (k + 0.5);
     const group = draw('g', { class: `row ${row.verdict}`, 'data-estimator': row.name }, svg);
+    draw('rect', { class: 'hit', x: 0, y: y - line / 2, width, height: line }, group);
     draw('title', {}, group, `${row.name}: ${brief(row.value, 4)} (${brief(row.low, 4)} to ${brief(row.high, 4)}), ${row.verdict}`);
     draw('text', { class: row.name === best ? 'best' : '', x: 4, y: y + 4 }, group, shorten(row.name, 24));
-    row.cells.forEach((cell, j) => draw('text', {
-      x: right + 62 * (j + 1), y: y + 4, 'text-anchor': 'end',
-    }, group, cell));
+    row.cells.forEach((said, j) => draw('text', {
+      x: right + cell * (j + 1), y: y + 4, 'text-anchor': 'end',
+    }, group, said));
     if (row.value === null) {
       draw('text', { class: 'title', x: left + 10, y: y + 4 }, group, 'undefined');
       return;
@@ -106,9 +107,10 @@ function intervals(rows, { heads, truth, best }) {
 
 /** Tell verdicts apart by shape as well: a circle, a diamond, a cross. */
 function marker(group, verdict, x, y, r) {
-  if (verdict === 'green') draw('circle', { class: 'mark', cx: x, cy: y, r }, group);
-  else if (verdict === 'amber') {
+  if (verdict === 'amber') {
     draw('path', { class: 'mark', d: `M${x} ${y - r - 1}l${r} ${r + 1}l-${r} ${r + 1}l-${r} -${r + 1}Z` }, group);
+  } else if (verdict !== 'red') {
+    draw('circle', { class: 'mark', cx: x, cy: y, r }, group);
   } else {
     draw('path', { class: 'mark cross', d: `M${x - r + 1} ${y - r + 1}l${2 * r - 2} ${2 * r - 2}m0 -${2 * r - 2}l-${2 * r - 2} ${2 * r - 2}` }, group);
   }
@@ -161,7 +163,7 @@ function reasons(e) {
   return make('div', {}, ...parts);
 }
 
-const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 
 // Weights -----------------------------------------------------------------------------
 

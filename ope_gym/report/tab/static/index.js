@@ -1,6 +1,7 @@
 // The OPE tab: what the current policy is worth, over training and in detail.
 
 import { badge, cards } from './evaluation.js';
+import { freeCards, lead } from './free.js';
 import { brief, make, shorten } from './svg.js';
 import { defined, swatch, trainingChart } from './training.js';
 
@@ -16,6 +17,7 @@ const LABELS = {
   'eval/mean_reward': 'return of evaluation episodes',
 };
 const SPECIAL = { settled: 'var(--s0)', provisional: 'var(--s5)', fresh: 'var(--fresh)' };
+const VERDICTS = ['red', 'amber', 'green'];
 const RETURNS = {
   'rollout/return': 'var(--return)', 'rollout/ep_rew_mean': 'var(--return)',
   'eval/mean_reward': 'var(--eval)',
@@ -205,9 +207,21 @@ function theme() {
 
 // Headline ----------------------------------------------------------------------------
 
+/** Return what the headline and the cards are about: free values, an evaluation, or both. */
+function subject() {
+  const { free, evaluation } = state.details ?? {};
+  if (!free || !evaluation || free.step === evaluation.step) return { free, evaluation };
+  const away = (found) => (state.step === null ? -found.step : Math.abs(found.step - state.step));
+  return away(evaluation) < away(free) ? { evaluation } : { free };
+}
+
 function drawHeadline() {
-  const found = state.details?.evaluation;
+  const { free, evaluation } = subject();
   const last = lastPoint();
+  const found = free ? { step: free.step, ...lead(free) } : evaluation && {
+    step: evaluation.step, data: evaluation.data, headline: evaluation.headline,
+    verdict: evaluation.estimates.find((row) => row.name === evaluation.recommended)?.verdict,
+  };
   const step = found?.step ?? last?.step;
   const many = state.runs.length > 1;
   const where = [];
@@ -218,28 +232,42 @@ function drawHeadline() {
   if (state.step !== null) {
     line.append(' ', make('button', { onclick: () => choose(state.run, null) }, 'show the latest'));
   }
-  const judged = found?.estimates.find((row) => row.name === found.recommended);
   page.headline.replaceChildren(line);
   if (found) {
-    page.headline.append(make('h1', {}, judged ? badge(judged.verdict) : '', found.headline));
+    page.headline.append(make('h1', {}, found.verdict ? badge(found.verdict) : '', found.headline));
     if (state.step !== null && found.step !== state.step) {
       page.headline.append(make('p', { class: 'quiet' },
         `Of step ${state.step.toLocaleString('en')} TensorBoard kept no details; these are of the nearest step, ${found.step.toLocaleString('en')}. `
         + '--samples_per_plugin ope=1000 keeps more.'));
     }
   } else if (last) {
-    page.headline.append(make('h1', {}, `The policy is worth ${brief(last.value)}`
-      + (defined(last.low) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
-      + `, by ${LABELS[last.name] ?? last.name}.`));
+    page.headline.append(make('h1', {}, defined(last.verdict) ? badge(VERDICTS[last.verdict]) : '',
+      `The policy is worth ${brief(last.value)}`
+      + (defined(last.low) && defined(last.high) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
+      + (defined(last.worth) ? `, as sure as about ${brief(last.worth, 2)} fresh episodes would make you.`
+        : `, by ${LABELS[last.name] ?? last.name}.`)));
   }
 }
 
-/** Return the last point of the first series of the run in focus. */
+/** Return the chosen or last point of the run in focus: of runs that were written without details. */
 function lastPoint() {
-  const series = state.data[state.run]?.series ?? {};
-  const name = names().series.find((other) => series[other]?.step.length && other !== 'fresh');
-  if (!name) return null;
-  return { name, ...pointsOf(series[name]).at(-1) };
+  const { series = {}, numbers = {} } = state.data[state.run] ?? {};
+  const found = names().series.filter((name) => name !== 'fresh' && series[name]?.step.length)
+    .map((name) => {
+      const points = pointsOf(series[name]);
+      return { name, ...(points.find((p) => p.step === state.step) ?? points.at(-1)) };
+    });
+  if (!found.length) return null;
+  const exact = found.filter((p) => p.step === state.step);
+  const point = (exact.length ? exact : found).reduce((a, b) => (b.step > a.step ? b : a));
+  if (point.name !== judged(Object.keys(series))) return point;
+  const at = (columns) => columns?.value[columns.step.indexOf(point.step)];
+  return { ...point, worth: at(numbers.worth), verdict: at(numbers.verdict) };
+}
+
+/** Return the series that `ope/worth` and `ope/verdict` belong to. */
+function judged(series) {
+  return ['provisional', 'auto', 'NFIS', ...series].find((name) => series.includes(name));
 }
 
 // Controls ----------------------------------------------------------------------------
@@ -337,13 +365,12 @@ function lines() {
     if (!data) continue;
     const verdicts = new Map((data.numbers.verdict?.step ?? [])
       .map((step, k) => [step, data.numbers.verdict.value[k]]));
-    const judged = ['provisional', 'auto', 'NFIS', ...run.series].find((name) => run.series.includes(name));
     const all = { ...data.series, ...data.returns };
     for (const [name, columns] of Object.entries(all)) {
       if (!ticked().has(name) || !columns.step.length) continue;
       const own = 'verdict' in columns;
       const points = pointsOf(columns).map((p) => ({
-        ...p, verdict: own ? p.verdict : name === judged ? verdicts.get(p.step) : undefined,
+        ...p, verdict: own ? p.verdict : name === judged(run.series) ? verdicts.get(p.step) : undefined,
       }));
       const line = {
         run: run.name, name, label: LABELS[name] ?? name, kind: kind(name),
@@ -374,7 +401,8 @@ function drawChart() {
   const few = shownRuns().length <= BANDED;
   const bands = (line) => few || line.run === state.run;
   const thin = (line) => (bands(line) ? line : { ...line, points: line.points.map((p) => ({ ...p, verdict: undefined })) });
-  const step = state.step ?? state.details?.evaluation?.step ?? null;
+  const { free, evaluation } = subject();
+  const step = state.step ?? (free ?? evaluation)?.step ?? null;
   trainingChart(page.chart, shown.map(thin), { selected: { step }, select: choose, bands });
   drawKey(shown);
 }
@@ -402,11 +430,13 @@ function sample(line, label) {
 // Details -----------------------------------------------------------------------------
 
 function drawDetails() {
-  const { evaluation, ranking } = state.details ?? {};
-  const made = cards(evaluation, ranking);
+  const { free, evaluation } = subject();
+  const { record, ranking } = state.details ?? {};
+  const made = [...(free ? freeCards(free, record, (step) => choose(state.run, step)) : []),
+    ...cards(evaluation, ranking)];
   if (!made.length) {
     made.push(make('p', { class: 'quiet' },
-      'This run has no details of its evaluations: write them with EvaluationWriter.add_evaluation or OPECallback.'));
+      'This run has no details of its evaluations: write them with EvaluationWriter, FreeWriter or OPECallback.'));
   }
   const wide = page.details.clientWidth > 860;  // two columns, by turns
   const column = (turn) => make('div', {}, ...made.filter((_, k) => !wide || k % 2 === turn));
@@ -423,7 +453,7 @@ function nothing(problem = '') {
       + 'It found no evaluations in this log directory. Any of these writes some, and they appear here by themselves:'),
     make('h3', {}, 'Try it'), code('python train.py --env CartPole-v1\ntensorboard --logdir runs'),
     make('h3', {}, 'In Stable-Baselines3'),
-    code('from wrappers.sb3 import OPECallback\n\nmodel = PPO("MlpPolicy", env, tensorboard_log="runs")\nmodel.learn(100_000, callback=OPECallback(eval_env))'),
+    code('from wrappers.sb3 import OPECallback\n\nmodel = PPO("MlpPolicy", env, tensorboard_log="runs")\nmodel.learn(100_000, callback=OPECallback())'),
     make('h3', {}, 'In your own loop'),
     code('from ope_gym.report.tensorboard import EvaluationWriter\n\nwith EvaluationWriter("runs/mine") as writer:\n    writer.add_evaluation(ope_gym.evaluate(episodes, policy), step)'));
 }

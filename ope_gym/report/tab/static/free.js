@@ -1,0 +1,93 @@
+// What is known of one policy of a training loop, from the steps that the loop takes anyway.
+
+import { badge, card, intervals, sentence } from './evaluation.js';
+import { brief, draw, make, percent, scale } from './svg.js';
+
+const NAMES = { provisional: 'provisional', settled: 'settled', fresh: 'fresh episodes' };
+const WAYS = {
+  advantages: 'steps of the training', simulation: 'a learned environment', fresh: 'fresh episodes',
+};
+const MEANINGS = {
+  provisional: 'it may still change: a few rollouts later, steps of later policies have settled it',
+  settled: 'steps of later policies have come in since, and it does not change any more',
+  fresh: 'the policy played these episodes itself',
+};
+
+/** Return the kinds of values that there are, the one that counts first. */
+const kinds = (free) => ['settled', 'provisional', 'fresh'].filter((kind) => free[kind]);
+
+/** Return headline, verdict and data of the value that counts. */
+export function lead(free) {
+  const kind = kinds(free)[0];
+  const { headline, verdict, episodes, shares } = free[kind];
+  const fresh = shares.fresh ? `, ${percent(shares.fresh)} of it by fresh ones` : '';
+  const data = kind === 'fresh' ? `${episodes} fresh episodes` : `from ${episodes} episodes of the training${fresh}`;
+  return { headline, verdict, data: `${kind}, ${data}` };
+}
+
+/** Return the cards; `choose` is called with the step of a policy that was clicked. */
+export function freeCards(free, record, choose) {
+  const first = free[kinds(free)[0]];
+  return [
+    card('free', 'What this policy is worth', '', values(free, first)),
+    card('trust', 'How far to trust it', '', trust(free, record)),
+    Object.keys(first.shares).length > 0 && card('ways', 'What the value rests on',
+      'how much each way to the value counts: the surer it is, the more', ways(first.shares)),
+    record?.best.length > 0 && card('best', 'The best policies so far', bestNote(record),
+      best(record.best, choose)),
+  ].filter(Boolean);
+}
+
+function values(free, first) {
+  const rows = kinds(free).map((kind) => ({
+    ...free[kind], name: NAMES[kind], cells: [free[kind].worth === null ? '' : brief(free[kind].worth, 2)],
+  }));
+  return make('div', {}, intervals(rows, { heads: ['worth'], truth: null, best: rows[0].name }),
+    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; worth: about so many fresh episodes would make you as sure.`));
+}
+
+function trust(free, record) {
+  const items = kinds(free).map((kind) => make('li', {},
+    make('div', { class: 'who' }, badge(free[kind].verdict), make('b', {}, NAMES[kind])),
+    make('div', {}, sentence(MEANINGS[kind])), ...advice(kind, free[kind])));
+  const said = [];
+  if (record?.settled) {
+    said.push(`Of ${record.settled} values that are settled by now, ${record.within} lay within their provisional band.`);
+  }
+  if (!free.fresh) said.push('The learner trains on the steps that this rests on (in-sample).');
+  return make('div', {}, make('ul', { class: 'reasons' }, ...items),
+    ...said.map((line) => make('p', { class: 'quiet' }, line)));
+}
+
+function advice(kind, { verdict }) {
+  if (verdict === 'green' || kind === 'settled') return [];
+  const words = kind === 'fresh' ? 'play more of them' : 'wait until it is settled, or play fresh episodes (eval_env)';
+  return [make('div', { class: 'advice' }, `→ ${sentence(words)}`)];
+}
+
+function ways(shares) {
+  const rows = Object.entries(shares).sort((a, b) => b[1] - a[1]);
+  const [line, width, left] = [26, 480, 170];
+  const toX = scale([0, 1], [left, width - 50]);
+  const svg = draw('svg', { viewBox: `0 0 ${width} ${line * rows.length + 6}`, width: '100%' });
+  rows.forEach(([name, share], k) => {
+    const y = line * k;
+    draw('text', { x: left - 10, y: y + 18, 'text-anchor': 'end' }, svg, WAYS[name] ?? name);
+    draw('rect', {
+      class: 'bar', x: left, y: y + 5, height: line - 9, width: Math.max(toX(share) - left, 0.5), rx: 2,
+    }, svg);
+    draw('text', { x: toX(share) + 6, y: y + 18 }, svg, percent(share));
+  });
+  return svg;
+}
+
+const bestNote = ({ policies }) => `by the lower end of their interval, of ${policies} that were valued; click one to see it`;
+
+function best(rows, choose) {
+  const svg = intervals(rows.map((row) => ({
+    ...row, name: `step ${row.step.toLocaleString('en')}`, verdict: row.settled ? 'settled' : 'provisional',
+    cells: [row.settled ? 'settled' : 'provisional'],
+  })), { heads: [''], truth: null, best: '', cell: 84 });
+  svg.querySelectorAll('.row').forEach((row, k) => row.addEventListener('click', () => choose(rows[k].step)));
+  return svg;
+}

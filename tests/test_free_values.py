@@ -1,0 +1,164 @@
+"""Test how the values of a training loop are shown: words, numbers, the tab, Custom Scalars."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.utils.tensorboard import SummaryWriter
+
+from ope_gym.online import FreeEstimate
+from ope_gym.report.free_values import (
+    FreeWriter,
+    band_in_words,
+    free_headline,
+    free_scalars,
+    in_words,
+)
+from tests.test_tab import Tab
+
+
+def estimate(step: int, value: float, error: float = 5.0, **changes: Any) -> FreeEstimate:
+    """Return a value whose band is two errors on either side; one return deviates by 20."""
+    ends = value - 2 * error, value + 2 * error
+    shares = {"advantages": 0.75, "simulation": 0.25}
+    return replace(FreeEstimate(step, value, error, *ends, False, 20.0, 31, shares), **changes)
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            5.0,
+            "is worth 100.0 (95 %: 90.0 to 110.0), as sure as about 16 fresh episodes would make "
+            "you.",
+        ),
+        (
+            8.0,
+            "is worth 100.0 (95 %: 84.0 to 116.0), as sure as about 6 fresh episodes would make "
+            "you. Use with care: 10 would be enough.",
+        ),
+        (
+            20.0,
+            "may be worth 100 (95 %: 60 to 140), but do not use this number: it is no surer than "
+            "1.0 fresh episodes would make you.",
+        ),
+    ],
+)
+def test_headlines(error: float, said: str) -> None:
+    assert free_headline(estimate(4096, 100.0, error)) == f"The policy after 4,096 timesteps {said}"
+
+
+def test_without_a_spread_nobody_knows_how_sure_it_is() -> None:
+    assert "nobody knows how sure" in free_headline(estimate(1, 2.0, spread=math.nan))
+    sure = estimate(1, 2.0, standard_error=0.0)
+    assert in_words(sure, 0.9) == band_in_words(2.0, -8.0, 12.0, 0.9) == "2.0 (90 %: -8.0 to 12.0)"
+
+
+def test_only_a_provisional_value_says_worth_and_verdict() -> None:
+    found = free_scalars(estimate(1, 3.0, 8.0))
+    assert found == {
+        "ope/provisional/value": 3.0,
+        "ope/provisional/low": -13.0,
+        "ope/provisional/high": 19.0,
+        "ope/worth": 6.25,
+        "ope/verdict": 1.0,
+    }
+    assert set(free_scalars(estimate(1, 3.0, settled=True))) == {
+        f"ope/settled/{end}" for end in ("value", "low", "high")
+    }
+    assert free_scalars(estimate(1, math.nan)) == {}
+    with pytest.raises(ValueError, match=r"kind='final' must be one of 'provisional'"):
+        free_scalars(estimate(1, 3.0), "final")
+
+
+@pytest.mark.parametrize("handed_in", [False, True])
+def test_the_writer_writes_numbers_details_and_four_charts(tmp_path: Path, handed_in: bool) -> None:
+    target = SummaryWriter(str(tmp_path)) if handed_in else tmp_path
+    with FreeWriter(target, level=0.9) as writer:
+        writer.add(estimate(100, 7.0))
+        writer.add(estimate(200, math.inf))  # left out as a whole
+        writer.add(estimate(100, 8.0, settled=True))
+    if isinstance(target, SummaryWriter):
+        target.add_scalar("loss", 1.0, 0)  # it is open still
+        target.close()
+    events = events_of(tmp_path)
+    assert [(e.step, e.value) for e in events.Scalars("ope/provisional/value")] == [(100, 7.0)]
+    assert [(e.step, e.value) for e in events.Scalars("ope/settled/value")] == [(100, 8.0)]
+    (written,) = events.Tensors("ope/settled/details/0")
+    document = json.loads(written.tensor_proto.string_val[0])
+    assert document["headline"] == free_headline(estimate(100, 8.0), 0.9)
+    assert "(90 %: " in document["headline"]
+    assert (document["verdict"], document["worth"], document["level"]) == ("green", 16.0, 0.9)
+    assert document["shares"] == {"advantages": 0.75, "simulation": 0.25}
+    (layout,) = events.Tensors("custom_scalars__config__")
+    charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category
+    assert [len(category.chart) for category in charts] == [2, 2]
+    bands = [chart.margin.series[0] for chart in charts[0].chart]
+    assert [band.value for band in bands] == ["ope/settled/value", "ope/provisional/value"]
+    assert (bands[0].lower, bands[0].upper) == ("ope/settled/low", "ope/settled/high")
+
+
+def test_the_tab_gets_the_values_of_one_policy(tmp_path: Path) -> None:
+    values = {100: 10.0, 200: 50.0, 300: 40.0, 400: 55.0}
+    with FreeWriter(tmp_path / "run") as writer:
+        for step, value in values.items():
+            writer.add(estimate(step, value))
+        writer.add(estimate(100, 12.0, 1.0, settled=True))
+        writer.add(estimate(200, 65.0, 1.0, settled=True))  # beyond 60, the end of its band
+        writer.add(estimate(400, 54.0, 6.0), "fresh")
+    tab = Tab(tmp_path)
+    last = tab.get("/details?run=run")
+    assert (last["evaluation"], last["ranking"]) == (None, None)
+    assert last["free"]["step"] == 400
+    assert last["free"]["provisional"]["value"] == 55.0
+    assert last["free"]["settled"] is None
+    assert last["free"]["fresh"]["value"] == 54.0
+    early = tab.get("/details?run=run&step=130")["free"]
+    assert early["step"] == 100
+    assert (early["provisional"]["value"], early["settled"]["value"]) == (10.0, 12.0)
+    record = last["record"]
+    assert (record["within"], record["settled"], record["policies"]) == (1, 2, 4)
+    # by the lower end: 63 settled, 45 and 30 provisional, 10 settled
+    assert [(row["step"], row["settled"]) for row in record["best"]] == [
+        (200, True),
+        (400, False),
+        (300, False),
+        (100, True),
+    ]
+
+
+def test_an_evaluation_and_free_values_are_told_apart(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as own:
+        own.add_scalar("ope/auto/value", 1.0, 7)
+    assert Tab(tmp_path).get("/details?run=.") == {
+        "evaluation": None,
+        "ranking": None,
+        "free": None,
+        "record": None,
+    }
+
+
+def test_tensorboard_keeps_details_of_a_long_training(tmp_path: Path) -> None:
+    with FreeWriter(tmp_path) as writer:
+        for step in range(1000):
+            writer.add(estimate(step, float(step)))
+            if step >= 5:
+                writer.add(estimate(step - 5, step - 5.0, settled=True))
+    tab = Tab(tmp_path)
+    assert tab.get("/details?run=.")["free"]["step"] == 999
+    assert len(tab.get("/details?run=.")["record"]["best"]) == 5
+    for asked in (3, 150, 600, 951):
+        found = tab.get(f"/details?run=.&step={asked}")["free"]
+        assert abs(found["step"] - asked) <= 10
+        assert found["provisional"] is not None or found["settled"] is not None
