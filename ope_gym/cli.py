@@ -68,7 +68,7 @@ _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
 The answer comes first: what the policy is worth, how sure that is, and whether to use it. The table
 has a row for each estimator, the recommended one first: its value, standard error and interval, the
-effective sample size (ESS), how many fresh episodes would tell as much (worth), and a verdict. The
+effective sample size (ESS), how many fresh episodes would tell as much, and a verdict. The
 lines below it say why a verdict is not green, and what would help.
 
 Files with many steps are read in blocks, so they need not fit into memory. The result does not

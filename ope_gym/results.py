@@ -156,7 +156,7 @@ class Evaluation(Mapping[str, Estimate]):
                 and numbers of the estimators' own.
         """
         head = ["estimator", "value", "std.err", text.ends_head(self.best, verbose)]
-        rows = [[*head, "ESS", "worth", "verdict"]]
+        rows = [[*head, "ESS", "fresh episodes", "verdict"]]
         rows += [
             [
                 name,

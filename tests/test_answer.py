@@ -49,6 +49,14 @@ def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estima
     return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
 
 
+def test_how_sure_an_estimate_is_does_not_depend_on_those_beside_it(made: Recorded) -> None:
+    found = [
+        evaluate(made.trajectories, made.target, names)["NFIS"].worth
+        for names in (["NFIS"], ["NFIS", "NFCIS"], ["FCIS", "NFIS", "BIS"], "paper")
+    ]
+    assert len(set(found)) == 1
+
+
 # Headlines ---------------------------------------------------------------------------------------
 
 SURE = "is worth 281 (95 %: 256 to 306), as sure as about 37 fresh episodes would make you."

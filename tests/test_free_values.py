@@ -71,7 +71,7 @@ def test_only_a_provisional_value_says_worth_and_verdict() -> None:
         "ope/provisional/value": 3.0,
         "ope/provisional/low": -13.0,
         "ope/provisional/high": 19.0,
-        "ope/worth": 6.25,
+        "ope/fresh_episodes": 6.25,
         "ope/verdict": 1.0,
     }
     assert set(free_scalars(estimate(1, 3.0, settled=True))) == {

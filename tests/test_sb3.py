@@ -881,7 +881,7 @@ def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFi
             shown = [(e.step, e.value) for e in events.Scalars(f"ope/{kind}/{end}")]
             expected = [(e.timesteps, getattr(e, end)) for e in estimates]
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
-    worth = [e.value for e in events.Scalars("ope/worth")]
+    worth = [e.value for e in events.Scalars("ope/fresh_episodes")]
     np.testing.assert_allclose(worth, [e.worth for e in ope.evaluations], rtol=1e-6)
     verdicts = [e.value for e in events.Scalars("ope/verdict")]
     assert verdicts == [0.0 if w < 4 else 1.0 if w < 10 else 2.0 for w in worth]

@@ -82,7 +82,7 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
     assert "ope/fresh/low" not in read(tmp_path / "fresh").Tags()["scalars"]  # error unknown
     best = evaluation["NFIS"]  # recommended: auto is not there
     expected = {
-        "ope/worth": best.worth,
+        "ope/fresh_episodes": best.worth,
         "ope/verdict": float(["red", "amber", "green"].index(best.verdict.colour)),
         "diagnostics/NFIS/max_share": best.diagnostics.max_share,
         "diagnostics/NFIS/mean_weight": best.diagnostics.mean_weight,
@@ -140,7 +140,7 @@ def test_the_layout_has_four_charts_the_recommended_estimate_first(
         assert any(re.match(pattern, tag) for pattern in beside.multiline.tag), tag
     assert not any(re.match(pattern, "ope/BIS/value") for pattern in beside.multiline.tag)
     assert list(all_of_them.multiline.tag) == [f"ope/{name}/value$" for name in NAMES]
-    assert list(worth.multiline.tag) == ["ope/worth$"]
+    assert list(worth.multiline.tag) == ["ope/fresh_episodes$"]
 
 
 def test_undefined_estimates_are_skipped_and_marked(
@@ -203,7 +203,7 @@ def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation)
     assert start.hparams["seed"].number_value == 7
     experiment = hparams_of(events, "_hparams_/experiment").experiment
     metrics = [info.name.tag for info in experiment.metric_infos]
-    assert metrics == [*(f"ope/{n}/value" for n in NAMES), "ope/worth", "ope/verdict"]
+    assert metrics == [*(f"ope/{n}/value" for n in NAMES), "ope/fresh_episodes", "ope/verdict"]
     assert set(metrics) <= set(events.Tags()["scalars"])
 
 
@@ -356,7 +356,7 @@ def test_a_report_of_more_estimators_keeps_worth_and_verdict(
         writer.add_evaluation(evaluation.select(["NFIS"]), 3)
         writer.add_report(evaluation, 3, {}, figures=False)
     events = read(tmp_path)
-    (worth,) = events.Scalars("ope/worth")
+    (worth,) = events.Scalars("ope/fresh_episodes")
     assert worth.value == pytest.approx(evaluation["NFIS"].worth, rel=1e-6)
     assert len(events.Scalars("ope/NFIS/value")) == len(events.Scalars("ope/BIS/value")) == 1
 

@@ -154,9 +154,11 @@ def conclude(
 def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     """Add the standard deviation of one return of the target, by the calmest weights there are.
 
-    Those are weights against the mixture of all behaviours; without any the episodes count alike.
+    Those are weights against the mixture of all behaviours, without a cap where there are such;
+    without any the episodes count alike. So it is the same whichever estimators stand beside.
     """
-    schemes = {ESTIMATORS[name].scheme: computed for name, computed in found.items()}
+    capped_first = sorted(found, key=lambda name: not ESTIMATORS[name].capped)
+    schemes = {ESTIMATORS[name].scheme: found[name] for name in capped_first}
     chosen = next((schemes[s] for s in ("fused", "optimal", "basic") if s in schemes), None)
     log_weights = np.zeros(known.ids.size) if chosen is None else chosen.log_last
     deviation = known.outcomes.deviation(log_weights, known.sample.strata)

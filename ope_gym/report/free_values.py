@@ -1,6 +1,6 @@
 """Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
-Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/worth` (about so
+Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/fresh_episodes` (about so
 many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
 """
 
@@ -48,7 +48,7 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     found = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
     if kind == "provisional":
         if math.isfinite(estimate.worth) and not estimate.steady:
-            found["ope/worth"] = float(estimate.worth)
+            found["ope/fresh_episodes"] = float(estimate.worth)
         found["ope/verdict"] = float(VERDICTS.index(colour(estimate)))
     return found
 
@@ -169,6 +169,6 @@ def _layout() -> dict[str, dict[str, events.Chart]]:
         "Value of the policy": bands,
         "More": {
             "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"]),
-            "worth about so many fresh episodes": ("lines", ["ope/worth$"]),
+            "as sure as so many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
         },
     }

@@ -19,7 +19,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
     Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess` for every estimator.
-    The recommended one also has `ope/worth` (about so many fresh episodes of the policy would tell
+    The recommended one also has `ope/fresh_episodes` (about so many fresh episodes of the policy would tell
     as much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the
     other names of `ope_gym.inference.diagnostics.SCALARS`.
     """
@@ -28,7 +28,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
         if name == best:
-            found["ope/worth"] = e.worth
+            found["ope/fresh_episodes"] = e.worth
             found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
         capped = name in ESTIMATORS and ESTIMATORS[name].capped
         found |= {

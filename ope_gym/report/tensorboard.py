@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
 _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
-_ANSWERS = ("ope/worth", "ope/verdict")  # of the run's main series
+_ANSWERS = ("ope/fresh_episodes", "ope/verdict")  # of the run's main series
 
 
 class EvaluationWriter(events.Closing):
     """Write evaluations to a TensorBoard run.
 
     The OPE tab shows all of it. For the standard pages there are the scalars
-    `ope/<estimator>/value|low|high`, `ope/worth`, `ope/verdict`, `diagnostics/<estimator>/ess`,
+    `ope/<estimator>/value|low|high`, `ope/fresh_episodes`, `ope/verdict`, `diagnostics/<estimator>/ess`,
     `rollout/return` and `ope/fresh/value`, and a layout of Custom Scalars.
 
         with EvaluationWriter("runs/cartpole") as writer:
@@ -58,7 +58,7 @@ class EvaluationWriter(events.Closing):
     Args:
         logdir: folder of the run; or a torch `SummaryWriter` of the training loop, which is then
             written to and left open.
-        layout: whether to lay out the Custom Scalars page, and to write `ope/worth` and
+        layout: whether to lay out the Custom Scalars page, and to write `ope/fresh_episodes` and
             `ope/verdict`; not where the free values of a training do.
     """
 
@@ -277,7 +277,7 @@ class EvaluationWriter(events.Closing):
         """Write the settings, and the scalars whose last values stand beside them."""
         values = [f"ope/{name}/value" for name, e in evaluation.items() if not undefined_ends(e)]
         plain = {key: _plain(value) for key, value in hparams.items()}
-        for summary in events.hparams(plain, [*values, "ope/worth", "ope/verdict"]):
+        for summary in events.hparams(plain, [*values, "ope/fresh_episodes", "ope/verdict"]):
             self._logs[""].add(summary, step)
 
 
@@ -338,7 +338,7 @@ def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
     }
     if len(values) > 1:
         more["all estimators"] = ("lines", values)
-    more["worth about so many fresh episodes"] = ("lines", ["ope/worth$"])
+    more["as sure as so many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
     first = [f"ope/{best}/{end}" for end in ("value", "low", "high")]
     return {"Value of the policy": {f"{best} with its interval": ("band", first)}, "More": more}
 

@@ -21,7 +21,7 @@ POINTS = 1000  # of a series at most
 RETURNS = ("rollout/return", "rollout/ep_rew_mean", "eval/mean_reward")
 _PARTS = ("rollouts", "fresh")
 _SERIES = re.compile(r"ope/(.+)/(value|low|high|verdict)")
-_NUMBERS = ("ope/worth", "ope/verdict")
+_NUMBERS = ("ope/fresh_episodes", "ope/verdict")
 _FREE = ("provisional", "settled", "fresh")  # kinds of free values of a training loop
 _BEST = 5  # policies that are listed
 

@@ -46,7 +46,7 @@ function forest(e) {
   }));
   const level = `${Math.round(100 * e.level)}%`;
   const svg = intervals(rows, {
-    heads: ['ESS', 'worth'], truth: e.truth, best: e.recommended,
+    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended,
   });
   const told = [`${level} intervals (${e.method}); worth: about so many fresh episodes would tell as much`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');

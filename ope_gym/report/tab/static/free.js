@@ -42,8 +42,8 @@ function values(free, first) {
   const rows = kinds(free).map((kind) => ({
     ...free[kind], name: NAMES[kind], cells: [free[kind].worth === null ? '' : brief(free[kind].worth, 2)],
   }));
-  return make('div', {}, intervals(rows, { heads: ['worth'], truth: null, best: rows[0].name }),
-    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; worth: about so many fresh episodes would make you as sure.`));
+  return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name }),
+    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; about so many fresh episodes would make you as sure.`));
 }
 
 function trust(free, record) {

@@ -262,10 +262,10 @@ function lastPoint() {
   const point = (exact.length ? exact : found).reduce((a, b) => (b.step > a.step ? b : a));
   if (point.name !== judged(Object.keys(series))) return point;
   const at = (columns) => columns?.value[columns.step.indexOf(point.step)];
-  return { ...point, worth: at(numbers.worth), verdict: at(numbers.verdict) };
+  return { ...point, worth: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
 }
 
-/** Return the series that `ope/worth` and `ope/verdict` belong to. */
+/** Return the series that `ope/fresh_episodes` and `ope/verdict` belong to. */
 function judged(series) {
   return ['provisional', 'auto', 'NFIS', ...series].find((name) => series.includes(name));
 }
