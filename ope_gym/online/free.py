@@ -98,6 +98,7 @@ class _Snapshot:
     timesteps: int = 0
     early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
     simulation: Simulation | None = None
+    spread: float = np.nan  # of the returns of its time
     fresh: list[float] = field(default_factory=list)
 
 
@@ -178,6 +179,7 @@ class FreeEvaluation:
             return None
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
         self._note_returns(fitted.window, now.fresh)
+        now.spread = self._spread
         now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - x, stop) for x in self._spans(_ENDS)])
         self._pending = [x for x in self._pending if x.clock >= self.stream.first_clock]
@@ -200,9 +202,9 @@ class FreeEvaluation:
         done = []
         while self.waiting:
             then = self._pending.pop(0)
-            middle, now = (then.clock + then.stop) // 2, self.stream.clock
+            start, now = then.clock, self.stream.clock
             spans = self._spans(2 * _ENDS)
-            ends = [(middle - x // 2, min(middle + x // 2, now)) for x in spans]
+            ends = [(start - x // 2, min(start + x // 2, now)) for x in spans]
             fitted = self._fit(then, *ends[-1]) if then.clock >= self.stream.first_clock else None
             if fitted is None:  # its steps are forgotten: it was valued too long ago
                 continue
@@ -276,11 +278,11 @@ class FreeEvaluation:
             sums, error, _ = self._best(played.corrected(fitted.window), ends)
             error += played.noise + _SECOND * (sums.base - played.value) ** 2
             apart = self._possible(sums.base) - self._possible(narrow.sums.value(SHARE))
-            if not apart**2 > _APART**2 * (narrow.square + error) + self._spread**2:
+            if not apart**2 > _APART**2 * (narrow.square + error) + snapshot.spread**2:
                 values["simulation"] = _Value(sums, error)
         if len(snapshot.fresh) > 1:
             mean = float(np.mean(snapshot.fresh))
-            variance = max(float(np.var(snapshot.fresh, ddof=1)), self._spread**2)
+            variance = max(float(np.var(snapshot.fresh, ddof=1)), snapshot.spread**2)
             count = len(snapshot.fresh)
             values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), 0, count), variance / count)
         return values
@@ -338,7 +340,7 @@ class FreeEvaluation:
             low=self._possible(value - half),
             high=self._possible(value + half),
             settled=settled,
-            spread=self._spread,
+            spread=snapshot.spread,
             episodes=sums.episodes + len(snapshot.fresh),
             shares=shares,
         )

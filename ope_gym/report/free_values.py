@@ -1,7 +1,7 @@
 """Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
-Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/fresh_episodes` (about so
-many fresh episodes would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
+Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/fresh_episodes`
+(about so many would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def headline_box(headline: str, best: Estimate) -> str:
 def estimate_table(estimates: Mapping[str, Estimate]) -> str:
     """Return a row for each estimator, as the text table has them."""
     best = next(iter(estimates.values()))
-    rows = [["estimator", "value", "std.err", text.ends_head(best), "ESS", "fresh episodes", "verdict"]]
+    ends = text.ends_head(best)
+    rows = [["estimator", "value", "std.err", ends, "ESS", "fresh episodes", "verdict"]]
     for name, e in estimates.items():
         ess, worth = text.episodes(e.diagnostics.ess), text.episodes(e.worth)
         rows.append([name, *text.estimate_cells(e, best), ess, worth, e.verdict.colour])

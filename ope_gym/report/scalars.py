@@ -19,9 +19,9 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
     Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess` for every estimator.
-    The recommended one also has `ope/fresh_episodes` (about so many fresh episodes of the policy would tell
-    as much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the
-    other names of `ope_gym.inference.diagnostics.SCALARS`.
+    The recommended one also has `ope/fresh_episodes` (about so many of the policy would tell as
+    much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the other
+    names of `ope_gym.inference.diagnostics.SCALARS`.
     """
     best = next(iter(evaluation.ranked()))
     found: dict[str, float | None] = {}

@@ -45,8 +45,9 @@ class EvaluationWriter(events.Closing):
     """Write evaluations to a TensorBoard run.
 
     The OPE tab shows all of it. For the standard pages there are the scalars
-    `ope/<estimator>/value|low|high`, `ope/fresh_episodes`, `ope/verdict`, `diagnostics/<estimator>/ess`,
-    `rollout/return` and `ope/fresh/value`, and a layout of Custom Scalars.
+    `ope/<estimator>/value|low|high`, `ope/fresh_episodes`, `ope/verdict`,
+    `diagnostics/<estimator>/ess`, `rollout/return` and `ope/fresh/value`, and a layout of Custom
+    Scalars.
 
         with EvaluationWriter("runs/cartpole") as writer:
             writer.add_evaluation(evaluation, step=3)
