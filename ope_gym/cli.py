@@ -9,6 +9,8 @@ Examples:
   python -m ope_gym evaluate table.parquet folder              tables with a row for each step
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
+  python -m ope_gym fit-behaviour log.parquet --save fitted.ope
+                                                               propensities that nobody recorded
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
   python -m ope_gym report episodes.ope --html report.html     all of it as one page
@@ -33,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ope_gym.analysis.behaviour import MODELS, fit_behaviour
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
 from ope_gym.analysis.duel import LIMIT, duel
@@ -51,6 +54,7 @@ from ope_gym.estimators.table import (
 )
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
+from ope_gym.models.base import FOLDS
 from ope_gym.options import Compute
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.policies.convert import is_saved
@@ -87,6 +91,15 @@ The table has the mean, the standard deviation, quantiles, the mean of the worst
 episodes (CVaR) and, with --below, the probability of a return below a number. Every episode counts
 with the weight of all its actions. "rests on" is the number of effective episodes that decide a
 line; a question mark stands for fewer than 10.
+"""
+_FIT = """Estimate the probabilities of recorded actions, where they were not recorded.
+
+Who acted is the column "policy" of a table, or with --by none one logger for all. A model of each
+logger learns which action follows which observation; the probability of an action comes from a
+model that did not see its episode. The table says how well the actions of left-out episodes are
+predicted. "slope" is 1 if the probabilities are right, below 1 if they are too sure, above 1 if
+they are too cautious. The other commands take the file that --save writes, and say in every
+result that the propensities were estimated.
 """
 _PLAN = """Plan what to collect for a smaller error.
 
@@ -179,7 +192,7 @@ def _print(said: str) -> None:
 
 def _check_places(args: argparse.Namespace) -> None:
     """Raise if a file or folder cannot be written, before the work is done."""
-    for name in ("json", "figure", "html"):
+    for name in ("json", "figure", "html", "save"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
             if str(path) == "-":
@@ -274,6 +287,25 @@ def distribution_command(args: argparse.Namespace) -> Said:
         lambda path: found.to_json(path, **shown),
         lambda path: found.plot().savefig(path),
     )
+
+
+def fit_command(args: argparse.Namespace) -> Said:
+    """Estimate propensities, and write episodes that have them."""
+    found = fit_behaviour(
+        args.files,
+        model=args.model,
+        by=None if args.by == "none" else args.by,
+        actions=args.actions,
+        folds=args.folds,
+        seed=args.seed,
+    )
+    said = str(found)
+    if args.target is not None:
+        said += f"\n{text.wrap(str(found.overlap(_target(args.target))))}"
+    if args.save is not None:
+        found.trajectories.save(args.save)
+        said += f"\nepisodes with estimated propensities: {args.save}"
+    return Said(said, found.to_json, lambda path: found.plot().savefig(path))
 
 
 def gate_command(args: argparse.Namespace) -> Said:
@@ -596,6 +628,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_json(returns)
 
+    fitted = command(
+        "fit-behaviour", fit_command, "estimate propensities that nobody recorded", _FIT
+    )
+    _add_fit(fitted)
+
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
     _add_target(plan)
     plan.add_argument(
@@ -674,6 +711,42 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         help="for files recorded with torch policies: a function that returns a module of their "
         "architecture, or (module, forward); the stored numbers are put into it",
     )
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the episodes to this file")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        default="auto",
+        help="auto is the best of counts, logit and logit2 on left-out steps (default: auto)",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("policy", "none"),
+        default="policy",
+        help="a model for each recorded policy, or one for all episodes (default: policy)",
+    )
+    parser.add_argument(
+        "--actions", type=int, metavar="N", help="number of actions (default: as recorded)"
+    )
+    parser.add_argument(
+        "--folds", type=int, metavar="N", default=FOLDS, help="folds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="K",
+        help="also say how much of what this policy does the loggers do: a saved model (.zip), or "
+        "package.module:function that returns a policy",
+    )
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the reliability curve to this file (.png, .svg)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network (default: 0)")
+    _add_json(parser)
 
 
 def _add_gate(gate: argparse.ArgumentParser) -> None:

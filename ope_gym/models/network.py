@@ -13,8 +13,9 @@ from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import Problem, of_chosen
-from ope_gym.models.features import Columns
+from ope_gym.models.features import columns_of
 from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.encoding import Columns
 from ope_gym.policies.numerics import choices
 
 _WIDEST = 4096  # inputs; images must be made smaller first
@@ -122,7 +123,7 @@ class Inputs:
                 f"observations have {size} numbers a step: NetworkQ takes at most {_WIDEST}; give "
                 "it features of the images, or use Critic with the learner's network"
             )
-        return cls(Columns.of(batch), finite, horizon)
+        return cls(columns_of(batch), finite, horizon)
 
     @property
     def width(self) -> int:
