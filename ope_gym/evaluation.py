@@ -60,7 +60,7 @@ from ope_gym.options import (
 )
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.convert import is_saved
-from ope_gym.policies.estimated import is_estimated, logger_name
+from ope_gym.policies.estimated import fitted_models, logger_name
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
@@ -213,8 +213,7 @@ class Evaluator:
         self._strata = joined(self._behaviours.strata)
         mixture, policies = self.options.weighting.mixture, self.source.policies
         self._groups = groups_of(self._behaviours, policies, mixture)
-        fitted = [p for p in (policies[k] for k in self._behaviours.policies) if is_estimated(p)]
-        self._estimated = ", ".join(sorted({p.model for p in fitted}))  # type: ignore[attr-defined]
+        self._estimated = fitted_models([policies[k] for k in self._behaviours.policies])
         self._bases: dict[str, FloatArray] = {}
         self._mismatch = ""
         self._betting = self.options.betting(self._roster.horizon)
@@ -618,8 +617,7 @@ class Evaluator:
             support=report.support,
             missing=report.missing,
             calibration=report.calibration,
-            alarms=(report.unfit if estimated else report.notes)
-            + ((self._mismatch,) if self._mismatch else ()),
+            alarms=alarms + ((self._mismatch,) if self._mismatch else ()),
             doubts=(_ESTIMATED,) if estimated else (),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),

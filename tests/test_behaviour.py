@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 import ope_gym
 from ope_gym import Weighting, evaluate, fit_behaviour, leave_one_policy_out
-from ope_gym.analysis.behaviour import calibration_slope, marginal_loss, reliability
 from ope_gym.cli import main
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.inference.reliability import calibration_slope, marginal_loss, reliability
 from ope_gym.models.behaviour import LEARNERS, fit_counts, fit_logit, fit_neighbours, fit_network
 from ope_gym.policies import EstimatedPolicy, SoftmaxLinear, UnknownPolicy
 from ope_gym.policies.estimated import ALL
@@ -31,9 +31,8 @@ def log(
 ) -> Trajectories:
     """Return a log of several sites that act by a logit, without propensities."""
     rng = np.random.default_rng(seed)
-    seen = rng.standard_normal((episodes * steps, 2))
-    if whole:
-        seen = rng.integers(0, 3, (episodes * steps, 2))
+    size = (episodes * steps, 2)
+    seen: Any = rng.integers(0, 3, size) if whole else rng.standard_normal(size)
     site = np.repeat(np.arange(episodes) % loggers, steps)
     acting = [SoftmaxLinear(WEIGHTS * (1.0 - 0.5 * g)) for g in range(loggers)]
     actions = np.empty(len(seen), dtype=np.int64)
@@ -163,7 +162,8 @@ def test_weights_are_against_the_models_that_left_an_episode_out() -> None:
         rows = slice(int(data.offsets[i]), int(data.offsets[i + 1]))
         x, a = np.asarray(data.observations)[rows], np.asarray(data.actions)[rows]
         own = data.policies[data.policy_ids[rows.start]]
-        fold = own.fold  # type: ignore[attr-defined]
+        assert isinstance(own, EstimatedPolicy)
+        fold = own.fold
         total = sum(n for (f, _), n in sizes.items() if f == fold)
         above = np.cumprod(np.exp(TARGET.log_prob(x, a)))
         below = np.zeros(steps)

@@ -21,8 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, finite, folds_within
+from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.inference.reliability import (
+    Reliability,
+    calibration_slope,
+    marginal_loss,
+    reliability,
+)
 from ope_gym.models.base import FOLDS
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
 from ope_gym.policies import FinitePolicy, Target, resolve_policy
@@ -35,7 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODELS = ("auto", *LEARNERS)
-_BINS = 10
 _RARE = 0.01  # an estimated probability below which an action hardly ever happens
 _STEEP = 3.0  # standard errors of the slope that are not chance
 
@@ -73,23 +78,6 @@ class LoggerFit:
         """Whether the slope is 1 within chance."""
         apart = abs(self.slope - 1.0)
         return not np.isfinite(self.slope_error) or apart <= _STEEP * self.slope_error
-
-
-@dataclass(frozen=True, eq=False)
-class Reliability:
-    """Compare estimated probabilities with how often the actions were taken; B bins.
-
-    Args:
-        predicted: (B,) mean of the estimated probabilities in a bin, over all steps and actions.
-        observed: (B,) share of these actions that were taken.
-        error: (B,) standard error of that share.
-        count: (B,) number of pairs of a step and an action.
-    """
-
-    predicted: FloatArray
-    observed: FloatArray
-    error: FloatArray
-    count: IntArray
 
 
 @dataclass(frozen=True)
@@ -243,7 +231,7 @@ def fit_behaviour(
     assert data is not None  # all of it is in memory
     if model not in MODELS:
         raise ValueError(f"model is {model!r}; choose one of {', '.join(MODELS)}")
-    if not (isinstance(folds, int | np.integer) and folds >= 2):
+    if not positive(folds) or folds < 2:
         raise ValueError(f"folds is {folds!r}; give a whole number of at least 2")
     chosen, size = _chosen(data, actions)
     names, logger = _loggers(data, by)
@@ -349,106 +337,25 @@ class _Task:
         )
 
 
-def marginal_loss(chosen: IntArray, fold: IntArray, actions: int) -> float:
-    """Return the mean of -ln of the share that an action has in the other folds.
-
-    Args:
-        chosen: (S,).
-        fold: (S,).
-        actions: how many there are; those that never occur do not count.
-    """
-    counts = np.zeros((int(fold.max()) + 1, actions))
-    np.add.at(counts, (fold, chosen), 1.0)
-    others = counts.sum(axis=0) - counts + 0.5 * (counts.sum(axis=0) > 0)
-    shares = others / others.sum(axis=1, keepdims=True)
-    return -float(np.log(shares[fold, chosen]).mean())
-
-
-def calibration_slope(
-    probs: FloatArray, chosen: IntArray, episode: IntArray
-) -> tuple[float, float]:
-    """Fit the exponent b of p_a^b / sum_c p_c^b to the chosen actions, with its standard error.
-
-    The log-likelihood is concave in b: its score is sum [l_a - E_b l], l = ln p, its curvature
-    - sum Var_b l, and Newton's method finds the root. The error is the sandwich by episodes, since
-    what a model gets wrong it gets wrong all through an episode.
-
-    Args:
-        probs: (S, A) estimated, of left-out steps.
-        chosen: (S,).
-        episode: (S,).
-    """
-    with np.errstate(divide="ignore"):
-        logs = np.log(probs)
-    used = np.isfinite(logs)
-    logs = np.where(used, logs, 0.0)
-    taken = logs[np.arange(chosen.size), chosen]
-    slope = 1.0
-    for _ in range(50):
-        parts = np.where(used, np.exp(slope * logs), 0.0)
-        parts /= parts.sum(axis=1, keepdims=True)
-        mean = np.einsum("na,na->n", parts, logs)
-        score = taken - mean
-        curvature = float(np.einsum("na,na->", parts, (logs - mean[:, None]) ** 2))
-        if not curvature > 1e-12 * chosen.size:
-            return 1.0, np.nan  # all actions are equally probable: there is no slope
-        move = float(score.sum()) / curvature
-        slope += float(np.clip(move, -0.5, 0.5))
-        if abs(move) < 1e-10:
-            break
-    clusters = np.bincount(episode, weights=score)
-    return slope, float(np.sqrt(clusters @ clusters)) / curvature
-
-
-def reliability(
-    probs: FloatArray, chosen: IntArray, episode: IntArray, bins: int = _BINS
-) -> Reliability:
-    """Sort all pairs of a step and an action into bins of equal size by estimated probability.
-
-    Args:
-        probs: (S, A).
-        chosen: (S,).
-        episode: (S,), for the errors.
-        bins: how many.
-    """
-    hit = (chosen[:, None] == np.arange(probs.shape[1])).ravel()
-    flat, where = probs.ravel(), np.repeat(episode, probs.shape[1])
-    edges = np.unique(np.quantile(flat, np.linspace(0.0, 1.0, bins + 1)[1:-1]))
-    bin_of = np.searchsorted(edges, flat, side="right")
-    count = np.bincount(bin_of, minlength=edges.size + 1)
-    some = np.flatnonzero(count)
-    predicted = np.bincount(bin_of, weights=flat)[some] / count[some]
-    observed = np.bincount(bin_of, weights=hit)[some] / count[some]
-    error = np.empty(some.size)
-    for i, b in enumerate(some):
-        rows = bin_of == b
-        apart = np.bincount(where[rows], weights=hit[rows] - observed[i])
-        error[i] = np.sqrt(apart @ apart) / count[b]
-    return Reliability(predicted, observed, error, count[some])
-
-
 def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
     """Return the number (S,) of each action and how many there are, or raise."""
-    found = np.asarray(data.actions)
-    if (
-        isinstance(data.actions, dict | tuple)
-        or found.dtype.kind not in "iub"
-        or (found.size != data.n_steps)
-    ):
+    plain = not isinstance(data.actions, dict | tuple)
+    found = np.asarray(data.actions) if plain else np.empty((data.n_steps, 0))
+    if found.dtype.kind not in "iub" or found.size != data.n_steps:
         raise ValueError(
-            f"actions have type {getattr(found, 'dtype', type(data.actions))} and shape "
-            f"{found.shape}: fit_behaviour estimates probabilities of whole numbers 0, 1, ..., one "
-            "a step; make classes of continuous actions first, or use DM and MDR"
+            f"actions have type {found.dtype} and shape {found.shape}: fit_behaviour estimates "
+            "probabilities of whole numbers 0, 1, ..., one a step; make classes of continuous "
+            "actions first, or use DM and MDR"
         )
-    found = found.reshape(-1).astype(np.int64)
+    chosen: IntArray = found.reshape(-1).astype(np.int64)
     space = getattr(data.action_space, "n", None)
-    size = int(actions if actions is not None else space if space is not None else found.max() + 1)
-    if found.min() < 0 or found.max() >= size:
+    size = int(actions if actions is not None else space if space is not None else chosen.max() + 1)
+    if chosen.min() < 0 or chosen.max() >= size:
         raise ValueError(
-            f"actions go from {found.min()} to {found.max()}, but there are {size}: give actions "
+            f"actions go from {chosen.min()} to {chosen.max()}, but there are {size}: give actions "
             "as 0, 1, ..., and their number as actions="
         )
-    return found, size
+    return chosen, size
 
 
 def _check_model(model: str, data: Trajectories) -> None:

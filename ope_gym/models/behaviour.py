@@ -129,8 +129,9 @@ def fit_network(x: FloatArray, chosen: IntArray, actions: int, seed: int) -> Sof
     entropy = nn.CrossEntropyLoss()
     best, least, waited = {k: v.clone() for k, v in net.state_dict().items()}, np.inf, 0
     for _ in range(_EPOCHS):
-        order = torch.from_numpy(rng.permutation(learn))
-        for rows in order.split(_BATCH):
+        order = rng.permutation(learn)
+        for begin in range(0, order.size, _BATCH):
+            rows = torch.from_numpy(order[begin : begin + _BATCH])
             adam.zero_grad()
             entropy(net(inputs[rows]), labels[rows]).backward()
             adam.step()

@@ -191,10 +191,15 @@ def encode(observations: Tree, columns: Columns | None, degree: int = 1) -> NDAr
     return np.hstack([plain, plain[:, first] * plain[:, second]])
 
 
-def estimated_folds(policies: Sequence[Policy], used: Sequence[int]) -> IntArray | None:
-    """Return the fold (K,) of each of some policies; None unless all were cross-fitted."""
-    folds = [getattr(policies[k], "fold", ALL) for k in used if is_estimated(policies[k])]
-    return np.array(folds) if len(folds) == len(used) and ALL not in folds else None
+def estimated_folds(policies: Sequence[Policy]) -> IntArray | None:
+    """Return the fold (K,) of each policy; None unless all of them were cross-fitted."""
+    folds = [p.fold if isinstance(p, EstimatedPolicy) else ALL for p in policies]
+    return np.array(folds) if folds and ALL not in folds else None
+
+
+def fitted_models(policies: Sequence[Policy]) -> str:
+    """Name the models of the policies that were estimated; empty if none was."""
+    return ", ".join(sorted({p.model for p in policies if isinstance(p, EstimatedPolicy)}))
 
 
 def logger_name(policy: Policy) -> str:
@@ -202,8 +207,3 @@ def logger_name(policy: Policy) -> str:
     if not isinstance(policy, EstimatedPolicy):
         return ""
     return f"logger {policy.logger} (fold {policy.fold})"
-
-
-def is_estimated(policy: Policy) -> bool:
-    """Tell whether a policy was estimated from the actions that it took."""
-    return isinstance(policy, EstimatedPolicy)

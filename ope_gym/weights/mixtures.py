@@ -79,7 +79,7 @@ def groups_of(behaviours: Behaviours, policies: Sequence[Policy], mixture: str |
         mixture: the option, see `ope_gym.options.Weighting`.
     """
     if mixture == "auto":
-        folds = estimated_folds(policies, [plan[0][1] for plan in behaviours.plans])
+        folds = estimated_folds([policies[plan[0][1]] for plan in behaviours.plans])
         if folds is not None:
             return np.unique(folds, return_inverse=True)[1].astype(np.int64)
     size = group_size(mixture, len(behaviours.plans))
