@@ -17,7 +17,14 @@ from ope_gym import Weighting, evaluate, fit_behaviour, leave_one_policy_out
 from ope_gym.cli import main
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.reliability import calibration_slope, marginal_loss, reliability
-from ope_gym.models.behaviour import LEARNERS, fit_counts, fit_logit, fit_neighbours, fit_network
+from ope_gym.models.behaviour import (
+    LEARNERS,
+    fit_counts,
+    fit_logit,
+    fit_neighbours,
+    fit_network,
+    maximise_logit,
+)
 from ope_gym.policies import EstimatedPolicy, SoftmaxLinear, UnknownPolicy
 from ope_gym.policies.estimated import ALL
 
@@ -82,7 +89,7 @@ def test_a_logit_has_no_better_neighbour() -> None:
     """The penalised log-likelihood, as a plain loop, falls in every direction."""
     rng = np.random.default_rng(2)
     x, chosen = rng.standard_normal((80, 2)), rng.integers(0, 3, 80)
-    found = fit_logit(x, chosen, 3, 0)
+    found = maximise_logit(x, chosen, 3, 1.0)
 
     def likelihood(weights: Any, bias: Any) -> float:
         total = -0.5 * float(np.sum(np.asarray(weights) ** 2))
@@ -97,6 +104,18 @@ def test_a_logit_has_no_better_neighbour() -> None:
         w, b = 0.02 * rng.standard_normal((3, 2)), 0.02 * rng.standard_normal(3)
         assert likelihood(found.weights + w, bias + b) < best
     assert np.linalg.norm(found.weights) > 0.05
+
+
+def test_the_ridge_is_the_one_that_predicts_best() -> None:
+    """Noise calls for the strongest, a clear rule for the weakest, and much data for no search."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((60, 3))
+    noise, rule = rng.integers(0, 2, 60), (x[:, 0] > 0).astype(np.int64)
+    for chosen, ridge in ((noise, 64.0), (rule, 1.0)):
+        expected = maximise_logit(x, chosen, 2, ridge)
+        np.testing.assert_array_equal(fit_logit(x, chosen, 2, 0).weights, expected.weights)
+    many, chosen = rng.standard_normal((400, 1)), rng.integers(0, 2, 400)
+    assert fit_logit(many, chosen, 2, 0) == maximise_logit(many, chosen, 2, 1.0)
 
 
 def test_neighbours_are_those_of_a_plain_loop() -> None:

@@ -36,7 +36,7 @@ class Propensities(Study):
     """Draw in each run a data set for some regimes of the grid."""
 
     level: float = 0.95
-    every: int = 8  # a run takes every 8th regime of the grid, starting at random
+    every: int = 24  # a run takes every 24th regime of the grid, starting at random
     grid_seed: int = 2
     model: str = "logit"
 
@@ -72,8 +72,7 @@ class Propensities(Study):
         whole = np.ones(holds.shape, dtype=np.bool_)
         masks = {"all": whole, "not red": np.broadcast_to((runs["colour"] < 2), holds.shape)}
         masks |= {
-            name: np.broadcast_to((loggers == name)[:, None, None], holds.shape)
-            for name in LOGGERS
+            name: np.broadcast_to((loggers == name)[:, None, None], holds.shape) for name in LOGGERS
         }
         return {
             "runs": len(holds),
@@ -121,7 +120,7 @@ class Propensities(Study):
                 f"often intervals at {summary['level']:.0%} hold the truth with the recorded "
                 f"propensities and with those that fit_behaviour(model={summary['model']!r}) "
                 "estimates from the same actions; and the root mean square error, divided by the "
-                "horizon. By kind of loggers; \"not red\" leaves out the estimates whose verdict "
+                'horizon. By kind of loggers; "not red" leaves out the estimates whose verdict '
                 "is red.",
                 "",
                 *table(["part", "propensities", *heads], rows),
@@ -155,14 +154,20 @@ def forgotten(data: Trajectories) -> Trajectories:
 
 def _described(holds: Any, off: Any, mask: Any) -> dict[str, Any]:
     """Return coverage, its error and the root mean square error, (kinds, estimators) each."""
-    chosen = np.where(mask, holds, np.nan)
-    by_run = np.nanmean(chosen, axis=1)  # (runs, kinds, estimators)
-    squares = np.where(mask, off, np.nan) ** 2
-    return {
-        "holds": np.nanmean(chosen, axis=(0, 1)).tolist(),
-        "error": standard_errors(by_run).tolist(),
-        "rmse": np.sqrt(np.nanmean(squares, axis=(0, 1))).tolist(),
-    }
+    found: dict[str, Any] = {"holds": [], "error": [], "rmse": []}
+    for k in range(len(KINDS)):
+        row: dict[str, list[float]] = {name: [] for name in found}
+        for e in range(len(NAMES)):
+            chosen = np.where(mask[:, :, k, e], holds[:, :, k, e], math.nan)  # (runs, regimes)
+            some = chosen[np.isfinite(chosen).any(axis=1)]
+            squares = np.where(np.isfinite(chosen), off[:, :, k, e] ** 2, math.nan)
+            row["holds"].append(float(np.nanmean(some)) if some.size else math.nan)
+            error = float(standard_errors(np.nanmean(some, axis=1))) if some.size else math.nan
+            row["error"].append(error)
+            row["rmse"].append(float(np.sqrt(np.nanmean(squares))) if some.size else math.nan)
+        for name, values in row.items():
+            found[name].append(values)
+    return found
 
 
 def _percent(value: float) -> str:
