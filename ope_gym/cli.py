@@ -315,7 +315,7 @@ def gate_command(args: argparse.Namespace) -> Said:
     source = load_source(args.files, HELD_OUT[args.data])
     last = len(source.policies) - 1
     old = str(last - 1) if args.old == "previous" else args.old
-    new, rival = (_only(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
+    new, rival = (_contender(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
     found = duel(
         new,
         rival,
@@ -349,20 +349,33 @@ def gate_command(args: argparse.Namespace) -> Said:
     }[passed]
     ends = found.interval
     text = (
-        f"{said}\npolicy {new} (new) - policy {rival} (old): {found.difference:.5g}, within "
+        f"{said}\n{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
+        f"{found.difference:.5g}, within "
         f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
         f"{found.episodes} fresh episodes"
     )
     return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
 
 
-def _only(word: str, flag: str, source: Source) -> int:
-    """Return the number of the one policy that a word names."""
+def _contender(word: str, flag: str, source: Source) -> Target:
+    """Return the number of a recorded policy, the path of a saved model, or an imported policy."""
+    if is_saved(word):
+        return word
+    if ":" in word:
+        return imported(f"--{flag}", word)()
     size = len(source.policies)
     number = size - 1 if word == "last" else int(word) if word.isdigit() else -1
     if not 0 <= number < size:
-        raise ValueError(f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}")
+        raise ValueError(
+            f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}, a saved model "
+            "(.zip), or package.module:function that returns a policy"
+        )
     return number
+
+
+def _called(policy: Target, word: str) -> str:
+    """Name a policy of a gate: by its number, or as it was given."""
+    return f"policy {policy}" if isinstance(policy, int) else word
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -751,9 +764,18 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
 
 def _add_gate(gate: argparse.ArgumentParser) -> None:
     gate.add_argument("--env", required=True, metavar="ID", help="the environment to play")
-    gate.add_argument("--new", default="last", metavar="K", help="the new policy (default: last)")
     gate.add_argument(
-        "--old", default="previous", metavar="K", help="the old policy (default: the one before)"
+        "--new",
+        default="last",
+        metavar="K",
+        help="the new policy: its number, or last; a saved model of Stable-Baselines3 (.zip); or "
+        "package.module:function that returns a policy (default: last)",
+    )
+    gate.add_argument(
+        "--old",
+        default="previous",
+        metavar="K",
+        help="the old policy, likewise (default: the one before)",
     )
     ends = gate.add_mutually_exclusive_group(required=True)
     ends.add_argument(

@@ -383,7 +383,8 @@ class Evaluator:
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all actions, but "
                     "an unknown policy acted (trajectories.has_propensities is false): use DM or "
-                    "MDR, or select(policies=...) the episodes of known ones"
+                    "MDR, estimate them with ope_gym.fit_behaviour, or select(policies=...) the "
+                    "episodes of known ones"
                 )
             if c.baseline and model is None:
                 raise ValueError(
