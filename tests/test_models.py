@@ -671,7 +671,9 @@ def test_a_torch_critic_is_asked_without_gradients_and_left_as_it_was() -> None:
 
 # -- networks ----------------------------------------------------------------------------------
 
-SMALL = NetworkQ(hidden=(32,), epochs=40, batch=64, learning_rate=1e-2, tau=0.1, patience=40)
+SMALL = NetworkQ(
+    hidden=(32,), epochs=40, batch=64, learning_rate=1e-2, tau=0.1, patience=40, linear=False
+)
 
 
 def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
@@ -710,6 +712,35 @@ def test_a_network_learns_continuous_actions() -> None:
         exact = quadratic_q(x, a, 3 - t)
         found = values.q(x[:, None], a[:, None], np.full(300, t))
         assert np.sqrt(np.mean((found - exact) ** 2)) < 0.5 * exact.std()
+
+
+def edged(episodes: int) -> Trajectories:
+    """One-step episodes that pay 1 for action 1 beyond an edge, which no polynomial follows."""
+    rng = seeded(4)
+    x, action = rng.normal(size=(episodes, 1)), rng.integers(0, 2, episodes)
+    return Trajectories.from_arrays(
+        x,
+        action,
+        ((np.abs(x[:, 0]) > 1.0) & (action == 1)).astype(np.float64),
+        np.full(episodes, np.log(0.5)),
+        offsets=np.arange(episodes + 1),
+        policies=[Uniform(2)],
+        terminated=True,
+    )
+
+
+def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> None:
+    data, task = edged(1500), problem(Uniform(2), 1.0, 1)
+    linear = LinearQ().fit(data, task).q_all(data.observations, data.steps)
+    start = dataclasses.replace(SMALL, linear=True, learning_rate=1e-12, epochs=2)
+    found = start.fit(data, task)
+    np.testing.assert_allclose(
+        found.q_all(data.observations, data.steps), np.clip(linear, 0.0, 1.0), atol=1e-6
+    )
+    learned = dataclasses.replace(start, learning_rate=1e-2, epochs=40).fit(data, task)
+    exact = np.where(np.abs(np.asarray(data.observations)) > 1.0, [[0.0, 1.0]], 0.0)
+    left = np.mean((np.clip(linear, 0.0, 1.0) - exact) ** 2)
+    assert np.mean((learned.q_all(data.observations, data.steps) - exact) ** 2) < 0.5 * left
 
 
 # -- bad input ---------------------------------------------------------------------------------
