@@ -29,7 +29,7 @@ from ope_gym.models import (
     cross_fit,
     default_model,
 )
-from ope_gym.models.base import SAMPLES
+from ope_gym.models.base import SAMPLES, q_all
 from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.options import Compute
 from ope_gym.policies import DiagonalGaussian, Uniform
@@ -731,7 +731,7 @@ def edged(episodes: int) -> Trajectories:
 
 def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> None:
     data, task = edged(1500), problem(Uniform(2), 1.0, 1)
-    linear = LinearQ().fit(data, task).q_all(data.observations, data.steps)
+    linear = q_all(LinearQ().fit(data, task), data.observations, data.steps, 2)
     start = dataclasses.replace(SMALL, linear=True, learning_rate=1e-12, epochs=2)
     found = start.fit(data, task)
     np.testing.assert_allclose(

@@ -15,7 +15,7 @@ from studies.propensities.study import KINDS, NAMES, Propensities, forgotten
 
 def test_a_run_takes_some_regimes() -> None:
     study = Propensities(every=len(grid(2)))
-    found = study.run_once(np.random.SeedSequence(0))
+    found = study.run_once(np.random.SeedSequence(2))
     taken = np.isfinite(found["off"]).all(axis=(1, 2))
     assert taken.sum() == 1
     assert np.isin(found["holds"][taken], (0.0, 1.0)).all()

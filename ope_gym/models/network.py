@@ -14,6 +14,7 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import ActionValues, Problem, of_chosen, q_all
 from ope_gym.models.features import columns_of
+from ope_gym.models.linear import default_linear
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.encoding import Columns
 from ope_gym.policies.numerics import choices
@@ -131,8 +132,6 @@ class _Start:
     @classmethod
     def of(cls, data: Trajectories, problem: Problem) -> _Start | None:
         """Fit LinearQ; None where it cannot read the observations."""
-        from ope_gym.models import default_linear
-
         model = default_linear(data, problem.target)
         if model is None:
             return None
