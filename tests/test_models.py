@@ -676,12 +676,15 @@ SMALL = NetworkQ(
 )
 
 
-def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_network_learns_a_small_problem_and_is_reproducible(linear: bool) -> None:
     import torch
 
     record = recorded(12, (150, 150), horizon=3)
     errors: list[tuple[int, float]] = []
-    model = dataclasses.replace(SMALL, progress=lambda epoch, error: errors.append((epoch, error)))
+    model = dataclasses.replace(
+        SMALL, linear=linear, progress=lambda epoch, error: errors.append((epoch, error))
+    )
     state = torch.random.get_rng_state()
     values = fitted(model, record, 0.9, 3)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -695,7 +698,7 @@ def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
     assert [epoch for epoch, _ in errors] == list(range(len(errors)))
     assert all(0.0 < error < np.inf for _, error in errors)
     assert len(errors) <= model.epochs
-    short = dataclasses.replace(SMALL, epochs=2)
+    short = dataclasses.replace(SMALL, linear=linear, epochs=2)
     one, two = (fitted(short, record, 0.9, 3) for _ in range(2))
     np.testing.assert_array_equal(
         one.q_all(data.observations, data.steps), two.q_all(data.observations, data.steps)
