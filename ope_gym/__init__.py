@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from ope_gym import models as models
     from ope_gym import policies as policies
     from ope_gym.analysis import overlap as overlap
+    from ope_gym.analysis.behaviour import BehaviourFit as BehaviourFit
+    from ope_gym.analysis.behaviour import fit_behaviour as fit_behaviour
     from ope_gym.analysis.contributions import contributions as contributions
     from ope_gym.analysis.distribution import Distribution as Distribution
     from ope_gym.analysis.distribution import distribution as distribution
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 else:
     # Loaded when they are first used, so that importing the package costs next to nothing.
     _HOMES = {
+        "BehaviourFit": "ope_gym.analysis.behaviour",
         "Betting": "ope_gym.inference.intervals",
         "Bootstrap": "ope_gym.inference.intervals",
         "Calibration": "ope_gym.analysis.leave_one_out",
@@ -69,6 +72,7 @@ else:
         "episodes_needed": "ope_gym.analysis.planning",
         "evaluate": "ope_gym.evaluation",
         "evaluate_log_probs": "ope_gym.log_probs",
+        "fit_behaviour": "ope_gym.analysis.behaviour",
         "leave_one_policy_out": "ope_gym.analysis.leave_one_out",
         "rank": "ope_gym.analysis.ranking",
     }
@@ -97,6 +101,7 @@ else:
 
 __all__ = [
     "ESTIMATORS",
+    "BehaviourFit",
     "Betting",
     "Bootstrap",
     "Calibration",
@@ -120,6 +125,7 @@ __all__ = [
     "episodes_needed",
     "evaluate",
     "evaluate_log_probs",
+    "fit_behaviour",
     "leave_one_policy_out",
     "rank",
 ]

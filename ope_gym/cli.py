@@ -9,6 +9,8 @@ Examples:
   python -m ope_gym evaluate table.parquet folder              tables with a row for each step
   python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
   python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
+  python -m ope_gym fit-behaviour log.parquet --save fitted.ope
+                                                               propensities that nobody recorded
   python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
   python -m ope_gym check episodes.ope                         can such estimates be trusted
   python -m ope_gym report episodes.ope --html report.html     all of it as one page
@@ -33,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ope_gym.analysis.behaviour import MODELS, fit_behaviour
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
 from ope_gym.analysis.duel import LIMIT, duel
@@ -51,6 +54,7 @@ from ope_gym.estimators.table import (
 )
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
+from ope_gym.models.base import FOLDS
 from ope_gym.options import Compute
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.policies.convert import is_saved
@@ -87,6 +91,15 @@ The table has the mean, the standard deviation, quantiles, the mean of the worst
 episodes (CVaR) and, with --below, the probability of a return below a number. Every episode counts
 with the weight of all its actions. "rests on" is the number of effective episodes that decide a
 line; a question mark stands for fewer than 10.
+"""
+_FIT = """Estimate the probabilities of recorded actions, where they were not recorded.
+
+Who acted is the column "policy" of a table, or with --by none one logger for all. A model of each
+logger learns which action follows which observation; the probability of an action comes from a
+model that did not see its episode. The table says how well the actions of left-out episodes are
+predicted. "slope" is 1 if the probabilities are right, below 1 if they are too sure, above 1 if
+they are too cautious. The other commands take the file that --save writes, and say in every
+result that the propensities were estimated.
 """
 _PLAN = """Plan what to collect for a smaller error.
 
@@ -179,7 +192,7 @@ def _print(said: str) -> None:
 
 def _check_places(args: argparse.Namespace) -> None:
     """Raise if a file or folder cannot be written, before the work is done."""
-    for name in ("json", "figure", "html"):
+    for name in ("json", "figure", "html", "save"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
             if str(path) == "-":
@@ -276,6 +289,25 @@ def distribution_command(args: argparse.Namespace) -> Said:
     )
 
 
+def fit_command(args: argparse.Namespace) -> Said:
+    """Estimate propensities, and write episodes that have them."""
+    found = fit_behaviour(
+        args.files,
+        model=args.model,
+        by=None if args.by == "none" else args.by,
+        actions=args.actions,
+        folds=args.folds,
+        seed=args.seed,
+    )
+    said = str(found)
+    if args.target is not None:
+        said += f"\n{text.wrap(str(found.overlap(_target(args.target))))}"
+    if args.save is not None:
+        found.trajectories.save(args.save)
+        said += f"\nepisodes with estimated propensities: {args.save}"
+    return Said(said, found.to_json, lambda path: found.plot().savefig(path))
+
+
 def gate_command(args: argparse.Namespace) -> Said:
     """Set a new checkpoint against the old one on fresh episodes."""
     import gymnasium as gym
@@ -283,7 +315,7 @@ def gate_command(args: argparse.Namespace) -> Said:
     source = load_source(args.files, HELD_OUT[args.data])
     last = len(source.policies) - 1
     old = str(last - 1) if args.old == "previous" else args.old
-    new, rival = (_only(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
+    new, rival = (_contender(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
     found = duel(
         new,
         rival,
@@ -317,20 +349,33 @@ def gate_command(args: argparse.Namespace) -> Said:
     }[passed]
     ends = found.interval
     text = (
-        f"{said}\npolicy {new} (new) - policy {rival} (old): {found.difference:.5g}, within "
+        f"{said}\n{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
+        f"{found.difference:.5g}, within "
         f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
         f"{found.episodes} fresh episodes"
     )
     return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
 
 
-def _only(word: str, flag: str, source: Source) -> int:
-    """Return the number of the one policy that a word names."""
+def _contender(word: str, flag: str, source: Source) -> Target:
+    """Return the number of a recorded policy, the path of a saved model, or an imported policy."""
+    if is_saved(word):
+        return word
+    if ":" in word:
+        return imported(f"--{flag}", word)()
     size = len(source.policies)
     number = size - 1 if word == "last" else int(word) if word.isdigit() else -1
     if not 0 <= number < size:
-        raise ValueError(f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}")
+        raise ValueError(
+            f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}, a saved model "
+            "(.zip), or package.module:function that returns a policy"
+        )
     return number
+
+
+def _called(policy: Target, word: str) -> str:
+    """Name a policy of a gate: by its number, or as it was given."""
+    return f"policy {policy}" if isinstance(policy, int) else word
 
 
 def plan_command(args: argparse.Namespace) -> Said:
@@ -596,6 +641,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_json(returns)
 
+    fitted = command(
+        "fit-behaviour", fit_command, "estimate propensities that nobody recorded", _FIT
+    )
+    _add_fit(fitted)
+
     plan = command("plan", plan_command, "find out what to collect for a smaller error", _PLAN)
     _add_target(plan)
     plan.add_argument(
@@ -676,11 +726,56 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the episodes to this file")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        default="auto",
+        help="auto is the best of counts, logit and logit2 on left-out steps (default: auto)",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("policy", "none"),
+        default="policy",
+        help="a model for each recorded policy, or one for all episodes (default: policy)",
+    )
+    parser.add_argument(
+        "--actions", type=int, metavar="N", help="number of actions (default: as recorded)"
+    )
+    parser.add_argument(
+        "--folds", type=int, metavar="N", default=FOLDS, help="folds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="K",
+        help="also say how much of what this policy does the loggers do: a saved model (.zip), or "
+        "package.module:function that returns a policy",
+    )
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the reliability curve to this file (.png, .svg)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network (default: 0)")
+    _add_json(parser)
+
+
 def _add_gate(gate: argparse.ArgumentParser) -> None:
     gate.add_argument("--env", required=True, metavar="ID", help="the environment to play")
-    gate.add_argument("--new", default="last", metavar="K", help="the new policy (default: last)")
     gate.add_argument(
-        "--old", default="previous", metavar="K", help="the old policy (default: the one before)"
+        "--new",
+        default="last",
+        metavar="K",
+        help="the new policy: its number, or last; a saved model of Stable-Baselines3 (.zip); or "
+        "package.module:function that returns a policy (default: last)",
+    )
+    gate.add_argument(
+        "--old",
+        default="previous",
+        metavar="K",
+        help="the old policy, likewise (default: the one before)",
     )
     ends = gate.add_mutually_exclusive_group(required=True)
     ends.add_argument(

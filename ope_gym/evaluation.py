@@ -61,6 +61,7 @@ from ope_gym.options import (
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.base import asked
 from ope_gym.policies.convert import is_saved
+from ope_gym.policies.estimated import fitted_models, logger_name
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
@@ -80,7 +81,7 @@ from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import path_log_probs
-from ope_gym.weights.mixtures import group_size, interleaved
+from ope_gym.weights.mixtures import groups_of
 from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights
 from ope_gym.weights.scores import Scores
@@ -93,6 +94,11 @@ _PROBED = 64  # steps at which a policy is asked whether it is deterministic
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
     "long the last one lived, and weights against a mixture are not exactly unbiased"
+)
+
+_ESTIMATED = (
+    "the propensities are estimated, not recorded: right only if the loggers decided by what the "
+    "observations hold, which no data can show"
 )
 
 
@@ -206,8 +212,9 @@ class Evaluator:
         self._roster, self._data = self.source.roster, self.source.data
         self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
-        size = group_size(self.options.weighting.mixture, len(self._behaviours.plans))
-        self._groups = interleaved(self._behaviours.counts, size)
+        mixture, policies = self.options.weighting.mixture, self.source.policies
+        self._groups = groups_of(self._behaviours, policies, mixture)
+        self._estimated = fitted_models([policies[k] for k in self._behaviours.policies])
         self._bases: dict[str, FloatArray] = {}
         self._mismatch = ""
         self._betting = self.options.betting(self._roster.horizon)
@@ -325,6 +332,13 @@ class Evaluator:
         """Whether mixtures are of a part of the behaviours."""
         return int(self._groups.max()) > 0
 
+    @property
+    def _behaviour_names(self) -> tuple[str, ...]:
+        """(K,) names for messages: of policies, or of loggers where propensities were estimated."""
+        plans, policies = self._behaviours.plans, self.source.policies
+        named = [logger_name(policies[plan[0][1]]) for plan in plans]
+        return tuple(a or b for a, b in zip(named, self._behaviours.names, strict=True))
+
     @cached_property
     def _reward_model(self) -> str | tuple[FloatArray, FloatArray]:
         model = self.options.weighting.reward_model
@@ -376,7 +390,8 @@ class Evaluator:
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all actions, but "
                     "an unknown policy acted (trajectories.has_propensities is false): use DM or "
-                    "MDR, or select(policies=...) the episodes of known ones"
+                    "MDR, estimate them with ope_gym.fit_behaviour, or select(policies=...) the "
+                    "episodes of known ones"
                 )
             if c.baseline and model is None:
                 raise ValueError(
@@ -578,24 +593,25 @@ class Evaluator:
         names: Sequence[str],
         model: object,
     ) -> Known:
-        report = gathered.propensities
+        report, estimated = gathered.propensities, self._estimated
         schemes = {ESTIMATORS[name].scheme for name in names}
         mixed = not schemes <= {"", "basic"}  # else no mixture was needed
         sample = Sample(
             len(self._roster),
             self._roster.steps,
             self._strata,
-            self._behaviours.names,
+            self._behaviour_names,
             self._behaviours.counts,
             self.options.gamma,
             self._roster.regime(target, origin),
             fingerprint(
                 gathered.returns, gathered.log_probs, self._roster.lengths, self._behaviours.ids
             ),
-            PartialMixture.of(self._groups) if mixed else None,
+            PartialMixture.of(self._groups) if mixed and not estimated else None,
             self._model_name(names, model),
+            f"estimated by {estimated}" if estimated else "",
         )
-        roster = self._roster
+        roster, alarms = self._roster, report.unfit if estimated else report.notes
         return Known(
             sample,
             self._behaviours.ids,
@@ -609,7 +625,8 @@ class Evaluator:
             support=report.support,
             missing=report.missing,
             calibration=report.calibration,
-            alarms=report.notes + ((self._mismatch,) if self._mismatch else ()),
+            alarms=alarms + ((self._mismatch,) if self._mismatch else ()),
+            doubts=(_ESTIMATED,) if estimated else (),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),
             certain=self._data is not None and always_certain(target, self._data),

@@ -193,6 +193,8 @@ class Evaluation(Mapping[str, Estimate]):
         head = f"{text.size(sample)}, gamma {sample.gamma:g}; data: {label(sample.regime)}"
         if sample.q_model is not None:
             head += f"; q model: {sample.q_model}"
+        if sample.propensities:
+            head += f"; propensities: {sample.propensities}"
         return [head, *([str(sample.mixture)] if sample.mixture else [])]
 
     def _remarks(self, verbose: bool) -> list[str]:

@@ -90,4 +90,10 @@ STUDIES = {
         chunk=2,
         takes="2 minutes",
     ),
+    "propensities": Plan(
+        "coverage with propensities that were estimated, not recorded",
+        runs=40,
+        chunk=1,
+        takes="2 minutes",
+    ),
 }

@@ -345,6 +345,7 @@ def coin_env() -> Any:
         ("0", ["--limit", "2"], 2, "undecided"),
         ("0", ["--bounds", "1", "0"], 3, "bounds is"),
         ("7", [], 3, "--new 7"),
+        ("tests.test_duel:worse", [], 1, "tests.test_duel:worse (new) - policy 0 (old)"),
     ],
 )
 def test_gate_has_exit_codes(
@@ -366,13 +367,19 @@ def test_gate_has_exit_codes(
             log_probs = policy.log_prob(zeros, action)
             buffer.append(zeros, action, [1.0, 0.0], log_probs, number, terminated=True)
     buffer.save(path)
-    flags = ["--env", coin_env, "--bounds", "0", "2", "--new", new, "--old", str(1 - int(new) % 2)]
+    old = str(1 - int(new) % 2) if new.isdigit() else "0"
+    flags = ["--env", coin_env, "--bounds", "0", "2", "--new", new, "--old", old]
     found = main(["gate", str(path), *flags, *more, "--json", str(told)])
     printed = capsys.readouterr()
     assert found == code, printed
     assert words in printed.out + printed.err
     if code < 3:
         assert json.loads(told.read_text())["rules"]["bounds"] == [0.0, 2.0]
+
+
+def worse() -> Any:
+    """Return a checkpoint that no file holds, for the command line."""
+    return leaning(0.1)
 
 
 def test_gate_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from ope_gym import (
 from ope_gym.estimators.reductions import Bets, Clip, Column, StepSums, Weighted
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import default_model
-from ope_gym.models.features import Columns, ColumnSums, Polynomial
+from ope_gym.models.features import ColumnSums, Polynomial, columns_of
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.policies import LinearSigmoid, Snapshot, Uniform, UnknownPolicy, register_policy
 from ope_gym.weights.behaviours import behaviours_of
@@ -414,7 +414,7 @@ def test_normal_equations_and_scales_can_be_merged() -> None:
         scale.update((part.observations, part.actions))
     for scale in scales[1:]:
         scales[0].merge(scale)
-    one, other = scales[0].columns(), Columns.of((data.observations, data.actions))
+    one, other = scales[0].columns(), columns_of((data.observations, data.actions))
     for field in ("mean", "scale", "is_number", "category", "value"):
         np.testing.assert_allclose(getattr(one, field), getattr(other, field), rtol=1e-12)
     survey = FeatureSurvey(LinearQ(), target)

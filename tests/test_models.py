@@ -29,7 +29,7 @@ from ope_gym.models import (
     cross_fit,
     default_model,
 )
-from ope_gym.models.base import SAMPLES
+from ope_gym.models.base import SAMPLES, q_all
 from ope_gym.models.linear import FeatureSurvey, near_weights
 from ope_gym.options import Compute
 from ope_gym.policies import DiagonalGaussian, Uniform
@@ -671,15 +671,20 @@ def test_a_torch_critic_is_asked_without_gradients_and_left_as_it_was() -> None:
 
 # -- networks ----------------------------------------------------------------------------------
 
-SMALL = NetworkQ(hidden=(32,), epochs=40, batch=64, learning_rate=1e-2, tau=0.1, patience=40)
+SMALL = NetworkQ(
+    hidden=(32,), epochs=40, batch=64, learning_rate=1e-2, tau=0.1, patience=40, linear=False
+)
 
 
-def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_network_learns_a_small_problem_and_is_reproducible(linear: bool) -> None:
     import torch
 
     record = recorded(12, (150, 150), horizon=3)
     errors: list[tuple[int, float]] = []
-    model = dataclasses.replace(SMALL, progress=lambda epoch, error: errors.append((epoch, error)))
+    model = dataclasses.replace(
+        SMALL, linear=linear, progress=lambda epoch, error: errors.append((epoch, error))
+    )
     state = torch.random.get_rng_state()
     values = fitted(model, record, 0.9, 3)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -693,7 +698,7 @@ def test_a_network_learns_a_small_problem_and_is_reproducible() -> None:
     assert [epoch for epoch, _ in errors] == list(range(len(errors)))
     assert all(0.0 < error < np.inf for _, error in errors)
     assert len(errors) <= model.epochs
-    short = dataclasses.replace(SMALL, epochs=2)
+    short = dataclasses.replace(SMALL, linear=linear, epochs=2)
     one, two = (fitted(short, record, 0.9, 3) for _ in range(2))
     np.testing.assert_array_equal(
         one.q_all(data.observations, data.steps), two.q_all(data.observations, data.steps)
@@ -710,6 +715,35 @@ def test_a_network_learns_continuous_actions() -> None:
         exact = quadratic_q(x, a, 3 - t)
         found = values.q(x[:, None], a[:, None], np.full(300, t))
         assert np.sqrt(np.mean((found - exact) ** 2)) < 0.5 * exact.std()
+
+
+def edged(episodes: int) -> Trajectories:
+    """One-step episodes that pay 1 for action 1 beyond an edge, which no polynomial follows."""
+    rng = seeded(4)
+    x, action = rng.normal(size=(episodes, 1)), rng.integers(0, 2, episodes)
+    return Trajectories.from_arrays(
+        x,
+        action,
+        ((np.abs(x[:, 0]) > 1.0) & (action == 1)).astype(np.float64),
+        np.full(episodes, np.log(0.5)),
+        offsets=np.arange(episodes + 1),
+        policies=[Uniform(2)],
+        terminated=True,
+    )
+
+
+def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> None:
+    data, task = edged(1500), problem(Uniform(2), 1.0, 1)
+    linear = q_all(LinearQ().fit(data, task), data.observations, data.steps, 2)
+    start = dataclasses.replace(SMALL, linear=True, learning_rate=1e-12, epochs=2)
+    found = start.fit(data, task)
+    np.testing.assert_allclose(
+        found.q_all(data.observations, data.steps), np.clip(linear, 0.0, 1.0), atol=1e-6
+    )
+    learned = dataclasses.replace(start, learning_rate=1e-2, epochs=40).fit(data, task)
+    exact = np.where(np.abs(np.asarray(data.observations)) > 1.0, [[0.0, 1.0]], 0.0)
+    left = np.mean((np.clip(linear, 0.0, 1.0) - exact) ** 2)
+    assert np.mean((learned.q_all(data.observations, data.steps) - exact) ** 2) < 0.5 * left
 
 
 # -- bad input ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Options, OptionValues, one_estimator
-from ope_gym.policies import UnavailablePolicy
+from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
 from ope_gym.weights.behaviours import behaviours_of
@@ -93,14 +93,26 @@ def own_episodes(data: Trajectories) -> dict[int, IntArray]:
     """Return for each policy that acted the episodes that it would have played to any end.
 
     Where the policy may change during episodes none counts, not even one that ended before the
-    change: episodes that end early are not a fair sample of all.
+    change: episodes that end early are not a fair sample of all. Where propensities were
+    estimated, the first of a logger's models stands for it, with all episodes of the logger.
     """
     behaviours = behaviours_of(data)
     own: dict[int, IntArray] = {int(k): np.empty(0, np.int64) for k in behaviours.policies}
     for b, plan in enumerate(behaviours.plans):
         if len(plan) == 1:
             own[plan[0][1]] = np.flatnonzero(behaviours.ids == b)
-    return own
+    return by_logger(data.policies, own)
+
+
+def by_logger(policies: Sequence[Policy], own: Mapping[int, IntArray]) -> dict[int, IntArray]:
+    """Put the episodes of all models of one logger together, under the first of them."""
+    first: dict[int, int] = {}
+    found: dict[int, IntArray] = {}
+    for k, episodes in own.items():
+        policy = policies[k]
+        stands = first.setdefault(policy.logger, k) if isinstance(policy, EstimatedPolicy) else k
+        found[stands] = np.sort(np.append(found.get(stands, np.empty(0, np.int64)), episodes))
+    return found
 
 
 def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:

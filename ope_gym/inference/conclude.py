@@ -41,6 +41,7 @@ class Known:
         missing: by scheme, share of the target's episodes that do so.
         calibration: of the propensities of each policy.
         alarms: reasons that make every estimate red.
+        doubts: reasons that make every estimate amber at best.
         notes: remarks about estimates with weights against a mixture.
         held_out: whether some of the episodes are held out.
         certain: whether the target is deterministic.
@@ -54,6 +55,7 @@ class Known:
     missing: Mapping[str, float] = field(default_factory=dict)
     calibration: FloatArray | None = None
     alarms: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     held_out: bool = False
     certain: bool = False
@@ -172,6 +174,7 @@ def _reasons(
     alarms = [*known.alarms, *computed.notes]
     regime = known.sample.regime
     cautions = [*computed.cautions, *regimes.cautions(regime, scheme, known.held_out)]
+    cautions += known.doubts
     steps = known.support.get("fused", 0)
     if not scheme and steps and "fused" not in known.missing:  # no weights to say how often
         cautions.append(

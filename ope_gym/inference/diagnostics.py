@@ -370,6 +370,8 @@ def _advice(
 ) -> tuple[str, ...]:
     """Say how many episodes to collect, and with which policy; empty if more would not help."""
     target = "with the target policy itself"
+    if any("estimated propensit" in alarm for alarm in findings.alarms):
+        return ("fit the propensities with another model, or with more of what the loggers saw",)
     if any("propensit" in alarm for alarm in findings.alarms):
         return (
             "check that log_prob is the natural logarithm of the probability that the policy that "
@@ -387,7 +389,8 @@ def _advice(
         plain = ", " not in names[best]  # a policy, not a sequence of policies
         if counts.sum() > 1 and gain[best] >= _USEFUL and plain:
             number = int(np.ceil(missing / gain[best]))
-            return (f"collect about {_episodes(number, 'more ')} of {names[best]}",)
+            whose = names[best].partition(" (")[0]  # a fold of a logger is no one to collect from
+            return (f"collect about {_episodes(number, 'more ')} of {whose}",)
         return (f"collect about {_episodes(int(np.ceil(missing)))} {target}",)
     if d.influence_share > GREEN_INFLUENCE:
         number = int(np.ceil(have * (d.influence_share / GREEN_INFLUENCE - 1.0)))

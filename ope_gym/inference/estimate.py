@@ -57,6 +57,7 @@ class Sample:
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
         q_model: name of the q model; None if no estimator uses one.
+        propensities: in words, how they were estimated; empty if they were recorded.
     """
 
     trajectories: int
@@ -69,6 +70,7 @@ class Sample:
     fingerprint: tuple[float, ...] = field(repr=False)
     mixture: PartialMixture | None = None
     q_model: str | None = None
+    propensities: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return how much data there is, as plain numbers and strings."""
@@ -77,6 +79,7 @@ class Sample:
             "steps": self.steps,
             "behaviours": dict(zip(self.behaviours, self.counts.tolist(), strict=True)),
             "gamma": self.gamma,
+            "propensities": self.propensities or None,
         }
 
 

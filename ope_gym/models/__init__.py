@@ -13,7 +13,7 @@ from ope_gym.models.base import ActionValues, Baseline, Problem, QModel, cross_f
 from ope_gym.models.critic import Critic
 from ope_gym.models.dynamics import DynamicsQ
 from ope_gym.models.features import Fourier, OneHot, Polynomial
-from ope_gym.models.linear import LinearQ, widest_fit
+from ope_gym.models.linear import MOST_NUMBERS, LinearQ, default_linear
 from ope_gym.models.network import NetworkQ
 from ope_gym.models.tabular import TabularQ
 from ope_gym.policies import FinitePolicy, Policy
@@ -44,7 +44,6 @@ NAMED: dict[str, type[QModel]] = {
     "dynamics": DynamicsQ,
     "network": NetworkQ,
 }
-_WIDEST = 64  # numbers in an observation
 
 
 def named_model(name: str) -> QModel:
@@ -65,17 +64,6 @@ def default_model(data: Trajectories, target: Policy) -> QModel | None:
     """
     seen = batches.leaves(data.observations)
     whole = all(leaf.dtype.kind in "iub" for leaf in seen)
-    if whole and isinstance(target, FinitePolicy) and sum(x[0].size for x in seen) <= _WIDEST:
+    if whole and isinstance(target, FinitePolicy) and sum(x[0].size for x in seen) <= MOST_NUMBERS:
         return TabularQ()
     return default_linear(data, target)
-
-
-def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
-    """Return a LinearQ for such episodes, or None if their numbers are too many, or no numbers."""
-    seen, actions = batches.leaves(data.observations), batches.leaves(data.actions)
-    finite = isinstance(target, FinitePolicy) and actions[0].ndim == 1
-    plain = len(actions) == 1 and actions[0].dtype.kind in ("iub" if finite else "f")
-    numbers = all(leaf.dtype.kind in "iubf" for leaf in seen)
-    if numbers and plain and sum(leaf[0].size for leaf in seen) <= _WIDEST:
-        return widest_fit(data, target)
-    return None

@@ -5,8 +5,8 @@ A map is any callable from a batch to (n, d). Features that must see the data fi
 `fixed(columns)`: then the scale may be gathered chunk by chunk (`ColumnSums`), and `learn` is the
 case of one chunk.
 
-`Columns` turns a batch into standardised numbers and 0/1 columns; `Phi` applies a map to recorded
-steps, with the time that is left.
+`columns_of` finds the scale of a batch for `ope_gym.policies.encoding.Columns`; `Phi` applies a map
+to recorded steps, with the time that is left.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.tabular import StateNumbers
 from ope_gym.policies import Policy
+from ope_gym.policies.encoding import Columns, flat_leaves
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 
 CATEGORIES = 64  # an integer column that takes more values is a number
-_FAR = 10.0  # standard deviations at which a standardised number is clipped
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class Polynomial:
 
     def learn(self, batch: Tree) -> Map:
         """Return the map with the means, deviations and categories of the batch."""
-        return self.fixed(Columns.of(batch))
+        return self.fixed(columns_of(batch))
 
     def fixed(self, columns: Columns) -> Map:
         """Return the map for this scale."""
@@ -119,7 +119,7 @@ class Fourier:
 
     def learn(self, batch: Tree) -> Map:
         """Return the map with the scale of the batch."""
-        return self.fixed(Columns.of(batch))
+        return self.fixed(columns_of(batch))
 
     def fixed(self, columns: Columns) -> Map:
         """Return the map for this scale."""
@@ -262,60 +262,11 @@ class Phi:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A batch as (n, width): first its standardised numbers, then its categories as 0/1 columns.
-
-    Args:
-        mean: (numbers,).
-        scale: (numbers,) 1 / deviation, 0 for a constant.
-        is_number: (columns,) of the flattened batch.
-        category: (categories,) the column of each 0/1 column, among those that are no numbers.
-        value: (categories,) the value for which it is 1.
-    """
-
-    mean: FloatArray
-    scale: FloatArray
-    is_number: NDArray[np.bool_]
-    category: IntArray
-    value: FloatArray
-
-    @classmethod
-    def of(cls, batch: Tree) -> Columns:
-        """Return the scale and the categories of a batch."""
-        sums = ColumnSums()
-        sums.update(batch)
-        return sums.columns()
-
-    @property
-    def numbers(self) -> int:
-        """Return how many columns are numbers."""
-        return self.mean.size
-
-    @property
-    def width(self) -> int:
-        """Return how many columns there are in all."""
-        return self.mean.size + self.value.size
-
-    def __call__(self, batch: Tree) -> FloatArray:
-        """Return the columns (n, width) of a batch."""
-        flat = [column for leaf in flat_leaves(batch) for column in leaf.T]
-        if len(flat) != self.is_number.size:
-            raise ValueError(
-                f"the batch has {len(flat)} columns, the features learned {self.is_number.size}"
-            )
-        found = np.empty((self.width, batches.length(batch)))  # each column in one piece
-        for row, j, mean, scale in zip(
-            found, np.flatnonzero(self.is_number), self.mean, self.scale, strict=False
-        ):
-            np.subtract(flat[j], mean, out=row, dtype=np.float64)
-            row *= scale
-        numbers = found[: self.numbers]
-        np.clip(numbers, -_FAR, _FAR, out=numbers)
-        whole = np.flatnonzero(~self.is_number)
-        for row, j, value in zip(found[self.numbers :], self.category, self.value, strict=True):
-            np.equal(flat[whole[j]].astype(np.float64), value, out=row)
-        return found.T
+def columns_of(batch: Tree) -> Columns:
+    """Return the columns with the scale and the categories of a batch."""
+    sums = ColumnSums()
+    sums.update(batch)
+    return sums.columns()
 
 
 @dataclass
@@ -388,16 +339,3 @@ def _few(column: NDArray[np.generic]) -> FloatArray | None:
         return None
     found = np.unique(numbers)
     return found if found.size <= CATEGORIES else None
-
-
-def flat_leaves(batch: Tree) -> list[FloatArray]:
-    """Return the leaves as (n, columns) each."""
-    n = batches.length(batch)
-    found = [leaf.reshape(n, -1) for leaf in batches.leaves(batch)]
-    for leaf in found:
-        if leaf.dtype.kind not in "iubf":
-            raise ValueError(
-                f"the batch has dtype {leaf.dtype}: features are made of numbers; give "
-                "features=, a callable from a batch to (n, d)"
-            )
-    return found

@@ -53,6 +53,7 @@ from ope_gym.weights.answers import Answers
 
 NUMBERS = 1 << 22  # elements of the largest temporary array
 _CACHED = 1 << 19  # of one that is read again at once and should stay in the cache
+MOST_NUMBERS = 64  # in an observation, for a default
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 _LARGEST_LOG_WEIGHT = 3.0
 
@@ -531,6 +532,17 @@ class FiniteLinearValues(LinearValues):
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         plain = self.phi.plain(observations, len(steps))
         return of_chosen(self.phi.weigh(self.dual, plain, steps).T, actions)
+
+
+def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
+    """Return a LinearQ for such episodes, or None if their numbers are too many, or no numbers."""
+    seen, actions = batches.leaves(data.observations), batches.leaves(data.actions)
+    finite = isinstance(target, FinitePolicy) and actions[0].ndim == 1
+    plain = len(actions) == 1 and actions[0].dtype.kind in ("iub" if finite else "f")
+    numbers = all(leaf.dtype.kind in "iubf" for leaf in seen)
+    if numbers and plain and sum(leaf[0].size for leaf in seen) <= MOST_NUMBERS:
+        return widest_fit(data, target)
+    return None
 
 
 def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:

@@ -12,9 +12,11 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, of_chosen
-from ope_gym.models.features import Columns
+from ope_gym.models.base import ActionValues, Problem, of_chosen, q_all
+from ope_gym.models.features import columns_of
+from ope_gym.models.linear import default_linear
 from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.encoding import Columns
 from ope_gym.policies.numerics import choices
 
 _WIDEST = 4096  # inputs; images must be made smaller first
@@ -25,19 +27,21 @@ _DRAWS = 4  # of the target's continuous actions at each next state
 
 @dataclass(frozen=True)
 class NetworkQ:
-    """Fitted Q evaluation with a multilayer perceptron and a slow target network.
+    """Fitted Q evaluation with a multilayer perceptron that starts from the values of LinearQ.
 
         minimise the mean of (r_t + gamma sum_a' pi(a'|s_{t+1}) q'(s_{t+1}, a') - q(s_t, a_t))²
 
     with q' = 0 after an end, q' a running average of q, and values in units of the largest return
-    that the rewards allow, between whose bounds the targets are kept. The inputs are the
+    that the rewards allow, between whose bounds the targets are kept. q is that of LinearQ plus the
+    network, which begins at 0: a value travels one step with each update of q', so that over long
+    episodes a network alone would not come to the end. The inputs are the
     standardised observations (categories as 0/1 columns), the share of the horizon that is left
     and, if continuous, the actions. A tenth of the episodes is kept aside: training stops when
     their error has not fallen for `patience` checks, and the best network is kept.
 
-    Cost: steps × `epochs` at most; some seconds for CartPole, times the folds. One seed gives one
-    result on one machine. Use it where LinearQ is too stiff. Weaknesses: slower, the errors of
-    targets that are themselves estimates can add up, and images must be made features first.
+    Cost: steps × `epochs` at most; seconds for CartPole. One seed gives one result on one machine.
+    Use it where LinearQ is too stiff. Weaknesses: slower, the errors of targets that are themselves
+    estimates can add up, and images must be made features first.
 
     Args:
         hidden: widths of the hidden layers.
@@ -46,15 +50,18 @@ class NetworkQ:
         learning_rate: of Adam.
         tau: share of q that enters q' with each gradient step.
         patience: checks, one an epoch, without improvement before training stops.
+        linear: whether to start from the values of LinearQ, where it can read the observations, and
+            learn what these leave.
         progress: called after each epoch with (epoch, error on the episodes kept aside).
     """
 
     hidden: tuple[int, ...] = (64, 64)
     epochs: int = 30
-    batch: int = 512
-    learning_rate: float = 2e-3
-    tau: float = 0.01
-    patience: int = 5
+    batch: int = 2048
+    learning_rate: float = 4e-3
+    tau: float = 0.04
+    patience: int = 3
+    linear: bool = True
     progress: Callable[[int, float], object] | None = None
 
     def __post_init__(self) -> None:
@@ -76,9 +83,10 @@ class NetworkQ:
         target, horizon, rng = problem.target, problem.horizon, problem.rng
         finite = isinstance(target, FinitePolicy)
         inputs = Inputs.of(data, finite, horizon)
+        start = _Start.of(data, problem) if self.linear else None
         now, chosen = _steps(data, target, inputs)
         following = np.minimum(np.arange(data.n_steps) + 1, data.n_steps - 1)
-        probs, draws = _ahead(data, target, inputs, rng)
+        probs, draws, first = _ahead(data, target, inputs, rng, start)
         on = np.ones(data.n_steps)
         on[data.offsets[1:] - 1] = 0.0
         ones = annuity(problem.gamma, horizon)
@@ -86,12 +94,15 @@ class NetworkQ:
         left = ones[np.maximum(horizon - data.steps, 1)] / unit
         outputs = probs.shape[1] if probs is not None else 1
         kept = _kept_aside(len(data), rng)[data.episode_ids]
+        # the network learns what the start leaves: r + gamma v(next) - q in the place of r
+        own = np.zeros(data.n_steps) if start is None else start.q_own(data)
+        left_over = data.rewards + problem.gamma * on * first[following] - own
         table = {
             "x": _float32(now),
-            "reward": _float32(data.rewards / unit),
+            "reward": _float32(left_over / unit),
             "on": _float32(problem.gamma * on),
-            "low": _float32(min(float(data.rewards.min()), 0.0) * left),
-            "high": _float32(max(float(data.rewards.max()), 0.0) * left),
+            "low": _float32(min(float(data.rewards.min()), 0.0) * left - own / unit),
+            "high": _float32(max(float(data.rewards.max()), 0.0) * left - own / unit),
             "action": torch.as_tensor(chosen),
             "next": torch.as_tensor(following),
         }
@@ -100,8 +111,55 @@ class NetworkQ:
         if draws is not None:
             table["draws"] = _float32(draws)
         learner = _Learner(self, table, inputs.width, outputs, int(rng.integers(2**62)))
-        net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng)
-        return NetworkValues(net, inputs, outputs if finite else 0, unit)
+        net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng, start is not None)
+        return NetworkValues(net, inputs, outputs if finite else 0, unit, start)
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The values of LinearQ from which a network starts, clipped to what the rewards allow.
+
+    Args:
+        values: of LinearQ.
+        actions: how many; 0 where they are continuous.
+        bounds: (2, horizon + 1) lowest and highest return of so many steps.
+    """
+
+    values: ActionValues
+    actions: int
+    bounds: FloatArray
+
+    @classmethod
+    def of(cls, data: Trajectories, problem: Problem) -> _Start | None:
+        """Fit LinearQ; None where it cannot read the observations."""
+        model = default_linear(data, problem.target)
+        if model is None:
+            return None
+        target, actions = problem.target, 0
+        if isinstance(target, FinitePolicy):
+            actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
+        ones = annuity(problem.gamma, problem.horizon)
+        ends = min(float(data.rewards.min()), 0.0), max(float(data.rewards.max()), 0.0)
+        return cls(model.fit(data, problem), actions, np.outer(ends, ones))
+
+    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
+        """Return q (n,) of the chosen actions."""
+        found = self.values.q(observations, actions, steps)
+        return np.clip(found, *self._ends(steps))
+
+    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
+        """Return q (n, A) of every action."""
+        low, high = self._ends(steps)
+        found = q_all(self.values, observations, steps, self.actions)
+        return np.clip(found, low[:, None], high[:, None])
+
+    def q_own(self, data: Trajectories) -> FloatArray:
+        """Return q (S,) of the recorded actions."""
+        return self.q(data.observations, data.actions, data.steps)
+
+    def _ends(self, steps: IntArray) -> FloatArray:
+        horizon = self.bounds.shape[1] - 1
+        return np.asarray(self.bounds[:, np.clip(horizon - np.asarray(steps), 1, horizon)])
 
 
 @dataclass(frozen=True)
@@ -122,7 +180,7 @@ class Inputs:
                 f"observations have {size} numbers a step: NetworkQ takes at most {_WIDEST}; give "
                 "it features of the images, or use Critic with the learner's network"
             )
-        return cls(Columns.of(batch), finite, horizon)
+        return cls(columns_of(batch), finite, horizon)
 
     @property
     def width(self) -> int:
@@ -139,21 +197,24 @@ class Inputs:
 class NetworkValues:
     """The fitted q of NetworkQ; `actions` is 0 where they are continuous."""
 
-    def __init__(self, net: Any, inputs: Inputs, actions: int, unit: float) -> None:
+    def __init__(
+        self, net: Any, inputs: Inputs, actions: int, unit: float, start: _Start | None = None
+    ) -> None:
         self._net, self._inputs, self._actions, self._unit = net, inputs, actions, unit
+        self._start = start
         if actions:
             self.q_all = self._all
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
         found = self._ask(observations, actions, steps)
-        if not self._actions:
-            return found[:, 0]
-        return of_chosen(found, actions)
+        own = of_chosen(found, actions) if self._actions else found[:, 0]
+        return own if self._start is None else own + self._start.q(observations, actions, steps)
 
     def _all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
-        return self._ask(observations, None, steps)
+        found = self._ask(observations, None, steps)
+        return found if self._start is None else found + self._start.q_all(observations, steps)
 
     def _ask(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         import torch
@@ -183,13 +244,27 @@ class _Learner:
         self.slow.load_state_dict(self.net.state_dict())
         self.slow.requires_grad_(False)
 
-    def train(self, learn: IntArray, kept: IntArray, rng: np.random.Generator) -> Any:
-        """Return the network with the least error on the steps kept aside."""
+    def train(
+        self, learn: IntArray, kept: IntArray, rng: np.random.Generator, started: bool = False
+    ) -> Any:
+        """Return the network with the least error on the steps kept aside.
+
+        Args:
+            learn: (m,) rows to learn from.
+            kept: (k,) rows kept aside.
+            rng: of the order.
+            started: whether values start from a fit; then the network starts at 0, and no network
+                is better than none unless its error is smaller.
+        """
         import torch
 
         model = self.model
+        if started:
+            for one in (self.net, self.slow):
+                torch.nn.init.zeros_(one[-1].weight)
+                torch.nn.init.zeros_(one[-1].bias)
         adam = torch.optim.Adam(self.net.parameters(), lr=model.learning_rate)
-        best, least, waited = self._state(), np.inf, 0
+        best, least, waited = self._state(), self._error(kept) if started else np.inf, 0
         for epoch in range(model.epochs):
             order = rng.permutation(learn)
             for begin in range(0, order.size, model.batch):
@@ -211,7 +286,7 @@ class _Learner:
                     f"{model.learning_rate}, or LinearQ"
                 )
             # at first the slow network is about 0 and so is the error: too early to stop
-            ripe = (epoch + 1) * (learn.size / model.batch) * model.tau > _RIPE
+            ripe = started or (epoch + 1) * (learn.size / model.batch) * model.tau > _RIPE
             waited += 1
             if error < least or not ripe:
                 best, least, waited = self._state(), error if ripe else np.inf, 0
@@ -281,16 +356,28 @@ def _steps(data: Trajectories, target: Policy, inputs: Inputs) -> tuple[FloatArr
 
 
 def _ahead(
-    data: Trajectories, target: Policy, inputs: Inputs, rng: np.random.Generator
-) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the target's probabilities (S, A), or inputs (S, draws, width) of drawn actions."""
+    data: Trajectories,
+    target: Policy,
+    inputs: Inputs,
+    rng: np.random.Generator,
+    start: _Start | None,
+) -> tuple[FloatArray | None, FloatArray | None, FloatArray]:
+    """Return the target's probabilities (S, A), or inputs (S, draws, width) of drawn actions.
+
+    And v (S,) of the start, 0 without one.
+    """
+    seen, v = data.observations, np.zeros(data.n_steps)
     if isinstance(target, FinitePolicy):
-        return np.asarray(target.probs(data.observations)), None
-    drawn = [
-        inputs(data.observations, target.sample(data.observations, rng), data.steps)
-        for _ in range(_DRAWS)
-    ]
-    return None, np.stack(drawn, axis=1)
+        probs = np.asarray(target.probs(seen))
+        if start is not None:
+            v = np.einsum("na,na->n", probs, start.q_all(seen, data.steps))
+        return probs, None, v
+    drawn = []
+    for _ in range(_DRAWS):
+        actions = target.sample(seen, rng)
+        drawn.append(inputs(seen, actions, data.steps))
+        v += 0.0 if start is None else start.q(seen, actions, data.steps) / _DRAWS
+    return None, np.stack(drawn, axis=1), v
 
 
 def _kept_aside(episodes: int, rng: np.random.Generator) -> Any:

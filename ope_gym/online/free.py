@@ -41,6 +41,7 @@ _REACH = 10_000  # most steps of an episode without a time limit that a window m
 _APART = 2.0  # standard errors by which a simulation may differ from what was seen last
 _LEARNT = 16_384  # steps from which the environment is learned
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
+_STEADY = 0.05  # spread and error, as a share of that range, that are next to nothing
 _SECOND = 1.0  # of a squared correction that counts as error: what is of second order
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _PATIENCE = 3  # hopeless simulations in a row after which it rests,
@@ -61,6 +62,8 @@ class FreeEstimate:
         spread: standard deviation of a return.
         episodes: recorded and fresh episodes that it rests on, whole or in part.
         shares: weight of each way to the value.
+        steady: whether all recent episodes returned about the same, and the value is known as well
+            as that: then one of them tells it, and fresh ones would not tell more.
     """
 
     timesteps: int
@@ -72,16 +75,12 @@ class FreeEstimate:
     spread: float
     episodes: int
     shares: dict[str, float]
+    steady: bool = False
 
     @property
     def worth(self) -> float:
         """About how many fresh episodes would make you as sure."""
         return (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
-
-    @property
-    def steady(self) -> bool:
-        """Whether all recent episodes returned about the same: then any one of them tells."""
-        return self.spread <= self.standard_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,6 +342,7 @@ class FreeEvaluation:
             spread=snapshot.spread,
             episodes=sums.episodes + len(snapshot.fresh),
             shares=shares,
+            steady=max(error, snapshot.spread) <= _STEADY * (high - low),
         )
 
     def _note_returns(self, window: Window, fresh: list[float]) -> None:

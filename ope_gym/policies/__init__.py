@@ -3,6 +3,8 @@
 base         the protocols, storage by name and arrays, policies that cannot act
 convert      policies of Stable-Baselines3 models, saved ones and torch modules
 closed_form  linear, tabular, uniform and Gaussian policies
+encoding     observations as rows of standardised numbers
+estimated    behaviour policies estimated from recorded actions
 mlp          small networks in numpy, as Stable-Baselines3 trains them
 torch        TorchPolicy, any torch module; imported only on request
 """
@@ -35,6 +37,7 @@ from ope_gym.policies.closed_form import (
     Uniform,
 )
 from ope_gym.policies.convert import as_policy, register_converter
+from ope_gym.policies.estimated import EstimatedPolicy
 from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, Network, SoftmaxMlp, Standardiser
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "DiagonalGaussian",
     "EpsilonGreedyMlp",
     "EpsilonGreedyTable",
+    "EstimatedPolicy",
     "FinitePolicy",
     "GaussianMlp",
     "LinearSigmoid",

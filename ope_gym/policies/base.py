@@ -251,7 +251,8 @@ class UnknownPolicy(UnavailablePolicy):
             f"{method} of an unknown policy: these data do not say who acted, so there are no "
             "weights against a mixture of policies. Where the probabilities of the actions are "
             "recorded (trajectories.has_propensities) use estimators with basic weights, such as "
-            "BIS and NBIS; where they are not, use DM, which has no weights"
+            "BIS and NBIS; where they are not, use DM, which has no weights, or estimate them "
+            "with ope_gym.fit_behaviour"
         )
 
 

@@ -236,10 +236,10 @@ def count(number: int, one: str, many: str = "") -> str:
 def size(sample: Sample) -> str:
     """Describe how much data a sample has: "90 episodes, 812 steps, 3 behaviours"."""
     acted = int(np.count_nonzero(sample.counts))
-    return (
-        f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, "
-        f"{count(acted, 'behaviour')}"
-    )
+    who = count(acted, "behaviour")
+    if sample.propensities:  # folds of one logger are one
+        who = count(len({name.partition(" (")[0] for name in sample.behaviours}), "logger")
+    return f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, {who}"
 
 
 def plain(row: object) -> dict[str, Any]:

@@ -18,13 +18,15 @@ the precision, since the first block weighs its episodes against the first polic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, positive
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.policies import Policy
+from ope_gym.policies.estimated import estimated_folds
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
 
@@ -63,6 +65,25 @@ def group_size(mixture: str | int, behaviours: int) -> int:
             f"mixture, such as {SIZE}"
         )
     return min(size, behaviours)
+
+
+def groups_of(behaviours: Behaviours, policies: Sequence[Policy], mixture: str | int) -> IntArray:
+    """Return (K,) the group of each behaviour: its mixtures are of the behaviours of one group.
+
+    Where propensities were estimated, a group is a fold: all models in it left the same episodes
+    out, and weigh no others.
+
+    Args:
+        behaviours: who recorded the episodes.
+        policies: the recorded ones, by number.
+        mixture: the option, see `ope_gym.options.Weighting`.
+    """
+    if mixture == "auto":
+        folds = estimated_folds([policies[plan[0][1]] for plan in behaviours.plans])
+        if folds is not None:
+            return np.unique(folds, return_inverse=True)[1].astype(np.int64)
+    size = group_size(mixture, len(behaviours.plans))
+    return interleaved(behaviours.counts, size)
 
 
 def interleaved(counts: IntArray, size: int) -> IntArray:

@@ -79,6 +79,17 @@ class PropensityReport:
             "acted but is not in the recorded policy",
         )
 
+    @property
+    def unfit(self) -> tuple[str, ...]:
+        """One sentence where estimated propensities do not fit the actions of left-out episodes."""
+        if not self.alarms and not self.together:
+            return ()
+        size = max([self.pooled, *self.calibration[list(self.alarms)]], key=abs)
+        return (
+            "the estimated propensities do not fit the actions of episodes that were left out (Z = "
+            f"{size:.1f})",
+        )
+
 
 def ratio_alarms(log_weights: FloatArray, offsets: IntArray) -> tuple[str, ...]:
     """Test whether the ratios of each step average to 1, as those of right propensities do.

@@ -1,0 +1,423 @@
+"""Estimate the propensities of recorded actions where nobody wrote them down.
+
+The episodes of each logger are split into folds. The probability of an action comes from a model
+that learned from the other folds of its logger, and where an episode is weighed against a mixture
+of loggers, all models in that mixture left out its fold. In-sample probabilities are too large for
+the very actions that were taken: weights against them are too small, and no error shows it.
+
+A fitted model can be right only if the logger decided by what is in the observations. Data cannot
+show whether it did, so the verdict of such an estimate is never green.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ope_gym import batches
+from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.inference.reliability import (
+    Reliability,
+    calibration_slope,
+    marginal_loss,
+    reliability,
+)
+from ope_gym.models.base import FOLDS
+from ope_gym.models.behaviour import LEARNERS, Learner, candidates
+from ope_gym.policies import FinitePolicy, Target, resolve_policy
+from ope_gym.policies.encoding import flat_leaves
+from ope_gym.policies.estimated import ALL, EstimatedPolicy
+from ope_gym.report import text
+from ope_gym.scale.sources import Episodes, load_source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODELS = ("auto", *LEARNERS)
+_RARE = 0.01  # an estimated probability below which an action hardly ever happens
+_STEEP = 3.0  # standard errors of the slope that are not chance
+
+
+@dataclass(frozen=True)
+class LoggerFit:
+    """Say how well the actions of one logger are predicted, in episodes that were left out.
+
+    Args:
+        name: of the logger.
+        episodes: that it recorded.
+        steps: in them.
+        log_loss: mean of -ln of the estimated probability of the action.
+        marginal: the same for the shares of its actions, which ignore the observations.
+        slope: exponent that fits the probabilities to the actions best: 1 if they are right, below
+            1 if they are too sure, above 1 if too cautious.
+        slope_error: its standard error, by episodes.
+    """
+
+    name: str
+    episodes: int
+    steps: int
+    log_loss: float
+    marginal: float
+    slope: float
+    slope_error: float
+
+    @property
+    def explained(self) -> float:
+        """Share of the marginal's log loss that the observations explain; below 0 if they harm."""
+        return 1.0 - self.log_loss / self.marginal if self.marginal > 0.0 else 0.0
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the slope is 1 within chance."""
+        apart = abs(self.slope - 1.0)
+        return not np.isfinite(self.slope_error) or apart <= _STEEP * self.slope_error
+
+
+@dataclass(frozen=True)
+class TargetOverlap:
+    """Say how much of what the target does the loggers do, by the estimated probabilities.
+
+    Args:
+        rare: mean probability with which the target, at recorded steps, acts in a way that the
+            logger of the step would with less than 1 %.
+        largest: largest ratio of the target's probability to the estimated one, of one step.
+        ess: share of steps that count, (sum r)^2 / (n sum r^2) of these ratios.
+    """
+
+    rare: float
+    largest: float
+    ess: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rare:.1%} of what the target does is rare at the loggers (below {_RARE:.0%}); "
+            f"largest ratio of one step {self.largest:.3g}; {self.ess:.0%} of the steps count"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class BehaviourFit:
+    """Hold episodes with estimated propensities, and how good these are; prints as a table.
+
+    Attributes:
+        trajectories: the episodes, to be given to `ope_gym.evaluate` and all other functions.
+        policies: by name of the logger, the policy fitted to all of its episodes.
+        model: that was fitted.
+        losses: held-out log loss a step of every model that was tried.
+        loggers: how well the actions of each are predicted.
+        reliability: estimated probabilities against frequencies, over all loggers.
+    """
+
+    trajectories: Trajectories = field(repr=False)
+    policies: dict[str, EstimatedPolicy] = field(repr=False)
+    model: str
+    losses: dict[str, float]
+    loggers: tuple[LoggerFit, ...]
+    reliability: Reliability = field(repr=False)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the probabilities of all loggers agree with their actions, within chance."""
+        return all(one.calibrated for one in self.loggers)
+
+    def overlap(self, target: Target) -> TargetOverlap:
+        """Tell how much of what a target does the loggers do, at the recorded steps."""
+        data = self.trajectories
+        policy = resolve_policy(data.policies, target)
+        chosen = policy.log_prob(data.observations, data.actions)
+        ratios = np.exp(chosen - data.log_probs)
+        rare = np.nan
+        if isinstance(policy, FinitePolicy):
+            wanted, given = policy.probs(data.observations), _probs(data)
+            _check_actions(wanted.shape[1], given.shape[1])
+            rare = float(np.sum(np.where(given < _RARE, wanted, 0.0), axis=1).mean())
+        square = float(ratios @ ratios)
+        ess = float(ratios.sum()) ** 2 / (ratios.size * square) if square > 0.0 else 0.0
+        return TargetOverlap(rare, float(ratios.max()), ess)
+
+    def __str__(self) -> str:
+        tried = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
+        folds = len({p.fold for p in self.trajectories.policies})  # type: ignore[attr-defined]
+        rows = [["logger", "episodes", "steps", "log loss", "marginal", "explained", "slope", ""]]
+        for one in self.loggers:
+            rows.append(
+                [
+                    one.name,
+                    f"{one.episodes:,}",
+                    f"{one.steps:,}",
+                    f"{one.log_loss:.4f}",
+                    f"{one.marginal:.4f}",
+                    f"{one.explained:.1%}",
+                    f"{one.slope:.2f} ± {one.slope_error:.2f}",
+                    "calibrated" if one.calibrated else "NOT calibrated",
+                ]
+            )
+        lines = [
+            f"propensities estimated by {self.model}, cross-fitted in {folds} folds; log loss of "
+            f"left-out steps: {tried}",
+            *text.align(rows, left=(0, 7)),
+        ]
+        if not self.calibrated:
+            lines.append(
+                "a slope below 1 says that the probabilities are too sure, above 1 that they are "
+                "too cautious: try another model, or more of what the loggers saw"
+            )
+        return "\n".join(text.wrap(line) if " " * 8 not in line else line for line in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings; undefined numbers are None."""
+        r = self.reliability
+        return {
+            "model": self.model,
+            "losses": dict(self.losses),
+            "calibrated": self.calibrated,
+            "loggers": [
+                {
+                    **{k: finite(v) if isinstance(v, float) else v for k, v in vars(one).items()},
+                    "explained": finite(one.explained),
+                    "calibrated": one.calibrated,
+                }
+                for one in self.loggers
+            ],
+            "reliability": {name: getattr(r, name).tolist() for name in vars(r)},
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON text, and write it to `path` if one is given."""
+        return text.to_json(self.to_dict(), path)
+
+    def plot(self) -> Figure:
+        """Draw the reliability curve by matplotlib; needs the extra `plots`."""
+        from ope_gym.report.reliability_figure import reliability_figure
+
+        r = self.reliability
+        return reliability_figure(r.predicted, r.observed, r.error)
+
+
+def fit_behaviour(
+    episodes: Episodes,
+    *,
+    model: str = "auto",
+    by: str | ArrayLike | None = "policy",
+    actions: int | None = None,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> BehaviourFit:
+    """Estimate the probabilities of recorded actions, where they were not recorded.
+
+    `result.trajectories` holds the same episodes with estimated propensities: all functions take
+    them, and every result says that they were estimated.
+
+    Args:
+        episodes: recorded episodes of finitely many actions, as in `ope_gym.evaluate`; known
+            propensities are replaced, too.
+        model: "counts" (observations of few whole numbers), "logit" (multinomial), "logit2" (with
+            products of numbers), "neighbours", "network"; or "auto", the one of counts, logit and
+            logit2 that predicts left-out steps best.
+        by: who acted: "policy" for the recorded policy numbers, None for one logger of all
+            episodes, or (n,) a name for each episode, such as its hospital.
+        actions: how many there are; by default what the action space says, or the largest seen.
+        folds: into which the episodes of each logger are split.
+        seed: of the network.
+    """
+    data = load_source(episodes, held_out=False).data
+    assert data is not None  # all of it is in memory
+    if model not in MODELS:
+        raise ValueError(f"model is {model!r}; choose one of {', '.join(MODELS)}")
+    if not positive(folds) or folds < 2:
+        raise ValueError(f"folds is {folds!r}; give a whole number of at least 2")
+    chosen, size = _chosen(data, actions)
+    names, logger = _loggers(data, by)
+    fold = _folds(names, logger, int(folds))
+    task = _Task(data, chosen, size, names, logger, fold, seed)
+    _check_model(model, data)
+    tried = candidates(data.observations) if model == "auto" else (model,)
+    fitted = {name: task.cross_fit(LEARNERS[name]) for name in tried}
+    losses = {name: -float(task.log_probs(found).mean()) for name, found in fitted.items()}
+    best = min(losses, key=lambda name: losses[name])
+    return task.report(best, fitted[best], losses)
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Episodes whose propensities are to be estimated; G loggers, F folds.
+
+    Args:
+        data: the episodes.
+        chosen: (S,) number of the action.
+        size: how many actions there are.
+        names: (G,) of the loggers.
+        logger: (n,) of each episode.
+        fold: (n,) of each episode.
+        seed: of the learner.
+    """
+
+    data: Trajectories
+    chosen: IntArray
+    size: int
+    names: tuple[str, ...]
+    logger: IntArray
+    fold: IntArray
+    seed: int
+
+    def fit(self, learner: Learner, g: int, left_out: int) -> EstimatedPolicy:
+        """Fit the episodes of a logger, but for one fold; `ALL` leaves none out."""
+        mine = self.logger == g
+        data = self.data.select(episodes=np.flatnonzero(mine & (self.fold != left_out)))
+        taken = np.bincount(self.chosen[mine[self.data.episode_ids]], minlength=self.size) > 0
+        compact = np.cumsum(taken) - 1  # numbers of the actions that were taken at all
+        columns = learner.columns(data.observations)
+        x = learner.inputs(data.observations, columns)
+        own = compact[np.asarray(data.actions).reshape(-1)]
+        policy = learner.fit(x, own.astype(np.int64), int(taken.sum()), self.seed)
+        return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out)
+
+    def cross_fit(self, learner: Learner) -> dict[tuple[int, int], EstimatedPolicy]:
+        """Fit every logger as often as it has folds."""
+        pairs = sorted(set(zip(self.logger.tolist(), self.fold.tolist(), strict=True)))
+        return {pair: self.fit(learner, *pair) for pair in pairs}
+
+    def log_probs(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> FloatArray:
+        """Return (S,) the log-probability of each action by the model that left it out."""
+        return np.log(self._own(fitted)[np.arange(self.chosen.size), self.chosen])
+
+    def _own(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> FloatArray:
+        """Return (S, A) the probabilities of all actions by the model that left the step out."""
+        found = np.empty((self.data.n_steps, self.size))
+        for (g, k), policy in fitted.items():
+            rows = np.flatnonzero(((self.logger == g) & (self.fold == k))[self.data.episode_ids])
+            found[rows] = policy.probs(batches.take(self.data.observations, rows))
+        return found
+
+    def report(
+        self,
+        name: str,
+        fitted: dict[tuple[int, int], EstimatedPolicy],
+        losses: dict[str, float],
+    ) -> BehaviourFit:
+        """Put the estimated propensities into the episodes, and say how good they are."""
+        probs = self._own(fitted)
+        own = np.log(probs[np.arange(self.chosen.size), self.chosen])
+        number = {pair: i for i, pair in enumerate(fitted)}
+        pairs = zip(self.logger.tolist(), self.fold.tolist(), strict=True)
+        ids = np.array([number[pair] for pair in pairs])
+        data = dataclasses.replace(
+            self.data,
+            log_probs=own,
+            policy_ids=ids[self.data.episode_ids].astype(np.int32),
+            policies=tuple(fitted.values()),
+            schedules=(),
+            schedule_ids=np.full(len(self.data), -1, self.data.schedule_ids.dtype),
+        )
+        whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
+        loggers = tuple(self._logger_fit(g, probs, own) for g in range(len(self.names)))
+        curve = reliability(probs, self.chosen, self.data.episode_ids)
+        return BehaviourFit(data, whole, name, losses, loggers, curve)
+
+    def _logger_fit(self, g: int, probs: FloatArray, own: FloatArray) -> LoggerFit:
+        mine = self.logger == g
+        rows = np.flatnonzero(mine[self.data.episode_ids])
+        episode, chosen = self.data.episode_ids[rows], self.chosen[rows]
+        slope, error = calibration_slope(probs[rows], chosen, episode)
+        return LoggerFit(
+            self.names[g],
+            int(np.count_nonzero(mine)),
+            rows.size,
+            -float(own[rows].mean()),
+            marginal_loss(chosen, self.fold[episode], self.size),
+            slope,
+            error,
+        )
+
+
+def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
+    """Return the number (S,) of each action and how many there are, or raise."""
+    plain = not isinstance(data.actions, dict | tuple)
+    found = np.asarray(data.actions) if plain else np.empty((data.n_steps, 0))
+    if found.dtype.kind not in "iub" or found.size != data.n_steps:
+        raise ValueError(
+            f"actions have type {found.dtype} and shape {found.shape}: fit_behaviour estimates "
+            "probabilities of whole numbers 0, 1, ..., one a step; make classes of continuous "
+            "actions first, or use DM and MDR"
+        )
+    chosen: IntArray = found.reshape(-1).astype(np.int64)
+    space = getattr(data.action_space, "n", None)
+    size = int(actions if actions is not None else space if space is not None else chosen.max() + 1)
+    if chosen.min() < 0 or chosen.max() >= size:
+        raise ValueError(
+            f"actions go from {chosen.min()} to {chosen.max()}, but there are {size}: give actions "
+            "as 0, 1, ..., and their number as actions="
+        )
+    return chosen, size
+
+
+def _check_model(model: str, data: Trajectories) -> None:
+    """Raise if the model cannot read these observations."""
+    kinds = {leaf.dtype.kind for leaf in flat_leaves(data.observations)}
+    if model == "counts" and not kinds <= set("iub"):
+        raise ValueError(
+            "model is 'counts', which counts states of whole numbers, but observations have "
+            "fractions: take 'logit', or make classes of them"
+        )
+
+
+def _loggers(data: Trajectories, by: str | ArrayLike | None) -> tuple[tuple[str, ...], IntArray]:
+    """Return the names of the loggers and the logger (n,) of each episode."""
+    if by is None:
+        return ("all",), np.zeros(len(data), dtype=np.int64)
+    if isinstance(by, str):
+        if by != "policy":
+            raise ValueError(f"by is {by!r}; give 'policy', None, or a name for each episode")
+        first = data.policy_ids[data.offsets[:-1]]
+        if (data.schedule_ids >= 0).any() or np.any(data.policy_ids != first[data.episode_ids]):
+            raise ValueError(
+                "by is 'policy', but the policy changes during episodes: give by=None for one "
+                "logger, or a name for each episode"
+            )
+        labels: NDArray[Any] = first
+        found, ids = np.unique(labels, return_inverse=True)
+        return tuple(f"policy {k}" for k in found), ids.astype(np.int64)
+    labels = np.asarray(by)
+    if labels.shape != (len(data),):
+        raise ValueError(f"by has shape {labels.shape}: give one name for each of {len(data)}")
+    found, ids = np.unique(labels.astype(str), return_inverse=True)
+    return tuple(str(name) for name in found), ids.astype(np.int64)
+
+
+def _folds(names: Sequence[str], logger: IntArray, folds: int) -> IntArray:
+    """Return the fold (n,) of each episode; every logger has episodes in at least two."""
+    counts = np.bincount(logger)
+    if counts.min() < 2:
+        few = int(np.argmin(counts))
+        raise ValueError(
+            f"logger {names[few]!r} has {counts[few]} episode: propensities are learned from the "
+            "other episodes of a logger; give by= larger groups, or None"
+        )
+    return folds_within(logger, min(folds, logger.size))
+
+
+def _probs(data: Trajectories) -> FloatArray:
+    """Return (S, A) the probabilities of all actions by the policy that acted."""
+    found: FloatArray | None = None
+    for k in np.unique(data.policy_ids):
+        rows = np.flatnonzero(data.policy_ids == k)
+        own = data.policies[k].probs(batches.take(data.observations, rows))
+        found = np.empty((data.n_steps, own.shape[1])) if found is None else found
+        found[rows] = own
+    assert found is not None
+    return found
+
+
+def _check_actions(target: int, loggers: int) -> None:
+    if target != loggers:
+        raise ValueError(
+            f"target has {target} actions, but propensities were fitted for {loggers}: give "
+            f"fit_behaviour(actions={target})"
+        )

@@ -1,0 +1,209 @@
+"""Behaviour policies that were estimated from recorded actions: see `ope_gym.fit_behaviour`.
+
+`EstimatedPolicy` holds what was fitted and how an observation becomes its input. It says whose
+episodes it learned from and which fold of them it did not see, so that an evaluation can weigh
+every episode by models that never saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym import batches
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.batches import Tree
+from ope_gym.policies.base import FinitePolicy, Policy, Snapshot, register_policy
+from ope_gym.policies.closed_form import SoftmaxLinear
+from ope_gym.policies.encoding import Columns, flat_leaves
+from ope_gym.policies.mlp import SoftmaxMlp
+from ope_gym.policies.numerics import choices, sample_rows
+
+ALL = -1  # fold of a policy that learned from all episodes
+_INNER = "policy."
+_COLUMNS = "columns."
+
+
+class _FromProbs(Snapshot):
+    """Base of finite policies that are no more than their `probs`."""
+
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the probability of every action, shape (n, A)."""
+        raise NotImplementedError
+
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
+        probs = self.probs(observations)
+        chosen = choices(actions, *probs.shape)
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(probs[np.arange(chosen.size), chosen]))
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw one action a row; one uniform number each decides."""
+        return sample_rows(self.probs(observations), rng)
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class StateTable(_FromProbs):
+    """Probabilities by state, a row of whole numbers; other states have those of the last row.
+
+    >>> table = StateTable(np.array([[3], [5]]), np.array([[1.0, 0.0], [0.2, 0.8], [0.5, 0.5]]))
+    >>> table.probs(np.array([[5], [4]]))
+    array([[0.2, 0.8],
+           [0.5, 0.5]])
+    """
+
+    kind: ClassVar[str] = "state-table"
+    states: IntArray  # (m, columns)
+    table: FloatArray  # (m + 1, A)
+
+    @cached_property
+    def _numbers(self) -> dict[bytes, int]:
+        return {row.tobytes(): i for i, row in enumerate(np.asarray(self.states, dtype=np.int64))}
+
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the row of each state, shape (n, A)."""
+        rows = np.ascontiguousarray(observations, dtype=np.int64)
+        distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+        last = len(self.states)
+        found = [self._numbers.get(row.tobytes(), last) for row in distinct]
+        return self.table[np.array(found, dtype=np.int64)[inverse.ravel()]]
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbours(_FromProbs):
+    """Shares of the actions among the k nearest points, shrunk towards those of all points.
+
+    P(a | x) = (number of a among the k + prior · share of a) / (k + prior).
+    """
+
+    kind: ClassVar[str] = "neighbours"
+    points: NDArray[np.float32]  # (m, d)
+    chosen: IntArray  # (m,)
+    shares: FloatArray  # (A,), all above 0
+    k: int
+    prior: float = 1.0
+
+    @cached_property
+    def _tree(self) -> Any:
+        from scipy.spatial import cKDTree
+
+        return cKDTree(self.points)
+
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the shares around each row, shape (n, A)."""
+        near = min(int(self.k), len(self.points))
+        _, at = self._tree.query(
+            np.asarray(observations, dtype=np.float32), k=[*range(1, near + 1)]
+        )
+        actions = np.arange(self.shares.size)
+        counts = (self.chosen[at][..., None] == actions).sum(axis=1)
+        return np.asarray((counts + self.prior * self.shares) / (near + self.prior))
+
+
+# a file holds the position of the class: only ever append
+_CLASSES: tuple[Any, ...] = (StateTable, SoftmaxLinear, Neighbours, SoftmaxMlp)
+_MODELS = ("counts", "logit", "neighbours", "network")
+
+
+@register_policy
+@dataclass(frozen=True, eq=False, repr=False)
+class EstimatedPolicy(_FromProbs):
+    """A behaviour policy as it was estimated from its own episodes.
+
+    Args:
+        policy: what was fitted, of the actions that were taken at all, on encoded observations.
+        columns: how observations are encoded; None for the whole numbers that they are.
+        degree: 2 to add products of the numbers.
+        taken: (A,) whether an action was ever taken; the others have probability 0.
+        logger: number of the logger whose episodes it learned from.
+        fold: fold that it did not learn from, or `ALL`.
+    """
+
+    kind: ClassVar[str] = "estimated"
+    policy: FinitePolicy
+    columns: Columns | None
+    degree: int
+    taken: NDArray[np.bool_]
+    logger: int
+    fold: int = ALL
+
+    @property
+    def model(self) -> str:
+        """Name of the model that was fitted."""
+        name = _MODELS[_CLASSES.index(type(self.policy))]
+        return f"{name}, degree 2" if self.degree == 2 else name
+
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the estimated probability of every action, shape (n, A)."""
+        found = np.zeros((batches.length(observations), self.taken.size))
+        found[:, self.taken] = self.policy.probs(encode(observations, self.columns, self.degree))
+        return found
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything as numbers."""
+        found = {f"{_INNER}{k}": v for k, v in self.policy.arrays().items()}  # type: ignore[attr-defined]
+        if self.columns is not None:
+            scale = {f.name: getattr(self.columns, f.name) for f in fields(self.columns)}
+            found |= {f"{_COLUMNS}{name}": value for name, value in scale.items()}
+        numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
+        numbers["class"] = _CLASSES.index(type(self.policy))
+        return found | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EstimatedPolicy:
+        """Return the policy whose `arrays()` these are."""
+        inner = _CLASSES[int(arrays["class"])].from_arrays(_within(arrays, _INNER))
+        scale = _within(arrays, _COLUMNS)
+        return cls(
+            inner,
+            Columns(**scale) if scale else None,
+            int(arrays["degree"]),
+            np.asarray(arrays["taken"], dtype=np.bool_),
+            int(arrays["logger"]),
+            int(arrays["fold"]),
+        )
+
+    def __repr__(self) -> str:
+        part = "all its episodes" if self.fold == ALL else f"all but fold {self.fold}"
+        return f"EstimatedPolicy({self.model}, logger {self.logger}, from {part})"
+
+
+def _within(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def encode(observations: Tree, columns: Columns | None, degree: int = 1) -> NDArray[Any]:
+    """Return the input (n, d) of a fitted policy; without columns the whole numbers (n, c)."""
+    if columns is None:
+        return np.hstack([leaf.astype(np.int64) for leaf in flat_leaves(observations)])
+    plain = columns(observations)
+    if degree < 2:
+        return plain
+    first, second = np.triu_indices(columns.numbers)
+    return np.hstack([plain, plain[:, first] * plain[:, second]])
+
+
+def estimated_folds(policies: Sequence[Policy]) -> IntArray | None:
+    """Return the fold (K,) of each policy; None unless all of them were cross-fitted."""
+    folds = [p.fold if isinstance(p, EstimatedPolicy) else ALL for p in policies]
+    return np.array(folds) if folds and ALL not in folds else None
+
+
+def fitted_models(policies: Sequence[Policy]) -> str:
+    """Name the models of the policies that were estimated; empty if none was."""
+    return ", ".join(sorted({p.model for p in policies if isinstance(p, EstimatedPolicy)}))
+
+
+def logger_name(policy: Policy) -> str:
+    """Return the name of an estimated policy among behaviours; empty for any other."""
+    if not isinstance(policy, EstimatedPolicy):
+        return ""
+    return f"logger {policy.logger} (fold {policy.fold})"

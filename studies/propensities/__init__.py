@@ -1,0 +1,1 @@
+"""Measure intervals with estimated propensities against those with recorded ones."""
