@@ -6,7 +6,8 @@ episodes elsewhere. `table` replays the runs through `ope_gym.FreeEvaluation` an
     W = (sd of a return / RMSE)^2, the number of fresh episodes that would be as accurate,
 
 over all evaluation points (the noise of the truth subtracted), the bias, the coverage of the 95 %
-bands, the share of the training's CPU, and the regret of the checkpoint that each rule chooses.
+bands, and the regret of the checkpoint that each rule chooses. What it costs is measured by
+callback_overhead.py.
 
     python benchmarks/free_evaluation.py run --case ppo-cartpole --seeds 100-103 --out free_runs
     python benchmarks/free_evaluation.py table free_runs --write docs/when_it_pays.md
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,6 @@ class Recorder(BaseCallback):
         names = ("observations", "actions", "rewards", "terminated", "truncated", "following")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
         self.found: dict[str, Any] = {}
-        self.aside = 0.0  # CPU seconds that the truth took
 
     def _on_rollout_start(self) -> None:
         self.rollout += 1
@@ -107,7 +106,6 @@ class Recorder(BaseCallback):
         k = self.rollout
         if not k or k % self.case.every:
             return
-        begin = time.process_time()
         policy: Any = snapshot(self.model)
         seed = 10**6 * (self.seed + 1) + k
         self.found[f"truth/{k}"] = play(self.case.env, policy, TRUTH, seed)
@@ -118,7 +116,6 @@ class Recorder(BaseCallback):
             self.found[f"actor/{k}/log_std"] = policy.log_std
         recent = [episode["r"] for episode in self.model.ep_info_buffer or []]
         self.found[f"sb3/{k}"] = np.mean(recent) if recent else np.nan
-        self.aside += time.process_time() - begin
 
 
 def play(env_id: str, policy: Policy, episodes: int, seed: int) -> np.ndarray:
@@ -151,11 +148,9 @@ def run(name: str, seed: int, out: Path) -> None:
     envs = make_vec_env(case.env, ENVS, seed=seed)
     model = case.algorithm("MlpPolicy", envs, seed=seed, device="cpu", **case.options)
     recorder = Recorder(case, seed)
-    begin = time.process_time()
     model.learn(case.timesteps, callback=recorder)
-    cpu = time.process_time() - begin - recorder.aside
     columns = {name: np.array(column) for name, column in recorder.columns.items()}
-    np.savez_compressed(path, cpu=cpu, **columns, **recorder.found)
+    np.savez_compressed(path, **columns, **recorder.found)
 
 
 # The replay -------------------------------------------------------------------------------
@@ -184,8 +179,8 @@ def actor(run: Any, k: int) -> Policy:
     return SoftmaxMlp(network)
 
 
-def replay(path: Path) -> tuple[list[Point], float]:
-    """Feed a run to a free evaluation; return its points and the share of CPU it took."""
+def replay(path: Path) -> list[Point]:
+    """Feed a run to a free evaluation; return its points."""
     name = path.stem.rsplit("_", 1)[0]
     case, saved = CASES[name], np.load(path)
     run = {key: saved[key] for key in saved.files}
@@ -196,7 +191,6 @@ def replay(path: Path) -> tuple[list[Point], float]:
     late: dict[int, FreeEstimate] = {}
     names = ("observations", "actions", "rewards", "terminated", "truncated", "following")
     n = case.options["n_steps"]
-    begin = time.process_time()
     for k in range(len(run["rewards"]) // n):
         if f"truth/{k}" in run:
             free.follow(actor(run, k))
@@ -206,12 +200,10 @@ def replay(path: Path) -> tuple[list[Point], float]:
             estimate = free.evaluate(k)
             if estimate is not None:
                 early[k] = estimate
-    share = (time.process_time() - begin) / float(run["cpu"])
-    points = [
+    return [
         Point(path.stem, run[f"truth/{k}"], float(run[f"sb3/{k}"]), early[k], late.get(k))
         for k in early
     ]
-    return points, share
 
 
 def worth(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
@@ -242,12 +234,11 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
     """Yield the lines of the tables."""
     yield "| runs | what is free | W | bias | covers |"
     yield "|---|---|--:|--:|--:|"
-    shares, regrets = {}, {}
+    regrets = {}
     rng = np.random.default_rng(0)
     for name, paths in runs.items():
         replayed = [replay(path) for path in tqdm(paths, desc=name)]
-        shares[name] = np.mean([share for _, share in replayed])
-        points = [p for some, _ in replayed for p in some]
+        points = [p for some in replayed for p in some]
         later = [p for p in points if p.settled is not None]
         true = {id(p): p.returns.mean() for p in points}
         ways: list[tuple[str, list[Point], Callable[[Point], float], Any]] = [
@@ -265,10 +256,10 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             yield f"| {case} | {way} | {found} | {covers} |"
         best = {
             "ope_gym, lower end": [
-                regret(p, lambda x: (x.settled or x.provisional).low) for p, _ in replayed
+                regret(p, lambda x: (x.settled or x.provisional).low) for p in replayed
             ],
             "SB3's ep_rew_mean": [
-                regret(p, lambda x: np.nan_to_num(x.sb3, nan=-1e9)) for p, _ in replayed
+                regret(p, lambda x: np.nan_to_num(x.sb3, nan=-1e9)) for p in replayed
             ],
         }
         for m in (5, 20):
@@ -281,7 +272,7 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
                         ]
                     )
                 )
-                for p, _ in replayed
+                for p in replayed
             ]
         regrets[name] = best
     yield ""
@@ -293,8 +284,6 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             for best in regrets.values()
         ]
         yield f"| {way} | " + " | ".join(cells) + " |"
-    cells = [f"{share:.1%}" for share in shares.values()]
-    yield "| CPU of evaluating, as a share of the training | " + " | ".join(cells) + " |"
 
 
 def _holds(estimate: FreeEstimate, point: Point) -> bool:
