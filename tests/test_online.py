@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
 from ope_gym.online import FreeEvaluation
-from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages
+from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
@@ -302,6 +302,13 @@ def test_a_wider_window_is_taken_unless_it_differs_by_more_than_noise() -> None:
 
 
 # The loop ------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_a_window_is_its_own_where_returns_vary_more_lately() -> None:
+    narrow, wide = sums_of(10.0, 6.0, 100), sums_of(11.0, 2.0, 400)
+    np.testing.assert_allclose(noise_of([narrow, wide], 0.5), [36.0, 4.0])
+    calm = sums_of(10.0, 1.0, 100)
+    np.testing.assert_allclose(noise_of([calm, wide], 0.5), [16.0, 4.0])
 
 
 def trained(seed: int) -> list[tuple[float, float, float, bool]]:

@@ -109,9 +109,7 @@ def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
         c: share of the advantages.
     """
     values = np.array([sums.value(c) for sums in found])
-    steps = np.array([sums.steps for sums in found])
-    # the spread over groups is known best from the widest window
-    squares = found[-1].error(c) ** 2 * steps[-1] / steps
+    squares = noise_of(found, c)
     errors = squares.copy()
     for i in range(1, len(found)):
         noise = squares[:i] - squares[i]  # of the difference, because one is a part of the other
@@ -119,6 +117,16 @@ def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
         errors[i] += max(float(np.max(bias)), 0.0)
     best = int(np.argmin(errors))
     return found[best], float(errors[best])
+
+
+def noise_of(found: Sequence[Sums], c: float) -> FloatArray:
+    """Return the squared standard errors of windows: their own, or by the widest if that is more.
+
+    The spread over groups is known best from the widest window, but returns may vary more lately.
+    """
+    own = np.array([sums.error(c) ** 2 for sums in found])
+    steps = np.array([sums.steps for sums in found])
+    return np.asarray(np.fmax(own, own[-1] * steps[-1] / steps))
 
 
 def fit_advantages(

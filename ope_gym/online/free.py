@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
-from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages
+from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
@@ -258,7 +258,7 @@ class FreeEvaluation:
         """Return the sums of the best window, their squared error, and the narrowest window."""
         found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
         sums, error = best_span(found, SHARE)
-        noise = found[-1].error(SHARE) ** 2 * found[-1].steps / found[0].steps
+        noise = float(noise_of(found, SHARE)[0])
         most = self._spread**2
         return sums, float(np.nan_to_num(error, nan=most)), _Value(found[0], noise)
 
