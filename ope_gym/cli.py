@@ -330,7 +330,10 @@ def gate_command(args: argparse.Namespace) -> Said:
         seed=args.seed,
         state=args.state,
     )
-    env = gym.make(args.env)
+    try:
+        env = gym.make(args.env)
+    except gym.error.Error as error:
+        raise ValueError(f"--env {args.env}: {error}") from None
     with _bar("rounds", args.limit) as bar:
         bar.update(found.rounds)
         while found.not_worse() is None and found.rounds < args.limit:

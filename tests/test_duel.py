@@ -345,6 +345,7 @@ def coin_env() -> Any:
         ("0", ["--limit", "2"], 2, "undecided"),
         ("0", ["--bounds", "1", "0"], 3, "bounds is"),
         ("7", [], 3, "--new 7"),
+        ("0", ["--env", "Coi-v0"], 3, "--env Coi-v0: "),
         ("tests.test_duel:worse", [], 1, "tests.test_duel:worse (new) - policy 0 (old)"),
     ],
 )

@@ -427,6 +427,12 @@ def test_errors_name_the_argument_and_the_value(call: Callable[[], Any], message
         call()
 
 
+def test_actions_that_are_not_those_of_the_module_are_described() -> None:
+    policy, seen = TorchPolicy(mlp(2)), observations(3)
+    with pytest.raises(ValueError, match=r"logits of 2 actions, but .* shape \(3, 1\): for real"):
+        policy.log_prob(seen, np.zeros((3, 1)))
+
+
 def test_wrong_types() -> None:
     with pytest.raises(TypeError, match="module is a list"):
         TorchPolicy([])  # type: ignore[arg-type]

@@ -238,6 +238,13 @@ def _normal(output: Output) -> tuple[FloatArray, FloatArray] | None:
 def _log_prob(output: Output, actions: NDArray[Any], rows: slice) -> FloatArray:
     logs = _log_softmax(output)
     if logs is not None:
+        if actions.ndim > 1 or actions.dtype.kind not in "iub":
+            known = "a tensor, the logits" if isinstance(output, torch.Tensor) else "a Categorical"
+            raise ValueError(
+                f"the module returned {known} of {logs.shape[1]} actions, but the actions have "
+                f"dtype {actions.dtype} and shape {actions.shape}: for real numbers return a "
+                "distribution, such as Independent(Normal(mean, std), 1)"
+            )
         return logs[np.arange(len(logs)), choices(actions, len(logs), logs.shape[1])]
     assert isinstance(output, Distribution)
     shape = output.batch_shape + output.event_shape
