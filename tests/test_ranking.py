@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import stdtr
+from scipy.special import ndtr, stdtr
 from scipy.stats import chi2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,6 +123,20 @@ def test_probability_of_two_policies_is_that_of_the_t_distribution(
     expected = float(stdtr(ess - 1, d.value / scale))
     found = probability_best([a, b], draws=draws, seed=5)
     assert found.sum() == pytest.approx(1.0)
+    assert abs(found[0] - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_an_unknown_bias_leaves_open_who_is_best(ranking: Ranking) -> None:
+    """With next to certain draws, N(0, 3^2) decides; freedom of a model stands in for the ESS."""
+    a, b = (with_ess(r.estimate, 0.5) for r in list(ranking.values())[:2])
+    assert np.isnan(probability_best([a, b])).all()
+    a, b = (dataclasses.replace(e, freedom=1e6) for e in (a, b))
+    d, draws = a.difference(b), 40_000
+    bias = 3.0 * abs(d.value)
+    spread = math.hypot(d.standard_error, bias)
+    found = probability_best([dataclasses.replace(a, bias=bias), b], draws=draws)
+    expected = float(ndtr(d.value / spread))
+    assert 0.5 < expected < 0.7
     assert abs(found[0] - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
 
 

@@ -124,8 +124,9 @@ def probability_best(
 ) -> FloatArray:
     """Return (P,) the share of joint draws of the values in which each is the largest.
 
-        J_p + D_p f_p + U_p,    D ~ normal with the covariance of the influence values within
-                                strata, or the deviations of shared bootstrap replicates,
+        J_p + D_p f_p + U_p + b_p Z_p,
+        D ~ normal with the covariance of the influence values within strata, or the deviations of
+            shared bootstrap replicates,
         f_p = sqrt(ESS / (ESS - 1)) sqrt((ESS - 1) / chi2)
         U_p = above_p X - below_p Y,    X, Y ~ exponential with mean 1
 
@@ -134,7 +135,8 @@ def probability_best(
     uniform number drives the chi2 of all policies, so that two policies that always agree also
     agree in their draws. Ties are shared. U_p is the room for outcomes that were not seen, see
     `ope_gym.inference.outcomes`: policies whose episodes all end alike are not told apart by
-    rounding.
+    rounding. b_p is the bound on a bias that the influence values do not show, and Z ~ normal; ESS
+    is the effective number of episodes, of a q model where the estimate rests on one.
 
     At an ESS of 4 or less the draws are overconfident: a red verdict holds for this number as well.
 
@@ -149,7 +151,7 @@ def probability_best(
     known = [
         p
         for p, e in enumerate(estimates)
-        if np.isfinite(e.value) and np.isfinite(e.standard_error) and e.diagnostics.ess > 1 + 1e-9
+        if np.isfinite(e.value) and np.isfinite(e.standard_error) and e.effective > 1 + 1e-9
     ]
     if not known:
         return result
@@ -159,12 +161,15 @@ def probability_best(
     if deviations is None:
         deviations = rng.standard_normal((draws, len(known))) @ _root(taking).T
     values = np.array([e.value for e in taking])
-    ess = np.array([e.diagnostics.ess for e in taking])
+    ess = np.array([e.effective for e in taking])
     drawn = values + deviations * _widening(ess, rng.random(len(deviations)))
     unseen = np.array([e.unseen for e in taking])
     if unseen.any():
         below, above = rng.exponential(size=(2, *drawn.shape))
         drawn += above * unseen[:, 1] - below * unseen[:, 0]
+    bias = np.array([e.bias for e in taking])
+    if bias.any():
+        drawn += bias * rng.standard_normal(drawn.shape)
     winner = np.argmax(drawn, axis=1)
     best = drawn[np.arange(len(drawn)), winner]
     errors = np.array([e.standard_error for e in taking])
