@@ -152,6 +152,12 @@ class _StopAt(BaseCallback):
         return self.num_timesteps < self._timesteps
 
 
+def test_long_trainings_are_valued_about_fifty_times() -> None:
+    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(verbose=0)
+    model.learn(600_000, callback=CallbackList([ope, _StopAt(12_100)]))
+    assert ope.evaluations[0].timesteps == 12_000
+
+
 def test_short_rollouts_are_valued_and_settle() -> None:
     model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(eval_freq=4000, verbose=0)
     model.learn(16_000, callback=ope)

@@ -191,15 +191,15 @@ class FreeEvaluation:
                 self._rest, self._failed = _RETRY, 0
         return found
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a policy may be settled now."""
-        return bool(self._pending) and self.stream.clock >= self._pending[0].stop + self._aside()
+    def may_settle(self, more: int = 0) -> bool:
+        """Return whether a policy may be settled now, or once `more` vector steps were added."""
+        clock = self.stream.clock + more
+        return bool(self._pending) and clock >= self._pending[0].stop + self._aside()
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of the policies that enough steps have followed since."""
         done = []
-        while self.waiting:
+        while self.may_settle():
             then = self._pending.pop(0)
             start, now = then.clock, self.stream.clock
             spans = self._spans(2 * _ENDS)

@@ -33,6 +33,7 @@ from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why
 __all__ = ["OPECallback"]
 
 _LARGE = 2**30  # bytes of a record that the user should be warned of
+_OFTEN, _POINTS = 10_000, 50  # timesteps between evaluations, and how many of these are enough
 _SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is evaluated
 
 
@@ -55,7 +56,8 @@ class OPECallback(EventCallback):
         callback_on_new_best: Called when there is a new best policy.
         callback_after_eval: Called after each evaluation.
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
-        eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts.
+        eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts. By
+            default 10,000, or a fiftieth of the training if that is more.
         log_path: A folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: A folder for `best_model.zip`.
         deterministic: Whether fresh episodes take the most probable action, or the mean. That is
@@ -88,7 +90,7 @@ class OPECallback(EventCallback):
         callback_on_new_best: BaseCallback | None = None,
         callback_after_eval: BaseCallback | None = None,
         n_eval_episodes: int = 5,
-        eval_freq: int = 10_000,
+        eval_freq: int | None = None,
         log_path: PathLike | None = None,
         best_model_save_path: PathLike | None = None,
         deterministic: bool = False,
@@ -324,7 +326,8 @@ class OPECallback(EventCallback):
     # Evaluation --------------------------------------------------------------------------
 
     def _is_due(self, timesteps: int) -> bool:
-        return timesteps - self._evaluated_at >= self._eval_freq
+        every = self._eval_freq or max(_OFTEN, self.model._total_timesteps // _POINTS)
+        return timesteps - self._evaluated_at >= every
 
     def _take_snapshot(self) -> None:
         self._policy = snapshot(self.model, epsilon=self._epsilon)

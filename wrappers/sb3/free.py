@@ -131,6 +131,8 @@ class FreeSteps:
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of earlier policies."""
+        if not self.free.may_settle(len(self._rows)):
+            return []
         self.hand_over()
         return self.free.settle()
 
