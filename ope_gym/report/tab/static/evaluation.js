@@ -46,9 +46,9 @@ function forest(e) {
   }));
   const level = `${Math.round(100 * e.level)}%`;
   const svg = intervals(rows, {
-    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended,
+    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 88,
   });
-  const told = [`${level} intervals (${e.method}); worth: about so many fresh episodes would tell as much`];
+  const told = [`${level} intervals (${e.method}); about so many fresh episodes would tell as much`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');
   if (e.left_out) told.push(`${e.left_out} more estimators are not drawn`);
   return make('div', {}, svg, make('p', { class: 'quiet' }, `${told.join('; ')}.`));

@@ -42,7 +42,7 @@ function values(free, first) {
   const rows = kinds(free).map((kind) => ({
     ...free[kind], name: NAMES[kind], cells: [free[kind].worth === null ? '' : brief(free[kind].worth, 2)],
   }));
-  return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name }),
+  return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name, cell: 88 }),
     make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; about so many fresh episodes would make you as sure.`));
 }
 
