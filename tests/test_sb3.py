@@ -559,6 +559,8 @@ def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> No
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"eval_env is 'CartPole-v1': .*gym\.make"):
+        OPECallback("CartPole-v1")
     with pytest.raises(ValueError, match="deterministic=True without eval_env"):
         OPECallback(deterministic=True)
     with pytest.raises(ValueError, match="select='best' must be one of 'lower', 'value'"):

@@ -115,6 +115,8 @@ class OPECallback(EventCallback):
             window=window,
             max_steps=max_steps,
         )
+        if isinstance(eval_env, str):
+            raise TypeError(f"eval_env is {eval_env!r}: give the environment, gym.make(...)")
         if deterministic and eval_env is None:
             raise ValueError(
                 "deterministic=True without eval_env: the steps of the training tell the value of "
