@@ -667,7 +667,8 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
         "%",
         "interval",
         "ESS",
-        "worth",
+        "fresh",
+        "episodes",
         "verdict",
     ]
     assert set(lines[2]) == {"-"}

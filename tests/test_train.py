@@ -345,7 +345,7 @@ def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
     """At any time from the first line of the program on there is one line, and no traceback."""
     for i in range(4):
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "train.py"), *small(tmp_path / str(i))],
+            [sys.executable, "train.py", *small(tmp_path / str(i), "--rollouts", "2000")],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

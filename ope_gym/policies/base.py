@@ -365,11 +365,12 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
 
 
 def asked(policy: Policy, observations: Tree, actions: Tree) -> Policy:
-    """Return the policy, after one question about the first row.
+    """Return the policy, after a question about the first row if its `probs` may turn out missing.
 
     A `TorchPolicy` does not know before whether its actions are finitely many.
     """
-    if batches.length(observations):
+    late = isinstance(getattr(type(policy), "probs", None), property)
+    if late and batches.length(observations):
         first = slice(0, 1)
         policy.log_prob(take(observations, first), take(actions, first))
     return policy
