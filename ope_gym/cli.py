@@ -29,6 +29,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        args = parser.parse_args(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            _refuse(args.parser, unknown)
     except SystemExit as stop:
         if stop.code == 2 and words[:1] == ["gate"]:
             raise SystemExit(_UNABLE) from None
@@ -182,6 +185,16 @@ def main(arguments: list[str] | None = None) -> int:
     return said.code
 
 
+def _refuse(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """End with the usage of the command, and the options that a wrong one resembles."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    near = [
+        match for word in words if word[0] == "-" for match in get_close_matches(word, known, 1)
+    ]
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    parser.error(f"unrecognized arguments: {' '.join(words)}{hint}")
+
+
 def _print(said: str) -> None:
     """Print to a reader that may have gone, as `head` does."""
     try:
@@ -191,7 +204,7 @@ def _print(said: str) -> None:
 
 
 def _check_places(args: argparse.Namespace) -> None:
-    """Raise if a file or folder cannot be written, before the work is done."""
+    """Raise if a file is missing or cannot be written, before the work is done."""
     for name in ("json", "figure", "html", "save"):
         path: Path | None = getattr(args, name, None)
         if path is not None:
@@ -210,6 +223,12 @@ def _check_places(args: argparse.Namespace) -> None:
     scratch: Path | None = getattr(args, "scratch", None)
     if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
         raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
+    for file in () if getattr(args, "ray", None) else args.files:  # other nodes may have it
+        if not file.exists():
+            raise ValueError(
+                f"FILE {file}: there is no such file; give episodes that train.py or a recorder "
+                "wrote, or a Parquet file"
+            )
 
 
 # Commands --------------------------------------------------------------------------------------
@@ -554,7 +573,7 @@ def make_parser() -> argparse.ArgumentParser:
             description=more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, parser=made)
         made.add_argument(
             "files",
             type=Path,

@@ -370,3 +370,27 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert "NFIS" in json.loads(result.read_text())["estimates"]
+
+
+COMMANDS = ["info", "evaluate", "rank", "distribution", "fit-behaviour", "plan", "check"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_missing_file_is_named_with_its_argument(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command([name, "none.ope"]) == 2
+    assert "FILE none.ope: there is no such file; give episodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command([name, "none.ope", "--jsn", "x.json"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert f"ope_gym {name} [-h]" in said
+    meant = "" if name == "info" else "; did you mean --json?"
+    assert f"unrecognized arguments: --jsn x.json{meant}" in said

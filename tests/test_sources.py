@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 
 from ope_gym import (
@@ -276,8 +277,10 @@ def test_workers_read_the_files_that_were_meant(
     (tmp_path / "run.ope").unlink()
     with pytest.raises(FileNotFoundError, match=r"No such .* all nodes need .*: 'run\.ope'"):
         evaluator.evaluate(r.target)
-    with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'none\.ope'"):
+    with pytest.raises(FileNotFoundError, match=r"episodes has 'none\.ope', and there is no such"):
         evaluate("none.ope", r.target)
+    with pytest.raises(FileNotFoundError, match=r"an environment.*gym\.make\('CartPole-v1'"):
+        evaluate("CartPole-v1", r.target)
 
 
 def test_a_file_may_grow_while_it_is_read(tmp_path: Path) -> None:
@@ -504,7 +507,8 @@ def test_what_is_no_source_of_episodes_is_refused(tmp_path: Path) -> None:
     r = recorded(1, (3, 3))
     data = r.trajectories
     episodes: Any
-    for episodes in (None, 3, object()):
+    frame = pd.DataFrame({"reward": [1.0]})
+    for episodes in (None, 3, object(), {"reward": [1.0]}, frame):
         with pytest.raises(TypeError, match="give Trajectories, a TrajectoryBuffer, a recorder"):
             evaluate(episodes, r.target)
     for episodes in ([data, 7], [7], np.zeros(3)):

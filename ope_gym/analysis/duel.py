@@ -170,6 +170,8 @@ class Duel:
             env: a single environment, as the policies know it; it is reset with seeds.
             episodes: stop after so many more, verdict or not; a round that is open stays open.
         """
+        if isinstance(env, str):
+            raise TypeError(f"env is {env!r}: give the environment itself, gym.make({env!r})")
         if hasattr(env, "num_envs"):
             raise TypeError(f"env is {env}, a vector environment: give a single one")
         left = np.inf if episodes is None else episodes

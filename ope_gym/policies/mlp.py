@@ -153,7 +153,8 @@ class Network:
         flat = block.reshape(len(block), math.prod(block.shape[1:])).astype(np.float32)
         if flat.shape[1] != width:
             raise ValueError(
-                f"observations have shape {block.shape}: the network needs {width} numbers a row"
+                f"observations have shape {block.shape}: the network needs {width} numbers a row; "
+                "give a policy of the environment that these observations come from"
             )
         return flat
 

@@ -49,7 +49,10 @@ def features(observations: Tree, width: int) -> FloatArray:
     if array.ndim == 1 and width == 1:
         array = array[:, None]
     if array.ndim != 2 or array.shape[1] != width:
-        raise ValueError(f"observations have shape {array.shape}: the policy needs (n, {width})")
+        raise ValueError(
+            f"observations have shape {array.shape}: the policy needs (n, {width}); give a policy "
+            "of the environment that these observations come from"
+        )
     return array
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -260,7 +261,10 @@ def open_source(
         whole = views[0].merge(*views[1:]) if len(views) > 1 else views[0]
         return in_memory(whole, held_out, block_steps)
     seen = [_seen(i, one) for i, one in enumerate(listed)]
-    _check_different([one for one in seen if isinstance(one, SeenFile)])
+    files = [one for one in seen if isinstance(one, SeenFile)]
+    if not crew.remote:  # else other machines may have them
+        _check_there(files)
+    _check_different(files)
     parts = [part for found in crew.in_order(_parts, list(enumerate(seen))) for part in found]
     _check_copies(parts)
     if crew.remote and len(listed) > 1:
@@ -399,10 +403,12 @@ def _listed(episodes: Any) -> list[Any]:
         return list(np.atleast_1d(episodes).tolist())
     if isinstance(episodes, str | os.PathLike | TableFiles) or callable(episodes):
         return [episodes]
-    if not isinstance(episodes, Iterable):
+    table = isinstance(episodes, Mapping) or hasattr(episodes, "columns")
+    if table or not isinstance(episodes, Iterable):
         raise TypeError(
             f"episodes is {episodes!r}: give Trajectories, a TrajectoryBuffer, a recorder, a file "
-            "of episodes or a list of files"
+            "of episodes or a list of files, and the policy after them; tables go through "
+            "Trajectories.from_frame"
         )
     listed = list(episodes)
     if not listed:
@@ -424,6 +430,21 @@ def _seen(i: int, one: Any) -> Any:
         f"episodes[{i}] is {one!r}: give the path of a file, trajectories, a buffer, a function "
         "that makes one, or ope_gym.tables.scan_parquet(...)"
     )
+
+
+def _check_there(files: Sequence[SeenFile]) -> None:
+    """Refuse a path at which there is no file, or a word that is no path."""
+    for file in files:
+        if not os.path.exists(file.path):
+            hint = (
+                "it is the name of an environment; record episodes of it, with "
+                f"RecordTrajectories(gym.make({file.name!r}))"
+                if re.search(r"-v\d+$", file.name)
+                else "give a file that train.py, a recorder or save() wrote"
+            )
+            raise FileNotFoundError(
+                f"episodes has {file.name!r}, and there is no such file: {hint}"
+            )
 
 
 def _check_different(files: Sequence[SeenFile]) -> None:
