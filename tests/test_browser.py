@@ -207,3 +207,28 @@ def test_the_tab_follows_a_training_while_it_goes_on(
             assert "after 8,192 timesteps is worth 400 (95 %: 340 to 460)" in after["title"]
             assert after["title"].startswith("amber")
             assert after["points"] == 4
+            many_runs(browser, tmp_path / "runs")
+
+
+def many_runs(browser: screenshot.Browser, logdir: Path) -> None:
+    """Of more than eight runs, the one in focus and the chosen ones have a colour."""
+    for k in range(9):
+        with FreeWriter(logdir / f"more_{k}") as free:
+            free.add(free_value(2048, 50.0 + k, 10.0))
+            free.add(free_value(4096, 90.0 + k, 10.0))
+    inside = "document.querySelector('iframe').contentDocument"
+    strokes = f"[...{inside}.querySelectorAll('#chart path.provisional')].map(e => e.dataset.run "
+    deadline, seen = time.monotonic() + 60.0, []
+    while len(seen) < 10 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        seen = browser.evaluate(f"{strokes} + ' ' + e.getAttribute('stroke'))")
+    assert sum(line.endswith("var(--faint)") for line in seen) == 9
+    assert "PPO_1 var(--s0)" in seen
+    row = f"{inside}.querySelector('[data-run=\"more_3\"]')"
+    browser.evaluate(f"{row}.dispatchEvent(new Event('mouseenter'))")
+    lit = f"[...{inside}.querySelectorAll('.line.lit')].map(e => e.dataset.run)"
+    assert browser.evaluate(lit) == ["more_3"]
+    browser.evaluate(f"{row}.querySelector('.swatch').click()")
+    seen = browser.evaluate(f"{strokes} + ' ' + e.getAttribute('stroke'))")
+    assert "more_3 var(--s1)" in seen
+    assert sum(line.endswith("var(--faint)") for line in seen) == 8

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.base_plugin import TBContext
 from torch.utils.tensorboard import SummaryWriter
@@ -131,6 +132,31 @@ def test_series_of_estimators_and_returns(tmp_path: Path, evaluation: Evaluation
     assert found["a"]["returns"]["rollout/return"] == {"step": [1, 2, 3], "value": [1.0, 2.0, 3.0]}
     colour = ["red", "amber", "green"].index(nfis.verdict.colour)
     assert found["a"]["numbers"]["verdict"]["value"] == 3 * [colour]
+
+
+def test_many_estimators_have_no_scalars_and_yet_series(
+    tmp_path: Path, made: builders.Recorded
+) -> None:
+    names = ["NFIS", "BIS", "FIS", "NBIS", "NFCIS"]
+    evaluation = evaluate(made.trajectories, made.target, estimators=names)
+    with EvaluationWriter(tmp_path) as writer:
+        for step in (3, 1, 2):
+            writer.add_evaluation(evaluation, step)
+    tab = Tab(tmp_path)
+    (run,) = tab.get("/runs")["runs"]
+    assert run["series"] == names
+    found = tab.get("/series", runs=["."], names=["NFIS", "BIS"])["."]["series"]
+    bis = evaluation["BIS"]
+    assert found.pop("BIS") == {
+        "step": [1, 2, 3],
+        "value": 3 * [pytest.approx(bis.value, rel=1e-3)],  # documents have four digits
+        "low": 3 * [pytest.approx(bis.interval.low, rel=1e-3)],
+        "high": 3 * [pytest.approx(bis.interval.high, rel=1e-3)],
+        "verdict": 3 * [["red", "amber", "green"].index(bis.verdict.colour)],
+    }
+    assert found["NFIS"]["value"] == 3 * [pytest.approx(evaluation["NFIS"].value)]
+    scalars = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert {tag.split("/")[1] for tag in scalars} == {"NFIS", "fresh_episodes", "verdict"}
 
 
 def test_any_name_below_ope_is_a_series(tmp_path: Path) -> None:

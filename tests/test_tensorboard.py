@@ -84,6 +84,7 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
     expected = {
         "ope/fresh_episodes": best.worth,
         "ope/verdict": float(["red", "amber", "green"].index(best.verdict.colour)),
+        "diagnostics/NFIS/ess": best.diagnostics.ess,
         "diagnostics/NFIS/max_share": best.diagnostics.max_share,
         "diagnostics/NFIS/mean_weight": best.diagnostics.mean_weight,
         "diagnostics/NFIS/support_violations": 0.0,
@@ -95,7 +96,6 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
             f"ope/{name}/value": estimate.value,
             f"ope/{name}/low": estimate.interval.low,
             f"ope/{name}/high": estimate.interval.high,
-            f"diagnostics/{name}/ess": estimate.diagnostics.ess,
         }
     for tag, value in expected.items():
         assert series(events, tag) == {2: pytest.approx(value, rel=1e-6)}, tag
@@ -157,7 +157,7 @@ def test_undefined_estimates_are_skipped_and_marked(
         assert list(series(events, f"ope/BIS/{end}")) == [0, 2]
         assert list(series(events, f"ope/NFIS/{end}")) == [0, 1, 2]
     assert series(events, "diagnostics/BIS/undefined") == {1: 1.0, 2: 0.0}
-    assert list(series(events, "diagnostics/BIS/ess")) == [0, 1, 2]
+    assert list(series(events, "diagnostics/NFIS/ess")) == [0, 1, 2]
     assert "diagnostics/NFIS/undefined" not in events.Tags()["scalars"]
 
 

@@ -116,15 +116,15 @@ class Documents:
         self._log, self._folder, self._plugin = log, folder, plugin
         self._written = self._kept = self._next = 0  # and the next one that is to stay
 
-    def add(self, content: bytes, step: int) -> None:
-        """Write the next document."""
+    def add(self, content: bytes, step: int, *, about: bytes = b"") -> None:
+        """Write the next document; `about` is listed with its tag, without reading documents."""
         tag = f"{self._folder}/latest"
         if self._written >= self._next:
             tag = f"{self._folder}/{self._kept // _KEPT}"
             self._kept += 1
             self._next = self._written + max(1, self._written // _DENSE)
         self._written += 1
-        self._log.add(document(tag, content, self._plugin), step)
+        self._log.add(document(tag, content, self._plugin, about), step)
 
 
 def scalars(numbers: Mapping[str, float]) -> Summary:
@@ -138,9 +138,9 @@ def text(tag: str, markdown: str) -> Summary:
     return _tensor(f"{tag}/text_summary", markdown.encode(), "text", about=content)
 
 
-def document(tag: str, content: bytes, plugin: str) -> Summary:
-    """Return the bytes of a document for a plugin of one's own."""
-    return _tensor(tag, content, plugin, data_class=DATA_CLASS_TENSOR)
+def document(tag: str, content: bytes, plugin: str, about: bytes = b"") -> Summary:
+    """Return the bytes of a document for a plugin of one's own, with a note about its tag."""
+    return _tensor(tag, content, plugin, data_class=DATA_CLASS_TENSOR, about=about)
 
 
 def image(tag: str, png: bytes, height: int, width: int) -> Summary:

@@ -18,24 +18,24 @@ VERDICTS = ("red", "amber", "green")  # as a scalar: 0, 1, 2
 def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
-    Tags are `ope/<estimator>/value|low|high` and `diagnostics/<estimator>/ess` for every estimator.
-    The recommended one also has `ope/fresh_episodes` (about so many of the policy would tell as
-    much), `ope/verdict` (0 red, 1 amber, 2 green), and under `diagnostics/<estimator>/` the other
-    names of `ope_gym.inference.diagnostics.SCALARS`.
+    Tags are `ope/<estimator>/value|low|high` for every estimator. The recommended one also has
+    `ope/fresh_episodes` (about as many fresh episodes would be as accurate), `ope/verdict` (0 red,
+    1 amber, 2 green), and `diagnostics/<estimator>/` with the names of
+    `ope_gym.inference.diagnostics.SCALARS`.
     """
     best = next(iter(evaluation.ranked()))
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
-        if name == best:
-            found["ope/fresh_episodes"] = e.worth
-            found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
-        capped = name in ESTIMATORS and ESTIMATORS[name].capped
-        found |= {
-            f"diagnostics/{name}/{key}": getattr(e.diagnostics, key)
-            for key in (SCALARS if name == best else ("ess",))
-            if key != "capped_share" or capped
-        }
+    e = evaluation[best]
+    found["ope/fresh_episodes"] = e.worth
+    found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
+    capped = best in ESTIMATORS and ESTIMATORS[best].capped
+    found |= {
+        f"diagnostics/{best}/{key}": getattr(e.diagnostics, key)
+        for key in SCALARS
+        if key != "capped_share" or capped
+    }
     return {tag: float(n) for tag, n in found.items() if n is not None and math.isfinite(n)}
 
 

@@ -5,6 +5,7 @@ Nothing is computed here; the writer only lays out what it is given.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ope_gym.estimators.table import RECOMMENDED
 from ope_gym.inference.regimes import label
 from ope_gym.report import events, text
 from ope_gym.report.canvas import png
@@ -38,16 +40,18 @@ if TYPE_CHECKING:
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
 _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
+_CHARTED = 4  # estimators with scalars; of more only the recommended ones have them
 _ANSWERS = ("ope/fresh_episodes", "ope/verdict")  # of the run's main series
 
 
 class EvaluationWriter(events.Closing):
     """Write evaluations to a TensorBoard run.
 
-    The OPE tab shows all of it. For the standard pages there are the scalars
-    `ope/<estimator>/value|low|high`, `ope/fresh_episodes`, `ope/verdict`,
-    `diagnostics/<estimator>/ess`, `rollout/return` and `ope/fresh/value`, and a layout of Custom
-    Scalars.
+    The OPE tab shows every estimator. The standard pages have a layout of Custom Scalars, and the
+    scalars `ope/<estimator>/value|low|high`, `ope/fresh_episodes`, `ope/verdict`,
+    `diagnostics/<estimator>/ess` and so on, `rollout/return` and `ope/fresh/value`. An evaluation
+    with more than four estimators writes scalars for auto and NFIS only, so that the pages stay
+    readable.
 
         with EvaluationWriter("runs/cartpole") as writer:
             writer.add_evaluation(evaluation, step=3)
@@ -94,7 +98,7 @@ class EvaluationWriter(events.Closing):
         if known is not None:
             self._add_fresh(known, evaluation, step)
         document = evaluation_document(evaluation, truth=known)
-        self._details.add(encode(document), step)
+        self._add_details(document, step)
 
     def add_return(self, mean_return: float, step: int) -> None:
         """Write the mean return of the rollouts of this step, as `rollout/return`."""
@@ -133,7 +137,7 @@ class EvaluationWriter(events.Closing):
         if fresh is not None:
             self._add_fresh(fresh, evaluation, step)
         document = evaluation_document(evaluation, overlap=overlap, truth=fresh)
-        self._details.add(encode(document), step)
+        self._add_details(document, step)
         notes = self._figures(evaluation, step, overlap, known) if figures else []
         notes += self._weights(evaluation, step)
         written = evaluation_markdown(evaluation, truth=truth, notes=notes)
@@ -192,6 +196,7 @@ class EvaluationWriter(events.Closing):
             step: of the training loop.
             again: whether also those that have been written at this step.
         """
+        evaluation = _charted(evaluation)
         if not self._laid_out:
             self._logs[""].add(events.layout(_layout(evaluation)), 0)
             self._laid_out = True
@@ -210,6 +215,11 @@ class EvaluationWriter(events.Closing):
             numbers = {tag: x for tag, x in numbers.items() if self._last_step.get(tag) != step}
         self._last_step |= dict.fromkeys(numbers, step)
         self._scalars(numbers, step)
+
+    def _add_details(self, document: Mapping[str, Any], step: int) -> None:
+        """Write the document of an evaluation; its tag names the estimators that it holds."""
+        names = [row["name"] for row in document["estimates"]]
+        self._details.add(encode(document), step, about=json.dumps(names).encode())
 
     def _add_fresh(self, fresh: tuple[float, float], evaluation: Evaluation, step: int) -> None:
         """Write the value from fresh rollouts, with an interval where its error is known."""
@@ -276,7 +286,8 @@ class EvaluationWriter(events.Closing):
 
     def _hparams(self, evaluation: Evaluation, hparams: Mapping[str, Any], step: int) -> None:
         """Write the settings, and the scalars whose last values stand beside them."""
-        values = [f"ope/{name}/value" for name, e in evaluation.items() if not undefined_ends(e)]
+        shown = _charted(evaluation)
+        values = [f"ope/{name}/value" for name, e in shown.items() if not undefined_ends(e)]
         plain = {key: _plain(value) for key, value in hparams.items()}
         for summary in events.hparams(plain, [*values, "ope/fresh_episodes", "ope/verdict"]):
             self._logs[""].add(summary, step)
@@ -324,6 +335,13 @@ def evaluation_markdown(
         *notes,
     ]
     return "\n\n".join(paragraphs)
+
+
+def _charted(evaluation: Evaluation) -> Evaluation:
+    """Return the estimates that have scalars; the documents of the OPE tab hold all of them."""
+    if len(evaluation) <= _CHARTED:
+        return evaluation
+    return evaluation.select({*RECOMMENDED, next(iter(evaluation.ranked()))})
 
 
 def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:

@@ -1,7 +1,8 @@
 """Read what the OPE tab shows through TensorBoard's data provider.
 
 A series is any scalar `ope/<name>/value`, with `/low` and `/high` if they are there: estimators as
-well as `provisional`, `settled` and `fresh`. A return is `rollout/return`, `rollout/ep_rew_mean` or
+well as `provisional`, `settled` and `fresh`. Estimators without scalars are read from the documents
+of the evaluations. A return is `rollout/return`, `rollout/ep_rew_mean` or
 `eval/mean_reward`. Sub-runs `rollouts` and `fresh` belong to the run above them.
 """
 
@@ -12,6 +13,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tensorboard.data.provider import RunTagFilter
@@ -23,6 +25,7 @@ _PARTS = ("rollouts", "fresh")
 _SERIES = re.compile(r"ope/(.+)/(value|low|high|verdict)")
 _NUMBERS = ("ope/fresh_episodes", "ope/verdict")
 _FREE = ("provisional", "settled", "fresh")  # kinds of free values of a training loop
+_VERDICTS = ("red", "amber", "green")  # as numbers: 0, 1, 2
 _BEST = 5  # policies that are listed
 
 
@@ -34,6 +37,7 @@ class Found:
     returns: dict[str, tuple[str, str]] = field(default_factory=dict)
     numbers: dict[str, tuple[str, str]] = field(default_factory=dict)
     documents: bool = False
+    recorded: dict[str, None] = field(default_factory=dict)  # estimators that have no scalars
 
 
 class Reader:
@@ -60,7 +64,7 @@ class Reader:
             "runs": [
                 {
                     "name": run,
-                    "series": list(found[run].series),
+                    "series": [*found[run].series, *found[run].recorded],
                     "returns": list(found[run].returns),
                     "documents": found[run].documents,
                 }
@@ -89,6 +93,9 @@ class Reader:
         }
         for (run, kind, name), ends in columns.items():
             answer[run][kind][name] = _joined({end: read[place] for end, place in ends.items()})
+        for run, f in found.items():
+            if wanted := [name for name in f.recorded if name in names]:
+                answer[run]["series"] |= self._recorded(run, wanted)
         return answer
 
     def details(self, run: str, step: int | None) -> dict[str, Any]:
@@ -98,6 +105,21 @@ class Reader:
         policy by their kind. Each has the `step` it belongs to: TensorBoard does not keep all of
         many. `record` says how the free values of the run have turned out so far.
         """
+        kept = self._documents(run)
+        free = _nearest([document for kind in _FREE for document in kept[kind]], step)
+        if free is not None:
+            same = {kind: [d for d in kept[kind] if d[0] == free["step"]] for kind in _FREE}
+            found = {kind: _nearest(documents, None) for kind, documents in same.items()}
+            free = {"step": free["step"], **found}
+        return {
+            "evaluation": _nearest(kept["details"], step),
+            "ranking": _nearest(kept["ranking"], step),
+            "free": free,
+            "record": self._record(run) if free is not None else None,
+        }
+
+    def _documents(self, run: str) -> dict[str, list[tuple[int, float, bytes]]]:
+        """Return step, time and content of the documents of a run, by kind."""
         read = self._provider.read_tensors(
             **self._where,
             plugin_name=PLUGIN,
@@ -111,17 +133,19 @@ class Reader:
             kind = tag.split("/")[1]
             if kind in kept:
                 kept[kind] += [(d.step, d.wall_time, d.numpy.item()) for d in data]
-        free = _nearest([document for kind in _FREE for document in kept[kind]], step)
-        if free is not None:
-            same = {kind: [d for d in kept[kind] if d[0] == free["step"]] for kind in _FREE}
-            found = {kind: _nearest(documents, None) for kind, documents in same.items()}
-            free = {"step": free["step"], **found}
-        return {
-            "evaluation": _nearest(kept["details"], step),
-            "ranking": _nearest(kept["ranking"], step),
-            "free": free,
-            "record": self._record(run) if free is not None else None,
+        return kept
+
+    def _recorded(self, run: str, names: Collection[str]) -> dict[str, dict[str, list[Any]]]:
+        """Return the series of estimators that only the documents of the evaluations hold."""
+        columns: dict[str, dict[str, dict[int, Any]]] = {
+            name: {end: {} for end in ("value", "low", "high", "verdict")} for name in names
         }
+        for step, _, content in sorted(self._documents(run)["details"]):
+            for name, row in _estimates(content).items():
+                if name in columns and row["value"] is not None:
+                    for end, column in columns[name].items():
+                        column[step] = row[end]
+        return {name: _joined(ends) for name, ends in columns.items()}
 
     def _record(self, run: str) -> dict[str, Any]:
         """Return how many values stayed within their band, and the best policies so far."""
@@ -154,10 +178,14 @@ class Reader:
                     of.numbers[tag] = place
                 elif match := _SERIES.fullmatch(tag):
                     of.series.setdefault(match[1], {})[match[2]] = place
-        for run in tensors:
-            found.setdefault(run, Found()).documents = True
+        for run, tags in tensors.items():
+            of = found.setdefault(run, Found())
+            of.documents = True
+            for listed in tags.values():
+                of.recorded |= dict.fromkeys(json.loads(listed.plugin_content or b"[]"))
         for f in found.values():
             f.series = {name: ends for name, ends in f.series.items() if "value" in ends}
+            f.recorded = {name: None for name in f.recorded if name not in f.series}
         return {run: f for run, f in found.items() if f.series or f.documents}
 
     def _read_scalars(
@@ -178,6 +206,20 @@ class Reader:
             }
             for run, tag in places
         }
+
+
+@lru_cache(maxsize=4096)
+def _estimates(content: bytes) -> dict[str, dict[str, Any]]:
+    """Return value, ends and verdict of the estimates in a document, by name."""
+    return {
+        row["name"]: {
+            "value": row["value"],
+            "low": row["low"],
+            "high": row["high"],
+            "verdict": _VERDICTS.index(row["verdict"]),
+        }
+        for row in json.loads(content)["estimates"]
+    }
 
 
 def _owner(run: str, runs: Collection[str]) -> str:

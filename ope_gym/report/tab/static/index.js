@@ -3,12 +3,13 @@
 import { badge, cards } from './evaluation.js';
 import { freeCards, lead } from './free.js';
 import { brief, make, shorten } from './svg.js';
-import { defined, swatch, trainingChart } from './training.js';
+import { defined, light, swatch, trainingChart } from './training.js';
 
 const POLL = 5000;  // milliseconds between looks while something changes
 const REST = 30000;  // and where nothing did for a while
 const QUIET = 12;  // looks without a change after which it rests
-const BANDED = 6;  // runs with a band each; of more only the one in focus has one
+const COLOURS = 8;  // runs that can be told apart; of more, those in focus or chosen have a colour
+const BANDED = 6;  // coloured runs with a band each; of more only the one in focus has one
 const LISTED = 200;  // runs in the list at most
 const DASHES = ['', '8 4', '3 4', '8 3 2 3'];  // of estimators that share a colour
 const LABELS = {
@@ -27,6 +28,9 @@ const state = {
   runs: [],  // as the server lists them, the latest first
   hidden: new Set(),  // runs that were unticked
   ticked: null,  // names of series and returns; null: the usual ones
+  chosen: new Set(),  // runs that were given a colour where there are too many
+  slots: new Map(),  // place in the palette by run
+  tones: new Map(),  // and by estimator
   run: null,  // in focus
   step: null,  // chosen; null: the last one
   data: {},  // points by run
@@ -172,14 +176,35 @@ function colour(run, name) {
   if (shownRuns().length > 1) return runColour(run);
   if (name in SPECIAL) return SPECIAL[name];
   if (name in RETURNS) return RETURNS[name];
-  const plain = names().series.filter((other) => !(other in SPECIAL));
-  return `var(--s${plain.indexOf(name) % 8})`;
+  return slot(state.tones, plain(), name);
 }
 
-function runColour(run) {
-  const index = state.runs.findIndex((other) => other.name === run);
-  return index < 8 ? `var(--s${index})` : `hsl(${(index * 137.5) % 360} 55% var(--run-light))`;
+/** Return the ticked estimators: each has a colour, and past the eighth a dash. */
+const plain = () => names().series.filter((name) => ticked().has(name) && !(name in SPECIAL));
+
+/** Return the colour of one of those that have one, kept as long as it has it; grey for others. */
+function slot(slots, now, name) {
+  for (const other of slots.keys()) if (!now.includes(other)) slots.delete(other);
+  for (const other of now) {
+    if (slots.has(other)) continue;
+    const taken = new Set(slots.values());
+    slots.set(other, [...Array(now.length).keys()].find((place) => !taken.has(place)));
+  }
+  return slots.has(name) ? `var(--s${slots.get(name) % COLOURS})` : 'var(--faint)';
 }
+
+const crowded = () => shownRuns().length > COLOURS;
+
+/** Return the runs that have a colour: all, or of too many the one in focus and the chosen ones. */
+function coloured() {
+  const all = shownRuns().map((run) => run.name);
+  if (!crowded()) return all;
+  const first = (run) => (run === state.run ? 0 : 1);
+  return all.filter((run) => run === state.run || state.chosen.has(run))
+    .sort((a, b) => first(a) - first(b)).slice(0, COLOURS);
+}
+
+const runColour = (run) => slot(state.slots, coloured(), run);
 
 function kind(name) {
   if (name in RETURNS) return 'return';
@@ -278,7 +303,7 @@ function drawControls() {
   const tick = (name) => {
     const box = make('input', { type: 'checkbox', onchange: () => toggle(name) });
     box.checked = ticked().has(name);
-    const colours = one ? [swatch(colour(state.run, name))] : [];
+    const colours = one && box.checked ? [swatch(colour(state.run, name))] : [];
     return make('label', { 'data-name': name }, box, ...colours, LABELS[name] ?? name);
   };
   page.series.replaceChildren(
@@ -292,8 +317,11 @@ function drawRuns() {
   const row = (run) => {
     const box = make('input', { type: 'checkbox', onchange: () => show(run.name, box.checked) });
     box.checked = !state.hidden.has(run.name);
-    return make('div', { class: run.name === state.run ? 'run focus' : 'run' }, box,
-      shownRuns().length > 1 ? swatch(runColour(run.name)) : '',
+    const shown = box.checked && shownRuns().length > 1;
+    return make('div', {
+      class: run.name === state.run ? 'run focus' : 'run', 'data-run': run.name,
+      onmouseenter: () => light(page.chart, run.name), onmouseleave: () => light(page.chart, null),
+    }, box, shown ? square(run.name) : '',
       make('a', { title: run.name, onclick: () => pick(run.name) }, shorten(run.name.slice(prefix), 30)));
   };
   const prefix = commonPrefix(state.runs.map((run) => run.name));
@@ -317,6 +345,20 @@ function drawRuns() {
   page.runs.replaceChildren(...parts);
 }
 
+/** Draw the colour of a run; where only some runs have one, a click gives or takes it. */
+function square(run) {
+  const element = swatch(runColour(run));
+  if (!crowded()) return element;
+  element.classList.add('choose');
+  element.title = 'give this run a colour, or take it away';
+  element.addEventListener('click', () => {
+    if (!state.chosen.delete(run)) state.chosen.add(run);
+    drawRuns();
+    drawChart();
+  });
+  return element;
+}
+
 /** Return the length of what all names begin with, up to the last mark between words. */
 function commonPrefix(all) {
   let size = 0;
@@ -328,6 +370,7 @@ function toggle(name) {
   const next = new Set(ticked());
   if (!next.delete(name)) next.add(name);
   state.ticked = next;
+  drawControls();
   refresh();
 }
 
@@ -358,36 +401,39 @@ const pointsOf = (columns) => columns.step.map((step, k) => Object.fromEntries(
 /** Return the lines of the chart: estimates first, so that returns are not hidden by bands. */
 function lines() {
   const several = shownRuns().length > 1;
-  const estimates = names().series.filter((name) => kind(name) === 'estimate');
+  const estimates = plain();
+  const main = names().series.filter((name) => ticked().has(name) && name !== 'fresh');
+  const bright = new Set(coloured());
   const found = [];
   for (const run of shownRuns()) {
     const data = state.data[run.name];
     if (!data) continue;
+    const faint = !bright.has(run.name);
+    const first = main.find((name) => data.series[name]?.step.length);
     const verdicts = new Map((data.numbers.verdict?.step ?? [])
       .map((step, k) => [step, data.numbers.verdict.value[k]]));
     const all = { ...data.series, ...data.returns };
     for (const [name, columns] of Object.entries(all)) {
       if (!ticked().has(name) || !columns.step.length) continue;
+      if (faint && name !== first) continue;  // one grey line a run
       const own = 'verdict' in columns;
       const points = pointsOf(columns).map((p) => ({
         ...p, verdict: own ? p.verdict : name === judged(run.series) ? verdicts.get(p.step) : undefined,
       }));
       const line = {
         run: run.name, name, label: LABELS[name] ?? name, kind: kind(name),
-        colour: colour(run.name, name), points, strong: run.name === state.run || !several,
-        faint: run.name !== state.run && shownRuns().length > BANDED,
+        colour: colour(run.name, name), points, strong: run.name === state.run || !several, faint,
       };
-      if (line.faint && line.kind === 'return') continue;  // too many to be told apart
       if (line.kind === 'estimate') {
-        const index = several ? estimates.filter((n) => ticked().has(n)).indexOf(name)
-          : Math.floor(estimates.indexOf(name) / 8);
+        const index = several ? estimates.indexOf(name)
+          : Math.floor(state.tones.get(name) / COLOURS);
         line.dash = DASHES[index % 4];
       }
       found.push(line);
     }
   }
   const order = { estimate: 0, settled: 1, provisional: 2, return: 3, fresh: 4 };
-  const place = (line) => order[line.kind] + (line.strong ? 10 : 0);
+  const place = (line) => order[line.kind] + (line.strong ? 10 : line.faint ? -10 : 0);
   return found.sort((a, b) => place(a) - place(b));
 }
 
@@ -398,8 +444,8 @@ function drawChart() {
     page.key.replaceChildren();
     return;
   }
-  const few = shownRuns().length <= BANDED;
-  const bands = (line) => few || line.run === state.run;
+  const few = coloured().length <= BANDED;
+  const bands = (line) => line.run === state.run || (few && !line.faint);
   const thin = (line) => (bands(line) ? line : { ...line, points: line.points.map((p) => ({ ...p, verdict: undefined })) });
   const { free, evaluation } = subject();
   const step = state.step ?? (free ?? evaluation)?.step ?? null;
@@ -412,11 +458,16 @@ function drawKey(shown) {
   if (shownRuns().length === 1) {
     for (const line of shown) parts.push(sample(line, line.label));
   } else {
-    const kinds = new Map(shown.map((line) => [`${line.kind}${line.dash ?? ''}`, line]));
+    const bright = shown.filter((line) => !line.faint);
+    const kinds = new Map(bright.map((line) => [`${line.kind}${line.dash ?? ''}`, line]));
     for (const line of kinds.values()) parts.push(sample({ ...line, colour: 'var(--ink)' }, line.label));
   }
   parts.push(make('span', { class: 'verdicts' }, 'verdict: ',
     ...['green', 'amber', 'red'].map((colour) => make('span', {}, make('i', { class: `point ${colour}` }), colour))));
+  if (crowded()) {
+    parts.push(sample({ kind: 'estimate', colour: 'var(--faint)' },
+      `${shownRuns().length - coloured().length} other runs: click a name to look at one, its square to colour it`));
+  }
   parts.push(make('span', { class: 'quiet' }, 'click a step for its details'));
   page.key.replaceChildren(...parts);
 }

@@ -87,9 +87,9 @@ function band(plot, line, toY) {
 function stroke(plot, line) {
   draw('path', {
     class: `line ${line.kind}`, d: path(line.points), stroke: line.colour, fill: 'none',
-    'stroke-width': line.kind === 'return' || line.points.length > 300 ? 1.5 : line.strong ? 2.4 : 1.4,
+    'stroke-width': line.faint ? 1 : line.kind === 'return' || line.points.length > 300 ? 1.5 : line.strong ? 2.4 : 1.8,
     'stroke-dasharray': line.dash ?? DASHES[line.kind] ?? '',
-    'data-series': line.name, 'data-run': line.run, opacity: line.faint ? 0.35 : line.strong ? 1 : 0.75,
+    'data-series': line.name, 'data-run': line.run, opacity: line.faint ? 0.7 : line.strong ? 1 : 0.85,
   }, plot);
 }
 
@@ -145,6 +145,7 @@ function follow(host, { svg, area }, lines, select) {
     rule.setAttribute('x1', near.x);
     rule.setAttribute('x2', near.x);
     rule.setAttribute('opacity', 1);
+    light(host, near.line.run);
     tip.hidden = false;
     tip.replaceChildren(...words(lines, near.step, near.line));
     const left = near.x + 14 + tip.offsetWidth > area.right ? near.x - 14 - tip.offsetWidth : near.x + 14;
@@ -152,6 +153,7 @@ function follow(host, { svg, area }, lines, select) {
     tip.style.top = `${area.top + 4}px`;
   });
   svg.addEventListener('mouseleave', () => {
+    light(host, null);
     tip.hidden = true;
     rule.setAttribute('opacity', 0);
   });
@@ -159,6 +161,13 @@ function follow(host, { svg, area }, lines, select) {
     const near = nearest(estimates.length ? estimates : lines, at(event), 0.3);
     if (near) select(near.line.run, near.step);
   });
+}
+
+/** Draw the lines of one run, if there are several, as if nothing else were there. */
+export function light(host, run) {
+  const all = [...host.querySelectorAll('path.line')];
+  const several = new Set(all.map((line) => line.dataset.run)).size > 1;
+  for (const line of all) line.classList.toggle('lit', several && line.dataset.run === run);
 }
 
 /** Return the point nearest to the pointer; height counts less than the step. */
