@@ -109,7 +109,7 @@ the weight, how many episodes they are worth (ESS), their share of the variance,
 error without them. Then, how many more episodes of each policy, or of the target itself, would
 bring the standard error down to the one you want. This is predicted from the recorded episodes.
 """
-_REPORT = """Write one page about a policy: the answer, the estimates, what speaks against them, the
+_REPORT = """Write one page about a policy: the answer, the estimates, reasons for caution, the
 effective sample size over the episode, the overlap of policies, and a ranking of the recorded ones.
 
 The page is a single file that needs no network.

@@ -371,11 +371,26 @@ def verdict(
     ("ess", "share", "colour", "words"),
     [
         (40.0, 0.05, "green", "effective sample size 40"),
-        (39.9, 0.05, "amber", "only about 40 of 200 episodes count at step 3 (ESS); 40 would be"),
-        (10.0, 0.05, "amber", "only about 10 of 200 episodes count at step 3 (ESS); 40 would be"),
-        (9.97, 0.05, "amber", "only about 10 of 200 episodes count at step 3 (ESS); 40 would be"),
-        (4.0, 0.05, "amber", "only about 4 of 200 episodes count at step 3 (ESS); 40 would be"),
-        (3.9, 0.05, "red", "only about 3.9 of 200 episodes count at step 3 (ESS): next to nothing"),
+        (
+            39.9,
+            0.05,
+            "amber",
+            "the effective sample size falls to 40 of 200 episodes at step 3; 40",
+        ),
+        (
+            10.0,
+            0.05,
+            "amber",
+            "the effective sample size falls to 10 of 200 episodes at step 3; 40",
+        ),
+        (
+            9.97,
+            0.05,
+            "amber",
+            "the effective sample size falls to 10 of 200 episodes at step 3; 40",
+        ),
+        (4.0, 0.05, "amber", "the effective sample size falls to 4 of 200 episodes at step 3; 40"),
+        (3.9, 0.05, "red", "falls to 3.9 of 200 episodes at step 3: too few to use"),
         (40.0, 0.051, "amber", "one episode holds 5.1% of the weight"),
         (0.0, 1.0, "red", "from step 3 on all weights are 0"),
     ],
@@ -402,12 +417,12 @@ def test_reasons_add_up() -> None:
     alarmed = verdict(diagnostics(20.0), alarms=("an alarm",))
     assert alarmed.colour == "red"
     assert alarmed.alarms == ("an alarm",)
-    few = "only about 20 of 200 episodes count at step 3 (ESS); 40 would be enough"
+    few = "the effective sample size falls to 20 of 200 episodes at step 3; 40 would be enough"
     assert alarmed.reasons == ("an alarm", few)
     noted = verdict(diagnostics(), notes=("a note",))
     assert (noted.colour, noted.alarms, noted.notes) == ("green", (), ("a note",))
     assert verdict(diagnostics(), value=math.inf).reasons[0].startswith("the weights overflow")
-    assert "one trajectory only" in str(verdict(diagnostics(1.0), error=math.nan, n=1))
+    assert "there is only one trajectory" in str(verdict(diagnostics(1.0), error=math.nan, n=1))
     assert "one trajectory per behaviour" in str(verdict(diagnostics(), error=math.nan))
 
 

@@ -60,7 +60,7 @@ def test_headlines(error: float, said: str) -> None:
 
 
 def test_without_a_spread_nobody_knows_how_sure_it_is() -> None:
-    assert "nobody knows how sure" in free_headline(estimate(1, 2.0, spread=math.nan))
+    assert "its error is unknown" in free_headline(estimate(1, 2.0, spread=math.nan))
     sure = estimate(1, 2.0, standard_error=0.0)
     assert in_words(sure, 0.9) == band_in_words(2.0, -8.0, 12.0, 0.9) == "2.0 (90 %: -8.0 to 12.0)"
 

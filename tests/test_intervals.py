@@ -191,7 +191,7 @@ def test_no_reward_at_all_leaves_the_interval_undefined_and_says_why() -> None:
     assert math.isnan(got.interval.low)
     assert math.isnan(got.interval.high)
     assert got.verdict.colour == "red"
-    assert "no reward but 0 was recorded" in str(got.verdict)
+    assert "every recorded reward is 0" in str(got.verdict)
 
 
 def test_room_is_for_the_returns_that_are_possible() -> None:

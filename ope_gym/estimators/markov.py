@@ -73,11 +73,11 @@ class MarkovCheck:
     def basis(self) -> str:
         """Say in words what an estimate from the model rests on."""
         if np.isnan(self.chance):
-            return "rests on the state being Markov, which could not be checked"
+            return "assumes a Markov state, which could not be checked"
         result = "passed" if self.passed else "failed"
         return (
-            "rests on the state being Markov; the check whether past steps predict the residuals "
-            f"{result} (p {_shown(self.chance)})"
+            f"assumes a Markov state; the test whether past steps predict the residuals {result} "
+            f"(p {_shown(self.chance)})"
         )
 
 

@@ -21,10 +21,10 @@ from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
 from ope_gym.inference.outcomes import Outcomes
 
-_BETTING = "betting with weights against a mixture supposes held-out episodes or fixed policies"
+_BETTING = "betting with weights against a mixture assumes held-out episodes or fixed policies"
 _NO_REWARD = (
-    "no reward but 0 was recorded: how large one could be, and so how far off the value is, cannot "
-    "be known"
+    "every recorded reward is 0: how large a reward can be, and so how far off the value is, "
+    "cannot be told"
 )
 
 
@@ -178,8 +178,8 @@ def _reasons(
     steps = known.support.get("fused", 0)
     if not scheme and steps and "fused" not in known.missing:  # no weights to say how often
         cautions.append(
-            f"at {steps} visited steps the target may do what no recorded policy ever does: how "
-            "often is not known without weights; ask for NFIS, too"
+            f"at {steps} visited steps the target may take an action that no recorded policy "
+            "takes; only weights can say how often, so ask for NFIS, too"
         )
     value, allowed = computed.value, known.outcomes.allowed
     if allowed is not None and not _within(value, allowed):

@@ -22,8 +22,8 @@ AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
 _DETERMINISTIC = (
-    "the policy is deterministic, so an episode counts only while every action was the one that it "
-    "would take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
+    "the policy is deterministic, so an episode counts only up to the first action that the policy "
+    "would not take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
 )
 _USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
@@ -239,14 +239,14 @@ def judge(
         _weight_alarms(d, np.isfinite(findings.value), red, amber)
     elif d.ess < AMBER_ESS:
         amber.append(
-            f"rests on the q model: the weights, with an effective sample size of {d.ess:.1f}, are "
-            "too few to confirm it"
+            f"rests on the q model: with an effective sample size of {d.ess:.1f}, the weights "
+            "cannot confirm it"
         )
     lost = d.missing_mass or 0.0
     if lost > NOTED_LOSS:
         (red if lost > RED_LOSS else amber).append(
-            f"in {lost:.1%} of its episodes the target does something that no recorded policy that "
-            "counts here ever does"
+            f"in {lost:.1%} of its episodes the target takes an action that no usable behaviour "
+            "policy ever takes"
         )
     alarms = tuple(red + amber)
     scarce, few = _scarcity(d, findings, trajectories)
@@ -255,7 +255,7 @@ def judge(
     if d.support_violations and lost <= NOTED_LOSS:
         notes += (
             f"at {d.support_violations} visited steps the target may take an action that no usable "
-            "behaviour policy takes, but it seldom does",
+            "behaviour policy takes, but it rarely does",
         )
     precision = _precision(d, findings.worth, trajectories)
     return Verdict(
@@ -306,27 +306,27 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     elif not np.isfinite(findings.value):
         scarce.append("the weights overflow: take a normalised or capped estimator")
     elif ess == 0:
-        scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards are not seen")
+        scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards do not count")
     elif ess < AMBER_ESS:
-        scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: next to nothing")
+        scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: too few to use")
     elif ess < GREEN_ESS:
         few.append(f"{_counting(ess, trajectories, d.ess_step)}; {GREEN_ESS:g} would be enough")
     if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
-        scarce.append(f"worth about {findings.worth:.1f} fresh episodes: next to nothing")
+        scarce.append(f"no more accurate than {findings.worth:.1f} fresh episodes: too few to use")
     if trajectories == 1:
-        scarce.append("one trajectory only: its error cannot be known")
+        scarce.append("there is only one trajectory: its error cannot be estimated")
     elif np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
     elif np.isnan(findings.error) and np.isfinite(findings.value):
-        scarce.append("one trajectory per behaviour: their spread cannot be known")
+        scarce.append("one trajectory per behaviour: their spread cannot be estimated")
     if scarce or trajectories == 1:
         return scarce, few
     if findings.error == 0:
-        few.append("all episodes agree, so no spread is seen: rare outcomes would not show")
+        few.append("all episodes agree, so the error is unknown: a rare outcome may be missing")
     elif d.influence_share > GREEN_INFLUENCE and ess >= GREEN_ESS:
         few.append(
-            f"one episode makes {d.influence_share:.0%} of the squared error: rare or extreme "
-            "returns decide, and there may be more of them"
+            f"one episode makes up {d.influence_share:.0%} of the squared error: a few extreme "
+            "returns decide the value, and others may be missing"
         )
     unclear = d.mean_weight_interval[1] >= 1.0 and d.capped_share == 0
     if d.uncovered > AMBER_MISSING and unclear and not model:
@@ -344,7 +344,7 @@ def _counting(ess: float, trajectories: int, step: int) -> str:
     size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
     if ess > 0.9 * trajectories:
         return f"there are only {_episodes(trajectories)}"
-    return f"only about {size} of {trajectories:,} episodes count at step {step} (ESS)"
+    return f"the effective sample size falls to {size} of {trajectories:,} episodes at step {step}"
 
 
 def _precision(d: Diagnostics, worth: float, trajectories: int) -> str:

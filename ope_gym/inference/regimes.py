@@ -34,8 +34,7 @@ def cautions(regime: str, scheme: str, held_out: bool = False) -> tuple[str, ...
     if regime == "in-sample":
         remedy = "; evaluate it on the held-out ones alone" if held_out else ""
         return (
-            "optimistic, because the policy learned from these very episodes, or nothing says that "
-            f"it did not (in-sample){remedy}",
+            f"optimistic: the policy learned from these episodes, or may have (in-sample){remedy}",
         )
     if regime == "adaptive" and scheme != "basic":
         return (

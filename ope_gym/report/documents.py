@@ -37,8 +37,8 @@ EXPLAINED = {
         "earlier ones: basic weights stay unbiased, weights against a mixture do not quite."
     ),
     "in-sample": (
-        "The target was trained on these very episodes, or nothing says that it was not: its value "
-        "is overestimated and its interval is too narrow; hold out a share of the episodes."
+        "The target was trained on these episodes, or may have been: its value is overestimated "
+        "and its interval is too narrow. Hold out a share of the episodes."
     ),
     "unstated": "It is not known whether the learner trained on these episodes.",
 }

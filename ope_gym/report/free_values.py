@@ -66,7 +66,7 @@ def free_headline(estimate: FreeEstimate, level: float = 0.95) -> str:
         band = band_in_words(estimate.value, estimate.low, estimate.high, level)
         why = f"it is no surer than {text.episodes(estimate.worth)} fresh episodes would make you"
         if math.isnan(estimate.worth):
-            why = "nobody knows how sure it is"
+            why = "its error is unknown"
         return f"{who} may be worth {band}, but do not use this number: {why}."
     care = f" Use with care: {_GREEN:g} would be enough." if verdict == "amber" else ""
     return f"{who} is worth {in_words(estimate, level)}.{care}"

@@ -99,7 +99,7 @@ def reason_list(estimates: Mapping[str, Estimate]) -> str:
     lines += [f"what would help: {words}" for words in next(iter(verdicts.values())).advice]
     lines += text.reasons({name: e.basis for name, e in estimates.items() if e.basis})
     if not lines:
-        return '<p class="soft">Nothing visible speaks against these numbers.</p>'
+        return '<p class="soft">Nothing was found that speaks against these numbers.</p>'
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 

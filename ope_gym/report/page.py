@@ -21,13 +21,13 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 @media print { body { margin: 0; } }
 """
 _ESS = (
-    "Recorded episodes are weighted by how likely the policy was to act as they did. All of them "
-    "together tell as much about a step as so many episodes of the policy itself."
+    "Every recorded episode is weighted by how likely the policy is to act as the episode did. The "
+    "curve shows how many episodes of the policy itself would be as informative, step by step."
 )
 _OVERLAP = (
-    "How alike two policies act over whole episodes: full colour is the same, none is nothing in "
-    "common. The last row is the evaluated policy; its full cells say whose episodes carry the "
-    "estimate."
+    "How alike two policies act over whole episodes, from nothing in common (no colour) to the "
+    "same (full colour). The last row is the evaluated policy: its darkest cells show whose episodes "
+    "carry the estimate."
 )
 
 
@@ -56,7 +56,7 @@ def report_page(
         "<h2>Estimates</h2>",
         html.forest(shown),
         html.estimate_table(shown),
-        "<h2>What speaks against them</h2>",
+        "<h2>Reasons for caution</h2>",
         html.reason_list(shown),
         "<h2>Effective sample size over the episode</h2>",
         f'<p class="soft">{escape(_ESS)}</p>',
