@@ -212,7 +212,7 @@ def test_an_action_that_was_never_taken_has_no_support() -> None:
     assert np.all(probs[:, 2] == 0.0)
     np.testing.assert_allclose(probs.sum(axis=1), 1.0)
     reasons = evaluate(fit.trajectories, TARGET, "NFIS")["NFIS"].verdict.reasons
-    assert any("does something that no recorded policy" in reason for reason in reasons)
+    assert any("takes an action that no usable behaviour" in reason for reason in reasons)
 
 
 # What is said ----------------------------------------------------------------------------------

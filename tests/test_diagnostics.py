@@ -223,7 +223,7 @@ def test_support_of_one_behaviour_and_of_all() -> None:
         for name, composition in WEIGHTED.items():
             count = basic if composition.scheme == "basic" else fused
             assert got[name].diagnostics.support_violations == count, name
-        alarm = "of its episodes the target does something that no recorded policy"
+        alarm = "of its episodes the target takes an action that no usable"
         assert (alarm in str(got["NFIS"].verdict)) == bool(fused)
     alone = data.select(policies=0)
     assert evaluate(alone, within, "FIS")["FIS"].diagnostics.support_violations == 2
@@ -325,7 +325,7 @@ def test_the_missing_mass_is_the_share_of_episodes_that_leave_the_support() -> N
         for estimate in got.values():
             assert estimate.diagnostics.missing_mass == pytest.approx(0.14)
             assert estimate.verdict.colour == colour
-            assert "in 14.0% of its episodes the target does something" in str(estimate.verdict)
+            assert "in 14.0% of its episodes the target takes an action" in str(estimate.verdict)
     found = got["NFIS"]
     whole = evaluate(data, Table(np.array([[1.0, 0.0], [0.3, 0.7]])), "NFIS", origin="fixed")
     plain = whole["NFIS"].interval  # the same without the part that leaves
@@ -441,7 +441,7 @@ def test_one_episode_that_makes_much_of_the_error_is_amber_though_weights_are_ev
     rare = verdict(diagnostics(influence_share=0.12), worth=100.0)
     assert rare.colour == "amber"
     assert rare.alarms == ()
-    assert "one episode makes 12% of the squared error" in str(rare)
+    assert "one episode makes up 12% of the squared error" in str(rare)
     assert rare.advice == ("collect about 20 episodes with the target policy itself",)
 
 

@@ -716,7 +716,7 @@ def test_the_table_says_once_what_estimates_from_a_model_rest_on() -> None:
     assert got["DM"].basis == got["MDR"].basis != ""
     lines = " ".join(str(got).split())
     assert f"DM, MDR: {got['MDR'].basis}" in lines
-    assert lines.count("rests on") == 1
+    assert lines.count("assumes a Markov state") == 1
 
 
 def test_green_results_give_no_reasons() -> None:

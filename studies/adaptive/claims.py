@@ -57,7 +57,7 @@ def _stopped(summary: Summary) -> list[Claim]:
             ),
             "Not here: the one action has probability 1 whenever it is drawn, all weights are 1, "
             "and BIS is EA. A policy that stops for good leaves the support of the target, and a "
-            "number of draws that depends on the rewards is no N to divide by. If the policy acts "
+            "number of draws that depends on the rewards cannot serve as N. If the policy acts "
             "rarely instead of never, for a fixed number of rounds, BIS is unbiased (next claim).",
         ),
     ]

@@ -58,8 +58,8 @@ def _low_variance(summary: Summary) -> list[Claim]:
             "MSE(NIS) − MSE(EA)",
             _difference(summary, "NIS", "EA", j),
             {
-                HOLDS: "Given the counts its weights are constant, so that nearly all that is left "
-                "is the small variance of the rewards."
+                HOLDS: "Given the counts its weights are constant, so almost only the small "
+                "variance of the rewards is left."
             },
         ),
         Claim(

@@ -133,7 +133,7 @@ def _normalised(summary: Summary) -> list[Claim]:
             [("BIS", "NBIS"), ("FIS", "NFIS"), ("OUIS", "NOUIS")],
             "Normalising helps if Σ w r is correlated with Σ w, that is, if returns have one "
             "sign. Returns are −1, 0 and 1 with a mean near 0, so there is little to gain; the "
-            "paper's factor of two to three is not there.",
+            "paper's factor of two to three does not appear.",
         ),
         _ranked(
             summary,

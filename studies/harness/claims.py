@@ -142,24 +142,25 @@ class Claim:
 
 
 RULES = f"""\
-- An exact difference decides, also where a simulated one stands beside it. It may differ by a
-  rounding error ({ROUNDING:g}).
+- An exact difference decides, even if there is also a simulated one. A rounding error
+  ({ROUNDING:g}) is allowed.
 - A simulated difference decides if it is more than {LIMIT:g} standard errors from 0. Standard
-  errors are paired: all estimators saw the same data in each run. Fewer than {FEWEST} runs decide
-  nothing.
-- “Equal” and “unbiased” hold if the difference and {LIMIT:g} standard errors together stay within
+  errors are paired, because all estimators see the same data in each run. Fewer than {FEWEST} runs
+  decide nothing.
+- “Equal” and “unbiased” hold if the difference plus {LIMIT:g} standard errors stays within
   {SAME:.0%} of the number compared with (of the value J, for a bias); they do not hold if the
-  difference is more than {LIMIT:g} standard errors from 0. Of m comparisons with exact numbers the
-  largest may be as large as the largest of m normal values; the simulation is *coarse*, and nothing
-  is decided, if half of its numbers are not known to {ENTRY:.0%}.
-- *Tail*: if one run has more than {TAIL:.0%} of a sum of squares, means and their standard errors
-  depend on runs that are too rare to occur here. A bias is then undecided. A ranking counts only if
-  the error with the larger mean square is also the larger one in most runs, by {LIMIT:g} standard
-  errors; a tail of the error that is claimed to be the larger one never refutes the claim.
-- “Close to optimal” is an MSE of at most {CLOSE:g} times the least; an entry of the paper's tables
-  is right if it is within {ENTRY:.0%}.
-- A claim holds if it holds in every setting; it does not hold if it fails in any of them. Otherwise
-  it is undecided."""
+  difference is more than {LIMIT:g} standard errors from 0. Of m comparisons with exact numbers, the
+  largest deviation may be as large as the largest of m normal values. If half of the simulated
+  numbers are not known to {ENTRY:.0%}, the simulation is *coarse*, and nothing is decided.
+- *Tail*: if one run makes up more than {TAIL:.0%} of a sum of squares, means and their standard
+  errors depend on runs that are too rare to occur here. A bias is then undecided. A ranking counts
+  only if the estimator with the larger mean square error also has the larger error in most runs, by
+  {LIMIT:g} standard errors; a tail of the error that is claimed to be larger never refutes the
+  claim.
+- “Close to optimal” means an MSE of at most {CLOSE:g} times the smallest; an entry of the paper's
+  tables is right if it is within {ENTRY:.0%}.
+- A claim holds if it holds in every setting, and does not hold if it fails in any of them.
+  Otherwise it is undecided."""
 
 
 def agreement(where: str, simulated: FloatArray, exact: FloatArray, errors: FloatArray) -> Evidence:

@@ -21,14 +21,14 @@ _HEAD = f"""\
 *A comparative study of counterfactual estimators* (Nedelec, Le Roux, Perchet, 2017), claim by
 claim. `python -m studies report` writes this page from the results of `python -m studies all`; the
 command above each table computes its numbers again. Differences are signed so that the claim says
-“positive”, or “zero”.
+that they are positive, or zero.
 
 ## How claims are judged
 
 {RULES}
 
-The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after we had seen
-first results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
+The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after seeing first
+results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
 Claims with the source {", ".join(f"“{name}”" for name in OURS)} are ours and are not counted with
 those of the paper.
 
