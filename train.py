@@ -99,7 +99,7 @@ class Args:
     json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
     figures: bool = option(
         False,
-        "also draw the report as pictures, for the Images page; the OPE tab shows the same without",
+        "also draw the figures of the report for the Images page; the OPE tab shows them anyway",
     )
     quiet: bool = option(False, "show no progress bars")
 
@@ -268,8 +268,7 @@ def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) 
     if truth:
         lines.append(f"{args.truth_episodes:,} fresh rollouts: {truth[0]:.4g} ± {truth[1]:.2g}")
     lines.append(
-        f"The learner never saw these episodes of {args.env}, so training makes none of this "
-        "optimistic."
+        f"The learner never saw these episodes of {args.env}, so these numbers are not optimistic."
         if args.held_out > 0
         else f"The policy was trained on these episodes of {args.env}, so all of this is "
         "optimistic; --held-out 0.5 keeps episodes apart."

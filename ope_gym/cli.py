@@ -73,8 +73,8 @@ _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
 The answer comes first: what the policy is worth, how sure that is, and whether to use it. The table
 has a row for each estimator, the recommended one first: its value, standard error and interval, the
-effective sample size (ESS), how many fresh episodes would tell as much, and a verdict. The
-lines below it say why a verdict is not green, and what would help.
+effective sample size (ESS), how many fresh episodes would be as accurate, and a verdict. The lines
+below it say why a verdict is not green, and what would help.
 
 Files with many steps are read in blocks, so they need not fit into memory. The result does not
 depend on the number of workers.
@@ -89,25 +89,24 @@ first. Trust the order only as far as the verdicts are green.
 _DISTRIBUTION = """Estimate the distribution of a policy's returns, not only their mean.
 
 The table has the mean, the standard deviation, quantiles, the mean of the worst share of the
-episodes (CVaR) and, with --below, the probability of a return below a number. Every episode counts
-with the weight of all its actions. "rests on" is the number of effective episodes that decide a
-line; a question mark stands for fewer than 10.
+episodes (CVaR) and, with --below, the probability of a return below a number. "rests on" is the
+number of effective episodes that determine a line; a question mark stands for fewer than 10.
 """
-_FIT = """Estimate the probabilities of recorded actions, where they were not recorded.
+_FIT = """Estimate the probabilities of recorded actions, if nobody recorded them.
 
-Who acted is the column "policy" of a table, or with --by none one logger for all. A model of each
-logger learns which action follows which observation; the probability of an action comes from a
-model that did not see its episode. The table says how well the actions of left-out episodes are
+The column "policy" of a table says who acted; with --by none one logger did. A model of each logger
+learns which action follows which observation, and the probability of an action comes from a model
+that did not see its episode. The table says how well the actions of left-out episodes are
 predicted. "slope" is 1 if the probabilities are right, below 1 if they are too sure, above 1 if
 they are too cautious. The other commands take the file that --save writes, and say in every
 result that the propensities were estimated.
 """
 _PLAN = """Plan what to collect for a smaller error.
 
-First, what the episodes of each past policy bring to the estimate of the target: their share of
-the weight, how many episodes they are worth (ESS), their share of the variance, and the standard
+First, what the episodes of each past policy contribute to the estimate of the target: their share
+of the weight, their effective sample size (ESS), their share of the variance, and the standard
 error without them. Then, how many more episodes of each policy, or of the target itself, would
-bring the standard error down to the one you want. This is predicted from the recorded episodes.
+bring the standard error down to the one you want, as predicted from the recorded episodes.
 """
 _REPORT = """Write one page about a policy: the answer, the estimates, reasons for caution, the
 effective sample size over the episode, the overlap of policies, and a ranking of the recorded ones.
@@ -121,11 +120,11 @@ of its own episodes. z is the difference in units of its standard error. If all 
 agree. Red estimates may disagree, green ones should not. Without held-out episodes (--data all) the
 estimates of later policies are optimistic, because these policies learned from the same episodes.
 """
-_GATE = """Let a new checkpoint pass, or not, by few fresh episodes against the old one.
+_GATE = """Decide with few fresh episodes whether a new checkpoint may replace the old one.
 
-Both play the environment with the same seeds, an episode of each a round, until it is certain
-whether the new one is better; the recorded episodes only make that sooner. One may look after every
-round: a wrong pass or fail has a probability of at most 1 - level in all.
+In every round each policy plays one episode, with the same seeds, until it is certain whether the
+new one is better; recorded episodes only speed this up. You may look after every round: the total
+probability of a wrong pass or fail is at most 1 - level.
 
 With --margin M the new one passes if it is certain to be at most M worse than the old one, and
 fails if it is certain to be more than M worse.
@@ -642,7 +641,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         metavar="A",
         default=TAIL,
-        help="the worst share of the episodes, whose mean is CVaR (default: %(default)s)",
+        help="CVaR is the mean of this worst share of the episodes (default: %(default)s)",
     )
     returns.add_argument(
         "--below",
@@ -771,7 +770,7 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="K",
-        help="also say how much of what this policy does the loggers do: a saved model (.zip), or "
+        help="also say how well the loggers cover what this policy does: a saved model (.zip), or "
         "package.module:function that returns a policy",
     )
     parser.add_argument(
@@ -870,7 +869,7 @@ def _add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="also show notes, the advice for each row and numbers of the estimators' own",
+        help="also show notes, the advice for each row and internals of the estimators",
     )
 
 

@@ -31,8 +31,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "interval": {
         "default": _DEFAULTS.kind.name,
         "choices": tuple(KINDS),
-        "help": "kind of confidence interval: ess-t is Student's t with as many degrees of freedom "
-        "as the weights leave, percentile and bca are bootstraps",
+        "help": "kind of confidence interval: ess-t is Student's t with the effective sample size "
+        "in the place of n, percentile and bca are bootstraps",
     },
     "level": {
         "type": float,
@@ -92,8 +92,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "scratch": {
         "type": Path,
         "metavar": "DIR",
-        "help": "keep the weights of files that are read in blocks in this folder, at 16 bytes a "
-        "step or more; without it every pass computes them again",
+        "help": "store the weights of files that are read in blocks in this folder, at 16 bytes a "
+        "step or more; without it, every pass computes them again",
     },
     "seed": {
         "type": int,

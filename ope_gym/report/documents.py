@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLUGIN = "ope"  # name of the tab, and of the plugin data of its documents
 LARGEST = 64_000  # bytes of a document
 EXPLAINED = {
-    "held-out": "The learner never trained on these episodes: training makes none optimistic.",
+    "held-out": "The learner never trained on these episodes, so the numbers are not optimistic.",
     "fresh": "One policy recorded these episodes, and the target was fixed before them.",
     "adaptive": (
         "The target was fixed before these episodes, but policies that recorded them learned from "

@@ -26,8 +26,8 @@ _ESS = (
 )
 _OVERLAP = (
     "How alike two policies act over whole episodes, from nothing in common (no colour) to the "
-    "same (full colour). The last row is the evaluated policy: its darkest cells show whose episodes "
-    "carry the estimate."
+    "same (full colour). The last row is the evaluated policy: its darkest cells show whose "
+    "episodes carry the estimate."
 )
 
 

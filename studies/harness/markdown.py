@@ -97,7 +97,7 @@ def study_section(result: dict[str, Any], picture: str | None, *, brief: bool = 
         result["table"],
     ]
     if picture:
-        parts.append(f"![{title}]({picture})")
+        parts.append(f"[![{title}]({picture})]({picture})")  # a click shows it at its full size
     if brief:
         parts.append(claims_table(result["claims"]))
     else:

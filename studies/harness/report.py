@@ -27,8 +27,8 @@ that they are positive, or zero.
 
 {RULES}
 
-The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after seeing first
-results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
+The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after seeing
+first results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
 Claims with the source {", ".join(f"“{name}”" for name in OURS)} are ours and are not counted with
 those of the paper.
 

@@ -18,13 +18,13 @@ export function cards(evaluation, ranking) {
     e.ess && card('ess', 'How many episodes the weights leave',
       'effective sample size over the steps of an episode', essChart(e.ess), key(e.ess.curves)),
     e.concentration && card('concentration', 'How few episodes hold the weight',
-      'share of the total weight in the heaviest episodes; dotted: if all weighed the same',
+      'share of the total weight in the heaviest episodes; dotted: if all had the same weight',
       concentrationChart(e.concentration), key(e.concentration.curves)),
     e.behaviours && card('behaviours', 'Whose episodes they are',
-      `share of the weight of ${e.recommended} (bar), and of the episodes (tick)`,
+      `their share of the weights of ${e.recommended} (bar) and of the episodes (tick)`,
       behaviours(e.behaviours)),
     e.overlap && card('overlap', 'Overlap of policies',
-      '1: the same episodes are as likely under both, 0: nothing in common', overlap(e.overlap)),
+      '1: both make the same episodes equally likely, 0: nothing in common', overlap(e.overlap)),
     ranking && rankingCard(ranking),
   ].filter(Boolean);
 }
@@ -48,7 +48,7 @@ function forest(e) {
   const svg = intervals(rows, {
     heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 88,
   });
-  const told = [`${level} intervals (${e.method}); about so many fresh episodes would tell as much`];
+  const told = [`${level} intervals (${e.method}); the last column is about how many fresh episodes would be as accurate`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');
   if (e.left_out) told.push(`${e.left_out} more estimators are not drawn`);
   return make('div', {}, svg, make('p', { class: 'quiet' }, `${told.join('; ')}.`));

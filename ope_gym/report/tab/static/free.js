@@ -8,8 +8,8 @@ const WAYS = {
   advantages: 'steps of the training', simulation: 'a learned environment', fresh: 'fresh episodes',
 };
 const MEANINGS = {
-  provisional: 'it may still change: a few rollouts later, steps of later policies have settled it',
-  settled: 'steps of later policies have come in since, and it does not change any more',
+  provisional: 'it may still change: steps of the next policies settle it within a few rollouts',
+  settled: 'steps of later policies have come in, and this value is final',
   fresh: 'the policy played these episodes itself',
 };
 
@@ -20,7 +20,7 @@ const kinds = (free) => ['settled', 'provisional', 'fresh'].filter((kind) => fre
 export function lead(free) {
   const kind = kinds(free)[0];
   const { headline, verdict, episodes, shares } = free[kind];
-  const fresh = shares.fresh ? `, ${percent(shares.fresh)} of it by fresh ones` : '';
+  const fresh = shares.fresh ? `, ${percent(shares.fresh)} from fresh ones` : '';
   const data = kind === 'fresh' ? `${episodes} fresh episodes` : `from ${episodes} episodes of the training${fresh}`;
   return { headline, verdict, data: `${kind}, ${data}` };
 }
@@ -32,7 +32,7 @@ export function freeCards(free, record, choose) {
     card('free', 'What this policy is worth', '', values(free, first)),
     card('trust', 'How far to trust it', '', trust(free, record)),
     Object.keys(first.shares).length > 0 && card('ways', 'What the value rests on',
-      'how much each way to the value counts: the surer it is, the more', ways(first.shares)),
+      'the share of each method: the more certain it is, the more it counts', ways(first.shares)),
     record?.best.length > 0 && card('best', 'The best policies so far', bestNote(record),
       best(record.best, choose)),
   ].filter(Boolean);
@@ -43,7 +43,7 @@ function values(free, first) {
     ...free[kind], name: NAMES[kind], cells: [free[kind].worth === null ? '' : brief(free[kind].worth, 2)],
   }));
   return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name, cell: 88 }),
-    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; about so many fresh episodes would make you as sure.`));
+    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; the column is about how many fresh episodes would be as accurate.`));
 }
 
 function trust(free, record) {
@@ -52,9 +52,9 @@ function trust(free, record) {
     make('div', {}, sentence(MEANINGS[kind])), ...advice(kind, free[kind])));
   const said = [];
   if (record?.settled) {
-    said.push(`Of ${record.settled} values that are settled by now, ${record.within} lay within their provisional band.`);
+    said.push(`So far ${record.settled} values have settled; ${record.within} of them lay within their provisional band.`);
   }
-  if (!free.fresh) said.push('The learner trains on the steps that this rests on (in-sample).');
+  if (!free.fresh) said.push('The learner trains on the same steps (in-sample).');
   return make('div', {}, make('ul', { class: 'reasons' }, ...items),
     ...said.map((line) => make('p', { class: 'quiet' }, line)));
 }
@@ -81,7 +81,7 @@ function ways(shares) {
   return svg;
 }
 
-const bestNote = ({ policies }) => `by the lower end of their interval, of ${policies} that were valued; click one to see it`;
+const bestNote = ({ policies }) => `by the lower end of the interval, out of ${policies}; click one to look at it`;
 
 function best(rows, choose) {
   const svg = intervals(rows.map((row) => ({

@@ -262,7 +262,7 @@ function drawHeadline() {
     page.headline.append(make('h1', {}, found.verdict ? badge(found.verdict) : '', found.headline));
     if (state.step !== null && found.step !== state.step) {
       page.headline.append(make('p', { class: 'quiet' },
-        `Of step ${state.step.toLocaleString('en')} TensorBoard kept no details; these are of the nearest step, ${found.step.toLocaleString('en')}. `
+        `TensorBoard kept no details of step ${state.step.toLocaleString('en')}; these belong to the nearest step, ${found.step.toLocaleString('en')}. `
         + '--samples_per_plugin ope=1000 keeps more.'));
     }
   } else if (last) {
@@ -500,8 +500,8 @@ function nothing(problem = '') {
   const code = (text) => make('pre', {}, text);
   page.empty.replaceChildren(
     make('h1', {}, problem || 'No evaluations yet'),
-    make('p', {}, 'This tab shows what a policy is worth while it is trained, from episodes that earlier policies recorded. '
-      + 'It found no evaluations in this log directory. Any of these writes some, and they appear here by themselves:'),
+    make('p', {}, 'This tab shows what a policy is worth while it trains, estimated from recorded steps. '
+      + 'There are no evaluations in this log directory yet. Each of these writes some, and they appear here by themselves:'),
     make('h3', {}, 'Try it'), code('python train.py --env CartPole-v1\ntensorboard --logdir runs'),
     make('h3', {}, 'In Stable-Baselines3'),
     code('from wrappers.sb3 import OPECallback\n\nmodel = PPO("MlpPolicy", env, tensorboard_log="runs")\nmodel.learn(100_000, callback=OPECallback())'),
