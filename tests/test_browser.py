@@ -218,7 +218,8 @@ def many_runs(browser: screenshot.Browser, logdir: Path) -> None:
             free.add(free_value(4096, 90.0 + k, 10.0))
     inside = "document.querySelector('iframe').contentDocument"
     strokes = f"[...{inside}.querySelectorAll('#chart path.provisional')].map(e => e.dataset.run "
-    deadline, seen = time.monotonic() + 60.0, []
+    deadline = time.monotonic() + 60.0
+    seen: list[str] = []
     while len(seen) < 10 and time.monotonic() < deadline:
         time.sleep(0.5)
         seen = browser.evaluate(f"{strokes} + ' ' + e.getAttribute('stroke'))")

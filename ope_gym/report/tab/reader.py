@@ -94,8 +94,8 @@ class Reader:
         for (run, kind, name), ends in columns.items():
             answer[run][kind][name] = _joined({end: read[place] for end, place in ends.items()})
         for run, f in found.items():
-            if wanted := [name for name in f.recorded if name in names]:
-                answer[run]["series"] |= self._recorded(run, wanted)
+            if unread := [name for name in f.recorded if name in names]:
+                answer[run]["series"] |= self._recorded(run, unread)
         return answer
 
     def details(self, run: str, step: int | None) -> dict[str, Any]:
