@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -71,7 +70,7 @@ def test_the_installed_wheel_works_outside_of_the_checkout(
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=tmp_path)
     python = home / "bin" / "python"
-    libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    libraries = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     own = Path(
         run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=home)[:-1]
     )
