@@ -15,7 +15,7 @@ from torch.distributions import Distribution, Independent, Normal
 from ope_gym.online import FreeEvaluation
 from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, learn_simulator, simulate
+from ope_gym.online.simulation import Simulation, learn_environment, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import GaussianMlp, LinearSigmoid, Policy
 from ope_gym.policies.mlp import Network
@@ -251,10 +251,10 @@ def simulated(
     names = ("observations", "following", "actions", "rewards", "terminated")
     rows = stream.rows(0, 600, *names)
     rows["rewards"] = rows["rewards"] - paid_less
-    simulator = learn_simulator(rows, 2)
-    assert simulator is not None
+    model = learn_environment(rows, 2)
+    assert model is not None
     return simulate(
-        simulator,
+        model,
         policy,
         stream.starts(),
         horizon=HORIZON,
