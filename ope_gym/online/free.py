@@ -256,7 +256,7 @@ class FreeEvaluation:
 
     def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float, _Value]:
         """Return the sums of the best window, their squared error, and the narrowest window."""
-        found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
+        found = fitted.sums(ends)
         sums, error = best_span(found, SHARE)
         noise = float(noise_of(found, SHARE)[0])
         most = self._spread**2
@@ -347,10 +347,9 @@ class FreeEvaluation:
 
     def _note_returns(self, window: Window, fresh: list[float]) -> None:
         """Update length, spread and range of returns from the episodes of a window."""
-        segment = np.cumsum(window.place == 0) - 1
-        paid = np.bincount(segment, window.rewards * self.gamma**window.step)
-        began = window.step[window.place == 0] == 0
-        whole = began & (np.bincount(segment, window.ended) > 0)
+        paid = np.bincount(window.episode, window.rewards * self.gamma**window.step)
+        began = np.bincount(window.episode, window.step == 0) > 0
+        whole = began & (np.bincount(window.episode, window.ended) > 0)
         returns, seen = np.append(paid[whole], fresh), np.append(paid[began], fresh)
         self._length = window.size / max(int(window.ended.sum()), 1)
         low, high = self._range

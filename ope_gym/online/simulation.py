@@ -134,12 +134,12 @@ def simulate(
     bounds: Bounds | None = None,
 ) -> Simulation:
     """Play a policy in a learned environment."""
-    shape, kind = starts.shape[1:], starts.dtype
+    shape, kind, finite = starts.shape[1:], starts.dtype, isinstance(policy, FinitePolicy)
 
     def ask(states: FloatArray) -> FloatArray:
         seen = states.astype(kind).reshape(-1, *shape)
-        if isinstance(policy, FinitePolicy):
-            return policy.probs(seen)
+        if finite:
+            return np.asarray(policy.probs(seen))  # type: ignore[attr-defined]
         actions = np.asarray(policy.sample(seen, rng)).reshape(len(seen), -1)
         return actions if bounds is None else np.clip(actions, *bounds)
 
