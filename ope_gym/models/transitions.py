@@ -31,6 +31,7 @@ _ENDING_DEGREE = 2
 _OUTSIDE = 1.05  # where places are clipped: high powers would extrapolate wildly
 _ENDING_RIDGE = 1e-4  # penalty of squared coefficients, which keeps a sharp edge finite
 _NEWTON = 40
+_ENOUGH = 1e-3  # gain of log-likelihood below which it stops: chance alone is 1/2 a coefficient
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
 _NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
@@ -303,7 +304,7 @@ def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
                 break
             size /= 2
         weights, logit = weights - size * way, logit - size * move
-        if loss - new <= 1e-7 * (1e-3 + loss):
+        if loss - new <= _ENOUGH:
             break
         loss = new
     return weights
@@ -366,8 +367,10 @@ def play(
         following, rewards, ending = model.take(states, actions, probs)
         ended = luck[1] < ending
         found.append(Played(who, states, times, actions, probs, rewards, ended))
-        on = np.flatnonzero(~ended & (times + 1 < horizon))
-        states, times, who = following[on], times[on] + 1, who[on]
+        states, times = following, times + 1
+        on = ~ended & (times < horizon)
+        if not on.all():
+            states, times, who = states[on], times[on], who[on]
     return found
 
 

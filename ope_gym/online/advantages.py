@@ -88,8 +88,9 @@ class Advantages:
     def sums(self, ends: Sequence[tuple[int, int]]) -> list[Sums]:
         """Sum over the steps between pairs of clocks, each within the next; without empty ones."""
         window = self.window
-        nest = sum(((window.clock < low) | (window.clock >= high)).astype(np.int64) for low, high in ends)
-        assert isinstance(nest, np.ndarray)
+        nest = np.zeros(window.size, dtype=np.int64)
+        for low, high in ends:
+            nest += (window.clock < low) | (window.clock >= high)
         steps = np.cumsum(np.bincount(nest, minlength=len(ends)))
         narrowest = np.full(int(window.episode.max()) + 1, len(ends))
         np.minimum.at(narrowest, window.episode, nest)
@@ -156,22 +157,19 @@ def fit_advantages(
     features = learn_features(window.observations)
     now = features(window.observations)
     phi = timed(now, window.step, horizon)
-    last = np.ones(window.size, dtype=bool)  # of its episode in the window
-    for _, before in window.before:
-        last[before] = False
-    cut = np.flatnonzero(last & ~window.ended)  # what follows is not in the window
-    beyond = timed(features(window.following[cut]), window.step[cut] + 1, horizon)
     change = phi.copy()
-    change[cut] -= gamma * beyond
     for rows, before in window.before:
         change[before] -= gamma * phi[rows]
+    cut = window.cut
+    beyond = timed(features(window.following[cut]), window.step[cut] + 1, horizon)
+    change[cut] -= gamma * beyond
     theta = _fit_v(window, phi, change, gamma)
     low, high = _returns_ahead(window, gamma)
     v = np.clip(phi @ theta, low, high)
     delta = window.rewards - v
-    delta[cut] += gamma * np.clip(beyond @ theta, low, high)
     for rows, before in window.before:
         delta[before] += gamma * v[rows]
+    delta[cut] += gamma * np.clip(beyond @ theta, low, high)
     advantage = np.zeros(window.size)
     if now.shape[1] > 1:
         psi = centred_actions(policy, window, now, rng)
@@ -202,11 +200,16 @@ def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> Floa
     """Return the features (n, d), and again times the share of the time that is left."""
     if horizon is None:
         return features
-    left, width = np.maximum(horizon - step, 0) / horizon, features.shape[1]
+    width = features.shape[1]
     found = np.empty((len(features), 2 * width))  # a step's numbers side by side
     found[:, :width] = features
-    np.multiply(features, left[:, None], out=found[:, width:])
+    np.multiply(features, time_left(step, horizon)[:, None], out=found[:, width:])
     return found
+
+
+def time_left(step: NDArray[Any], horizon: int) -> FloatArray:
+    """Return the share of the time that is left at each step."""
+    return np.asarray(np.maximum(horizon - step, 0) / horizon)
 
 
 def _fit_v(window: Window, phi: FloatArray, change: FloatArray, gamma: float) -> FloatArray:

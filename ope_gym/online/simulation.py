@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray
 from ope_gym.models.features import Polynomial
 from ope_gym.models.transitions import Steps, TransitionModel, fit_transitions, play
-from ope_gym.online.advantages import Advantages, timed
+from ope_gym.online.advantages import Advantages, time_left, timed
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
 
@@ -182,6 +182,7 @@ def _fit_v(
     low, high = ahead.min(), ahead.max()
 
     def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:
-        return np.asarray(np.clip(timed(features(states), step, horizon) @ theta, low, high))
+        constant, slope = (features(states) @ theta.reshape(2, -1).T).T
+        return np.asarray(np.clip(constant + slope * time_left(step, horizon), low, high))
 
     return v

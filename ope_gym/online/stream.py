@@ -81,6 +81,14 @@ class Window:
             start += size
         return found
 
+    @cached_property
+    def cut(self) -> IntArray:
+        """The steps whose episodes go on beyond the window."""
+        last = np.ones(self.size, dtype=bool)
+        for _, before in self.before:
+            last[before] = False
+        return np.flatnonzero(last & ~self.ended)
+
     def life_tables(
         self, values: FloatArray, nest: IntArray | None = None, windows: int = 1
     ) -> list[FloatArray]:
