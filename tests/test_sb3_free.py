@@ -152,10 +152,20 @@ class _StopAt(BaseCallback):
         return self.num_timesteps < self._timesteps
 
 
-def test_long_trainings_are_valued_about_fifty_times() -> None:
-    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(verbose=0)
-    model.learn(600_000, callback=CallbackList([ope, _StopAt(12_100)]))
-    assert ope.evaluations[0].timesteps == 12_000
+@pytest.mark.parametrize(
+    ("make", "total", "every"),
+    [(ppo, 50_000, 60_000), (a2c, 50_000, 60_000), (a2c, 6_000_000, 120_000)],
+)
+def test_values_are_spaced_by_the_work_between_them(make: Any, total: int, every: int) -> None:
+    """PPO with one epoch counts as A2C; a long training is valued about fifty times."""
+    model, ope = make(envs("CartPole-v1")), OPECallback(verbose=0)
+    ope.init_callback(model)
+    model._total_timesteps = total
+    assert ope._every() == every
+    assert ope._is_due(every)
+    assert not ope._is_due(every - 1)
+    model.n_epochs = 10
+    assert ope._every() == max(15_000, total // 50)
 
 
 def test_short_rollouts_are_valued_and_settle() -> None:

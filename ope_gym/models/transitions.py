@@ -183,7 +183,7 @@ class TransitionModel:
         z = (following - self.centre[:d]) / self.scale[:d]
         out[:products] = monomials(z, _ENDING_DEGREE).T
         place = ((following - middle) / half).T
-        eighth, sixteenth = out[products:-2 * d], out[-2 * d :]
+        eighth, sixteenth = out[products : -2 * d], out[-2 * d :]
         np.minimum(np.maximum(place, 0.0), _OUTSIDE, out=eighth[:d])  # on either side apart
         np.maximum(np.minimum(place, 0.0), -_OUTSIDE, out=eighth[d:])
         for _ in range(3):  # squaring is faster than **
@@ -391,5 +391,5 @@ def mean_return(played: list[Played], gamma: float) -> float:
 
 
 def _sorted(step: Played, order: IntArray) -> Played:
-    columns = {name: x if x is None else x[order] for name, x in vars(step).items()}
-    return Played(**columns)
+    columns: dict[str, Any] = vars(step)
+    return Played(**{name: x if x is None else x[order] for name, x in columns.items()})

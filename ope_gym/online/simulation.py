@@ -61,9 +61,7 @@ def learn_environment(
     if not degree or rows < 4 * comb(width + degree, degree) * max(n_actions, 1):
         return None
     nowhere = np.zeros(rows, dtype=bool)
-    steps = Steps(
-        states, actions, columns["rewards"], columns["terminated"], nowhere, following
-    )
+    steps = Steps(states, actions, columns["rewards"], columns["terminated"], nowhere, following)
     return fit_transitions(steps, n_actions, degree, _STEADY)
 
 

@@ -112,7 +112,7 @@ class Window:
         size = (windows + 1) * groups * ages
         found = [np.bincount(cell, w, size) for w in (np.ones(self.size), going, *values)]
         table = np.stack(found).reshape(len(found), windows + 1, groups, ages)
-        nested = np.cumsum(table, axis=1)
+        nested = np.cumsum(table, axis=1, dtype=np.float64)
         everything = nested[:, -1].sum(axis=1)
         return [_life_table(nested[:, i], everything) for i in range(windows)]
 
