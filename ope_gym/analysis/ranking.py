@@ -70,12 +70,14 @@ def rank(
     unknown = [name for name in origins if name not in named]
     if unknown:
         raise ValueError(f"origin names {unknown[0]!r}; the targets are {', '.join(named)}")
-    estimates = {}
     with hire(compute, evaluator.source.data or evaluator.source) as crew:
-        for name, policy in named.items():
-            found = evaluator.evaluate(policy, origin=origins.get(name), crew=crew)
-            estimates[name] = found[estimator]
-            progress(1)
+        found = evaluator.evaluate_all(
+            list(named.values()),
+            origins=[origins.get(name) for name in named],
+            crew=crew,
+            done=progress,
+        )
+    estimates = {name: one[estimator] for name, one in zip(named, found, strict=True)}
     return ranked(estimates, draws=draws, seed=evaluator.options.seed)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
 _SORTED = 1 << 20  # elements of features that are put in order at once
-_CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
+_CACHED = 1 << 18  # of those that are read again at once and should stay in the cache
 
 
 @dataclass
@@ -76,16 +76,19 @@ class NormalEquations:
     @classmethod
     def empty(cls, model: LinearQ, phi: Phi, gamma: float, folds: int) -> NormalEquations:
         """Return equations to which no step was added."""
-        actions, columns = max(phi.actions, 1), phi.columns
-        rows = (2 * phi.powers + 1) * columns
         return cls(
             model,
             phi,
             gamma,
-            sums=np.zeros((folds, actions, rows, (1 + actions) * columns + 1)),
+            sums=np.zeros(_shape(phi, folds)),
             bounds=np.array([[np.inf] * folds, [-np.inf] * folds]),
             starts=np.zeros(phi.weights),
         )
+
+    @staticmethod
+    def size(phi: Phi, folds: int) -> int:
+        """Return how many numbers the sums have."""
+        return int(np.prod(_shape(phi, folds)))
 
     @property
     def folds(self) -> int:
@@ -125,14 +128,19 @@ class NormalEquations:
         bounds = bounds_of_others(self.bounds)
         return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
 
-    def weigh(self, data: Trajectories, fold: IntArray, answers: Answers) -> FloatArray | None:
-        """Begin with a chunk: return the weights (S,) of its steps, or None if it adds nothing."""
+    def weigh(self, bounds: FloatArray, answers: Answers) -> FloatArray | None:
+        """Begin with a chunk: return the weights (S,) of its steps, or None if it adds nothing.
+
+        Args:
+            bounds: (2, folds) lowest and highest reward of the chunk.
+            answers: of the target about the chunk.
+        """
         self._count(1)
-        self._widen(reward_bounds(data, fold, self.folds))
-        weights = near_weights(data, self.model.nearness, answers)
+        self._widen(bounds)
+        weights = near_weights(answers.data, self.model.nearness, answers)
         if not self._keeps(bool(weights.any())):
             return None
-        return weights if self.near else np.ones(data.n_steps)
+        return weights if self.near else np.ones(weights.size)
 
     def _count(self, chunks: int) -> None:
         self.chunks += chunks
@@ -209,6 +217,11 @@ class NormalEquations:
         )
 
 
+def _shape(phi: Phi, folds: int) -> tuple[int, int, int, int]:
+    actions, columns = max(phi.actions, 1), phi.columns
+    return folds, actions, (2 * phi.powers + 1) * columns, (1 + actions) * columns + 1
+
+
 def update_all(
     equations: Sequence[NormalEquations],
     data: Trajectories,
@@ -234,12 +247,12 @@ def update_all(
             "steps: give the longest possible"
         )
     rng = np.random.default_rng(0) if rng is None else rng
-    begins = data.offsets[:-1]
+    bounds, begins = reward_bounds(data, fold, equations[0].folds), data.offsets[:-1]
     taken = []
     for own, asked in zip(equations, answers, strict=True):
         probs = asked.probs(begins) if phi.actions else None
-        own.starts += own.phi.expected(data, begins, rng, probs).sum(axis=0)
-        weights = own.weigh(data, fold, asked)
+        own.starts += own.phi.expected(data, begins, rng, probs)
+        weights = own.weigh(bounds, asked)
         if weights is not None:
             taken.append((own, asked, weights))
     if not taken:
@@ -253,21 +266,16 @@ def update_all(
     for begin in range(0, data.n_steps, block):
         rows = slice(begin, min(begin + block, data.n_steps))
         order = np.argsort(group[rows], kind="stable")
-        some = begin + order
-        following = np.minimum(some + 1, data.n_steps - 1)
-        on = ~last[some]
         now, ahead = _features([own for own, *_ in taken], data, rows, order, last[rows], rng)
-        sides = [
-            _Side(
-                own.sums.reshape(-1, *own.sums.shape[2:]),
-                ahead[i if len(ahead) > 1 else 0],
-                weights[some],
-                (asked.probs(following) if phi.actions else np.ones((some.size, 1))).T
-                * (weights[some] * on),
-            )
-            for i, (own, asked, weights) in enumerate(taken)
-        ]
-        _add(phi, now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
+        some = begin + order
+        following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
+        sides = []
+        for i, (own, asked, weights) in enumerate(taken):
+            w = weights[some]
+            probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
+            scaled = np.multiply(probs.T, w * on, order="C")
+            sides.append(_Side(own, ahead[i if len(ahead) > 1 else 0], w, scaled))
+        _add(now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
 
 
 @dataclass(frozen=True)
@@ -275,16 +283,25 @@ class _Side:
     """What a target adds to n steps in the order of their groups.
 
     Args:
-        sums: (folds × A, rows, columns) of its equations, to be added to.
+        equations: of the target.
         ahead: (c, n) features of the next step; with continuous actions their mean.
         weights: (n,) w.
         probs: (A, n) w pi(b|s) of the next step, 0 after an end.
     """
 
-    sums: FloatArray
+    equations: NormalEquations
     ahead: FloatArray
     weights: FloatArray
     probs: FloatArray
+
+    def fill(self, right: FloatArray, here: slice, now: FloatArray, rewards: FloatArray) -> None:
+        """Write the columns ((1 + A) c + 1, n) of some steps, side by side."""
+        columns, weights = len(now), self.weights[here]
+        np.multiply(now, weights, out=right[:columns])
+        for b, probs in enumerate(self.probs, 1):
+            own = right[b * columns : (b + 1) * columns]
+            np.multiply(self.ahead[:, here], probs[here], out=own)
+        np.multiply(rewards, weights, out=right[-1])
 
 
 def _features(
@@ -311,7 +328,6 @@ def _features(
 
 
 def _add(
-    phi: Phi,
     now: FloatArray,
     left: FloatArray,
     rewards: FloatArray,
@@ -321,29 +337,28 @@ def _add(
     """Add n steps sorted by group to the sums of several targets, piece by piece.
 
     Args:
-        phi: the features.
         now: (c, n) features of the steps.
         left: (n,) share of the horizon that is left.
         rewards: (n,).
         group: (n,) fold times actions plus action.
         sides: of the targets.
     """
-    columns, powers = phi.columns, 2 * phi.powers + 1
-    high, wide = powers * columns, sides[0].sums.shape[2]
-    piece = max(64, _CACHED // (high + wide))
-    bounds = np.searchsorted(group, np.arange(len(sides[0].sums) + 1))
+    first = sides[0].equations
+    folds, actions, high, wide = first.sums.shape
+    bounds = np.searchsorted(group, np.arange(folds * actions + 1))
+    piece = max(64, _CACHED // (high + len(sides) * wide))
+    right = np.empty((len(sides), wide, piece))
     for g in np.flatnonzero(np.diff(bounds)):
         for begin in range(bounds[g], bounds[g + 1], piece):
             here = slice(begin, min(begin + piece, int(bounds[g + 1])))
-            raised = phi.raised(now[:, here], left[here], powers)
-            right = np.empty((wide, here.stop - here.start))
-            for side in sides:
-                np.multiply(now[:, here], side.weights[here], out=right[:columns])
-                for b, probs in enumerate(side.probs, 1):
-                    own = right[b * columns : (b + 1) * columns]
-                    np.multiply(side.ahead[:, here], probs[here], out=own)
-                np.multiply(rewards[here], side.weights[here], out=right[-1])
-                side.sums[g] += raised @ right.T
+            width, features, paid = here.stop - begin, now[:, here], rewards[here]
+            raised = first.phi.raised(features, left[here], 2 * first.phi.powers + 1)
+            for side, own in zip(sides, right, strict=True):
+                side.fill(own[:, :width], here, features, paid)
+            found = raised @ right[:, :, :width].reshape(-1, width).T
+            for p, side in enumerate(sides):
+                own = found[:, p * wide : (p + 1) * wide]
+                side.equations.sums[g // actions, g % actions] += own
 
 
 def _solved(system: FloatArray, right: FloatArray) -> FloatArray:

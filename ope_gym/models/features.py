@@ -208,18 +208,18 @@ class Phi:
         return np.asarray(np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon)
 
     def raised(self, plain: FloatArray, left: FloatArray, powers: int) -> FloatArray:
-        """Return features (columns, n) times u^0, u^1, ... of the share left, (powers columns, n)."""
+        """Return features (columns, n) times powers u^0, u^1, ... of the share u that is left."""
         found = np.empty((powers, *plain.shape))
         found[0] = plain
         for power in range(1, powers):
             np.multiply(found[power - 1], left, out=found[power])
         return found.reshape(powers * self.columns, -1)
 
-    def weigh(self, weights: FloatArray, plain: FloatArray, steps: IntArray) -> FloatArray:
+    def weigh(self, weights: FloatArray, plain: FloatArray, left: FloatArray) -> FloatArray:
         """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
         terms = weights.reshape(-1, self.columns) @ plain
         terms = terms.reshape(len(weights), self.powers + 1, -1)
-        found, left = terms[:, -1].copy(), self.left(steps)
+        found = terms[:, -1].copy()
         for power in range(self.powers - 1, -1, -1):
             found *= left
             found += terms[:, power]
@@ -246,15 +246,15 @@ class Phi:
         rng: np.random.Generator,
         probs: FloatArray | None = None,
     ) -> FloatArray:
-        """Return E_pi phi, (n, A d), at some recorded steps.
+        """Return E_pi phi, (A d,), summed over some recorded steps.
 
         With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
         pi(a|s) phi(s) in each block; `probs` (n, A) are known then.
         """
         seen, steps = batches.take(data.observations, rows), data.steps[rows]
         if probs is not None:
-            return (probs[:, :, None] * self(seen, steps)[:, None, :]).reshape(rows.size, -1)
-        return self._timed(self._mean(seen, rows.size, rng), steps)
+            return np.asarray(probs.T @ self(seen, steps)).ravel()
+        return self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0)
 
     def _timed(self, plain: FloatArray, steps: IntArray) -> FloatArray:
         """Return phi (n, d) of features (columns, n) at some steps."""

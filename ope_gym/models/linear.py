@@ -43,6 +43,7 @@ from ope_gym.models.linear_values import FiniteLinearValues, LinearValues
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.weights.answers import Answers
 
+_TOGETHER = 1 << 24  # elements of the sums of targets that are fitted together
 MOST_NUMBERS = 64  # in an observation, for a default
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 
@@ -99,7 +100,7 @@ class LinearQ:
     def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return self._gather(data, nobody, [problem])[0].values(None)
+        return next(self._gather(data, nobody, [problem])).values(None)
 
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
@@ -115,27 +116,29 @@ class LinearQ:
     ) -> list[Iterator[LinearValues | FiniteLinearValues]]:
         """Return for each of several targets what `fit_folds` does; the features are made once.
 
-        The problems differ in nothing but the target.
+        The problems differ in the target alone.
         """
         fold = checked_fold(fold, len(data))
         equations = self._gather(data, fold, problems)
-        return [map(own.values, [*range(own.folds), None]) for own in equations]
+        return [iter([own.values(k) for k in [*range(own.folds), None]]) for own in equations]
 
     def _gather(
         self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
-    ) -> list[NormalEquations]:
-        first = problems[0]
+    ) -> Iterator[NormalEquations]:
+        """Yield the equations of each target; of as many at once as the memory allows."""
+        first, folds = problems[0], int(fold.max()) + 1
         survey = FeatureSurvey(self, first.target)
         survey.update(data)
-        found = survey.equations_of(
-            [problem.target for problem in problems],
-            gamma=first.gamma,
-            horizon=first.horizon,
-            folds=int(fold.max()) + 1,
-        )
         answers = [problem.answers or Answers(problem.target, data) for problem in problems]
-        update_all(found, data, fold, answers, first.rng)
-        return found
+        for some in survey.at_once(first.horizon, folds, len(problems)):
+            found = survey.equations_of(
+                [problem.target for problem in problems[some]],
+                gamma=first.gamma,
+                horizon=first.horizon,
+                folds=folds,
+            )
+            update_all(found, data, fold, answers[some], first.rng)
+            yield from found
 
 
 @dataclass
@@ -226,6 +229,12 @@ class FeatureSurvey:
         """Return empty normal equations of several targets, all of finite actions or none."""
         surveys = [replace(self, target=target) for target in targets]
         return [one.equations(gamma=gamma, horizon=horizon, folds=folds) for one in surveys]
+
+    def at_once(self, horizon: int, folds: int, targets: int) -> list[slice]:
+        """Return which of so many targets to sum equations for at once: as memory allows."""
+        size = NormalEquations.size(self.phi(horizon), folds)
+        step = max(1, _TOGETHER // size)
+        return [slice(begin, begin + step) for begin in range(0, targets, step)]
 
     @property
     def _features(self) -> Map | Learned:

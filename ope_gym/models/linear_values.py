@@ -14,6 +14,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import of_chosen
 from ope_gym.models.features import Phi
 from ope_gym.policies import Policy
+from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 _LARGEST_LOG_WEIGHT = 3.0
@@ -62,38 +63,41 @@ class FiniteLinearValues(LinearValues):
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
         plain = self.phi.plain(observations, len(steps))
-        return self.phi.weigh(self.theta, plain, steps).T
+        return self.phi.weigh(self.theta, plain, self.phi.left(steps)).T
 
     @staticmethod
     def of_folds(
-        values: Sequence[FiniteLinearValues],
-        answers: Answers,
+        values: Sequence[Sequence[FiniteLinearValues]],
+        answers: Sequence[Answers],
         rows: IntArray,
         bounds: IntArray,
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return q (n, A) and the ratio of visits (n,) at recorded steps of several folds.
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Yield for each target q (n, A) and the ratio of visits (n,) at recorded steps.
 
-        The features are made once, for the values of all folds.
+        The features are made once, for the values of all targets and folds.
 
         Args:
-            values: of each fold.
-            answers: of the target about the episodes.
+            values: for each target those of each fold.
+            answers: of each target about the episodes.
             rows: (n,) the steps, sorted by fold.
             bounds: (folds + 1,) where each fold begins among them.
         """
-        data, phi = answers.data, values[0].phi
-        seen, steps = batches.take(data.observations, rows), data.steps[rows]
-        plain, q = phi.plain(seen, rows.size), np.empty((phi.actions, rows.size))
-        for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
-            here = slice(begin, end)
-            q[:, here] = phi.weigh(own.theta, plain[:, here], steps[here])
-        visits = phi.weigh(values[0].dual, plain, steps).T  # one for all folds
-        ratio = of_chosen(visits, batches.take(data.actions, rows))
-        return q.T, ratio * values[0].near.of(data, answers)[rows]
+        data, phi = answers[0].data, values[0][0].phi
+        left = phi.left(data.steps[rows])
+        chosen = choices(batches.take(data.actions, rows), rows.size, phi.actions)
+        plain = phi.plain(batches.take(data.observations, rows), rows.size)
+        for folds, asked in zip(values, answers, strict=True):
+            q = np.empty((phi.actions, rows.size))
+            for own, begin, end in zip(folds, bounds[:-1], bounds[1:], strict=True):
+                here = slice(begin, end)
+                q[:, here] = phi.weigh(own.theta, plain[:, here], left[here])
+            visits = phi.weigh(folds[0].dual, plain, left)  # one for all folds
+            ratio = visits[chosen, np.arange(rows.size)]
+            yield q.T, ratio * folds[0].near.of(data, asked)[rows]
 
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         plain = self.phi.plain(observations, len(steps))
-        return of_chosen(self.phi.weigh(self.dual, plain, steps).T, actions)
+        return of_chosen(self.phi.weigh(self.dual, plain, self.phi.left(steps)).T, actions)
 
 
 class NearWeights:
@@ -125,8 +129,14 @@ def near_weights(data: Trajectories, nearness: float, answers: Answers) -> Float
         return np.ones(data.n_steps)
     from ope_gym import kernels
 
+    found = answers.near.get(nearness)
+    if found is not None:
+        return found
     total = np.empty(data.n_steps)
     offsets = data.offsets.astype(np.int64, copy=False)
     ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
     kernels.cumulate(ratio, 0, len(data), offsets, total)
-    return np.exp(np.minimum(nearness * total, _LARGEST_LOG_WEIGHT))
+    total *= nearness
+    np.minimum(total, _LARGEST_LOG_WEIGHT, out=total)
+    answers.near[nearness] = np.exp(total, out=total)
+    return total
