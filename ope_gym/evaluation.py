@@ -232,6 +232,7 @@ class Evaluator:
         self._groups = groups_of(self._behaviours, policies, mixture)
         self._estimated = fitted_models([policies[k] for k in self._behaviours.policies])
         self._shared = Shared()
+        self._defaults: dict[int, QModel | None] = {}  # q model by number of actions, 0: continuous
         self._betting = self.options.betting(self._roster.horizon)
 
     @property
@@ -549,7 +550,12 @@ class Evaluator:
         if len(self._roster) < 2:
             return None
         if self._data is not None:
-            return default_model(self._data, target)
+            finite = isinstance(target, FinitePolicy)
+            first = batches.take(self._data.observations, slice(0, 1))
+            actions = target.probs(first).shape[1] if finite else 0
+            if actions not in self._defaults:
+                self._defaults[actions] = default_model(self._data, target)
+            return self._defaults[actions]
         _, chunk = next(self.source.chunks(self.source.tasks[0]))
         if not isinstance(asked(target, chunk.observations, chunk.actions), FinitePolicy):
             return None

@@ -319,13 +319,12 @@ def _fill_folds(
         own = part[rows]
         bounds = np.searchsorted(own, np.arange(folds + 1))
         left = steps_left(data.steps[rows], fitted.horizon)
+        within = low[own, left], high[own, left]
         answers = [place.answers for place in places]
         of_folds = type(values[0][0]).of_folds(values, answers, rows, bounds)
         for place, found, (everything, ratio) in zip(places, filled, of_folds, strict=True):
             found.ratio[rows] = ratio
-            found.q[rows], found.v[rows] = place.clipped(
-                rows, everything, low[own, left], high[own, left]
-            )
+            found.q[rows], found.v[rows] = place.clipped(rows, everything, *within)
 
 
 def cross_fit(

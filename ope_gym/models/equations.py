@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
 _SORTED = 1 << 20  # elements of features that are put in order at once
-_CACHED = 1 << 18  # of those that are read again at once and should stay in the cache
+_CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
 
 
 @dataclass
@@ -115,12 +115,14 @@ class NormalEquations:
             self.sums += other.sums
 
     def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
-        """Return the q of all folds but one."""
+        """Return the q of all folds but one, or of all."""
         kind = FiniteLinearValues if self.phi.actions else LinearValues
+        theta, dual = self._of_all
+        if without is not None:
+            system, answer, scale = self._system(without)
+            theta = _solved(system, answer) * scale
         shape = max(self.phi.actions, 1), -1
-        system, answer, scale = self._system(without)
-        theta = (_solved(system, answer) * scale).reshape(shape)
-        return kind(self.phi, theta, self._dual.reshape(shape), self._near_weights)
+        return kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
 
     def cross_fitted(self) -> CrossFitted:
         """Return for each fold the values learned from the others, and those learned from all."""
@@ -168,10 +170,13 @@ class NormalEquations:
         return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
 
     @cached_property
-    def _dual(self) -> FloatArray:
-        """The weights (A d,) alpha of the visits, from all folds: A' alpha = sum of E_pi phi."""
-        system, _, scale = self._system(None)
-        return _solved(system.T, self.starts * scale) * scale
+    def _of_all(self) -> tuple[FloatArray, FloatArray]:
+        """From all folds, the weights (A d,) of q, and alpha of the visits.
+
+        A' alpha = sum of E_pi phi over the first steps.
+        """
+        system, answer, scale = self._system(None)
+        return _solved(system, answer) * scale, _solved(system.T, self.starts * scale) * scale
 
     def _system(self, without: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return matrix (A d, A d) with its penalty, right side (A d,) and scale (A d,).
@@ -346,19 +351,16 @@ def _add(
     first = sides[0].equations
     folds, actions, high, wide = first.sums.shape
     bounds = np.searchsorted(group, np.arange(folds * actions + 1))
-    piece = max(64, _CACHED // (high + len(sides) * wide))
-    right = np.empty((len(sides), wide, piece))
+    piece = max(64, _CACHED // (high + wide))
     for g in np.flatnonzero(np.diff(bounds)):
         for begin in range(bounds[g], bounds[g + 1], piece):
             here = slice(begin, min(begin + piece, int(bounds[g + 1])))
-            width, features, paid = here.stop - begin, now[:, here], rewards[here]
+            features, paid = np.ascontiguousarray(now[:, here]), rewards[here]
             raised = first.phi.raised(features, left[here], 2 * first.phi.powers + 1)
-            for side, own in zip(sides, right, strict=True):
-                side.fill(own[:, :width], here, features, paid)
-            found = raised @ right[:, :, :width].reshape(-1, width).T
-            for p, side in enumerate(sides):
-                own = found[:, p * wide : (p + 1) * wide]
-                side.equations.sums[g // actions, g % actions] += own
+            right = np.empty((wide, paid.size))
+            for side in sides:
+                side.fill(right, here, features, paid)
+                side.equations.sums[g // actions, g % actions] += raised @ right.T
 
 
 def _solved(system: FloatArray, right: FloatArray) -> FloatArray:

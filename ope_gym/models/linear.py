@@ -213,6 +213,12 @@ class FeatureSurvey:
             horizon: longest possible episode.
             folds: number of folds.
         """
+        return self.equations_of([self.target], gamma=gamma, horizon=horizon, folds=folds)[0]
+
+    def equations_of(
+        self, targets: Sequence[Policy], *, gamma: float, horizon: int, folds: int
+    ) -> list[NormalEquations]:
+        """Return empty normal equations of several targets with the same actions."""
         phi = self.phi(horizon)
         if phi.weights > WIDEST:
             raise ValueError(
@@ -221,14 +227,8 @@ class FeatureSurvey:
                 "Give features= with fewer columns"
             )
         model = self.model if self.known else replace(self.model, nearness=0.0)
-        return NormalEquations.empty(model, phi, gamma, folds)
-
-    def equations_of(
-        self, targets: Sequence[Policy], *, gamma: float, horizon: int, folds: int
-    ) -> list[NormalEquations]:
-        """Return empty normal equations of several targets, all of finite actions or none."""
-        surveys = [replace(self, target=target) for target in targets]
-        return [one.equations(gamma=gamma, horizon=horizon, folds=folds) for one in surveys]
+        phis = [replace(phi, target=target) for target in targets]
+        return [NormalEquations.empty(model, own, gamma, folds) for own in phis]
 
     def at_once(self, horizon: int, folds: int, targets: int) -> list[slice]:
         """Return which of so many targets to sum equations for at once: as memory allows."""

@@ -447,7 +447,8 @@ class Gathering:
         seen: Recorded = chunk.episodes
         data = seen.data
         propensities = PropensitySums(self.target, self.policies)
-        lost = propensities.update(data, seen.behaviours, seen.groups)
+        kept = chunk.kept.setdefault("propensities", {})
+        lost = propensities.update(data, seen.behaviours, seen.groups, kept)
         if lost is not None:  # weights may end before the episodes, where discount leaves nothing
             lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
         for scheme, log_w in chunk.log_weights.items():
