@@ -550,9 +550,9 @@ class Evaluator:
         if len(self._roster) < 2:
             return None
         if self._data is not None:
-            finite = isinstance(target, FinitePolicy)
             first = batches.take(self._data.observations, slice(0, 1))
-            actions = target.probs(first).shape[1] if finite else 0
+            finite = isinstance(target, FinitePolicy)
+            actions = target.probs(first).shape[1] if finite else 0  # type: ignore[attr-defined]
             if actions not in self._defaults:
                 self._defaults[actions] = default_model(self._data, target)
             return self._defaults[actions]

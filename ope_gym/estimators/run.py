@@ -39,9 +39,9 @@ class Aimed:
     target: int
     request: Reduction
 
-    def part(self, chunks: Sequence[Weighted]) -> Any:
-        """Return the part of a chunk, which was weighted for each target."""
-        return self.request.part(chunks[self.target])
+    def part(self, chunk: Any) -> Any:
+        """Return the part of a chunk, which is a list: it was weighted for each target."""
+        return self.request.part(chunk[self.target])
 
     def total(self, merged: Any) -> Any:
         """Return the answer."""

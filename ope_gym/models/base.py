@@ -253,7 +253,8 @@ class _Filled:
 
     @classmethod
     def empty(cls, steps: int) -> _Filled:
-        return cls(*np.zeros((3, steps)), averaged=np.full(steps, np.nan))
+        q, v, ratio = np.zeros((3, steps))
+        return cls(q, v, ratio, np.full(steps, np.nan))
 
 
 def _fill(

@@ -254,7 +254,7 @@ class Phi:
         seen, steps = batches.take(data.observations, rows), data.steps[rows]
         if probs is not None:
             return np.asarray(probs.T @ self(seen, steps)).ravel()
-        return self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0)
+        return np.asarray(self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0))
 
     def _timed(self, plain: FloatArray, steps: IntArray) -> FloatArray:
         """Return phi (n, d) of features (columns, n) at some steps."""
