@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,28 @@ from ope_gym.models.linear_values import FiniteLinearValues, LinearValues, NearW
 from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
-if TYPE_CHECKING:
-    from ope_gym.models.linear import LinearQ
-
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
 _SORTED = 1 << 20  # elements of features that are put in order at once
 _CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
+
+
+class Penalties(Protocol):
+    """The settings of a LinearQ that its equations need."""
+
+    @property
+    def ridge(self) -> float:
+        """Penalty of all weights."""
+        ...
+
+    @property
+    def pull(self) -> float:
+        """Penalty of differences between actions."""
+        ...
+
+    @property
+    def nearness(self) -> float:
+        """How much more steps count that the target would reach."""
+        ...
 
 
 @dataclass
@@ -64,7 +80,7 @@ class NormalEquations:
         chunks: how many there were.
     """
 
-    model: LinearQ
+    model: Penalties
     phi: Phi
     gamma: float
     sums: FloatArray
@@ -74,7 +90,7 @@ class NormalEquations:
     chunks: int = 0
 
     @classmethod
-    def empty(cls, model: LinearQ, phi: Phi, gamma: float, folds: int) -> NormalEquations:
+    def empty(cls, model: Penalties, phi: Phi, gamma: float, folds: int) -> NormalEquations:
         """Return equations to which no step was added."""
         return cls(
             model,
@@ -285,7 +301,7 @@ def update_all(
 
 @dataclass(frozen=True)
 class _Side:
-    """What a target adds to n steps in the order of their groups.
+    """One target's part in n steps, in the order of their groups.
 
     Args:
         equations: of the target.
