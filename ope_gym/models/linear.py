@@ -64,7 +64,8 @@ class LinearQ:
     Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on what sets the
     actions apart, so that an action hardly ever taken has about the values of the others.
 
-    Cost: one pass, O(steps × actions × d²), and (folds, (actions d)²) memory.
+    Cost: one pass, O(steps × actions × d c) for c features without time, and memory of folds ×
+    actions² × d c; several targets share the pass.
     Use it for Box observations of moderate size. Weakness: a value with edges is smoothed, and
     with gamma = 1 and long episodes errors add up over the steps; the values are clipped to what
     the rewards allow. For more flexibility give features, or use NetworkQ.
