@@ -1,6 +1,6 @@
 """Measure what a person waits for, side by side with another checkout.
 
-    python benchmarks/waiting.py [--against CHECKOUT] [--cases evaluate first rank memory]
+    python benchmarks/waiting.py [--against CHECKOUT] [--cases evaluate first rank ...]
 
 The episodes are those of `train.py --env CartPole-v1`: 10 policies, 300 held-out episodes, about
 39,000 steps. Each case runs in fresh processes that alternate between the two checkouts, with one
@@ -9,7 +9,10 @@ times of one run. Without --against there is one column, and no ratio.
 
     evaluate  the default evaluate, once compiled code is there
     first     the first evaluate ever, with nothing compiled: the time beyond the second one
-    rank      50 checkpoints by auto, as a share of 50 calls of evaluate
+    rank      50 checkpoints by auto
+    share     the same as a share of 50 calls of evaluate of the same checkout
+    train     train.py --env CartPole-v1, once compiled code is there
+    fresh     the same with nothing compiled
     memory    peak of the heap beyond the data at 600,000 steps with auto, in MB
 """
 
@@ -24,9 +27,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-CASES = ("evaluate", "first", "rank", "memory")
+CASES = ("evaluate", "first", "rank", "share", "train", "fresh", "memory")
 _CHECKPOINTS = 50
 _STEPS = 600_000
 
@@ -55,7 +59,7 @@ def compare(case: str, path: str, against: Path | None, processes: int) -> None:
         for times, checkout in zip(found, checkouts, strict=True):
             times.append(in_process(case, path, checkout))
     best = [min(times) for times in found]
-    unit = {"rank": "of as many evaluates", "memory": "MB"}.get(case, "s")
+    unit = {"share": "of as many evaluates", "memory": "MB"}.get(case, "s")
     beside = f", {best[0] / best[1]:.2f} times {best[1]:.3f}" if len(best) > 1 else ""
     print(f"{case:10s} {best[0]:8.3f} {unit}{beside}", flush=True)
 
@@ -65,7 +69,7 @@ def in_process(case: str, path: str, checkout: Path) -> float:
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        if case == "first":
+        if case in ("first", "fresh"):
             environment["NUMBA_CACHE_DIR"] = cache
         command = [sys.executable, __file__, "--work", case, path]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -120,22 +124,46 @@ def first_case(path: str) -> float:
 
 
 def rank_case(path: str) -> float:
+    from ope_gym.analysis.ranking import rank
+
+    data, near = checkpoints(path)
+    return min(seconds(lambda: rank(data, near, "auto", held_out=False)) for _ in range(2))
+
+
+def share_case(path: str) -> float:
+    from ope_gym import evaluate
+
+    data, near = checkpoints(path)
+    evaluate(data, near[0], "auto", held_out=False)
+    single = min(seconds(lambda: evaluate(data, near[0], "auto", held_out=False)) for _ in range(8))
+    return rank_case(path) / (_CHECKPOINTS * single)
+
+
+def checkpoints(path: str) -> tuple[Any, list[Any]]:
+    """Return the episodes, and policies around the last one."""
     import numpy as np
 
-    from ope_gym import Trajectories, evaluate
-    from ope_gym.analysis.ranking import rank
+    from ope_gym import Trajectories
     from ope_gym.policies import LinearSigmoid
 
     data, rng = Trajectories.load(path).select(held_out=True), np.random.default_rng(0)
     last = data.policies[-1]
-    near = [
-        LinearSigmoid(last.theta * (1 + 0.05 * rng.standard_normal(last.theta.size)), last.bias)
-        for _ in range(_CHECKPOINTS)
-    ]
-    evaluate(data, near[0], "auto", held_out=False)
-    ranked = seconds(lambda: rank(data, near, "auto", held_out=False))
-    single = min(seconds(lambda: evaluate(data, near[0], "auto", held_out=False)) for _ in range(5))
-    return ranked / (_CHECKPOINTS * single)
+    noise = 1 + 0.05 * rng.standard_normal((_CHECKPOINTS, last.theta.size))
+    return data, [LinearSigmoid(last.theta * factors, last.bias) for factors in noise]
+
+
+def train_case(path: str) -> float:
+    """Return the processor time of a run of train.py of the checkout; `path` is not used."""
+    import resource
+
+    import ope_gym
+
+    script = Path(ope_gym.__file__).resolve().parent.parent / "train.py"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(script), "--env", "CartPole-v1", "--logdir", folder]
+        subprocess.run([*command, "--quiet"], check=True, capture_output=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory_case(path: str) -> float:
@@ -158,6 +186,9 @@ WORK = {
     "evaluate": evaluate_case,
     "first": first_case,
     "rank": rank_case,
+    "share": share_case,
+    "train": train_case,
+    "fresh": train_case,
     "memory": memory_case,
 }
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,11 +28,12 @@ from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Reduction, Weighted, discounts
-from ope_gym.estimators.run import Reduce, ask, reduce_chunk, run
+from ope_gym.estimators.reductions import Weighted, discounts
+from ope_gym.estimators.run import Reduce, aim, ask, reduce_chunk, run, together
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import fingerprint, make_draws
+from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
@@ -45,6 +47,7 @@ from ope_gym.models.base import (
     Visits,
     check_baseline,
     cross_fit,
+    cross_fit_targets,
     past_only,
 )
 from ope_gym.models.linear import LinearQ
@@ -70,6 +73,7 @@ from ope_gym.scale.passes import (
     Items,
     Job,
     Recorded,
+    Shared,
     merge_all,
     one_pass,
     reduce_task,
@@ -90,6 +94,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NONE = np.empty(0, dtype=np.int64)
+_TOGETHER = 16  # most targets that are evaluated at a time
+_IN_MEMORY = 1 << 21  # steps times targets whose weights are held at a time
+_IN_FILES = 1 << 26  # the same in the folder for scratch
 _PROBED = 64  # steps at which a policy is asked whether it is deterministic
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
@@ -186,12 +193,21 @@ def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
         yield Crew(workers, folder)
 
 
+@dataclass
+class _Block:
+    """Targets that are evaluated together, with their q model and estimators."""
+
+    targets: list[Policy]
+    model: QModel | Baseline | None
+    names: tuple[str, ...]
+
+
 class Evaluator:
     """Episodes made ready once, to evaluate any number of targets.
 
     For episodes in memory the mixtures of the behaviours, which do not depend on the target, are
     computed for the first and kept: a further target costs its own log-probabilities and its q
-    model. The arguments are those of `evaluate`.
+    model; `evaluate_all` shares more. The arguments are those of `evaluate`.
     """
 
     def __init__(
@@ -215,8 +231,8 @@ class Evaluator:
         mixture, policies = self.options.weighting.mixture, self.source.policies
         self._groups = groups_of(self._behaviours, policies, mixture)
         self._estimated = fitted_models([policies[k] for k in self._behaviours.policies])
-        self._bases: dict[str, FloatArray] = {}
-        self._mismatch = ""
+        self._shared = Shared()
+        self._defaults: dict[int, QModel | None] = {}  # q model by number of actions, 0: continuous
         self._betting = self.options.betting(self._roster.horizon)
 
     @property
@@ -264,10 +280,42 @@ class Evaluator:
             origin: as in `ope_gym.evaluate`.
             crew: workers that are there already, from `hire`; by default they are started anew.
         """
-        policy, compute = self._policy(target), self.options.compute
-        hired = hire(compute, self._data or self.source) if crew is None else nullcontext(crew)
+        return self.evaluate_all([target], origins=[origin], crew=crew)[0]
+
+    def evaluate_all(
+        self,
+        targets: Sequence[Target],
+        *,
+        origins: Sequence[str | None] | None = None,
+        crew: Crew | None = None,
+        done: Callable[[int], object] | None = None,
+    ) -> list[Evaluation]:
+        """Estimate the values of several targets, as `evaluate` does those of one.
+
+        Features, mixtures and passes over files are shared by many targets at a time.
+
+        Args:
+            targets: policies, numbers of recorded ones, or "last".
+            origins: of each, as in `ope_gym.evaluate`.
+            crew: workers that are there already, from `hire`; by default they are started anew.
+            done: called with the number of targets just done.
+        """
+        given = [None] * len(targets) if origins is None else origins
+        hired: AbstractContextManager[Crew]
+        if crew is None:
+            hired = hire(self.options.compute, self._data or self.source)
+        else:
+            hired = nullcontext(crew)
+        found: list[Evaluation] = []
         with one_blas_thread(), hired as ready:
-            found = self._evaluate(policy, origin, ready)
+            for block in self._blocks([self._policy(target) for target in targets]):
+                begin = len(found)
+                found += self._evaluate(block, given[begin : begin + len(block.targets)], ready)
+                if done is not None:
+                    done(len(block.targets))
+        return [self._titled(*pair) for pair in zip(found, targets, strict=True)]
+
+    def _titled(self, found: Evaluation, target: Target) -> Evaluation:
         if is_saved(target):
             return found.named(os.path.basename(target))
         number = self.source.number(target)
@@ -279,12 +327,37 @@ class Evaluator:
             return asked(policy, self._data.observations, self._data.actions)
         return policy
 
-    def _evaluate(self, target: Policy, origin: str | None, crew: Crew) -> Evaluation:
-        options = self.options
-        model = self._model(target)
-        names = self._names(target, model is not None)
-        self._require(names, model)
-        uses_q = model is not None and any(ESTIMATORS[name].uses_q for name in names)
+    def _blocks(self, targets: Sequence[Policy]) -> Iterator[_Block]:
+        """Cut targets into blocks that are evaluated together: alike, and not too many."""
+        room = (_IN_MEMORY if self._data is not None else _IN_FILES) // self._roster.steps
+        most = min(max(room, 1), _TOGETHER)
+        block: _Block | None = None
+        for target in targets:
+            model = self._model(target)
+            names = self._names(target, model is not None)
+            finite = isinstance(target, FinitePolicy)  # draws of continuous actions are its own
+            if (
+                block is not None
+                and finite
+                and isinstance(block.targets[0], FinitePolicy)
+                and (block.model, block.names) == (model, names)
+                and len(block.targets) < most
+            ):
+                block.targets.append(target)
+                continue
+            if block is not None:
+                yield block
+            block = _Block([target], model, names)
+        if block is not None:
+            yield block
+
+    def _evaluate(
+        self, block: _Block, origins: Sequence[str | None], crew: Crew
+    ) -> list[Evaluation]:
+        options, names = self.options, block.names
+        self._require(names, block.model)
+        uses_q = block.model is not None and any(ESTIMATORS[name].uses_q for name in names)
+        model = block.model if uses_q else None
         wanted = {ESTIMATORS[name].scheme for name in names} - {""}
         if uses_q and "auto" in names:
             wanted.add("basic")  # for the memories that it compares
@@ -293,7 +366,7 @@ class Evaluator:
             self.source,
             dataclasses.replace(self._behaviours, ids=_NONE, strata=_NONE),
             self._groups,
-            target,
+            tuple(block.targets),
             schemes,
             options.gamma,
             self._reward_model,
@@ -301,23 +374,43 @@ class Evaluator:
             done=options.compute.progress,
         )
         reduce = (
-            self._reduce_files(job, model if uses_q else None, crew.workers)
+            self._reduce_files(job, model, crew.workers)
             if self._data is None
-            else self._reduce_memory(job, model if uses_q else None)
+            else self._reduce_memory(job, model)
         )
         setting, betting = self._setting(uses_q), self._betting
-        gathered: Gathered
-        gathered, *found = run(
+        computed = run(
             [
-                ask(Gathering(target, len(self.policies), options.gamma)),
-                *(estimator(name, setting, betting) for name in names),
+                aim(
+                    i,
+                    together(
+                        ask(Gathering(target, len(self.policies), options.gamma)),
+                        *(estimator(name, setting, betting) for name in names),
+                    ),
+                )
+                for i, target in enumerate(block.targets)
             ],
             reduce,
         )
-        self._mismatch = self._mismatch or gathered.mismatch
-        known = self._known(gathered, target, origin, names, model if uses_q else None)
+        return [
+            self._concluded(target, origin, names, model, *found)
+            for target, origin, found in zip(block.targets, origins, computed, strict=True)
+        ]
+
+    def _concluded(
+        self,
+        target: Policy,
+        origin: str | None,
+        names: Sequence[str],
+        model: object,
+        gathered: Gathered,
+        *found: Computed,
+    ) -> Evaluation:
+        """Turn the numbers of the estimators into estimates of one target."""
+        options = self.options
+        known = self._known(gathered, target, origin, names, model)
         known = with_deviation(known, dict(zip(names, found, strict=True)))
-        kind, level, seed = betting or options.kind, options.level, options.seed
+        kind, level, seed = self._betting or options.kind, options.level, options.seed
         return Evaluation(
             {
                 name: conclude(name, ESTIMATORS[name], computed, known, kind, level, seed)
@@ -457,21 +550,30 @@ class Evaluator:
         if len(self._roster) < 2:
             return None
         if self._data is not None:
-            return default_model(self._data, target)
+            first = batches.take(self._data.observations, slice(0, 1))
+            finite = isinstance(target, FinitePolicy)
+            actions = target.probs(first).shape[1] if finite else 0  # type: ignore[attr-defined]
+            if actions not in self._defaults:
+                self._defaults[actions] = default_model(self._data, target)
+            return self._defaults[actions]
         _, chunk = next(self.source.chunks(self.source.tasks[0]))
         if not isinstance(asked(target, chunk.observations, chunk.actions), FinitePolicy):
             return None
         return default_linear(chunk, target)
 
-    def _baseline(self, model: QModel | Baseline, answers: Answers) -> Baseline:
-        """Return q and v at every step of the episodes in memory."""
+    def _baselines(self, model: QModel | Baseline, answers: Sequence[Answers]) -> list[Baseline]:
+        """Return for each target q and v at every step of the episodes in memory."""
         assert self._data is not None
         if isinstance(model, Baseline):
-            found = check_baseline(model, self._data.n_steps, self._data.offsets)
+            found = [check_baseline(model, self._data.n_steps, self._data.offsets)] * len(answers)
         else:
-            found = cross_fit(model, self._data, self._behaviours.ids, self._problem(answers))
+            problems = [self._problem(asked) for asked in answers]
+            found = cross_fit_targets(model, self._data, self._behaviours.ids, problems)
         wanted = any(ESTIMATORS[name].uses_visits for name in self._candidates)
-        return self._with_visits(found, answers) if wanted and found.visits is None else found
+        return [
+            self._with_visits(own, asked) if wanted and own.visits is None else own
+            for own, asked in zip(found, answers, strict=True)
+        ]
 
     def _with_visits(self, baseline: Baseline, answers: Answers) -> Baseline:
         """Add ratios of visits to a q that has none: those of the default model."""
@@ -510,20 +612,36 @@ class Evaluator:
         )
 
     def _reduce_memory(self, job: Job, model: QModel | Baseline | None) -> Reduce:
-        """Answer requests from the episodes in memory: one chunk, weighed once."""
+        """Answer requests from the episodes in memory: one chunk, weighed once a target."""
         assert self._data is not None
-        answers = Answers(job.target, self._data)
-        baseline = None if model is None else self._baseline(model, answers)
-        chunk = job.weigh(answers, self._behaviours.ids, 0, baseline, self._bases)
+        answers = [Answers(target, self._data) for target in job.targets]
+        found: list[Any] = [None] * len(answers)
+        if model is not None:
+            found = self._baselines(model, answers)
+        chunks = [
+            self._weighed(job, model, asked, baseline)
+            for asked, baseline in zip(answers, found, strict=True)
+        ]
+        if job.done is not None:
+            job.done(self._data.n_steps)
+        return reduce_chunk(chunks)
+
+    def _weighed(
+        self,
+        job: Job,
+        model: QModel | Baseline | None,
+        answers: Answers,
+        baseline: Baseline | None,
+    ) -> Weighted:
+        """Weigh the episodes in memory for one target."""
+        chunk = job.weigh(answers, self._behaviours.ids, 0, baseline, self._shared)
         makers = {
             "path probabilities": lambda: self._path_log_probs,
             "rounds": lambda: self._rounds(chunk, model, answers),
             "scores": lambda: self._scores,
-            "one step": lambda: one_step(chunk.episodes.data, job.target),
+            "one step": lambda: one_step(chunk.episodes.data, answers.target),
         }
-        if job.done is not None:
-            job.done(self._data.n_steps)
-        return reduce_chunk(dataclasses.replace(chunk, whole=makers))
+        return dataclasses.replace(chunk, whole=makers)
 
     def _reduce_files(self, job: Job, model: Any, crew: Workers) -> Reduce:
         """Answer requests in passes over the files."""
@@ -533,7 +651,7 @@ class Evaluator:
             values, fold = fit_chunks(job, model, ids, longest, crew)
             job = dataclasses.replace(job, q=values)
 
-        def reduce(requests: Sequence[Reduction]) -> list[Any]:
+        def reduce(requests: Sequence[Any]) -> list[Any]:
             items = Items(self.source.tasks, self._behaviours.ids, fold, requests)
             merged: list[Any] = []
             for parts in one_pass(job, crew, reduce_task, items):
@@ -564,7 +682,7 @@ class Evaluator:
         data, offsets, gamma = self._data, self._data.offsets, self.options.gamma
         recorded: Recorded = chunk.episodes
         values = (
-            self._baseline(model, answers)
+            self._baselines(model, [answers])[0]
             if isinstance(model, Baseline)
             else past_only(model, data, self._behaviours.ids, self._problem(answers))
         )
@@ -625,7 +743,7 @@ class Evaluator:
             support=report.support,
             missing=report.missing,
             calibration=report.calibration,
-            alarms=alarms + ((self._mismatch,) if self._mismatch else ()),
+            alarms=alarms + ((gathered.mismatch,) if gathered.mismatch else ()),
             doubts=(_ESTIMATED,) if estimated else (),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),

@@ -152,6 +152,7 @@ def in_parts(chunk: Weighted, cuts: Sequence[int]) -> Reduce:
                 rewards=chunk.rewards[begin:end],
                 visits=chunk.visits[:, begin:end],
                 past=(chunk.past[0][begin:end], chunk.past[1][begin:end]),
+                kept={},
             )
         )
 

@@ -30,7 +30,8 @@ from ope_gym.models import (
     default_model,
 )
 from ope_gym.models.base import SAMPLES, q_all
-from ope_gym.models.linear import FeatureSurvey, near_weights
+from ope_gym.models.linear import FeatureSurvey
+from ope_gym.models.linear_values import near_weights
 from ope_gym.options import Compute
 from ope_gym.policies import DiagonalGaussian, Uniform
 from ope_gym.weights.answers import Answers
@@ -486,7 +487,8 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorded(10, (300, 300))
     whole = fitted(LinearQ(), record)
-    monkeypatch.setattr("ope_gym.models.linear.NUMBERS", 1)  # 256 rows at once
+    monkeypatch.setattr("ope_gym.models.equations._SORTED", 1)  # 256 rows at once
+    monkeypatch.setattr("ope_gym.models.equations._CACHED", 1)  # 64 of one group
     parts = fitted(LinearQ(), record)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
 
@@ -527,7 +529,7 @@ def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> N
         sums[i % 2].update(chunk, own)
     sums[0].merge(sums[1])
     sums[2].update(data, folds)
-    for name in ("system", "answer", "squares", "bounds"):
+    for name in ("sums", "starts", "bounds"):
         one, all_ = (getattr(sums[i], name) for i in (0, 2))
         np.testing.assert_allclose(one, all_, rtol=0, atol=1e-12 * np.abs(all_).max())
     fitted_values = sums[0].cross_fitted()

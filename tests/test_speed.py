@@ -16,7 +16,7 @@ from ope_gym import kernels
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators import markov
 from ope_gym.evaluation import evaluate
-from ope_gym.models import base, linear
+from ope_gym.models import base, equations
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.tasks import one_blas_thread
@@ -78,7 +78,8 @@ def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(
     target = LinearSigmoid(np.array([0.1, 0.2, 0.3, 0.4]))
     names = ("auto", "MDR", "DM", "FWDR")
     want = evaluate(data, target, names, q_model=LinearQ())
-    monkeypatch.setattr(linear, "_CACHED", 1)  # blocks of 256 steps
+    monkeypatch.setattr(equations, "_SORTED", 1)  # blocks of 256 steps
+    monkeypatch.setattr(equations, "_CACHED", 1)  # pieces of 64
     monkeypatch.setattr(base, "_CACHED", 7)
     monkeypatch.setattr(markov, "_BLOCK", 2)  # shorter than the lags
     got = evaluate(data, target, names, q_model=LinearQ())

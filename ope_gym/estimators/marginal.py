@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.markov import MarkovCheck, check_markov
 from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
 from ope_gym.estimators.run import ask, together
@@ -66,19 +66,29 @@ class Corrections:
         for k in self.memories[1:]:
             assert chunk.step_ratios is not None  # whoever compares memories asks for them
             for j in range(reached, k):
-                since += np.where(steps >= j, np.roll(chunk.step_ratios, j), 0.0)
-            reached, back = k, np.minimum(steps, k)
-            earlier = np.arange(steps.size) - back
-            whole = steps < k  # the memory reaches the start, where both visit alike
-            weight = np.exp(np.minimum(since, LARGEST)) * self.gamma**back
-            weight *= np.where(whole, 1.0, ratio[earlier])
-            found.append(np.add.reduceat(weight * residuals, begins))
+                since += _earlier(chunk.step_ratios, j, steps, 0.0)
+            reached = k
+            weight = np.exp(np.minimum(since, LARGEST))
+            if self.gamma != 1.0:
+                weight *= (self.gamma ** np.arange(k + 1))[np.minimum(steps, k)]
+            # 1 where the memory reaches the start, where both visit alike
+            weight *= _earlier(ratio, k, steps, 1.0)
+            weight *= residuals
+            found.append(np.add.reduceat(weight, begins))
         return Arrays(np.stack(found))
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return the sums of all trajectories; NaN if the ratios of any of them are unknown."""
         found = merged.joined()
         return found if np.isfinite(found[0]).all() else np.full_like(found, np.nan)
+
+
+def _earlier(values: FloatArray, k: int, steps: IntArray, start: float) -> FloatArray:
+    """Return the values (S,) of k steps earlier, `start` where an episode had not begun."""
+    found = np.empty(values.size)
+    found[k:] = values[: max(values.size - k, 0)]
+    found[np.flatnonzero(steps < k)] = start
+    return found
 
 
 @dataclass(frozen=True, eq=False)

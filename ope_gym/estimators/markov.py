@@ -22,9 +22,9 @@ the action before, all that is past, and all that times the current action.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ _LEARNED = 1.25  # variance of a residual with a q learned from four folds of fi
 _STEPS = 5.0  # least number of effective steps for each column
 _LEVERAGE = 0.2  # least 1 - leverage of a step
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
+_KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,38 +125,116 @@ def _chance(root: Root, square: FloatArray, effective: float, least: float) -> f
     return float(fdtrc(m, left, statistic * left / (m * freedom)))
 
 
-def designs(chunk: Weighted) -> Iterator[tuple[list[FloatArray], FloatArray]]:
-    """Yield sets of columns (p, m) of past steps, and the residuals (m,) that they may predict.
+class PastColumns:
+    """Sets of columns of past steps, block by block: all at once take far more than the episodes.
 
-    Block by block: all columns at once would take far more memory than the episodes themselves.
+    They do not depend on the target, so those of a small chunk are kept for the next one.
+
+    Args:
+        chunk: the trajectories.
     """
-    assert chunk.visits is not None
-    assert chunk.past is not None
-    (ratio, residuals), offsets = chunk.visits, chunk.offsets
-    steps, last = step_numbers(offsets), offsets[1:] - 1
-    rewards = chunk.rewards / chunk.unit
-    total = np.cumsum(rewards) - rewards
-    total -= np.repeat(total[offsets[:-1]], np.diff(offsets))
-    seen = ratio != 0
-    ahead = np.append(seen[1:], True)
-    ahead[last] = True
-    seen &= ahead
-    actions, others = chunk.past
-    for begin in range(0, steps.size, _BLOCK):
-        rows = slice(begin, min(begin + _BLOCK, steps.size))
-        here = np.flatnonzero(seen[rows])
-        answer = residuals[rows][here] / chunk.unit
-        answer = np.where(np.abs(answer) > _ROUNDING, answer, 0.0)
+
+    def __init__(self, chunk: Weighted) -> None:
+        assert chunk.past is not None
+        self.steps, self._rewards = step_numbers(chunk.offsets), chunk.rewards / chunk.unit
+        self._actions, self._others = chunk.past
+        total = np.cumsum(self._rewards) - self._rewards
+        self._total = total - np.repeat(total[chunk.offsets[:-1]], np.diff(chunk.offsets))
+        self._keeps = self.steps.size <= _KEPT
+        self._made: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, chunk: Weighted) -> PastColumns:
+        """Return those of a chunk, as another target may have left them."""
+        if "past columns" not in chunk.kept:
+            chunk.kept["past columns"] = cls(chunk)
+        found: PastColumns = chunk.kept["past columns"]
+        return found
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what `make` does, made once if the chunk is small."""
+        if not self._keeps:
+            return make()
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    def sets(self, begin: int) -> list[FloatArray]:
+        """Return the sets of columns (p, m) of the block that begins at a step."""
+        return self.once(begin, lambda: self._sets(begin))
+
+    def _sets(self, begin: int) -> list[FloatArray]:
+        rows = slice(begin, min(begin + _BLOCK, self.steps.size))
+        steps, actions = self.steps, self._actions
         columns = [_lagged(actions, steps, rows, k) for k in range(1, _LAGS + 1)]
-        columns += [_lagged(others, steps, rows, 1), _lagged(rewards[:, None], steps, rows, 1)]
-        columns += [(total[rows] / np.sqrt(np.maximum(steps[rows], 1)))[None]]
-        plain = np.concatenate(columns)[:, here]
+        columns += [_lagged(self._others, steps, rows, 1)]
+        columns += [_lagged(self._rewards[:, None], steps, rows, 1)]
+        columns += [(self._total[rows] / np.sqrt(np.maximum(steps[rows], 1)))[None]]
+        plain = np.concatenate(columns)
         sets = [plain[: actions.shape[1]], plain]
         if 0 < actions.shape[1] < _FEW:
-            now = actions[rows][here].T.astype(np.float64)
+            now = actions[rows].T.astype(np.float64)
             now = np.concatenate([now, 1.0 - now.sum(axis=0, keepdims=True)])
             sets.append(np.concatenate([plain * row for row in now]))
-        yield sets, answer
+        return sets
+
+
+@dataclass(frozen=True)
+class Design:
+    """The residuals of a block of steps, and the columns of past steps that may predict them.
+
+    Args:
+        begin: first step of the block.
+        columns: where its columns come from.
+        here: which of its steps count; None for all.
+        residuals: (m,) theirs.
+    """
+
+    begin: int
+    columns: PastColumns
+    here: IntArray | None
+    residuals: FloatArray
+
+    def sets(self) -> list[FloatArray]:
+        """Return the sets of columns (p, m)."""
+        sets = self.columns.sets(self.begin)
+        return sets if self.here is None else [x[:, self.here] for x in sets]
+
+    def squares(self) -> list[FloatArray]:
+        """Return for each set (p, p) the products of its columns with each other."""
+        if self.here is not None:
+            return [x @ x.T for x in self.sets()]
+        key = "squares", self.begin
+        return self.columns.once(key, lambda: [x @ x.T for x in self.sets()])
+
+    def orthonormal(self, roots: Sequence[Root]) -> list[tuple[FloatArray, FloatArray]]:
+        """Return for each set (m, n) orthonormal columns, and 1 - leverage (n,) of each step."""
+        if self.here is not None:
+            return [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
+        key = "orthonormal", self.begin, *(r.map.tobytes() for r in roots)
+        return self.columns.once(
+            key, lambda: [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
+        )
+
+
+def designs(chunk: Weighted) -> Iterator[Design]:
+    """Yield the residuals of a chunk with columns of past steps, block by block."""
+    assert chunk.visits is not None
+    ratio, residuals = chunk.visits
+    columns = PastColumns.of(chunk)
+    seen = ratio != 0
+    ahead = np.append(seen[1:], True)
+    ahead[chunk.offsets[1:] - 1] = True
+    seen &= ahead
+    everywhere = bool(seen.all())
+    for begin in range(0, seen.size, _BLOCK):
+        rows = slice(begin, begin + _BLOCK)
+        here = None if everywhere else np.flatnonzero(seen[rows])
+        answer = residuals[rows] if here is None else residuals[rows][here]
+        answer = answer / chunk.unit
+        answer[~(np.abs(answer) > _ROUNDING)] = 0.0
+        yield Design(begin, columns, here, answer)
 
 
 def _lagged(columns: NDArray[Any], steps: IntArray, rows: slice, k: int) -> FloatArray:
@@ -225,9 +306,11 @@ class PastSums:
         if chunk.visits is None or chunk.past is None:
             return _Sums([], [], np.zeros(3), known=False)
         found: _Sums | None = None
-        for sets, e in designs(chunk):
-            moments = np.array([e.size, np.sum(e**2), np.sum(e**4)])
-            some = _Sums([x @ x.T for x in sets], [x @ e for x in sets], moments)
+        for design in designs(chunk):
+            e = design.residuals
+            second = e * e
+            moments = np.array([e.size, np.sum(second), np.sum(second * second)])
+            some = _Sums(design.squares(), [x @ e for x in design.sets()], moments)
             if found is None:
                 found = some
             else:
@@ -258,8 +341,9 @@ class PastSquares:
     def part(self, chunk: Weighted) -> _Squares:
         """Sum over a chunk."""
         found = _Squares([np.zeros((r.map.shape[1], r.map.shape[1])) for r in self.roots])
-        for sets, e in designs(chunk):
-            found.merge(_Squares([_square(x, e, r) for x, r in zip(sets, self.roots, strict=True)]))
+        for design in designs(chunk):
+            pairs = zip(design.orthonormal(self.roots), self.roots, strict=True)
+            found.merge(_Squares([_square(*own, design.residuals, r) for own, r in pairs]))
         return found
 
     def total(self, merged: _Squares) -> _Squares:
@@ -267,9 +351,13 @@ class PastSquares:
         return merged
 
 
-def _square(columns: FloatArray, residuals: FloatArray, root: Root) -> FloatArray:
+def _orthonormal(columns: FloatArray, made: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return orthonormal columns (m, n), and 1 - leverage (n,) of each step."""
+    z = made.T @ columns
+    return z, np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
+
+
+def _square(z: FloatArray, left: FloatArray, residuals: FloatArray, root: Root) -> FloatArray:
     """Sum the squares (m, m) of orthonormal columns times the residuals (n,) that are left."""
-    z = root.map.T @ columns
-    left = np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
-    z *= (residuals - root.coefficients @ z) / left
-    return np.asarray(z @ z.T)
+    scaled = z * ((residuals - root.coefficients @ z) / left)
+    return np.asarray(scaled @ scaled.T)

@@ -50,6 +50,8 @@ class Weighted:
         first: how many trajectories come before these.
         whole: by name, makes what an estimator needs of all trajectories at once.
         episodes: the recorded trajectories themselves; None where they were not kept.
+        kept: by name, numbers made of these trajectories that do not depend on the target; the
+            same dictionary for all targets.
     """
 
     offsets: IntArray
@@ -65,6 +67,7 @@ class Weighted:
     first: int = 0
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 def within_discount(chunk: Weighted, gamma: float) -> Weighted:

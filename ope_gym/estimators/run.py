@@ -8,6 +8,7 @@ so that all requests of a round are answered in a single pass over the trajector
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,42 @@ def ask(request: Reduction) -> Steps[Any]:
     """Ask for one reduction and return its total."""
     (total,) = yield (request,)
     return total
+
+
+@dataclass(frozen=True)
+class Aimed:
+    """A request about one of several targets, whose weighted trajectories come together.
+
+    Args:
+        target: its number among them.
+        request: what is wanted.
+    """
+
+    target: int
+    request: Reduction
+
+    def part(self, chunk: Any) -> Any:
+        """Return the part of a chunk, which is a list: it was weighted for each target."""
+        return self.request.part(chunk[self.target])
+
+    def total(self, merged: Any) -> Any:
+        """Return the answer."""
+        return self.request.total(merged)
+
+    def slice(self, trajectories: slice) -> Aimed:
+        """Keep what a task needs."""
+        cut = getattr(self.request, "slice", None)
+        return self if cut is None else Aimed(self.target, cut(trajectories))
+
+
+def aim(target: int, generator: Steps[Any]) -> Steps[Any]:
+    """Run a generator whose requests are about one of several targets."""
+    try:
+        wanted = next(generator)
+        while True:
+            wanted = generator.send((yield tuple(Aimed(target, one) for one in wanted)))
+    except StopIteration as end:
+        return end.value
 
 
 def together(*generators: Steps[Any]) -> Steps[list[Any]]:
@@ -67,8 +104,8 @@ def run(generators: Sequence[Steps[Any]], reduce: Reduce) -> list[Any]:
         return list(end.value)
 
 
-def reduce_chunk(chunk: Weighted) -> Reduce:
-    """Answer requests from one chunk that holds all trajectories."""
+def reduce_chunk(chunk: Any) -> Reduce:
+    """Answer requests from one chunk that holds all trajectories; a list of them if `Aimed`."""
     return lambda requests: [request.total(request.part(chunk)) for request in requests]
 
 

@@ -15,9 +15,10 @@ A new model is a class with `fit` in a file of this room, and a line in its `__i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class ActionValues(Protocol):
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
     see `Visits`, or None for those at the time of the step. `of_folds`, of a finite action set,
-    gives both for the values of all folds at once, as that of LinearQ.
+    gives both for all folds of several targets at once, as that of LinearQ.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -82,6 +83,7 @@ class QModel(Protocol):
 
     `fit_folds(data, fold, problem)` returns for each fold 0, 1, ... the values learned from all
     episodes outside of it, and last, if it can, those learned from all; `fold` is (n,).
+    `fit_targets(data, fold, problems)` returns a list of these for several targets.
     """
 
     def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
@@ -185,74 +187,145 @@ class CrossFitted:
         first: int = 0,
         answers: Answers | None = None,
     ) -> Baseline:
-        """Return q and v of episodes with their folds (n,); 0 where there are no values.
-
-        Both are clipped to the returns that are possible if rewards stay within the bounds (and 0).
-
-        Args:
-            data: some of the episodes.
-            fold: (n,).
-            rng: source of the target's actions, if they are continuous.
-            first: number of the first episode, for messages.
-            answers: of the target about these episodes, if it was asked already.
-        """
+        """Return q and v of episodes with their folds (n,); see `baselines`."""
         asked = Answers(self.target, data) if answers is None else answers
-        place = _Place(asked, np.random.default_rng(0) if rng is None else rng, first)
-        q, v = np.zeros(data.n_steps), np.zeros(data.n_steps)
-        ratio, averaged = np.zeros(data.n_steps), np.full(data.n_steps, np.nan)
-        visited, direct = True, None
-        part, folds = fold[data.episode_ids], self.bounds.shape[1]
-        values, done = iter(self.values if len(data) else ()), 0
-        if self.together and isinstance(self.target, FinitePolicy):
-            some = list(itertools.islice(values, 1))
-            if hasattr(type(some[0]) if some else None, "of_folds"):
-                some += itertools.islice(values, folds - 1)
-                self._of_folds(some, place, part, q, v, ratio)
-                done = folds
-            values = itertools.chain(some, values)  # one at a time: a table may be large
-        for k, own in enumerate(values):
-            if own is None or k < done:
-                continue
-            if k == folds:
-                bounds = self._possible(slice(None))
-                direct = values_at(own, place, data.offsets[:-1], bounds)[1]
-                continue
-            rows = np.flatnonzero(part == k)
-            for begin in range(0, rows.size, _ROWS):
-                here = rows[begin : begin + _ROWS]
-                q[here], v[here] = values_at(own, place, here, self._possible(k))
-            visits = getattr(own, "visits", None) if self.together else None
-            visited = visited and visits is not None
-            if visits is not None and rows.size:
-                ratio[rows], residuals = visits(data, rows)
-                averaged[rows] = np.nan if residuals is None else residuals
-        return Baseline(q, v, Visits(ratio, averaged) if visited else None, direct)
+        return baselines([self], fold, [asked], rng, first)[0]
 
-    def _possible(self, fold: int | slice) -> tuple[FloatArray, FloatArray]:
+    def possible(self, fold: int | slice) -> tuple[FloatArray, FloatArray]:
         """Return the lowest and the highest return (horizon + 1,) of so many steps left."""
         unit, (low, high) = annuity(self.gamma, self.horizon), self.bounds[:, fold]
         return min(np.min(low), 0.0) * unit, max(np.max(high), 0.0) * unit
 
-    def _of_folds(
-        self,
-        values: list[ActionValues | None],
-        place: _Place,
-        part: IntArray,
-        q: FloatArray,
-        v: FloatArray,
-        ratio: FloatArray,
-    ) -> None:
-        """Write q, v and the ratio of visits (S,) of all folds, block by block."""
-        possible = np.array([self._possible(k) for k in range(len(values))])
-        low, high = possible[:, 0], possible[:, 1]
-        of_folds = type(values[0]).of_folds  # type: ignore[union-attr]
-        for begin in range(0, part.size, _CACHED):
-            rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
-            own = part[rows]
-            bounds = np.searchsorted(own, np.arange(len(values) + 1))
-            everything, ratio[rows] = of_folds(values, place.answers, rows, bounds)
-            left = steps_left(place.answers.data.steps[rows], self.horizon)
-            q[rows], v[rows] = place.clipped(rows, everything, low[own, left], high[own, left])
+
+def baselines(
+    several: Sequence[CrossFitted],
+    fold: IntArray,
+    answers: Sequence[Answers],
+    rng: np.random.Generator | None = None,
+    first: int = 0,
+) -> list[Baseline]:
+    """Return q and v of some episodes for several targets; 0 where there are no values.
+
+    Both are clipped to the returns that are possible if rewards stay within the bounds (and 0).
+
+    Args:
+        several: the values of each target, which differ in the target alone.
+        fold: (n,) of the episodes.
+        answers: of each target about the episodes.
+        rng: source of the targets' actions, if they are continuous.
+        first: number of the first episode, for messages.
+    """
+    rng = np.random.default_rng(0) if rng is None else rng
+    places = [_Place(asked, rng, first) for asked in answers]
+    part, folds = fold[answers[0].data.episode_ids], several[0].bounds.shape[1]
+    rest = [iter(own.values if part.size else ()) for own in several]
+    heads = [list(itertools.islice(values, 1)) for values in rest]  # a table may be large
+    filled = [_Filled.empty(part.size) for _ in several]
+    if all(
+        own.together and head and hasattr(head[0], "of_folds")
+        for own, head in zip(several, heads, strict=True)
+    ):
+        for head, values in zip(heads, rest, strict=True):
+            head += itertools.islice(values, folds - 1)
+        _fill_folds(several[0], heads, places, part, filled)
+        heads = [[None] * folds for _ in heads]
+    return [
+        _fill(own, itertools.chain(*values), place, part, found)
+        for own, *values, place, found in zip(several, heads, rest, places, filled, strict=True)
+    ]
+
+
+@dataclass
+class _Filled:
+    """The values of all steps, being filled in.
+
+    Args:
+        q: (S,) of the recorded action.
+        v: (S,) mean over the target's actions.
+        ratio: (S,) of visits.
+        averaged: (S,) residuals at these visits; NaN for that at the time of the step.
+    """
+
+    q: FloatArray
+    v: FloatArray
+    ratio: FloatArray
+    averaged: FloatArray
+
+    @classmethod
+    def empty(cls, steps: int) -> _Filled:
+        q, v, ratio = np.zeros((3, steps))
+        return cls(q, v, ratio, np.full(steps, np.nan))
+
+
+def _fill(
+    fitted: CrossFitted,
+    values: Iterable[ActionValues | None],
+    place: _Place,
+    part: IntArray,
+    found: _Filled,
+) -> Baseline:
+    """Write the values fold by fold; None leaves those of a fold as they are.
+
+    Args:
+        fitted: what the folds have learned.
+        values: of each fold, then those learned from all.
+        place: where values are wanted.
+        part: (S,) fold of each step.
+        found: to be written to.
+    """
+    data, folds = place.answers.data, fitted.bounds.shape[1]
+    visited, direct = True, None
+    for k, own in enumerate(values):
+        if own is None:
+            continue
+        if k == folds:
+            bounds = fitted.possible(slice(None))
+            direct = values_at(own, place, data.offsets[:-1], bounds)[1]
+            continue
+        rows = np.flatnonzero(part == k)
+        for begin in range(0, rows.size, _ROWS):
+            here = rows[begin : begin + _ROWS]
+            found.q[here], found.v[here] = values_at(own, place, here, fitted.possible(k))
+        visits = getattr(own, "visits", None) if fitted.together else None
+        visited = visited and visits is not None
+        if visits is not None and rows.size:
+            found.ratio[rows], residuals = visits(data, rows)
+            found.averaged[rows] = np.nan if residuals is None else residuals
+    visits = Visits(found.ratio, found.averaged) if visited else None
+    return Baseline(found.q, found.v, visits, direct)
+
+
+def _fill_folds(
+    fitted: CrossFitted,
+    values: Sequence[Sequence[Any]],
+    places: Sequence[_Place],
+    part: IntArray,
+    filled: Sequence[_Filled],
+) -> None:
+    """Write the values of all folds of several targets at once, block by block.
+
+    Args:
+        fitted: of any of the targets.
+        values: for each target those of each fold.
+        places: where values are wanted.
+        part: (S,) fold of each step.
+        filled: to be written to.
+    """
+    folds = len(values[0])
+    possible = np.array([fitted.possible(k) for k in range(folds)])
+    low, high = possible[:, 0], possible[:, 1]
+    data = places[0].answers.data
+    for begin in range(0, part.size, _CACHED):
+        rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
+        own = part[rows]
+        bounds = np.searchsorted(own, np.arange(folds + 1))
+        left = steps_left(data.steps[rows], fitted.horizon)
+        within = low[own, left], high[own, left]
+        answers = [place.answers for place in places]
+        of_folds = type(values[0][0]).of_folds(values, answers, rows, bounds)
+        for place, found, (everything, ratio) in zip(places, filled, of_folds, strict=True):
+            found.ratio[rows] = ratio
+            found.q[rows], found.v[rows] = place.clipped(rows, everything, *within)
 
 
 def cross_fit(
@@ -271,21 +344,41 @@ def cross_fit(
         problem: what to learn.
         folds: how many; fewer where there are fewer episodes.
     """
+    return cross_fit_targets(model, data, groups, [problem], folds)[0]
+
+
+def cross_fit_targets(
+    model: QModel,
+    data: Trajectories,
+    groups: IntArray,
+    problems: Sequence[Problem],
+    folds: int = FOLDS,
+) -> list[Baseline]:
+    """Return what `cross_fit` does for several problems, which differ in the target alone."""
     folds = min(folds, len(data))
     if folds < 2:
         raise ValueError("a Q model needs at least 2 episodes: it learns from one to judge another")
     fold = folds_within(groups, folds)
+    bounds = bounds_of_others(reward_bounds(data, fold, folds))
 
-    def one_by_one() -> Iterator[ActionValues]:
+    def one_by_one(problem: Problem) -> Iterator[ActionValues]:
         for k in range(folds):
             others = data.select(episodes=np.flatnonzero(fold != k))
             yield model.fit(others, replace(problem, answers=None))
 
     fit_folds = getattr(model, "fit_folds", None)
-    values = one_by_one() if fit_folds is None else fit_folds(data, fold, problem)
-    bounds = bounds_of_others(reward_bounds(data, fold, folds))
-    fitted = CrossFitted.to(problem, values, bounds, fit_folds is not None)
-    return fitted.of(data, fold, problem.rng, answers=problem.answers)
+    values: list[Iterable[ActionValues]]
+    if hasattr(model, "fit_targets"):
+        values = model.fit_targets(data, fold, problems)
+    else:
+        fit = one_by_one if fit_folds is None else partial(fit_folds, data, fold)
+        values = [fit(problem) for problem in problems]
+    fitted = [
+        CrossFitted.to(problem, own, bounds, fit_folds is not None)
+        for problem, own in zip(problems, values, strict=True)
+    ]
+    answers = [problem.answers or Answers(problem.target, data) for problem in problems]
+    return baselines(fitted, fold, answers, problems[0].rng)
 
 
 def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Problem) -> Baseline:
@@ -317,11 +410,11 @@ def past_only(model: QModel, data: Trajectories, rounds: IntArray, problem: Prob
 
 def reward_bounds(data: Trajectories, fold: IntArray, folds: int) -> FloatArray:
     """Return the lowest and the highest reward (2, folds) in each fold; inf, -inf without steps."""
-    part = fold[data.episode_ids]
-    found = np.empty((2, folds))
+    begins, found = data.offsets[:-1], np.empty((2, folds))
+    low, high = (f.reduceat(data.rewards, begins) for f in (np.minimum, np.maximum))
     for k in range(folds):
-        own = data.rewards[part == k]
-        found[:, k] = own.min(initial=np.inf), own.max(initial=-np.inf)
+        own = fold == k
+        found[:, k] = low[own].min(initial=np.inf), high[own].max(initial=-np.inf)
     return found
 
 

@@ -188,7 +188,7 @@ class Phi:
 
     def __call__(self, batch: Tree, steps: IntArray) -> FloatArray:
         """Return (n, d), the features times the powers of the share of the horizon that is left."""
-        return self.raised(self.plain(batch, len(steps)), steps).T
+        return self._timed(self.plain(batch, len(steps)), steps)
 
     def plain(self, batch: Tree, n: int) -> FloatArray:
         """Return the features (columns, n) of a batch of n steps, without their time."""
@@ -207,38 +207,36 @@ class Phi:
         """Return the share (n,) of the horizon that is left at some steps."""
         return np.asarray(np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon)
 
-    def raised(self, plain: FloatArray, steps: IntArray) -> FloatArray:
-        """Return features (columns, n) times all powers of the time that is left, (d, n)."""
-        found, left = np.empty((self.powers + 1, *plain.shape)), self.left(steps)
+    def raised(self, plain: FloatArray, left: FloatArray, powers: int) -> FloatArray:
+        """Return features (columns, n) times powers u^0, u^1, ... of the share u that is left."""
+        found = np.empty((powers, *plain.shape))
         found[0] = plain
-        for power in range(1, self.powers + 1):
+        for power in range(1, powers):
             np.multiply(found[power - 1], left, out=found[power])
-        return found.reshape(self.width, -1)
+        return found.reshape(powers * self.columns, -1)
 
-    def weigh(self, weights: FloatArray, plain: FloatArray, steps: IntArray) -> FloatArray:
+    def weigh(self, weights: FloatArray, plain: FloatArray, left: FloatArray) -> FloatArray:
         """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
         terms = weights.reshape(-1, self.columns) @ plain
         terms = terms.reshape(len(weights), self.powers + 1, -1)
-        found, left = terms[:, -1].copy(), self.left(steps)
+        found = terms[:, -1].copy()
         for power in range(self.powers - 1, -1, -1):
             found *= left
             found += terms[:, power]
         return found
 
-    def of(self, data: Trajectories, rows: slice) -> FloatArray:
-        """Return the features (n, d) of some recorded steps."""
-        seen = batches.take(data.observations, rows)
-        batch = seen if self.actions else (seen, batches.take(data.actions, rows))
-        return self(batch, data.steps[rows])
-
     def expected_next(
         self, data: Trajectories, rows: slice, ends: NDArray[np.bool_], rng: np.random.Generator
     ) -> FloatArray:
-        """Return E_pi phi of the next step, (n, d), 0 at an end, of continuous actions."""
-        ahead = np.zeros((rows.stop - rows.start, self.weights))
+        """Return E_pi of the next step's features, (columns, n), 0 at an end, without their time.
+
+        With continuous actions.
+        """
+        ahead = np.zeros((self.columns, rows.stop - rows.start))
         on = np.flatnonzero(~ends)
         if on.size:
-            ahead[on] = self.expected(data, np.arange(rows.start, rows.stop)[on] + 1, rng)
+            following = np.arange(rows.start, rows.stop)[on] + 1
+            ahead[:, on] = self._mean(batches.take(data.observations, following), on.size, rng)
         return ahead
 
     def expected(
@@ -248,17 +246,25 @@ class Phi:
         rng: np.random.Generator,
         probs: FloatArray | None = None,
     ) -> FloatArray:
-        """Return E_pi phi, (n, A d), at some recorded steps.
+        """Return E_pi phi, (A d,), summed over some recorded steps.
 
         With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
         pi(a|s) phi(s) in each block; `probs` (n, A) are known then.
         """
         seen, steps = batches.take(data.observations, rows), data.steps[rows]
         if probs is not None:
-            return (probs[:, :, None] * self(seen, steps)[:, None, :]).reshape(rows.size, -1)
-        found = np.zeros((rows.size, self.width))
+            return np.asarray(probs.T @ self(seen, steps)).ravel()
+        return np.asarray(self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0))
+
+    def _timed(self, plain: FloatArray, steps: IntArray) -> FloatArray:
+        """Return phi (n, d) of features (columns, n) at some steps."""
+        return self.raised(plain, self.left(steps), self.powers + 1).T
+
+    def _mean(self, seen: Tree, n: int, rng: np.random.Generator) -> FloatArray:
+        """Return the mean (columns, n) of the features over actions that the target draws."""
+        found = np.zeros((self.columns, n))
         for _ in range(SAMPLES):
-            found += self((seen, self.target.sample(seen, rng)), steps) / SAMPLES
+            found += self.plain((seen, self.target.sample(seen, rng)), n) / SAMPLES
         return found
 
 

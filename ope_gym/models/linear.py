@@ -29,33 +29,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import (
-    CrossFitted,
-    Problem,
-    bounds_of_others,
-    checked_fold,
-    of_chosen,
-    reward_bounds,
-)
+from ope_gym.models.base import Problem, checked_fold
+from ope_gym.models.equations import NormalEquations, update_all
 from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
+from ope_gym.models.linear_values import FiniteLinearValues, LinearValues
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
-NUMBERS = 1 << 22  # elements of the largest temporary array
-_CACHED = 1 << 19  # of one that is read again at once and should stay in the cache
+_TOGETHER = 1 << 24  # elements of the sums of targets that are fitted together
 MOST_NUMBERS = 64  # in an observation, for a default
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
-_LARGEST_LOG_WEIGHT = 3.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +64,8 @@ class LinearQ:
     Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on what sets the
     actions apart, so that an action hardly ever taken has about the values of the others.
 
-    Cost: one pass, O(steps × actions × d²), and (folds, (actions d)²) memory.
+    Cost: one pass, O(steps × actions × d c) for c features without time, and memory of folds ×
+    actions² × d c; several targets share the pass.
     Use it for Box observations of moderate size. Weakness: a value with edges is smoothed, and
     with gamma = 1 and long episodes errors add up over the steps; the values are clipped to what
     the rewards allow. For more flexibility give features, or use NetworkQ.
@@ -110,7 +101,7 @@ class LinearQ:
     def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return self._gather(data, nobody, problem).values(None)
+        return next(self._gather(data, nobody, [problem])).values(None)
 
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
@@ -119,18 +110,36 @@ class LinearQ:
 
         The scale of the features is that of all observations; rewards stay in their folds.
         """
-        fold = checked_fold(fold, len(data))
-        equations = self._gather(data, fold, problem)
-        return (equations.values(k) for k in [*range(int(fold.max()) + 1), None])
+        return self.fit_targets(data, fold, [problem])[0]
 
-    def _gather(self, data: Trajectories, fold: IntArray, problem: Problem) -> NormalEquations:
-        survey = FeatureSurvey(self, problem.target)
+    def fit_targets(
+        self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
+    ) -> list[Iterator[LinearValues | FiniteLinearValues]]:
+        """Return for each of several targets what `fit_folds` does; the features are made once.
+
+        The problems differ in the target alone.
+        """
+        fold = checked_fold(fold, len(data))
+        equations = self._gather(data, fold, problems)
+        return [iter([own.values(k) for k in [*range(own.folds), None]]) for own in equations]
+
+    def _gather(
+        self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
+    ) -> Iterator[NormalEquations]:
+        """Yield the equations of each target; of as many at once as the memory allows."""
+        first, folds = problems[0], int(fold.max()) + 1
+        survey = FeatureSurvey(self, first.target)
         survey.update(data)
-        found = survey.equations(
-            gamma=problem.gamma, horizon=problem.horizon, folds=int(fold.max()) + 1
-        )
-        found.update(data, fold, problem.rng, problem.answers)
-        return found
+        answers = [problem.answers or Answers(problem.target, data) for problem in problems]
+        for some in survey.at_once(first.horizon, folds, len(problems)):
+            found = survey.equations_of(
+                [problem.target for problem in problems[some]],
+                gamma=first.gamma,
+                horizon=first.horizon,
+                folds=folds,
+            )
+            update_all(found, data, fold, answers[some], first.rng)
+            yield from found
 
 
 @dataclass
@@ -205,6 +214,12 @@ class FeatureSurvey:
             horizon: longest possible episode.
             folds: number of folds.
         """
+        return self.equations_of([self.target], gamma=gamma, horizon=horizon, folds=folds)[0]
+
+    def equations_of(
+        self, targets: Sequence[Policy], *, gamma: float, horizon: int, folds: int
+    ) -> list[NormalEquations]:
+        """Return empty normal equations of several targets with the same actions."""
         phi = self.phi(horizon)
         if phi.weights > WIDEST:
             raise ValueError(
@@ -213,7 +228,14 @@ class FeatureSurvey:
                 "Give features= with fewer columns"
             )
         model = self.model if self.known else replace(self.model, nearness=0.0)
-        return NormalEquations.empty(model, phi, gamma, folds)
+        phis = [replace(phi, target=target) for target in targets]
+        return [NormalEquations.empty(model, own, gamma, folds) for own in phis]
+
+    def at_once(self, horizon: int, folds: int, targets: int) -> list[slice]:
+        """Return which of so many targets to sum equations for at once: as memory allows."""
+        size = NormalEquations.size(self.phi(horizon), folds)
+        step = max(1, _TOGETHER // size)
+        return [slice(begin, begin + step) for begin in range(0, targets, step)]
 
     @property
     def _features(self) -> Map | Learned:
@@ -221,317 +243,6 @@ class FeatureSurvey:
 
     def _batch(self, observations: Tree, actions: Tree) -> Tree:
         return observations if isinstance(self.target, FinitePolicy) else (observations, actions)
-
-
-@dataclass
-class NormalEquations:
-    """The sums of the normal equations, by fold, and the range of the rewards.
-
-    Steps are weighted by `near_weights`. If these are 0 at all steps, because the target never
-    takes the recorded actions, all steps count equally. A chunk cannot know this of the others: so
-    as long as no weight was above 0, chunks are summed with weights 1, and the first weight above 0
-    clears these sums, to which the chunks before it should have added 0.
-
-    Args:
-        model: the model to fit; its nearness is 0 if some propensity is unknown.
-        phi: the features.
-        gamma: discount.
-        system: (folds, A d, A d).
-        answer: (folds, A d).
-        squares: (folds, d) sums of the squares of the features.
-        bounds: (2, folds) lowest and highest reward in each fold.
-        starts: (A d,) sum of E_pi phi over the first steps.
-        near: whether some step had a weight above 0.
-        chunks: how many there were.
-    """
-
-    model: LinearQ
-    phi: Phi
-    gamma: float
-    system: FloatArray
-    answer: FloatArray
-    squares: FloatArray
-    bounds: FloatArray
-    starts: FloatArray
-    near: bool = False
-    chunks: int = 0
-
-    @classmethod
-    def empty(cls, model: LinearQ, phi: Phi, gamma: float, folds: int) -> NormalEquations:
-        """Return equations to which no step was added."""
-        size = phi.weights
-        return cls(
-            model,
-            phi,
-            gamma,
-            system=np.zeros((folds, size, size)),
-            answer=np.zeros((folds, size)),
-            squares=np.zeros((folds, phi.width)),
-            bounds=np.array([[np.inf] * folds, [-np.inf] * folds]),
-            starts=np.zeros(size),
-        )
-
-    def update(
-        self,
-        data: Trajectories,
-        fold: IntArray,
-        rng: np.random.Generator | None = None,
-        answers: Answers | None = None,
-    ) -> None:
-        """Add a chunk of whole episodes.
-
-        Args:
-            data: the chunk.
-            fold: (n,) of its episodes.
-            rng: source of the target's actions, if they are continuous.
-            answers: of the target about the chunk, if it was asked already.
-        """
-        if not len(data):
-            return
-        self._count(1)
-        self._widen(reward_bounds(data, fold, len(self.answer)))
-        rng = np.random.default_rng(0) if rng is None else rng
-        answers = Answers(self.phi.target, data) if answers is None else answers
-        finite, begins = bool(self.phi.actions), data.offsets[:-1]
-        probs = answers.probs(begins) if finite else None
-        self.starts += self.phi.expected(data, begins, rng, probs).sum(axis=0)
-        weights = near_weights(data, self.model.nearness, answers)
-        if not self._keeps(bool(weights.any())):
-            return
-        if not self.near:
-            weights = np.ones(data.n_steps)
-        ends = np.zeros(data.n_steps, dtype=np.bool_)
-        ends[data.offsets[1:] - 1] = True
-        part = fold[data.episode_ids]
-        chosen = choices(data.actions, data.n_steps, self.phi.actions) if finite else 0 * part
-        group = part * max(self.phi.actions, 1) + chosen
-        roots = np.sqrt(weights)  # on both sides of a product: with itself it is half the work
-        block = max(256, (_CACHED if finite else NUMBERS) // self.phi.weights)
-        for begin in range(0, data.n_steps, block):
-            rows = slice(begin, min(begin + block, data.n_steps))
-            order = np.argsort(group[rows], kind="stable")
-            some, root = begin + order, roots[begin + order]
-            if finite:
-                now, ahead = self._finite_block(data, rows, order, ends[rows], answers, root)
-            else:
-                now = self.phi.of(data, rows).T[:, order] * root
-                ahead = self.phi.expected_next(data, rows, ends[rows], rng).T[:, order] * root
-            self._add(now, ahead, data.rewards[some] * root, group[some])
-
-    def _finite_block(
-        self,
-        data: Trajectories,
-        rows: slice,
-        order: IntArray,
-        ends: NDArray[np.bool_],
-        answers: Answers,
-        root: FloatArray,
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return phi (d, n) and E_pi phi of the next step (A d, n) of some steps, in an order.
-
-        Both are multiplied by the roots (n,) of the weights.
-
-        The features of a step are those of the step after the one before: they are made once, and
-        put in order before they are multiplied by time and probabilities.
-        """
-        phi, size = self.phi, rows.stop - rows.start
-        seen = slice(rows.start, min(rows.stop + 1, data.n_steps))
-        plain = phi.plain(batches.take(data.observations, seen), seen.stop - seen.start)
-        steps, following = data.steps[rows][order], np.minimum(order + 1, plain.shape[1] - 1)
-        probs = answers.probs(seen)[following] * (root * ~ends[order])[:, None]
-        next_one = phi.raised(plain[:, following], steps + 1)
-        ahead = np.empty((phi.actions, phi.width, size))
-        for action in range(phi.actions):
-            np.multiply(next_one, probs[:, action], out=ahead[action])
-        return phi.raised(plain[:, order] * root, steps), ahead.reshape(phi.weights, size)
-
-    def merge(self, other: NormalEquations) -> None:
-        """Add the chunks that another one has summed."""
-        self._count(other.chunks)
-        self._widen(other.bounds)
-        self.starts += other.starts
-        if self._keeps(other.near):
-            self.system += other.system
-            self.answer += other.answer
-            self.squares += other.squares
-
-    def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
-        """Return the q of all folds but one."""
-        kind = FiniteLinearValues if self.phi.actions else LinearValues
-        shape = max(self.phi.actions, 1), -1
-        theta, dual = self._solve(without).reshape(shape), self._dual.reshape(shape)
-        return kind(self.phi, theta, dual, self._near_weights)
-
-    def cross_fitted(self) -> CrossFitted:
-        """Return for each fold the values learned from the others, and those learned from all."""
-        values = [self.values(k) for k in [*range(len(self.answer)), None]]
-        bounds = bounds_of_others(self.bounds)
-        return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
-
-    def _count(self, chunks: int) -> None:
-        self.chunks += chunks
-        if self.chunks > 1 and not self.phi.actions:
-            raise ValueError(
-                f"target is {self.phi.target!r}, which has no probs(observations), and the "
-                "episodes come in several chunks: LinearQ draws continuous actions, and the draws "
-                "would depend on the chunks; load all episodes, or leave q_model=None"
-            )
-
-    def _widen(self, bounds: FloatArray) -> None:
-        self.bounds[0] = np.minimum(self.bounds[0], bounds[0])
-        self.bounds[1] = np.maximum(self.bounds[1], bounds[1])
-
-    def _keeps(self, near: bool) -> bool:
-        """Return whether a part is to be added, given whether some of its weights are above 0."""
-        if near and not self.near:
-            for sums in (self.system, self.answer, self.squares):
-                sums[...] = 0.0
-            self.near = True
-        return near or not self.near
-
-    def _add(
-        self,
-        now: FloatArray,
-        ahead: FloatArray,
-        rewards: FloatArray,
-        group: IntArray,
-    ) -> None:
-        """Add n steps sorted by group, all of them times the roots of their weights.
-
-        Args:
-            now: (d, n) phi.
-            ahead: (A d, n) that of the next step.
-            rewards: (n,).
-            group: (n,) fold times actions plus action.
-        """
-        width, actions = self.phi.width, max(self.phi.actions, 1)
-        bounds = np.searchsorted(group, np.arange(len(self.answer) * actions + 1))
-        for g in np.flatnonzero(np.diff(bounds)):
-            rows = slice(bounds[g], bounds[g + 1])
-            k, own = g // actions, slice(g % actions * width, (g % actions + 1) * width)
-            some = now[:, rows]
-            square = some @ some.T
-            self.system[k, own, own] += square
-            self.system[k, own] -= self.gamma * (some @ ahead[:, rows].T)
-            self.answer[k, own] += some @ rewards[rows]
-            self.squares[k] += np.diagonal(square)
-
-    def _solve(self, without: int | None) -> FloatArray:
-        """Return theta (A d,) from all folds but one."""
-        keep = np.arange(len(self.answer)) != (-1 if without is None else without)
-        system, scale = self._system(keep)
-        return _solved(system, self.answer[keep].sum(axis=0) * scale) * scale
-
-    @cached_property
-    def _near_weights(self) -> NearWeights:
-        """The weights of the steps, shared by all folds so that the target is asked once."""
-        return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
-
-    @cached_property
-    def _dual(self) -> FloatArray:
-        """The weights (A d,) alpha of the visits, from all folds: A' alpha = sum of E_pi phi."""
-        system, scale = self._system(np.ones(len(self.answer), dtype=np.bool_))
-        return _solved(system.T, self.starts * scale) * scale
-
-    def _system(self, keep: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-        """Return the matrix (A d, A d) of some folds with its penalty, and the scale (A d,).
-
-        The features are first divided by the roots of their squares, so that one penalty serves
-        features of any scale. `pull` is on the differences from the mean over the actions.
-        """
-        width, actions = self.phi.width, max(self.phi.actions, 1)
-        squares = self.squares[keep].sum(axis=0) / actions
-        scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
-        system = self.system[keep].sum(axis=0) * scale[:, None] * scale
-        apart = np.eye(actions) - 1.0 / actions
-        penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
-        system += np.kron(penalty, np.eye(width))
-        return system, scale
-
-
-def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve a system, by least squares if some features are always 0 and there is no penalty."""
-    try:
-        return np.asarray(np.linalg.solve(system, right))
-    except np.linalg.LinAlgError:
-        return np.asarray(np.linalg.lstsq(system, right, rcond=None)[0])
-
-
-@dataclass(frozen=True)
-class LinearValues:
-    """The fitted q of continuous actions.
-
-    Args:
-        phi: the features.
-        theta: (A, d) weights; A is 1 for continuous actions.
-        dual: (A, d) weights of the visits.
-        near: weights of the steps in the equations.
-    """
-
-    phi: Phi
-    theta: FloatArray
-    dual: FloatArray
-    near: NearWeights
-
-    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """Return q (n,) of the chosen actions."""
-        return np.asarray(self.phi((observations, actions), steps) @ self.theta[0])
-
-    def visits(self, data: Trajectories, rows: IntArray) -> tuple[FloatArray, None]:
-        """Return the ratio of visits (n,) at recorded steps, w alpha·phi(s, a).
-
-        The mean value at the start is b0'A^-1 b with b = sum w phi r, so a reward, or a residual,
-        of that step counts w b0'A^-1 phi in it: no product of ratios over time.
-        """
-        seen, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
-        return self.near.of(data)[rows] * self._visits(seen, actions, data.steps[rows]), None
-
-    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        return np.asarray(self.phi((observations, actions), steps) @ self.dual[0])
-
-
-class FiniteLinearValues(LinearValues):
-    """The fitted q of a finite action set."""
-
-    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """Return q (n,) of the chosen actions."""
-        return of_chosen(self.q_all(observations, steps), actions)
-
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """Return q (n, A) of every action."""
-        plain = self.phi.plain(observations, len(steps))
-        return self.phi.weigh(self.theta, plain, steps).T
-
-    @staticmethod
-    def of_folds(
-        values: Sequence[FiniteLinearValues],
-        answers: Answers,
-        rows: IntArray,
-        bounds: IntArray,
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return q (n, A) and the ratio of visits (n,) at recorded steps of several folds.
-
-        The features are made once, for the values of all folds.
-
-        Args:
-            values: of each fold.
-            answers: of the target about the episodes.
-            rows: (n,) the steps, sorted by fold.
-            bounds: (folds + 1,) where each fold begins among them.
-        """
-        data, phi = answers.data, values[0].phi
-        seen, steps = batches.take(data.observations, rows), data.steps[rows]
-        plain, q = phi.plain(seen, rows.size), np.empty((phi.actions, rows.size))
-        for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
-            here = slice(begin, end)
-            q[:, here] = phi.weigh(own.theta, plain[:, here], steps[here])
-        visits = phi.weigh(values[0].dual, plain, steps).T  # one for all folds
-        ratio = of_chosen(visits, batches.take(data.actions, rows))
-        return q.T, ratio * values[0].near.of(data, answers)[rows]
-
-    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        plain = self.phi.plain(observations, len(steps))
-        return of_chosen(self.phi.weigh(self.dual, plain, steps).T, actions)
 
 
 def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
@@ -553,39 +264,3 @@ def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
         if survey.phi(1).weights <= WIDEST:
             return survey.model
     return None
-
-
-class NearWeights:
-    """The weights of the steps in the equations; those of the last episodes are kept.
-
-    Args:
-        target: the policy to evaluate.
-        nearness: of the model.
-    """
-
-    def __init__(self, target: Policy, nearness: float) -> None:
-        self._target, self._nearness = target, nearness
-        self._last: tuple[Trajectories, FloatArray] | None = None
-
-    def of(self, data: Trajectories, answers: Answers | None = None) -> FloatArray:
-        """Return the weights (S,) of episodes; `answers` if the target was asked about them."""
-        if self._last is None or self._last[0] is not data:
-            answers = Answers(self._target, data) if answers is None else answers
-            self._last = data, near_weights(data, self._nearness, answers)
-        return self._last[1]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_last": None}  # other processes have other episodes
-
-
-def near_weights(data: Trajectories, nearness: float, answers: Answers) -> FloatArray:
-    """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
-    if nearness == 0:
-        return np.ones(data.n_steps)
-    from ope_gym import kernels
-
-    total = np.empty(data.n_steps)
-    offsets = data.offsets.astype(np.int64, copy=False)
-    ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
-    kernels.cumulate(ratio, 0, len(data), offsets, total)
-    return np.exp(np.minimum(nearness * total, _LARGEST_LOG_WEIGHT))

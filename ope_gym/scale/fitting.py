@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 from ope_gym.arrays import IntArray, folds_within
 from ope_gym.models.base import FOLDS, CrossFitted
-from ope_gym.models.linear import FeatureSurvey, LinearQ, NormalEquations
+from ope_gym.models.equations import NormalEquations, update_all
+from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.policies import FinitePolicy
-from ope_gym.scale.passes import Item, Items, Job, one_pass
+from ope_gym.scale.passes import Item, Items, Job, merge_all, one_pass
 from ope_gym.scale.workers import Workers
+from ope_gym.weights.answers import Answers
 
 
 def fit_chunks(
     job: Job, model: LinearQ, ids: IntArray, horizon: int, crew: Workers
-) -> tuple[CrossFitted, IntArray]:
-    """Fit a q model to chunks; return its cross-fitted values and the folds (n,).
+) -> tuple[tuple[CrossFitted, ...], IntArray]:
+    """Fit a q model to chunks; return for each target its cross-fitted values, and the folds (n,).
 
     Args:
-        job: the episodes and the target.
+        job: the episodes and the targets.
         model: to be fitted.
         ids: (n,) behaviours of the episodes, inside which the folds are cut.
         horizon: longest possible episode.
@@ -28,7 +31,7 @@ def fit_chunks(
     folds = min(FOLDS, ids.size)
     if folds < 2:
         raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
-    if not isinstance(job.target, FinitePolicy):
+    if not isinstance(job.targets[0], FinitePolicy):
         raise ValueError(
             f"q_model is {type(model).__name__}, which draws actions of a target that has no "
             "probs(observations), but these are read from files in blocks, on which the draws "
@@ -37,28 +40,37 @@ def fit_chunks(
         )
     fold = folds_within(ids, folds)
     items = Items(job.source.tasks, ids, fold)
-    survey = FeatureSurvey(model, job.target)
+    survey = FeatureSurvey(model, job.targets[0])
     for seen in one_pass(job, crew, partial(_survey, model), items):
         survey.merge(seen)
-    make = partial(survey.equations, gamma=job.gamma, horizon=horizon, folds=folds)
-    equations = make()
-    for part in one_pass(job, crew, partial(_equations, make), items):
-        equations.merge(part)
-    return equations.cross_fitted(), fold
+    fitted: list[CrossFitted] = []
+    for some in survey.at_once(horizon, folds, len(job.targets)):
+        part = dataclasses.replace(job, targets=job.targets[some])
+        make = partial(
+            survey.equations_of, part.targets, gamma=job.gamma, horizon=horizon, folds=folds
+        )
+        equations = make()
+        for others in one_pass(part, crew, partial(_equations, make), items):
+            merge_all(equations, others)
+        fitted += [own.cross_fitted() for own in equations]
+    return tuple(fitted), fold
 
 
 def _survey(model: LinearQ, job: Job, item: Item) -> FeatureSurvey:
     """Survey the features of the chunks of a task."""
-    found = FeatureSurvey(model, job.target)
+    found = FeatureSurvey(model, job.targets[0])
     for _, chunk, _ in job.chunks(item.task, item.ids):
         found.update(chunk)
     return found
 
 
-def _equations(make: Callable[[], NormalEquations], job: Job, item: Item) -> NormalEquations:
-    """Accumulate the q model's normal equations over the chunks of a task."""
+def _equations(
+    make: Callable[[], list[NormalEquations]], job: Job, item: Item
+) -> list[NormalEquations]:
+    """Accumulate the normal equations of each target over the chunks of a task."""
     found = make()
     assert item.fold is not None
     for _, chunk, here in job.chunks(item.task, item.ids):
-        found.update(chunk, item.fold[here])
+        answers = [Answers(target, chunk) for target in job.targets]
+        update_all(found, chunk, item.fold[here], answers)
     return found

@@ -8,8 +8,9 @@ depends on its item and the job alone: computed again, because a worker was lost
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +28,10 @@ from ope_gym.arrays import (
     step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import Arrays, Reduction, Weighted, within_discount
+from ope_gym.estimators.reductions import Arrays, Weighted, within_discount
+from ope_gym.estimators.run import Aimed
 from ope_gym.inference.outcomes import RewardSums, discounted_returns
-from ope_gym.models.base import Baseline, CrossFitted
+from ope_gym.models.base import Baseline, CrossFitted, baselines
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked
 from ope_gym.scale.sources import Source, Task, changed
@@ -61,11 +63,11 @@ class Job:
         source: the episodes, without their roster.
         behaviours: who could have recorded them, without the ids of the episodes.
         groups: (K,) of partial mixtures.
-        target: the policy to evaluate.
+        targets: the policies to evaluate.
         schemes: weighting schemes that are needed.
         gamma: discount.
         reward_model: of the optimal scheme; arrays only if all episodes are in one chunk.
-        q: the values of a q model that was fitted to chunks, or None.
+        q: for each target the values of a q model that was fitted to chunks; empty without one.
         scratch: folder for weights, or None.
         done: called with the number of steps just done, or None.
     """
@@ -73,11 +75,11 @@ class Job:
     source: Source
     behaviours: Behaviours
     groups: IntArray
-    target: Policy
+    targets: tuple[Policy, ...]
     schemes: tuple[str, ...]
     gamma: float = 1.0
     reward_model: str | tuple[FloatArray, FloatArray] = "deterministic"
-    q: CrossFitted | None = None
+    q: tuple[CrossFitted, ...] = ()
     scratch: Path | None = None
     done: Callable[[int], object] | None = None
 
@@ -100,15 +102,21 @@ class Job:
             if self.done is not None:
                 self.done(chunk.n_steps)
 
-    def weighted(self, task: Task, ids: IntArray, fold: IntArray | None) -> Iterator[Weighted]:
-        """Yield the chunks of a task with their weights."""
+    def weighted(
+        self, task: Task, ids: IntArray, fold: IntArray | None
+    ) -> Iterator[list[Weighted]]:
+        """Yield the chunks of a task, each with the weights of every target."""
         for name, data, here in self.chunks(task, ids):
-            first = task.episodes.start + here.start
-            baseline, answers = None, Answers(self.target, data)
+            first, shared = task.episodes.start + here.start, Shared()
+            answers = [Answers(target, data) for target in self.targets]
+            found: list[Baseline | None] = [None] * len(answers)
             try:
-                if self.q is not None and fold is not None:
-                    baseline = self.q.of(data, fold[here], first=first, answers=answers)
-                yield self.weigh(answers, ids[here], first, baseline)
+                if self.q and fold is not None:
+                    found = [*baselines(self.q, fold[here], answers, first=first)]
+                yield [
+                    self.weigh(asked, ids[here], first, baseline, shared)
+                    for asked, baseline in zip(answers, found, strict=True)
+                ]
             except ValueError as error:
                 raise ValueError(f"{name}, episodes counted over all files: {error}") from error
 
@@ -116,9 +124,9 @@ class Job:
         self,
         answers: Answers,
         ids: IntArray,
-        first: int = 0,
-        baseline: Baseline | None = None,
-        bases: dict[str, FloatArray] | None = None,
+        first: int,
+        baseline: Baseline | None,
+        shared: Shared,
     ) -> Weighted:
         """Compute the importance weights of some episodes.
 
@@ -127,31 +135,30 @@ class Job:
             ids: (n,) their behaviours.
             first: number of the first episode, for messages.
             baseline: q and v of their steps; None without a q model.
-            bases: by scheme, cached log weights for a target with log-probability 0; adding a
-                target's own prefix sum gives its weights. Missing ones are added.
+            shared: what was computed for other targets; the missing parts are added.
         """
         data = answers.data
         offsets = data.offsets.astype(np.int64, copy=False)
         check_finite(data.rewards, "rewards", offsets, first)
         behaviours = dataclasses.replace(self.behaviours, ids=ids, strata=ids)
-        bases, mismatch, log_w = {} if bases is None else bases, "", dict[str, FloatArray]()
-        own = np.empty(0)
+        bases, log_w, own = shared.bases, dict[str, FloatArray](), np.empty(0)
         if self.schemes:
             own, prefix = self._target_prefix(answers, offsets, first)
             missing = sorted(set(self.schemes) - bases.keys())
             if missing:
-                mismatch = self._add_bases(bases, missing, data, behaviours, first)
+                shared.mismatch = self._add_bases(bases, missing, data, behaviours, first)
             log_w = {scheme: bases[scheme] + prefix for scheme in self.schemes}
         residuals = start = direct = visits = past = ratios = None
         if baseline is not None:
             residuals = baseline.residuals(data.rewards, offsets, self.gamma)
             start, direct = baseline.at_start(offsets), baseline.direct
             visits = baseline.marginal(data.rewards, offsets, self.gamma)
-            past = past_columns(data, self.target)
+            past = past_columns(data, answers.target)
             if visits is not None and "basic" in bases and own.size:
                 basic = bases["basic"]
                 ratios = own + (basic - one_step_earlier(basic, offsets, 0.0))
-        recorded = Recorded(data, behaviours, self.groups if self.parted else None, mismatch, own)
+        groups = self.groups if self.parted else None
+        recorded = Recorded(data, behaviours, groups, shared.mismatch, own)
         weighted = Weighted(
             offsets,
             data.rewards,
@@ -165,12 +172,13 @@ class Job:
             unit=self._unit(data),
             first=first,
             episodes=recorded,
+            kept=shared.kept,
         )
         return within_discount(weighted, self.gamma)
 
     def _unit(self, data: Trajectories) -> float:
         """Return the largest reward: of all chunks if a q model has seen them, or of these."""
-        seen = data.rewards if self.q is None else self.q.bounds
+        seen = self.q[0].bounds if self.q else data.rewards
         return float(np.abs(seen).max(initial=0.0)) or 1.0
 
     def _target_prefix(
@@ -232,6 +240,22 @@ class Job:
                 names=(np.arange(behaviours.counts.size), episodes),
             )
         return rows.mismatch
+
+
+@dataclass
+class Shared:
+    """Numbers made of some episodes that do not depend on the target, for the next target.
+
+    Args:
+        bases: by scheme, log weights for a target with log-probability 0; adding a target's own
+            prefix sum gives its weights.
+        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+        kept: by name, other numbers.
+    """
+
+    bases: dict[str, FloatArray] = field(default_factory=dict)
+    mismatch: str = ""
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +326,7 @@ class Item:
     task: Task
     ids: IntArray
     fold: IntArray | None = None
-    requests: tuple[Reduction, ...] = ()
+    requests: tuple[Aimed, ...] = ()
 
 
 class Items(Sequence[Item]):
@@ -313,7 +337,7 @@ class Items(Sequence[Item]):
         tasks: Sequence[Task],
         ids: IntArray,
         fold: IntArray | None,
-        requests: Sequence[Reduction] = (),
+        requests: Sequence[Aimed] = (),
     ) -> None:
         self._tasks, self._ids, self._fold, self._requests = tasks, ids, fold, requests
 
@@ -323,9 +347,9 @@ class Items(Sequence[Item]):
     def __getitem__(self, i: Any) -> Any:
         task = self._tasks[i]
         here = task.episodes
-        own = [r.slice(here) if hasattr(r, "slice") else r for r in self._requests]
         fold = None if self._fold is None else self._fold[here]
-        return Item(task, self._ids[here], fold, tuple(own))
+        own = tuple(request.slice(here) for request in self._requests)
+        return Item(task, self._ids[here], fold, own)
 
 
 def one_pass(
@@ -347,8 +371,8 @@ def one_pass(
 def reduce_task(job: Job, item: Item) -> list[Mergeable]:
     """Compute the parts of reductions over the chunks of a task; keep weights in the folder."""
     merged: list[Mergeable] = []
-    for chunk in _weighted(job, item):
-        parts = [request.part(chunk) for request in item.requests]
+    for chunks in _weighted(job, item):
+        parts = [request.part(chunks) for request in item.requests]
         merge_all(merged, parts)
     return merged
 
@@ -362,19 +386,22 @@ def merge_all(merged: list[Any], parts: Sequence[Any]) -> None:
         total.merge(part)
 
 
-def _weighted(job: Job, item: Item) -> Iterator[Weighted]:
-    """Yield the weighted chunks of a task, read from the folder if they are there."""
-    kept = Spool(job.scratch, item.task.number)
-    chunks = kept.chunks()
-    if chunks is not None and not any(isinstance(r, Gathering) for r in item.requests):
-        yield from chunks
+def _weighted(job: Job, item: Item) -> Iterator[list[Weighted]]:
+    """Yield the chunks of a task, weighted for each target, from the folder if they are there."""
+    spool, count = Spool(job.scratch, item.task.number), len(job.targets)
+    chunks = spool.chunks()
+    if chunks is not None and not any(isinstance(r.request, Gathering) for r in item.requests):
+        for first in chunks:
+            others = itertools.islice(chunks, count - 1)
+            yield [first, *(dataclasses.replace(one, kept=first.kept) for one in others)]
         if job.done is not None:
             job.done(item.task.steps)
         return
-    with kept:
-        for chunk in job.weighted(item.task, item.ids, item.fold):
-            kept.add(chunk)
-            yield chunk
+    with spool:
+        for some in job.weighted(item.task, item.ids, item.fold):
+            for chunk in some:
+                spool.add(chunk)
+            yield some
 
 
 # Facts about the recorded data -----------------------------------------------------------------
@@ -420,7 +447,8 @@ class Gathering:
         seen: Recorded = chunk.episodes
         data = seen.data
         propensities = PropensitySums(self.target, self.policies)
-        lost = propensities.update(data, seen.behaviours, seen.groups)
+        kept = chunk.kept.setdefault("propensities", {})
+        lost = propensities.update(data, seen.behaviours, seen.groups, kept)
         if lost is not None:  # weights may end before the episodes, where discount leaves nothing
             lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
         for scheme, log_w in chunk.log_weights.items():

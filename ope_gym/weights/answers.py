@@ -24,10 +24,14 @@ class Answers:
     Args:
         target: the policy to evaluate.
         data: the episodes.
+
+    Attributes:
+        near: by exponent, tempered weights (S,) of the steps that LinearQ was fitted with.
     """
 
     def __init__(self, target: Policy, data: Trajectories) -> None:
         self.target, self.data = target, data
+        self.near: dict[float, FloatArray] = {}
 
     @cached_property
     def log_probs(self) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +144,8 @@ class PropensitySums:
         leaving: by scheme, the summed weights of the target's actions there.
         staying: by scheme, the summed last weights of the episodes.
         finite: whether all action sets are finite, so that support is known.
+        covered: whether all policies give every action some probability: then the sums do not
+            depend on the target.
     """
 
     target: Policy
@@ -155,13 +158,18 @@ class PropensitySums:
     leaving: dict[str, float] = field(default_factory=dict)
     staying: dict[str, float] = field(default_factory=dict)
     finite: bool = True
+    covered: bool = True
 
     def __post_init__(self) -> None:
         self.surprise, self.variance = np.zeros(self.size), np.zeros(self.size)
         self.jump, self.acted = np.zeros(self.size), np.zeros(self.size)
 
     def update(
-        self, data: Trajectories, behaviours: Behaviours, groups: IntArray | None = None
+        self,
+        data: Trajectories,
+        behaviours: Behaviours,
+        groups: IntArray | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> FloatArray | None:
         """Add trajectories whose policies are numbered as in all.
 
@@ -170,6 +178,7 @@ class PropensitySums:
             behaviours: who recorded them.
             groups: (K,) of partial mixtures, which cover what their own behaviours do; None for
                 the mixture of all.
+            kept: what was summed over the same trajectories for another target, if anything.
 
         Returns:
             (2, S) the probability with which the target does what its own behaviour, and what no
@@ -185,6 +194,10 @@ class PropensitySums:
             return lost
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
+        wanted = self._actions(data) if self.finite else 0
+        if kept and self.finite and wanted == kept["actions"]:
+            self.merge(kept["sums"])
+            return None
         for start in range(0, data.n_steps, ROWS):
             rows = slice(start, min(start + ROWS, data.n_steps))
             acting = data.policy_ids[rows]
@@ -200,7 +213,15 @@ class PropensitySums:
                     lost[:, start + order[begin:end]] = found
         acted, steps = np.unique(data.policy_ids, return_counts=True)
         self.acted[acted] += steps
+        if kept is not None and self.finite and self.covered:
+            kept["sums"], kept["actions"] = PropensitySums(self.target, self.size), wanted
+            kept["sums"].merge(self)
         return lost
+
+    def _actions(self, data: Trajectories) -> int:
+        """Return the number of actions of a finite target."""
+        first = batches.take(data.observations, slice(0, 1))
+        return int(self.target.probs(first).shape[1])  # type: ignore[attr-defined]
 
     def _add(
         self,
@@ -240,6 +261,7 @@ class PropensitySums:
             )
         if covered:
             return None
+        self.covered = False
         own = np.sum(wanted * (probs == 0), axis=1)
         gap = np.flatnonzero(own)
         if not gap.size:
@@ -264,10 +286,11 @@ class PropensitySums:
             offsets: (n + 1,).
             lost: (2, S) as `update` returns it, or None.
         """
-        weights = np.exp(np.minimum(log_weights, _HUGE))
-        self.staying[scheme] = float(weights[offsets[1:] - 1].sum())
+        last = log_weights[offsets[1:] - 1]
+        self.staying[scheme] = float(np.exp(np.minimum(last, _HUGE)).sum())
         self.leaving[scheme] = 0.0
         if lost is not None:
+            weights = np.exp(np.minimum(log_weights, _HUGE))
             came = one_step_earlier(weights, offsets, 1.0)
             self.leaving[scheme] = float(came @ lost[0 if scheme == "basic" else 1])
 

@@ -1,0 +1,387 @@
+"""The normal equations of LinearQ, summed over recorded steps for several targets at once.
+
+A step has c features f of its observation, and phi = f u^k for k = 0, ..., p, with u the share of
+the horizon that is left. The equations need, in the block of the chosen action a,
+
+    sum w phi phi'                       w f_i f_j u^(k + l)
+    sum w phi pi(b|s_next) phi_next'     w pi(b|s_next) f_i f_next,j u^k u_next^l
+    sum w r phi                          w r f_i u^k
+
+Since u_next = u - 1 / horizon, u_next^l is a sum of powers of u (the binomial theorem). So of the
+(p + 1)^2 products of time only the 2 p + 1 powers of u are summed, in one matrix product:
+
+    rows f_i u^k with k <= 2 p, times columns w f_j, w pi(b|s_next) f_next,j and w r
+
+The rows are the same for all targets. The sums are put in their places when they are solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ope_gym import batches
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.data.trajectories import Trajectories
+from ope_gym.models.base import CrossFitted, bounds_of_others, reward_bounds
+from ope_gym.models.features import Phi
+from ope_gym.models.linear_values import FiniteLinearValues, LinearValues, NearWeights, near_weights
+from ope_gym.policies.numerics import choices
+from ope_gym.weights.answers import Answers
+
+_NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
+_SORTED = 1 << 20  # elements of features that are put in order at once
+_CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
+
+
+class Penalties(Protocol):
+    """The settings of a LinearQ that its equations need."""
+
+    @property
+    def ridge(self) -> float:
+        """Penalty of all weights."""
+        ...
+
+    @property
+    def pull(self) -> float:
+        """Penalty of differences between actions."""
+        ...
+
+    @property
+    def nearness(self) -> float:
+        """How much more steps count that the target would reach."""
+        ...
+
+
+@dataclass
+class NormalEquations:
+    """The sums of the normal equations of one target, by fold, and the range of the rewards.
+
+    Steps are weighted by `near_weights`. If these are 0 at all steps, because the target never
+    takes the recorded actions, all steps count equally. A chunk cannot know this of the others: so
+    as long as no weight was above 0, chunks are summed with weights 1, and the first weight above 0
+    clears these sums, to which the chunks before it should have added 0.
+
+    Args:
+        model: the model to fit; its nearness is 0 if some propensity is unknown.
+        phi: the features, d of them with the powers of time, c without.
+        gamma: discount.
+        sums: (folds, A, (2 p + 1) c, (1 + A) c + 1) as the head of this module says; A is 1 for
+            continuous actions.
+        bounds: (2, folds) lowest and highest reward in each fold.
+        starts: (A d,) sum of E_pi phi over the first steps.
+        near: whether some step had a weight above 0.
+        chunks: how many there were.
+    """
+
+    model: Penalties
+    phi: Phi
+    gamma: float
+    sums: FloatArray
+    bounds: FloatArray
+    starts: FloatArray
+    near: bool = False
+    chunks: int = 0
+
+    @classmethod
+    def empty(cls, model: Penalties, phi: Phi, gamma: float, folds: int) -> NormalEquations:
+        """Return equations to which no step was added."""
+        return cls(
+            model,
+            phi,
+            gamma,
+            sums=np.zeros(_shape(phi, folds)),
+            bounds=np.array([[np.inf] * folds, [-np.inf] * folds]),
+            starts=np.zeros(phi.weights),
+        )
+
+    @staticmethod
+    def size(phi: Phi, folds: int) -> int:
+        """Return how many numbers the sums have."""
+        return int(np.prod(_shape(phi, folds)))
+
+    @property
+    def folds(self) -> int:
+        """Number of folds."""
+        return len(self.sums)
+
+    def update(
+        self,
+        data: Trajectories,
+        fold: IntArray,
+        rng: np.random.Generator | None = None,
+        answers: Answers | None = None,
+    ) -> None:
+        """Add a chunk of whole episodes; see `update_all`."""
+        asked = Answers(self.phi.target, data) if answers is None else answers
+        update_all([self], data, fold, [asked], rng)
+
+    def merge(self, other: NormalEquations) -> None:
+        """Add the chunks that another one has summed."""
+        self._count(other.chunks)
+        self._widen(other.bounds)
+        self.starts += other.starts
+        if self._keeps(other.near):
+            self.sums += other.sums
+
+    def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
+        """Return the q of all folds but one, or of all."""
+        kind = FiniteLinearValues if self.phi.actions else LinearValues
+        theta, dual = self._of_all
+        if without is not None:
+            system, answer, scale = self._system(without)
+            theta = _solved(system, answer) * scale
+        shape = max(self.phi.actions, 1), -1
+        return kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
+
+    def cross_fitted(self) -> CrossFitted:
+        """Return for each fold the values learned from the others, and those learned from all."""
+        values = [self.values(k) for k in [*range(self.folds), None]]
+        bounds = bounds_of_others(self.bounds)
+        return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
+
+    def weigh(self, bounds: FloatArray, answers: Answers) -> FloatArray | None:
+        """Begin with a chunk: return the weights (S,) of its steps, or None if it adds nothing.
+
+        Args:
+            bounds: (2, folds) lowest and highest reward of the chunk.
+            answers: of the target about the chunk.
+        """
+        self._count(1)
+        self._widen(bounds)
+        weights = near_weights(answers.data, self.model.nearness, answers)
+        if not self._keeps(bool(weights.any())):
+            return None
+        return weights if self.near else np.ones(weights.size)
+
+    def _count(self, chunks: int) -> None:
+        self.chunks += chunks
+        if self.chunks > 1 and not self.phi.actions:
+            raise ValueError(
+                f"target is {self.phi.target!r}, which has no probs(observations), and the "
+                "episodes come in several chunks: LinearQ draws continuous actions, and the draws "
+                "would depend on the chunks; load all episodes, or leave q_model=None"
+            )
+
+    def _widen(self, bounds: FloatArray) -> None:
+        self.bounds[0] = np.minimum(self.bounds[0], bounds[0])
+        self.bounds[1] = np.maximum(self.bounds[1], bounds[1])
+
+    def _keeps(self, near: bool) -> bool:
+        """Return whether a part is to be added, given whether some of its weights are above 0."""
+        if near and not self.near:
+            self.sums[...] = 0.0
+            self.near = True
+        return near or not self.near
+
+    @cached_property
+    def _near_weights(self) -> NearWeights:
+        """The weights of the steps, shared by all folds so that the target is asked once."""
+        return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
+
+    @cached_property
+    def _of_all(self) -> tuple[FloatArray, FloatArray]:
+        """From all folds, the weights (A d,) of q, and alpha of the visits.
+
+        A' alpha = sum of E_pi phi over the first steps.
+        """
+        system, answer, scale = self._system(None)
+        return _solved(system, answer) * scale, _solved(system.T, self.starts * scale) * scale
+
+    def _system(self, without: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return matrix (A d, A d) with its penalty, right side (A d,) and scale (A d,).
+
+        The features are first divided by the roots of their squares, so that one penalty serves
+        features of any scale. `pull` is on the differences from the mean over the actions.
+
+        Args:
+            without: the fold to leave out, or None.
+        """
+        columns, powers = self.phi.columns, self.phi.powers
+        actions, width = max(self.phi.actions, 1), self.phi.width
+        keep = np.arange(self.folds) != (-1 if without is None else without)
+        sums = self.sums[keep].sum(axis=0).reshape(actions, 2 * powers + 1, columns, -1)
+        together = np.add.outer(np.arange(powers + 1), np.arange(powers + 1))  # k + l
+        # of the next step: axes a, k, l, i, (b, j), and from powers of u to those of u_next
+        ahead = self._powers_ahead @ sums[:, together, :, columns:-1].reshape(
+            actions, powers + 1, powers + 1, -1
+        )
+        ahead = ahead.reshape(actions, powers + 1, powers + 1, columns, actions, columns)
+        system = -self.gamma * ahead.transpose(0, 1, 3, 4, 2, 5)  # a, k, i, b, l, j
+        for action in range(actions):
+            now = sums[action, together, :, :columns]  # k, l, i, j
+            system[action, :, :, action] += now.transpose(0, 2, 1, 3)
+        system = system.reshape(actions * width, actions * width)
+        squares = np.einsum("akii->ki", sums[:, ::2, :, :columns]).ravel() / actions
+        scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
+        system = system * scale[:, None] * scale
+        apart = np.eye(actions) - 1.0 / actions
+        penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
+        for a in range(actions):
+            for b in range(actions):
+                block = system[a * width : (a + 1) * width, b * width : (b + 1) * width]
+                block[np.diag_indices(width)] += penalty[a, b]
+        return system, sums[:, : powers + 1, :, -1].reshape(-1) * scale, scale
+
+    @cached_property
+    def _powers_ahead(self) -> FloatArray:
+        """(p + 1, p + 1) coefficients of (u - 1 / horizon)^l on u^e, 0 for e > l."""
+        powers, less = range(self.phi.powers + 1), -1.0 / self.phi.horizon
+        return np.array(
+            [[comb(k, e) * less ** (k - e) if e <= k else 0.0 for e in powers] for k in powers]
+        )
+
+
+def _shape(phi: Phi, folds: int) -> tuple[int, int, int, int]:
+    actions, columns = max(phi.actions, 1), phi.columns
+    return folds, actions, (2 * phi.powers + 1) * columns, (1 + actions) * columns + 1
+
+
+def update_all(
+    equations: Sequence[NormalEquations],
+    data: Trajectories,
+    fold: IntArray,
+    answers: Sequence[Answers],
+    rng: np.random.Generator | None = None,
+) -> None:
+    """Add a chunk of whole episodes to the equations of several targets with the same features.
+
+    Args:
+        equations: of each target.
+        data: the chunk.
+        fold: (n,) of its episodes.
+        answers: of each target about the chunk.
+        rng: source of the targets' actions, if they are continuous.
+    """
+    if not len(data):
+        return
+    phi, longest = equations[0].phi, int(data.lengths.max())
+    if longest > phi.horizon:
+        raise ValueError(
+            f"horizon is {phi.horizon}, but episode {int(data.lengths.argmax())} has {longest} "
+            "steps: give the longest possible"
+        )
+    rng = np.random.default_rng(0) if rng is None else rng
+    bounds, begins = reward_bounds(data, fold, equations[0].folds), data.offsets[:-1]
+    taken = []
+    for own, asked in zip(equations, answers, strict=True):
+        probs = asked.probs(begins) if phi.actions else None
+        own.starts += own.phi.expected(data, begins, rng, probs)
+        weights = own.weigh(bounds, asked)
+        if weights is not None:
+            taken.append((own, asked, weights))
+    if not taken:
+        return
+    actions = max(phi.actions, 1)
+    chosen = choices(data.actions, data.n_steps, actions) if phi.actions else 0
+    group = fold[data.episode_ids] * actions + chosen
+    last = np.zeros(data.n_steps, dtype=np.bool_)
+    last[data.offsets[1:] - 1] = True
+    block = max(256, _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights)
+    for begin in range(0, data.n_steps, block):
+        rows = slice(begin, min(begin + block, data.n_steps))
+        order = np.argsort(group[rows], kind="stable")
+        now, ahead = _features([own for own, *_ in taken], data, rows, order, last[rows], rng)
+        some = begin + order
+        following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
+        sides = []
+        for i, (own, asked, weights) in enumerate(taken):
+            w = weights[some]
+            probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
+            scaled = np.multiply(probs.T, w * on, order="C")
+            sides.append(_Side(own, ahead[i if len(ahead) > 1 else 0], w, scaled))
+        _add(now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One target's part in n steps, in the order of their groups.
+
+    Args:
+        equations: of the target.
+        ahead: (c, n) features of the next step; with continuous actions their mean.
+        weights: (n,) w.
+        probs: (A, n) w pi(b|s) of the next step, 0 after an end.
+    """
+
+    equations: NormalEquations
+    ahead: FloatArray
+    weights: FloatArray
+    probs: FloatArray
+
+    def fill(self, right: FloatArray, here: slice, now: FloatArray, rewards: FloatArray) -> None:
+        """Write the columns ((1 + A) c + 1, n) of some steps, side by side."""
+        columns, weights = len(now), self.weights[here]
+        np.multiply(now, weights, out=right[:columns])
+        for b, probs in enumerate(self.probs, 1):
+            own = right[b * columns : (b + 1) * columns]
+            np.multiply(self.ahead[:, here], probs[here], out=own)
+        np.multiply(rewards, weights, out=right[-1])
+
+
+def _features(
+    equations: Sequence[NormalEquations],
+    data: Trajectories,
+    rows: slice,
+    order: IntArray,
+    last: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> tuple[FloatArray, list[FloatArray]]:
+    """Return the features (c, n) of some steps in an order, and those of the steps after them.
+
+    The latter are one array for all targets, or with continuous actions one for each.
+    """
+    phi, size = equations[0].phi, rows.stop - rows.start
+    if not phi.actions:
+        batch = tuple(batches.take(x, rows) for x in (data.observations, data.actions))
+        ahead = [own.phi.expected_next(data, rows, last, rng) for own in equations]
+        return phi.plain(batch, size)[:, order], [x[:, order] for x in ahead]
+    # The features of a step are those of the step after the one before: they are made once.
+    seen = slice(rows.start, min(rows.stop + 1, data.n_steps))
+    plain = phi.plain(batches.take(data.observations, seen), seen.stop - seen.start)
+    return plain[:, order], [plain[:, np.minimum(order + 1, plain.shape[1] - 1)]]
+
+
+def _add(
+    now: FloatArray,
+    left: FloatArray,
+    rewards: FloatArray,
+    group: IntArray,
+    sides: Sequence[_Side],
+) -> None:
+    """Add n steps sorted by group to the sums of several targets, piece by piece.
+
+    Args:
+        now: (c, n) features of the steps.
+        left: (n,) share of the horizon that is left.
+        rewards: (n,).
+        group: (n,) fold times actions plus action.
+        sides: of the targets.
+    """
+    first = sides[0].equations
+    folds, actions, high, wide = first.sums.shape
+    bounds = np.searchsorted(group, np.arange(folds * actions + 1))
+    piece = max(64, _CACHED // (high + wide))
+    for g in np.flatnonzero(np.diff(bounds)):
+        for begin in range(bounds[g], bounds[g + 1], piece):
+            here = slice(begin, min(begin + piece, int(bounds[g + 1])))
+            features, paid = np.ascontiguousarray(now[:, here]), rewards[here]
+            raised = first.phi.raised(features, left[here], 2 * first.phi.powers + 1)
+            right = np.empty((wide, paid.size))
+            for side in sides:
+                side.fill(right, here, features, paid)
+                side.equations.sums[g // actions, g % actions] += raised @ right.T
+
+
+def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve a system, by least squares if some features are always 0 and there is no penalty."""
+    try:
+        return np.asarray(np.linalg.solve(system, right))
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.lstsq(system, right, rcond=None)[0])
