@@ -27,12 +27,11 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import Problem, of_chosen
 from ope_gym.models.transitions import (
-    Ask,
     Played,
+    Probs,
     Steps,
     TransitionModel,
     fit_transitions,
-    longest_first,
     mean_return,
     monomials,
     play,
@@ -113,7 +112,7 @@ class DynamicsQ:
             horizon=horizon,
             rng=rng,
         )
-        features, theta = self._value(model, longest_first(played), problem)
+        features, theta = self._value(model, played, problem)
         rewards = data.rewards
         lowest, highest = min(rewards.min(), 0.0), max(rewards.max(), 0.0)
         bounds = np.outer([lowest, highest], annuity(gamma, horizon))
@@ -323,7 +322,7 @@ def fit_value(
     Args:
         model: where they were played.
         features: φ.
-        played: episodes, the longest first.
+        played: episodes.
         gamma: discount.
         rows: played steps to fit to.
         rng: chooses them.
@@ -340,11 +339,9 @@ def fit_value(
     for u in range(len(played) - 1, -1, -1):
         step = played[u]
         m = len(step.times)
-        rewards = step.rewards
+        y[:m] = gamma * y[:m] + step.rewards
         if luck_out:
-            assert step.probs is not None
-            following, paid, ending = model.step(step.states)
-            rewards = np.einsum("na,an->n", step.probs, paid)
+            following, _, ending = model.step(step.states)
             part = -gamma * step.probs.T * (1.0 - ending)  # (A, m)
             part[step.actions, np.arange(m)] += gamma * ~step.ended
             luck[:, :m] *= np.float32(gamma)
@@ -352,7 +349,6 @@ def fit_value(
                 phi = features(states, step.times + 1)
                 phi *= factor
                 luck[:, :m] += phi
-        y[:m] = gamma * y[:m] + rewards
         chosen = np.flatnonzero(rng.random(m) < share) if u else np.arange(m)
         if not chosen.size:
             continue
@@ -372,7 +368,7 @@ def _states(observations: Tree) -> FloatArray:
     return found.reshape(len(found), -1).astype(np.float64)
 
 
-def _recorded(data: Trajectories, target: Policy) -> tuple[Steps, Ask, int]:
+def _recorded(data: Trajectories, target: Policy) -> tuple[Steps, Probs, int]:
     """Return the steps as arrays, the target's probabilities, and the number of actions."""
     seen = data.observations
     if not isinstance(seen, np.ndarray) or seen.dtype.kind != "f":

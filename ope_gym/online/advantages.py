@@ -85,23 +85,17 @@ class Advantages:
     columns: FloatArray
     start: float
 
-    def sums(self, ends: Sequence[tuple[int, int]]) -> list[Sums]:
-        """Sum over the steps between pairs of clocks, each within the next; without empty ones."""
-        window = self.window
-        nest = np.zeros(window.size, dtype=np.int64)
-        for low, high in ends:
-            nest += (window.clock < low) | (window.clock >= high)
-        steps = np.cumsum(np.bincount(nest, minlength=len(ends)))
-        narrowest = np.full(int(window.episode.max()) + 1, len(ends))
-        np.minimum.at(narrowest, window.episode, nest)
-        episodes = np.cumsum(np.bincount(narrowest, minlength=len(ends)))
-        found = []
-        for i, table in enumerate(window.life_tables(self.columns, nest, len(ends))):
-            if steps[i]:
-                table[:, 0] += self.start
-                base, moved = table[0].tolist()
-                found.append(Sums(base, moved, table[1:], int(steps[i]), int(episodes[i])))
-        return found
+    def sums(self, start: int, stop: int) -> Sums | None:
+        """Sum over the steps between two clocks; None if there are none."""
+        rows = (self.window.clock >= start) & (self.window.clock < stop)
+        if not rows.any():
+            return None
+        found = self.window.life_table(self.columns, rows)
+        found[:, 0] += self.start
+        episode = np.cumsum(self.window.place == 0)[rows]
+        count = 1 + int(np.count_nonzero(np.diff(episode)))
+        base, moved = found[0].tolist()
+        return Sums(base, moved, found[1:], episode.size, count)
 
 
 def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
@@ -155,21 +149,13 @@ def fit_advantages(
         rng: for policies that cannot tell the moments of their actions.
     """
     features = learn_features(window.observations)
-    now = features(window.observations)
+    now, after = features(window.observations), features(window.following)
     phi = timed(now, window.step, horizon)
-    change = phi.copy()
-    for rows, before in window.before:
-        change[before] -= gamma * phi[rows]
-    cut = window.cut
-    beyond = timed(features(window.following[cut]), window.step[cut] + 1, horizon)
-    change[cut] -= gamma * beyond
-    theta = _fit_v(window, phi, change, gamma)
+    ahead = np.where(window.ended[:, None], 0.0, timed(after, window.step + 1, horizon))
+    theta = _fit_v(window, phi, ahead, gamma)
     low, high = _returns_ahead(window, gamma)
-    v = np.clip(phi @ theta, low, high)
-    delta = window.rewards - v
-    for rows, before in window.before:
-        delta[before] += gamma * v[rows]
-    delta[cut] += gamma * np.clip(beyond @ theta, low, high)
+    v, then = np.clip(phi @ theta, low, high), np.clip(ahead @ theta, low, high)
+    delta = window.rewards + gamma * np.where(window.ended, 0.0, then) - v
     advantage = np.zeros(window.size)
     if now.shape[1] > 1:
         psi = centred_actions(policy, window, now, rng)
@@ -200,19 +186,11 @@ def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> Floa
     """Return the features (n, d), and again times the share of the time that is left."""
     if horizon is None:
         return features
-    width = features.shape[1]
-    found = np.empty((len(features), 2 * width))  # a step's numbers side by side
-    found[:, :width] = features
-    np.multiply(features, time_left(step, horizon)[:, None], out=found[:, width:])
-    return found
+    left = np.maximum(horizon - step, 0) / horizon
+    return np.hstack([features, features * left[:, None]])
 
 
-def time_left(step: NDArray[Any], horizon: int) -> FloatArray:
-    """Return the share of the time that is left at each step."""
-    return np.asarray(np.maximum(horizon - step, 0) / horizon)
-
-
-def _fit_v(window: Window, phi: FloatArray, change: FloatArray, gamma: float) -> FloatArray:
+def _fit_v(window: Window, phi: FloatArray, ahead: FloatArray, gamma: float) -> FloatArray:
     """Return the coefficients theta of v by LSTD, with the penalty that predicts best.
 
         sum_t e_t (phi_t - gamma phi_t+1)' theta = sum_t e_t r_t
@@ -222,11 +200,11 @@ def _fit_v(window: Window, phi: FloatArray, change: FloatArray, gamma: float) ->
     differences would not do to compare: they are smallest for v = 0 if rewards are small.)
     """
     trace = _traces(phi, window, gamma * _LAMBDA)
+    change = phi - gamma * ahead
     odd = window.group % 2 == 1
-    rows = np.flatnonzero(odd)
-    some = trace[rows].T
-    left, right = trace.T @ change, trace.T @ window.rewards
-    left_odd, right_odd = some @ change[rows], some @ window.rewards[rows]
+    halves = [np.flatnonzero(odd), np.flatnonzero(~odd)]
+    lefts = [trace[rows].T @ change[rows] for rows in halves]
+    rights = [trace[rows].T @ window.rewards[rows] for rows in halves]
     size = np.einsum("ij,ij->j", phi, phi)
     size = (size + 1e-9 * size.max()) / (1 - _LAMBDA)
 
@@ -234,14 +212,14 @@ def _fit_v(window: Window, phi: FloatArray, change: FloatArray, gamma: float) ->
         return np.asarray(np.linalg.solve(left + np.diag(ridge * size), right))
 
     ridge = _RIDGES[1]
-    if 0 < rows.size < len(phi):
-        thetas = [solve(left - left_odd, right - right_odd, ridge / 2) for ridge in _RIDGES]
-        thetas += [solve(left_odd, right_odd, ridge / 2) for ridge in _RIDGES]
-        missed = window.rewards[:, None] - change @ np.stack(thetas, axis=1)
-        missed = np.where(odd[:, None], missed[:, : len(_RIDGES)], missed[:, len(_RIDGES) :])
+    if min(rows.size for rows in halves):
+        missed = np.empty((len(phi), len(_RIDGES)))  # by each penalty at once
+        for rows, left, right in zip(halves, lefts[::-1], rights[::-1], strict=True):
+            theta = np.stack([solve(left, right, ridge / 2) for ridge in _RIDGES], axis=1)
+            missed[rows] = window.rewards[rows, None] - change[rows] @ theta
         missed = _discounted(missed, window, gamma)
         ridge = _RIDGES[int(np.argmin(np.einsum("nr,nr->r", missed, missed)))]
-    return solve(left, right, ridge)
+    return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
 
 
 def centred_actions(
@@ -301,14 +279,14 @@ def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
 def _traces(phi: FloatArray, window: Window, decay: float) -> FloatArray:
     """Return e_t = phi_t + decay e_t-1 along each episode, for all episodes at once."""
     found = phi.copy()
-    for rows, before in window.before:
-        found[rows] += decay * found[before]
+    for rows in window.rows_by_place[1:]:
+        found[rows] += decay * found[rows - 1]
     return found
 
 
 def _discounted(values: FloatArray, window: Window, decay: float) -> FloatArray:
     """Return g_t = value_t + decay g_t+1 along each episode, for values (S,) or (S, m)."""
     found = values.copy()
-    for rows, before in reversed(window.before):
-        found[before] += decay * found[rows]
+    for rows in window.rows_by_place[:0:-1]:
+        found[rows - 1] += decay * found[rows]
     return found

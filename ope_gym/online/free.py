@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray
 from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, learn_environment, simulate
+from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked
@@ -256,7 +256,7 @@ class FreeEvaluation:
 
     def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float, _Value]:
         """Return the sums of the best window, their squared error, and the narrowest window."""
-        found = fitted.sums(ends)
+        found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
         sums, error = best_span(found, SHARE)
         noise = float(noise_of(found, SHARE)[0])
         most = self._spread**2
@@ -296,17 +296,17 @@ class FreeEvaluation:
         latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
         in_time = (latest["clock"] - latest["began"] + 1 < self.horizon) & (latest["began"] >= 0)
         latest["terminated"] = latest["ended"] & in_time
-        model = None
+        simulator = None
         if latest["observations"].size:
             actions = 0
             if isinstance(policy, FinitePolicy):
                 actions = policy.probs(latest["observations"][:1]).shape[1]
-            model = learn_environment(latest, actions, self._bounds)
-        if model is None:
+            simulator = learn_simulator(latest, actions, self._bounds)
+        if simulator is None:
             self._rest = _RETRY
             return None
         return simulate(
-            model,
+            simulator,
             policy,
             self.stream.starts(),
             horizon=self.horizon,
@@ -347,9 +347,10 @@ class FreeEvaluation:
 
     def _note_returns(self, window: Window, fresh: list[float]) -> None:
         """Update length, spread and range of returns from the episodes of a window."""
-        paid = np.bincount(window.episode, window.rewards * self.gamma**window.step)
-        began = np.bincount(window.episode, window.step == 0) > 0
-        whole = began & (np.bincount(window.episode, window.ended) > 0)
+        segment = np.cumsum(window.place == 0) - 1
+        paid = np.bincount(segment, window.rewards * self.gamma**window.step)
+        began = window.step[window.place == 0] == 0
+        whole = began & (np.bincount(segment, window.ended) > 0)
         returns, seen = np.append(paid[whole], fresh), np.append(paid[began], fresh)
         self._length = window.size / max(int(window.ended.sum()), 1)
         low, high = self._range

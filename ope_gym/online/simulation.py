@@ -1,8 +1,10 @@
 """Learn how the environment moves from the latest steps, play the policy there, and correct that.
 
-The model of a step is in `ope_gym.models.transitions`. How the environment moves does not depend on
-who acts, so all recent steps count, whichever policy took them. Where states are a few numbers that
-move smoothly, this is worth more than all episodes of the training.
+    s' = s + f(s, a),    r = g(s, a) + b 1(end),    P(end | s') = sigma(h(s'))
+
+f and g are polynomials, h is the logit of `ope_gym.models.transitions`. How the environment moves
+does not depend on who acts, so all recent steps count, whichever policy took them. Where states are
+a few numbers that move smoothly, this is worth more than all episodes of the training.
 
 What the learned environment gets wrong shows in the recorded steps. With v, the value of the policy
 there, and hats for what it predicts (the simulation lemma),
@@ -27,56 +29,154 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.models.features import Polynomial
-from ope_gym.models.transitions import Steps, TransitionModel, fit_transitions, play
-from ope_gym.online.advantages import Advantages, time_left, timed
+from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials, within
+from ope_gym.online.advantages import Advantages, timed
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
 _EPISODES = 100  # played for a value
 _VALUED = 8192  # played steps that v is fitted to
-_STEADY = 4096  # steps without an end from which ends are learned
-
-Bounds = tuple[FloatArray, FloatArray]
-"""Lowest and highest action, to which the loop clips what a policy says."""
+_MARGIN = 0.5  # a state may leave the recorded range by this share of it
 
 
-def learn_environment(
-    columns: Mapping[str, NDArray[Any]], n_actions: int, bounds: Bounds | None = None
-) -> TransitionModel | None:
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Episodes played in a learned environment, m of them with M steps in all.
+
+    Args:
+        returns: (m,).
+        states: (M, d).
+        step: (M,) number of the step in its episode.
+        ahead: (M,) what was paid from this step on.
+    """
+
+    returns: FloatArray
+    states: FloatArray
+    step: NDArray[np.int64]
+    ahead: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """A learned environment; states of d numbers, F features, A blocks of coefficients.
+
+    Args:
+        centre: of the inputs: the state, and the action where it is made of real numbers.
+        scale: of the inputs.
+        degree: of the polynomials.
+        coefficients: (F, A (d + 1)) of the increments and the reward, action by action; A is 1 for
+            actions of real numbers.
+        last: what the reward of an ending step has more.
+        low: (d,) least state.
+        high: (d,) largest.
+        ending: chance of the end; None if no episode terminated.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    degree: int
+    coefficients: FloatArray
+    last: float
+    low: FloatArray
+    high: FloatArray
+    ending: Ending | None
+
+    def play(
+        self,
+        policy: Policy,
+        starts: NDArray[Any],
+        *,
+        horizon: int,
+        gamma: float,
+        rng: np.random.Generator,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
+    ) -> Played:
+        """Play episodes from `starts` on; bounds clip actions, as SB3 does."""
+        finite = isinstance(policy, FinitePolicy)
+        shape = starts.shape[1:]
+        states = starts.reshape(len(starts), -1).astype(np.float64)
+        alive = np.arange(len(states))
+        seen_states, seen_rewards, seen_who = [], [], []
+        for _ in range(horizon):
+            seen_states.append(states)
+            seen_who.append(alive)
+            seen = states.astype(starts.dtype).reshape(-1, *shape)
+            actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
+            if bounds is not None and not finite:
+                actions = np.clip(actions, *bounds)
+            states, rewards = self.step(states, actions, finite)
+            over = np.zeros(len(states), dtype=bool)
+            if self.ending is not None:
+                over = rng.random(len(states)) < self.ending(states)
+                rewards = rewards + self.last * over
+            seen_rewards.append(rewards)
+            states, alive = states[~over], alive[~over]
+            if not alive.size:
+                break
+        paid, ahead = np.zeros(len(starts)), []
+        for who, rewards in zip(seen_who[::-1], seen_rewards[::-1], strict=True):
+            paid[who] = rewards + gamma * paid[who]
+            ahead.append(paid[who])
+        step = np.repeat(np.arange(len(seen_who)), [len(who) for who in seen_who])
+        return Played(paid, np.concatenate(seen_states), step, np.concatenate(ahead[::-1]))
+
+    def step(
+        self, states: FloatArray, actions: NDArray[Any], finite: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return next states (n, d) and rewards (n,), without what an ending step has more."""
+        inputs = states if finite else np.hstack([states, actions])
+        features = monomials((inputs - self.centre) / self.scale, self.degree)
+        found = (features @ self.coefficients).reshape(len(states), -1, states.shape[1] + 1)
+        taken = actions[:, 0].astype(np.int64) if finite else 0
+        found = found[np.arange(len(states)), taken]
+        return within(states + found[:, :-1], self.low, self.high), found[:, -1]
+
+
+def learn_simulator(
+    columns: dict[str, NDArray[Any]],
+    n_actions: int,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> Simulator | None:
     """Learn from steps (S, ...); None if states are not a few numbers.
 
     Args:
         columns: observations, following, actions, rewards, and terminated: the episode ended with
             this step, before its time limit.
         n_actions: how many there are, 0 for real numbers.
-        bounds: of the actions.
+        bounds: lowest and highest action, to which the loop clips.
     """
-    rows = len(columns["rewards"])
     if columns["observations"].dtype.kind != "f":
         return None
-    states, following, actions = _numbers(columns, n_actions > 0, bounds)
-    width = states.shape[1] + (0 if n_actions else actions.shape[1])
+    rows = len(columns["rewards"])
+    states = columns["observations"].reshape(rows, -1).astype(np.float64)
+    following = columns["following"].reshape(rows, -1).astype(np.float64)
+    actions = columns["actions"].reshape(rows, -1)
+    inputs = states
+    if not n_actions:
+        inputs = np.hstack([states, np.clip(actions, *bounds) if bounds else actions])
+    width = inputs.shape[1]
     degree = max((k for k in (1, 2, 3) if comb(width + k, k) <= _MOST_FEATURES), default=0)
     if not degree or rows < 4 * comb(width + degree, degree) * max(n_actions, 1):
         return None
-    nowhere = np.zeros(rows, dtype=bool)
-    steps = Steps(states, actions, columns["rewards"], columns["terminated"], nowhere, following)
-    return fit_transitions(steps, n_actions, degree, _STEADY)
-
-
-def _numbers(
-    rows: Mapping[str, NDArray[Any]], finite: bool, bounds: Bounds | None
-) -> tuple[FloatArray, FloatArray, NDArray[Any]]:
-    """Return states and next states (S, d), and actions, (S,) numbers or (S, m) as executed."""
-    count = len(rows["rewards"])
-    states, following = (
-        rows[name].reshape(count, -1).astype(np.float64) for name in ("observations", "following")
-    )
-    if finite:
-        return states, following, rows["actions"].reshape(count).astype(np.int64)
-    actions = rows["actions"].reshape(count, -1)
-    return states, following, actions if bounds is None else np.clip(actions, *bounds)
+    centre, scale = inputs.mean(axis=0), inputs.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    features = monomials((inputs - centre) / scale, degree)
+    taken = actions[:, 0].astype(np.int64) if n_actions else np.zeros(rows, dtype=np.int64)
+    blocks, ended = max(n_actions, 1), columns["terminated"]
+    moves = by_action(features, following - states, taken, blocks)
+    go = np.flatnonzero(~ended)
+    rewards = by_action(features[go], columns["rewards"][go, None], taken[go], blocks)[:, :, 0]
+    low, high = following.min(axis=0), following.max(axis=0)
+    room = _MARGIN * (high - low)
+    last = 0.0
+    if ended.any():
+        usual = np.einsum("nf,nf->n", features[ended], rewards[taken[ended]])
+        last = float(np.mean(columns["rewards"][ended] - usual))
+    ending = fit_ending(following, ended) if ended.any() else None
+    both = np.concatenate([moves, rewards[:, :, None]], axis=2)  # (A, F, d + 1)
+    coefficients = both.transpose(1, 0, 2).reshape(features.shape[1], -1)
+    return Simulator(centre, scale, degree, coefficients, last, low - room, high + room, ending)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,22 +184,24 @@ class Simulation:
     """The value of a policy in a learned environment.
 
     Args:
-        model: the learned environment.
+        simulator: the learned environment.
         value: mean return of the played episodes.
         noise: its squared error: the episodes are finitely many.
         v: value of states (n, d) at steps (n,).
+        finite: whether there are finitely many actions.
         horizon: time limit.
         gamma: discount.
         bounds: of the actions.
     """
 
-    model: TransitionModel
+    simulator: Simulator
     value: float
     noise: float
     v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
+    finite: bool
     horizon: int
     gamma: float
-    bounds: Bounds | None
+    bounds: tuple[FloatArray, FloatArray] | None
 
     def corrected(self, window: Window) -> Advantages:
         """Return the value with its corrections at each step of a window."""
@@ -113,74 +215,53 @@ class Simulation:
             rows: observations, following, actions, rewards and ended, (S, ...) each.
             step: (S,) number of each step in its episode.
         """
-        states, following, actions = _numbers(rows, self.model.finite, self.bounds)
-        predicted, rewards, end = self.model.take(states, actions)
+        count, simulator = len(step), self.simulator
+        states = rows["observations"].reshape(count, -1).astype(np.float64)
+        following = rows["following"].reshape(count, -1).astype(np.float64)
+        actions = rows["actions"].reshape(count, -1)
+        if self.bounds is not None and not self.finite:
+            actions = np.clip(actions, *self.bounds)
+        predicted, rewards = simulator.step(states, actions, self.finite)
+        end = np.zeros(count) if simulator.ending is None else simulator.ending(predicted)
         in_time = step + 1 < self.horizon
         here = np.where(rows["ended"], 0.0, self.v(following, step + 1)) * in_time
         there = (1.0 - end) * self.v(predicted, step + 1) * in_time
-        return np.asarray(rows["rewards"] - rewards + self.gamma * (here - there))
+        missed = rows["rewards"] - rewards - simulator.last * end
+        return np.asarray(missed + self.gamma * (here - there))
 
 
 def simulate(
-    model: TransitionModel,
+    simulator: Simulator,
     policy: Policy,
     starts: NDArray[Any],
     *,
     horizon: int,
     gamma: float,
     rng: np.random.Generator,
-    bounds: Bounds | None = None,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
 ) -> Simulation:
     """Play a policy in a learned environment."""
-    shape, kind, finite = starts.shape[1:], starts.dtype, isinstance(policy, FinitePolicy)
-
-    def ask(states: FloatArray) -> FloatArray:
-        seen = states.astype(kind).reshape(-1, *shape)
-        if finite:
-            return np.asarray(policy.probs(seen))  # type: ignore[attr-defined]
-        actions = np.asarray(policy.sample(seen, rng)).reshape(len(seen), -1)
-        return actions if bounds is None else np.clip(actions, *bounds)
-
-    first = starts[rng.integers(len(starts), size=_EPISODES)].reshape(_EPISODES, -1)
-    played = play(
-        model,
-        ask,
-        first.astype(np.float64),
-        np.zeros(_EPISODES, dtype=np.int64),
-        gamma=gamma,
-        horizon=horizon,
-        rng=rng,
-    )
-    returns, ahead = np.zeros(_EPISODES), []
-    for step in played[::-1]:
-        returns[step.who] = step.rewards + gamma * returns[step.who]
-        ahead.append(returns[step.who])
-    states = np.concatenate([step.states for step in played])
-    times = np.concatenate([step.times for step in played])
-    v = _fit_v(states, times, np.concatenate(ahead[::-1]), horizon, rng)
-    noise = float(returns.var(ddof=1)) / _EPISODES
-    return Simulation(model, float(returns.mean()), noise, v, horizon, gamma, bounds)
+    chosen = starts[rng.integers(len(starts), size=_EPISODES)]
+    played = simulator.play(policy, chosen, horizon=horizon, gamma=gamma, rng=rng, bounds=bounds)
+    value, noise = played.returns.mean(), played.returns.var(ddof=1) / len(played.returns)
+    v, finite = _fit_v(played, horizon, rng), isinstance(policy, FinitePolicy)
+    return Simulation(simulator, float(value), float(noise), v, finite, horizon, gamma, bounds)
 
 
 def _fit_v(
-    states: FloatArray,
-    times: NDArray[np.int64],
-    ahead: FloatArray,
-    horizon: int,
-    rng: np.random.Generator,
+    played: Played, horizon: int, rng: np.random.Generator
 ) -> Callable[[FloatArray, NDArray[np.int64]], FloatArray]:
-    """Return v(states, step), fitted to what was paid `ahead` of the steps of played episodes."""
-    some = rng.integers(len(times), size=min(len(times), _VALUED))
-    features = Polynomial(2 if states.shape[1] <= 16 else 1).learn(states)
-    phi = timed(features(states[some]), times[some], horizon)
+    """Return v(states, step), fitted to what the played episodes were paid from each step on."""
+    some = rng.integers(len(played.step), size=min(len(played.step), _VALUED))
+    features = Polynomial(2 if played.states.shape[1] <= 16 else 1).learn(played.states)
+    phi = timed(features(played.states[some]), played.step[some], horizon)
     gram = phi.T @ phi
     gram[np.diag_indices_from(gram)] *= 1.0 + 1e-4
     gram[np.diag_indices_from(gram)] += 1e-9 * np.trace(gram)
-    theta = np.linalg.solve(gram, phi.T @ ahead[some])
-    low, high = ahead.min(), ahead.max()
+    theta = np.linalg.solve(gram, phi.T @ played.ahead[some])
+    low, high = played.ahead.min(), played.ahead.max()
 
     def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:
-        constant, slope = (features(states) @ theta.reshape(2, -1).T).T
-        return np.asarray(np.clip(constant + slope * time_left(step, horizon), low, high))
+        return np.asarray(np.clip(timed(features(states), step, horizon) @ theta, low, high))
 
     return v

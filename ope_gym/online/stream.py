@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,7 @@ _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a t
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The S steps between two clocks, place by place in the parts of episodes that lie there.
-
-    At each place the longest parts come first, so the steps before those of a place are a block,
-    too: `before` has both.
+    """The S steps between two clocks, environment by environment, in order of time.
 
     Args:
         observations: (S, ...).
@@ -48,7 +44,6 @@ class Window:
         ended: (S,) whether it terminated or was truncated.
         step: (S,) number of the step in its episode, from 0 on: its age.
         place: (S,) number of the step among those of its episode in the window.
-        episode: (S,) number of its episode, the one with most steps in the window first.
         clock: (S,) when it was taken.
         group: (S,) one of `GROUPS` or fewer.
     """
@@ -61,7 +56,6 @@ class Window:
     ended: NDArray[np.bool_]
     step: IntArray
     place: IntArray
-    episode: IntArray
     clock: IntArray
     group: IntArray
 
@@ -71,77 +65,49 @@ class Window:
         return self.step.size
 
     @cached_property
-    def before(self) -> list[tuple[slice, slice]]:
-        """The steps at each place from 1 on, and those right before them in the same episodes."""
-        sizes = np.bincount(self.place).tolist()
-        found, start = [], 0
-        for size, following in pairwise(sizes):
-            now = slice(start + size, start + size + following)
-            found.append((now, slice(start, start + following)))
-            start += size
-        return found
+    def rows_by_place(self) -> list[IntArray]:
+        """The steps of each place within an episode's part of the window, from 0 on."""
+        order = np.argsort(self.place, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.place))[:-1])
 
-    @cached_property
-    def cut(self) -> IntArray:
-        """The steps whose episodes go on beyond the window."""
-        last = np.ones(self.size, dtype=bool)
-        for _, before in self.before:
-            last[before] = False
-        return np.flatnonzero(last & ~self.ended)
+    def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
+        """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).
 
-    def life_tables(
-        self, values: FloatArray, nest: IntArray | None = None, windows: int = 1
-    ) -> list[FloatArray]:
-        """Return sum_t S_t mean_t of values (m, S) in nested windows, the narrowest first.
-
-        Each is (1 + groups, m): first of all steps, then without each group. Ages are taken
-        together in intervals. One that no step of a window is at takes its rates from all steps
-        here. What nobody was at there either adds nothing, and takes the chance to end from the
-        interval before.
+        Ages are taken together in intervals. One that none of the rows is at takes its rates from
+        the whole window. What nobody was at there either adds nothing, and takes the chance to end
+        from the interval before.
 
         Args:
             values: of each step.
-            nest: (S,) number of the narrowest window that has the step; None for one of all.
-            windows: how many there are; a step whose number is not below is in none.
+            rows: the steps to use; None for all.
         """
         ages, groups = int(self.step.max()) + 1, int(self.group.max()) + 1
-        cell = self.group * ages + self.step
-        if nest is not None:
-            cell = cell + nest * (groups * ages)
+        size = self.size if rows is None else int(np.count_nonzero(rows))
+        width = -(-ages // min(ages, max(1, size // _FULL)))
+        spans = -(-ages // width)
+        cell = self.group * spans + self.step // width
         going = self.ended & (self.step < ages - 1)  # after the last age nothing comes
-        size = (windows + 1) * groups * ages
-        found = [np.bincount(cell, w, size) for w in (np.ones(self.size), going, *values)]
-        table = np.stack(found).reshape(len(found), windows + 1, groups, ages)
-        nested = np.cumsum(table, axis=1, dtype=np.float64)
-        everything = nested[:, -1].sum(axis=1)
-        return [_life_table(nested[:, i], everything) for i in range(windows)]
 
+        def sums(some: Any) -> FloatArray:
+            weights = (np.ones(self.size), going, *values)
+            found = [np.bincount(cell[some], w[some], minlength=groups * spans) for w in weights]
+            return np.asarray(np.stack(found).reshape(-1, groups, spans), dtype=np.float64)
 
-def _life_table(table: FloatArray, everything: FloatArray) -> FloatArray:
-    """Return (1 + groups, m) from counts, ends and m sums (2 + m, groups, ages).
-
-    Args:
-        table: of the steps of a window.
-        everything: (2 + m, ages) of all steps.
-    """
-    ages = table.shape[2]
-    width = -(-ages // min(ages, max(1, int(table[0].sum()) // _FULL)))
-    edges = np.arange(0, ages, width)
-    table = np.add.reduceat(table, edges, axis=2)
-    everything = np.add.reduceat(everything, edges, axis=1)[:, None]
-    table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
-    whole = table.sum(axis=1, keepdims=True)
-    left = whole - table if table.shape[1] > 1 else whole[:, :0]  # nothing is left of one
-    table = np.concatenate([whole, left], axis=1)
-    table = np.where(table[0] > 0.5, table, everything)
-    rates = table[1:] / np.maximum(table[0], 1.0)
-    known = np.where(table[0] > 0.5, np.arange(edges.size), 0)
-    known = np.maximum.accumulate(known, axis=1)
-    rates[0] = np.take_along_axis(rates[0], known, axis=1)
-    rates = np.repeat(rates, width, axis=2)[:, :, :ages]
-    lasts = np.cumprod(1.0 - rates[0], axis=1)
-    lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)
-    return np.asarray(np.einsum("gt,mgt->gm", lasts, rates[1:]))
+        table = sums(slice(None) if rows is None else rows)
+        table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
+        whole = table.sum(axis=1, keepdims=True)
+        everything = whole if rows is None else sums(slice(None)).sum(axis=1, keepdims=True)
+        left = whole - table if table.shape[1] > 1 else whole[:, :0]  # nothing is left of one
+        table = np.concatenate([whole, left], axis=1)  # (2 + m, 1 + groups, spans)
+        table = np.where(table[0] > 0.5, table, everything)
+        rates = table[1:] / np.maximum(table[0], 1.0)
+        known = np.where(table[0] > 0.5, np.arange(spans), 0)
+        known = np.maximum.accumulate(known, axis=1)
+        rates[0] = np.take_along_axis(rates[0], known, axis=1)
+        rates = np.repeat(rates, width, axis=2)[:, :, :ages]
+        lasts = np.cumprod(1.0 - rates[0], axis=1)
+        lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)
+        return np.asarray(np.einsum("gt,mgt->gm", lasts, rates[1:]))
 
 
 class Stream:
@@ -278,30 +244,16 @@ class Stream:
             raise ValueError(f"there are no steps between clocks {start} and {stop}")
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         env, row = np.nonzero(((joined["began"] >= 0) & ~joined["skip"]).T)
-        began = joined["began"][row, env]
+        rows = {name: column[row, env] for name, column in joined.items() if name != "skip"}
+        began, clock = rows.pop("began"), rows["clock"]
         first = np.ones(env.size, dtype=bool)
         first[1:] = (env[1:] != env[:-1]) | (began[1:] != began[:-1])
-        part = np.cumsum(first) - 1
-        place = np.arange(env.size) - np.flatnonzero(first)[part] if env.size else part
-        length = np.bincount(part)
-        rank = np.empty_like(length)
-        rank[np.argsort(-length, kind="stable")] = np.arange(length.size)
-        sizes = np.bincount(place)
-        order = np.empty_like(part)
-        order[(np.cumsum(sizes) - sizes)[place] + rank[part]] = np.arange(env.size)
-        env, row = env[order], row[order]
-        names = [name for name in joined if name not in ("skip", "began")]
-        rows = {name: joined[name][row, env] for name in names}
+        segment = np.cumsum(first) - 1
+        place = np.arange(env.size) - np.flatnonzero(first)[segment] if env.size else clock
         group = env % GROUPS
         if self.num_envs < GROUPS // 2:  # by time, if environments are few
-            group = (rows["clock"] - start) * GROUPS // max(stop - start, 1)
-        return Window(
-            **rows,
-            step=rows["clock"] - began[order],
-            place=place[order],
-            episode=rank[part][order],
-            group=group,
-        )
+            group = (clock - start) * GROUPS // max(stop - start, 1)
+        return Window(**rows, step=clock - began, place=place, group=group)
 
     def starts(self) -> NDArray[Any]:
         """Return the latest first observations of episodes: how these begin no policy decides."""

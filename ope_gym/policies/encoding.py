@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +66,7 @@ class Columns:
 def flat_leaves(batch: Tree) -> list[FloatArray]:
     """Return the leaves as (n, columns) each."""
     n = batches.length(batch)
-    found = [leaf.reshape(n, math.prod(leaf.shape[1:])) for leaf in batches.leaves(batch)]
+    found = [leaf.reshape(n, -1) for leaf in batches.leaves(batch)]
     for leaf in found:
         if leaf.dtype.kind not in "iubf":
             raise ValueError(

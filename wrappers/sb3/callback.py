@@ -34,7 +34,6 @@ __all__ = ["OPECallback"]
 
 _LARGE = 2**30  # bytes of a record that the user should be warned of
 _OFTEN, _POINTS = 10_000, 50  # timesteps between evaluations, and how many of these are enough
-_COLLECT, _WORK = 2, 180_000  # a step costs two epochs to take; free values wait for this many
 _SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is evaluated
 
 
@@ -58,9 +57,7 @@ class OPECallback(EventCallback):
         callback_after_eval: Called after each evaluation.
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
         eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts. By
-            default 15,000 with the ten epochs of PPO and 60,000 with the one of A2C, whose timesteps
-            cost less (180,000 / (2 + epochs), at least 10,000), or a fiftieth of the training if
-            that is more. Where only fresh episodes count: 10,000, or a fiftieth.
+            default 10,000, or a fiftieth of the training if that is more.
         log_path: A folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: A folder for `best_model.zip`.
         deterministic: Whether fresh episodes take the most probable action, or the mean. That is
@@ -331,21 +328,8 @@ class OPECallback(EventCallback):
     # Evaluation --------------------------------------------------------------------------
 
     def _is_due(self, timesteps: int) -> bool:
-        return timesteps - self._evaluated_at >= (self._eval_freq or self._every())
-
-    def _every(self) -> int:
-        """Return the default of `eval_freq`: free values cost about 3 % of the training at most.
-
-        One costs the same whatever the algorithm. So what is between two of them is counted in
-        epochs, passes of the learner over a timestep, rather than measured by a clock: results do
-        not depend on how fast the machine is.
-        """
-        model: Any = self.model
-        every = max(_OFTEN, model._total_timesteps // _POINTS)
-        if self._free is None:
-            return every
-        epochs = getattr(model, "n_epochs", getattr(model, "n_critic_updates", 1))  # or of TRPO
-        return max(every, _WORK // (_COLLECT + epochs))
+        every = self._eval_freq or max(_OFTEN, self.model._total_timesteps // _POINTS)
+        return timesteps - self._evaluated_at >= every
 
     def _take_snapshot(self) -> None:
         self._policy = snapshot(self.model, epsilon=self._epsilon)
