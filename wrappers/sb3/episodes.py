@@ -24,17 +24,77 @@ _TOLERANCE = 1e-2  # TF32 on a GPU differs by less, another policy by more
 __all__ = [
     "HeldOutEpisodes",
     "TrainingEpisodes",
-    "check_snapshot",
-    "raw_observations",
+    "TrainingSteps",
     "split_dones",
 ]
 
 
-class TrainingEpisodes:
-    """Records the steps of a model in `learn`, as its callback sees them.
+class TrainingSteps:
+    """Follows the steps of a model in `learn`, as its callback sees them.
 
-    Observations are kept as before VecNormalize, rewards as the environment gave them, and actions
-    as the policy chose them, before they are clipped to the bounds of their space.
+    Observations are those before VecNormalize, rewards those of the environment, and actions those
+    of the policy, before they are clipped to the bounds of their space.
+
+    Args:
+        model: PPO, A2C or another on-policy algorithm.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._timesteps = -1  # of the model after the last step
+        self._after: Any = None  # what it observed then
+        self._raw: Any = None  # the same before VecNormalize
+        self._unchecked: Policy | None = None  # a snapshot that has not acted yet
+        self._rescaled: Any = None  # the VecNormalize of the rewards, if there is one,
+        self._standardised: Any = None  # and of the observations
+
+    def begin(self) -> None:
+        """Prepare for `learn`; open episodes go on only if it continues where the last one ended.
+
+        Otherwise only those sub-envs count which, SB3 says, are at the start of an episode. A model
+        may also continue episodes whose first steps were not seen, or, after a callback stopped it,
+        from an observation that is one step old: these are left out.
+        """
+        model = self.model
+        self._rescaled = model.get_vec_normalize_env()
+        self._standardised = observation_normaliser(model)
+        continues = model.num_timesteps == self._timesteps
+        if continues and model._last_obs is self._after:
+            return
+        self._raw = self._before_vec_normalize(model._last_obs)
+        self._restart(np.array(model._last_episode_starts, dtype=bool) & (not continues))
+
+    def step(self, local: dict[str, Any]) -> None:
+        """Take in a step.
+
+        Args:
+            local: The local variables of `collect_rollouts`, after a step of the environment.
+        """
+        if self._unchecked is not None:
+            _check_snapshot(self._unchecked, self._raw, local)
+            self._unchecked = None
+        # Rewards now, because SB3 later adds the value of the last state to those of cut episodes.
+        env, new = self._rescaled, local["new_obs"]
+        rewards = local["rewards"].copy() if env is None else env.get_original_reward()
+        seen, self._raw = self._raw, self._before_vec_normalize(new)
+        self._take(seen, rewards, local)
+        self._timesteps, self._after = self.model.num_timesteps, new
+
+    def _before_vec_normalize(self, observations: Any) -> Any:
+        env = self._standardised
+        return observations if env is None else env.get_original_obs()
+
+    def _restart(self, starts: NDArray[np.bool_]) -> None:
+        """Begin episodes in the sub-envs `starts`, and drop those that are open."""
+        raise NotImplementedError
+
+    def _take(self, seen: Any, rewards: NDArray[Any], local: dict[str, Any]) -> None:
+        """Keep a step from the observations `seen` to those in `_raw`."""
+        raise NotImplementedError
+
+
+class TrainingEpisodes(TrainingSteps):
+    """Records the episodes of a model in `learn`.
 
     Args:
         model: PPO or A2C.
@@ -43,55 +103,25 @@ class TrainingEpisodes:
     """
 
     def __init__(self, model: Any, horizon: int | None, file: EpisodeFile | None = None) -> None:
+        super().__init__(model)
         env = model.get_env()
-        self.model = model
         settings = Settings(env.observation_space, env.action_space, horizon, audit=False)
         self.session = BatchedSession(settings, env.num_envs, SAME_STEP, file)
-        self._timesteps = -1  # of the model after the last recorded step
-        self._after: Any = None  # what it observed then
-        self._raw: Any = None  # the same before VecNormalize
-        self._unchecked: Policy | None = None  # a snapshot that has not acted yet
         self._policy_bytes = 0  # of one snapshot
-
-    def begin(self) -> None:
-        """Prepare for `learn`; open episodes go on only if it continues where the record ended.
-
-        Otherwise only those sub-envs are recorded which, SB3 says, are at the start of an episode.
-        A model may also continue episodes whose first steps were not recorded, or, after a
-        callback stopped it, from an observation that is one step old: these are left out.
-        """
-        session, model = self.session, self.model
-        continues = model.num_timesteps == self._timesteps
-        if continues and model._last_obs is self._after:
-            return
-        session.drop(warn=False)
-        self._raw = raw_observations(model, model._last_obs)
-        starts = np.array(model._last_episode_starts, dtype=bool)
-        session.restart(self._raw, starts & (not continues))
 
     def follow(self, policy: Policy) -> int:
         """Record that this policy acts from the next step on."""
         self._unchecked = policy
         return self.session.follow(policy)
 
-    def step(self, local: dict[str, Any]) -> None:
-        """Record a step.
+    def _restart(self, starts: NDArray[np.bool_]) -> None:
+        self.session.drop(warn=False)
+        self.session.restart(self._raw, starts)
 
-        Args:
-            local: The local variables of `collect_rollouts`, after a step of the environment.
-        """
-        # Rewards now, because SB3 later adds the value of the last state to those of cut episodes.
-        normalised = self.model.get_vec_normalize_env()
-        rewards = local["rewards"] if normalised is None else normalised.get_original_reward()
-        log_probs = local["log_probs"].detach().cpu().numpy()
-        if self._unchecked is not None:
-            check_snapshot(self._unchecked, self._raw, local)
-            self._unchecked = None
-        self.session.act(local["actions"], log_probs)
-        self._raw = raw_observations(self.model, local["new_obs"])
+    def _take(self, seen: Any, rewards: NDArray[Any], local: dict[str, Any]) -> None:
+        self.session.act(local["actions"], local["log_probs"].detach().cpu().numpy())
         self.session.advance(self._raw, rewards, *split_dones(local["dones"], local["infos"]))
         self.session.hand_over_if_due()
-        self._timesteps, self._after = self.model.num_timesteps, local["new_obs"]
 
     def settled(self, last: int) -> Trajectories:
         """Return the settled episodes of the `last` policies; all, if no time limit is known."""
@@ -184,7 +214,7 @@ class HeldOutEpisodes:
         return actions
 
 
-def check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> None:
+def _check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> None:
     """Raise if a snapshot does not act like the model's policy, up to float32 on any device.
 
     Called at the first step of a snapshot only. Recorders compare every step, but rounding alone
@@ -205,12 +235,6 @@ def check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> 
             f"SB3 says, but the snapshot {policy!r} gives {found[i]:.6g}: the policy class must "
             "choose its actions by get_distribution"
         )
-
-
-def raw_observations(model: Any, observations: Any) -> Any:
-    """Return the latest observations of a model as they are before VecNormalize."""
-    env = observation_normaliser(model)
-    return observations if env is None else env.get_original_obs()
 
 
 def split_dones(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
