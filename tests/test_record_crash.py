@@ -159,7 +159,9 @@ def test_each_episode_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
 def test_a_cut_file_is_continued(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "episodes"
     env = scripted(path)
-    play(env, 3)
+    for n in range(1, 4):
+        play(env, 1)
+        assert len(env.buffer) == n  # whoever looks brings it into a block
     env.close()
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.warns(UserWarning, match="ended inside its last block"):

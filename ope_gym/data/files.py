@@ -1,7 +1,10 @@
 """The contents of the blocks of a file: spaces, policies, their changes, episodes.
 
 A `spaces` block opens a section; `policy`, `changes` and `episodes` blocks count policies and
-schedules from the start of their section. So a second run may append to the file of a first.
+schedules from the start of their section. So a second run may append to the file of a first. An
+`ahead` block has finished episodes before a recorder has looked at them: nothing is checked yet, one
+policy acted in all steps, and the log-probabilities are left to the reader if the policy is one of
+ours.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import space_json
 from ope_gym.data.block_writer import BlockWriter
-from ope_gym.data.blocks import Block
+from ope_gym.data.blocks import ALIGNMENT, LAST_BYTE, Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
-from ope_gym.data.spaces import Space
+from ope_gym.data.spaces import NUMERIC_DTYPES, Space
 from ope_gym.policies import (
+    POLICY_KINDS,
     UNREGISTERED,
     Policy,
     UnavailablePolicy,
+    acting_log_probs,
     policy_from_arrays,
     policy_to_arrays,
 )
@@ -102,6 +107,92 @@ def write_episodes(writer: BlockWriter, data: Columns) -> None:
         name: _pack(getattr(data, name), space_of(data, name), name, arrays) for name in BATCHES
     }
     writer.append("episodes", meta, arrays)
+
+
+# Writing ahead -------------------------------------------------------------------------------
+
+
+class RawColumn(NamedTuple):
+    """The bytes of a column, which may be of another dtype than the column will have.
+
+    Args:
+        name: Of the column.
+        dtype: As a file names it.
+        inner: The shape of a row, with a comma before each number, as JSON has it.
+        data: All rows.
+    """
+
+    name: str
+    dtype: str
+    inner: str
+    data: bytes
+
+
+def raw_column(name: str, array: Any) -> RawColumn | None:
+    """Return the bytes of an array; None if it is none, or holds Python objects."""
+    if not isinstance(array, np.ndarray) or array.dtype.str not in NUMERIC_DTYPES:
+        return None
+    inner = "".join(f",{n}" for n in array.shape[1:])
+    return RawColumn(name, array.dtype.str, inner, array.tobytes())
+
+
+def says_its_probabilities(policy: Policy) -> bool:
+    """Return whether whoever loads a file can ask this policy, without code of the user."""
+    ours = type(policy).__module__.startswith("ope_gym.")
+    asked = not isinstance(policy, UnavailablePolicy)
+    return ours and asked and POLICY_KINDS.get(getattr(policy, "kind", "")) is type(policy)
+
+
+def write_ahead(
+    writer: BlockWriter, policy: int, columns: list[RawColumn], steps: int, episodes: bytes
+) -> bool:
+    """Write finished episodes ahead of their block; return False if there is no room.
+
+    Args:
+        writer: Of the file.
+        policy: Number of the policy that acted.
+        columns: Observations, actions and rewards, and log_probs if `says_its_probabilities` is
+            false; all as they will be given to the buffer.
+        steps: Number of their rows.
+        episodes: The table of the block, a row of int64 for each episode.
+    """
+    entries, pieces, at = [], [], 0
+    width = 8 * (1 + len(BY_EPISODE))
+    table = RawColumn("episodes", "<i8", f",{width // 8}", episodes)
+    for name, dtype, inner, data in (*columns, table):
+        rows = len(episodes) // width if name == "episodes" else steps
+        entries.append(f'"{name}":{{"dtype":"{dtype}","shape":[{rows}{inner}],"offset":{at}}}')
+        padding = bytes(-len(data) % ALIGNMENT)
+        pieces += (data, padding)
+        at += len(data) + len(padding)
+    fields = (
+        f'"observations":"observations","actions":"actions","policy":{policy},'
+        f'"arrays":{{{",".join(entries)}}}'
+    )
+    return writer.append_ahead(fields, b"".join((*pieces, LAST_BYTE)))
+
+
+def parse_ahead(
+    meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], section: Any
+) -> dict[str, Any]:
+    """Return what `parse_episodes` returns of a block that was written ahead.
+
+    Args:
+        meta: JSON fields of the block.
+        arrays: Its arrays, or rows of them that are whole episodes.
+        section: Has the spaces and the policies so far.
+    """
+    found, policy = dict(arrays), meta["policy"]
+    if type(policy) is not int or not 0 <= policy < len(section.policies):
+        raise ValueError(f"policy {policy!r} is none of the {len(section.policies)} of the file")
+    ids = found["policy_ids"] = np.full(len(found["rewards"]), policy, dtype=np.int32)
+    if "log_probs" not in found:
+        seen, chosen = (unpack(meta[name], space_of(section, name), found) for name in BATCHES)
+        try:
+            found["log_probs"] = acting_log_probs(section.policies, ids, seen, chosen)
+        except RuntimeError as error:  # a policy that is not there
+            raise ValueError(str(error)) from error
+    return parse_episodes(meta, found, section)
 
 
 # Reading blocks ------------------------------------------------------------------------------

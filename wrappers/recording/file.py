@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,7 +15,9 @@ import numpy as np
 from ope_gym.data import blocks, files, space_json
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.reader import read_layout
 from ope_gym.data.schedules import PolicyTable
+from ope_gym.data.schema import join
 from ope_gym.data.trajectories import Trajectories
 
 PolicyChange: TypeAlias = tuple[int, int, bool]
@@ -29,12 +31,14 @@ class _Loop:
     Args:
         buffer: Knows its policies.
         changes: The changes of its policy so far; whoever owns the list appends to it.
+        hand_over: Adds the episodes that it has written ahead.
         numbers: The numbers of its policies in the file.
         noted: How many of its changes the file knows of.
     """
 
     buffer: TrajectoryBuffer
     changes: list[PolicyChange]
+    hand_over: Callable[[], None]
     numbers: list[int] = field(default_factory=list)
     noted: int = 0
 
@@ -42,7 +46,9 @@ class _Loop:
 class EpisodeFile:
     """Appends policies, changes of the policy and finished episodes to a file.
 
-    Episodes that cannot be written now (the disk is full) stay queued for the next attempt.
+    Episodes that cannot be written now (the disk is full) stay queued for the next attempt. A
+    session may write finished episodes ahead and add them later, many at a time: a block for each
+    costs more than most episodes.
 
     Args:
         path: The file; opened at the first write, and continued if it exists.
@@ -59,15 +65,50 @@ class EpisodeFile:
         self._writer: BlockWriter | None = None
         self._queue: list[Trajectories] = []
 
-    def join(self, buffer: TrajectoryBuffer, changes: list[PolicyChange]) -> int:
+    def join(
+        self,
+        buffer: TrajectoryBuffer,
+        changes: list[PolicyChange],
+        hand_over: Callable[[], None],
+    ) -> int:
         """Let a session write to the file, and return its number.
 
         Args:
             buffer: Knows its spaces, which all sessions share, and its policies.
             changes: The changes of its policy so far; whoever owns the list appends to it.
+            hand_over: Adds the episodes that it has written ahead, and writes.
         """
-        self._loops.append(_Loop(buffer, changes))
+        self._loops.append(_Loop(buffer, changes, hand_over))
         return len(self._loops) - 1
+
+    def write_ahead(
+        self, loop: int, policy: int, columns: list[files.RawColumn], steps: int, episodes: bytes
+    ) -> bool:
+        """Write episodes that will be added later; return False if they must be added now.
+
+        Args:
+            loop: Number of the session.
+            policy: Number there of the policy that acted.
+            columns: See `files.write_ahead`.
+            steps: See there.
+            episodes: See there.
+        """
+        writer, known = self._writer, self._loops[loop].numbers
+        if writer is None or writer.closed or self._queue or self._lacks(writer):
+            return False
+        try:
+            return files.write_ahead(writer, known[policy], columns, steps, episodes)
+        except OSError:  # to add them now fails, too, and says why
+            return False
+
+    def _lacks(self, writer: BlockWriter) -> bool:
+        """Return whether policies or changes are not in the file yet."""
+        done = writer.appended
+        return (
+            any(loop.noted < len(loop.changes) for loop in self._loops)
+            or done.get("policy", 0) < len(self._policies.policies)
+            or done.get("changes", 0) < len(self._changes)
+        )
 
     def add(self, loop: int, episodes: Trajectories) -> None:
         """Queue episodes, as the buffer of a session keeps them, for the next `write`."""
@@ -80,14 +121,20 @@ class EpisodeFile:
 
     def update(self) -> None:
         """Open the file if necessary, and append the policies and changes that it lacks."""
+        self._note()
+        if self._writer is not None and self._writer.ahead and self._lacks(self._writer):
+            self.write()
         with self._attempt():
             self._update()
 
     def write(self) -> None:
-        """Append the queued episodes."""
+        """Append the queued episodes, and all that were written ahead."""
+        if self._writer is not None and self._writer.ahead:
+            for loop in self._loops:
+                loop.hand_over()  # returns at once if it is the caller
         with self._attempt():
             while self._queue:
-                writer = self._update()
+                writer = self._ready_for_episodes()
                 before, again = writer.appended.get("episodes", 0), False
                 try:
                     files.write_episodes(writer, self._queue[0])
@@ -100,6 +147,8 @@ class EpisodeFile:
                 finally:
                     if not again:
                         del self._queue[0]
+            if self._writer is not None and self._writer.ahead:
+                self._writer.drop_ahead()  # episodes that the sessions have refused
 
     def finish(self) -> None:
         """Append all that the file lacks, and release it."""
@@ -138,12 +187,23 @@ class EpisodeFile:
                 self._changes.append((number, (clock, loop.numbers[k], mid_episode)))
                 loop.noted += 1
 
+    def _ready_for_episodes(self) -> BlockWriter:
+        """Return a writer that has all policies of the first queued episodes."""
+        writer = self._writer
+        if writer is None or writer.closed or not writer.ahead:
+            return self._update()
+        # The next block takes the place of all that was written ahead.
+        self._queue[:] = [join(self._queue)] if len(self._queue) > 1 else self._queue
+        if self._queue[0].policy_ids.max() < writer.appended.get("policy", 0):
+            return writer
+        return self._update()
+
     def _update(self) -> BlockWriter:
         self._note()
         if self._writer is None or self._writer.closed:
             if self._writer is None:
                 self._require_same_env()
-            self._writer = BlockWriter(self._path, after=self._writer)
+            self._writer = self._open()
         # Count by what the writer says it has: a call that failed, or that was interrupted after
         # its work was done, must not shift the numbers of the policies.
         writer, done = self._writer, self._writer.appended
@@ -153,6 +213,21 @@ class EpisodeFile:
             files.write_policy(writer, policy)
         for loop, (clock, k, mid_episode) in self._changes[done.get("changes", 0) :]:
             files.write_change(writer, k, clock, mid_episode=mid_episode, schedule=loop)
+        return writer
+
+    def _open(self) -> BlockWriter:
+        """Open the file; put what a killed run has written ahead into a block of its section."""
+        writer = BlockWriter(self._path, after=self._writer)
+        if writer.ahead and not writer.appended:
+            try:
+                found = read_layout(self._path)[-1].written_ahead()
+                if found is None:
+                    writer.drop_ahead()
+                else:
+                    files.write_episodes(writer, found)
+            except BaseException:
+                writer.close()
+                raise
         return writer
 
     @contextlib.contextmanager
