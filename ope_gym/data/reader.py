@@ -397,10 +397,11 @@ class _Draft:
 
     def _add_ahead(self, block: Block, *, keep: bool) -> None:
         """Add episodes that were written ahead, but those that the recorder would have refused."""
+        arrays, policy = files.unpack_ahead(block), block.meta["policy"]
         try:
-            columns = self._checked(block.meta, block.arrays)
+            columns = self._checked(policy, arrays)
         except MALFORMED:
-            columns = self._accepted(block)
+            columns = self._accepted(policy, arrays)
             if not columns:
                 return
         self.kept[block.offset] = columns
@@ -409,9 +410,9 @@ class _Draft:
             first = columns["policy_ids"][offsets_of(columns["episodes"][:, 0])[:-1]]
             self._count(np.column_stack([columns["episodes"], first]).astype(np.int64))
 
-    def _checked(self, meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, policy: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns of episodes that were written ahead, or raise if they cannot be."""
-        columns = files.parse_ahead(meta, arrays, self)
+        columns = files.parse_ahead(policy, arrays, self)
         table = columns["episodes"]
         found = Columns(
             **{name: columns[name] for name in BY_STEP},
@@ -425,16 +426,16 @@ class _Draft:
         checked(found, copy=False)
         return columns
 
-    def _accepted(self, block: Block) -> dict[str, Any]:
+    def _accepted(self, policy: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of those episodes that can be; warn of the others."""
         good: list[dict[str, Any]] = []
-        table, refused = block.array("episodes"), list[Exception]()
+        table, refused = arrays["episodes"], list[Exception]()
         ends = offsets_of(table[:, 0])
         for i in range(len(table)):
             rows = slice(int(ends[i]), int(ends[i + 1]))
-            arrays = {name: array[rows] for name, array in block.arrays.items()}
+            one = {name: array[rows] for name, array in arrays.items()}
             try:
-                good.append(self._checked(block.meta, arrays | {"episodes": table[i : i + 1]}))
+                good.append(self._checked(policy, one | {"episodes": table[i : i + 1]}))
             except MALFORMED as error:
                 refused.append(error)
         warnings.warn(

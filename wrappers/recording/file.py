@@ -64,6 +64,7 @@ class EpisodeFile:
         self._changes: list[tuple[int, PolicyChange]] = []  # with the number of the loop
         self._writer: BlockWriter | None = None
         self._queue: list[Trajectories] = []
+        self._complete = False  # whether the open file has all policies and changes
 
     def join(
         self,
@@ -94,21 +95,12 @@ class EpisodeFile:
             episodes: See there.
         """
         writer, known = self._writer, self._loops[loop].numbers
-        if writer is None or writer.closed or self._queue or self._lacks(writer):
+        if writer is None or self._queue or not self._complete or policy >= len(known):
             return False
         try:
             return files.write_ahead(writer, known[policy], columns, steps, episodes)
         except OSError:  # to add them now fails, too, and says why
             return False
-
-    def _lacks(self, writer: BlockWriter) -> bool:
-        """Return whether policies or changes are not in the file yet."""
-        done = writer.appended
-        return (
-            any(loop.noted < len(loop.changes) for loop in self._loops)
-            or done.get("policy", 0) < len(self._policies.policies)
-            or done.get("changes", 0) < len(self._changes)
-        )
 
     def add(self, loop: int, episodes: Trajectories) -> None:
         """Queue episodes, as the buffer of a session keeps them, for the next `write`."""
@@ -122,7 +114,11 @@ class EpisodeFile:
     def update(self) -> None:
         """Open the file if necessary, and append the policies and changes that it lacks."""
         self._note()
-        if self._writer is not None and self._writer.ahead and self._lacks(self._writer):
+        if self._writer is not None and self._writer.ahead:
+            done = self._writer.appended
+            known = len(self._policies.policies), len(self._changes)
+            if (done.get("policy", 0), done.get("changes", 0)) == known:
+                return
             self.write()
         with self._attempt():
             self._update()
@@ -160,6 +156,7 @@ class EpisodeFile:
 
     def close(self) -> None:
         """Release the file; may be called again, and a later write opens it again."""
+        self._complete = False
         if self._writer is not None:
             with self._attempt():
                 self._writer.close()
@@ -172,7 +169,7 @@ class EpisodeFile:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open file: a copy that goes on recording opens it for itself."""
-        return self.__dict__ | {"_writer": None, "_queue": []}
+        return self.__dict__ | {"_writer": None, "_queue": [], "_complete": False}
 
     def _note(self) -> None:
         """Number the policies and changes of all sessions in the order in which they came.
@@ -199,6 +196,7 @@ class EpisodeFile:
         return self._update()
 
     def _update(self) -> BlockWriter:
+        self._complete = False
         self._note()
         if self._writer is None or self._writer.closed:
             if self._writer is None:
@@ -213,6 +211,7 @@ class EpisodeFile:
             files.write_policy(writer, policy)
         for loop, (clock, k, mid_episode) in self._changes[done.get("changes", 0) :]:
             files.write_change(writer, k, clock, mid_episode=mid_episode, schedule=loop)
+        self._complete = True
         return writer
 
     def _open(self) -> BlockWriter:

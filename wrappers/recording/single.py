@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import struct
+import sys
+from array import array
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +14,7 @@ from numpy import ndarray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.files import RawColumn, raw_column
+from ope_gym.data.files import RawColumn, describe_rows, raw_column
 from ope_gym.data.schema import BY_EPISODE
 from wrappers.recording.finished import Finished
 from wrappers.recording.session import Session, Settings
@@ -34,6 +37,7 @@ _Rows: TypeAlias = tuple[
 ]
 
 
+_REWARDS, _WHOLE_NUMBERS = describe_rows("rewards", "<f8", ()), describe_rows("actions", "<i8", ())
 _EPISODE = struct.Struct(f"<{1 + len(BY_EPISODE)}q")  # a row of the table of a block
 
 
@@ -58,8 +62,8 @@ class SingleSession(Session):
         self._shape: tuple[int, ...] = ()  # of the very first observation
         self._n_bytes = 0
         # Whether an episode is a few plain arrays, once its observations are all alike.
-        self._plain = spaces.is_column(settings.action_space)
-        self._inner = ""  # shape of an observation, as a file has it
+        self._plain = spaces.is_column(settings.action_space) and sys.byteorder == "little"
+        self._described = ""  # what the bytes of observations are, for the file
 
     @property
     def clock(self) -> int:
@@ -85,7 +89,7 @@ class SingleSession(Session):
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
             shape = None if observation.ndim == 1 else self._shape
             self._plain &= dtype.str in spaces.NUMERIC_DTYPES
-            self._inner = "".join(f",{n}" for n in self._shape)
+            self._described = describe_rows("observations", dtype.str, self._shape)
             self.rows = (*self.rows[:4], dtype, shape)
         alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.keep_unlike(observation))
@@ -127,9 +131,9 @@ class SingleSession(Session):
         if dtype is None or len(seen) != n * self._n_bytes:
             return False
         columns = (
-            RawColumn("observations", dtype.str, self._inner, seen),
-            raw_column("actions", np.array(actions[rows])),
-            raw_column("rewards", np.array(rewards[rows])),
+            RawColumn(self._described, seen),
+            _raw_actions(actions[rows]),
+            RawColumn(_REWARDS, array("d", rewards[rows]).tobytes()),
         )
         return self._write_ahead(columns, start, n, _EPISODE.pack(n, *flags, start, self._loop))
 
@@ -196,6 +200,14 @@ class SingleSession(Session):
         self._all_alike = self._all_alike or not left[0]
         # no call in between: an interrupt cannot leave half of it
         self._waiting, self.rows, self._first = [], left, 0
+
+
+def _raw_actions(actions: list[Any]) -> RawColumn | None:
+    """Return the bytes of actions, as `np.array` would have them, but faster for whole numbers."""
+    if actions[0].__class__ in (int, np.int64):
+        with contextlib.suppress(TypeError, OverflowError):
+            return RawColumn(_WHOLE_NUMBERS, array("q", actions).tobytes())
+    return raw_column("actions", np.array(actions))
 
 
 def keep(value: Any) -> Any:
