@@ -215,7 +215,7 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
             block = read_block(file, offset, size, last, whole=whole)
         except (FileCut, *MALFORMED) as error:
             tail = tail_of(file, size)
-            found, end = [], size
+            found, end = list[Block](), size
             if tail is not None and tail.end == offset:
                 found, end = _read_tail(file, tail, size, last)
             now = os.fstat(file.fileno()).st_size
@@ -303,7 +303,9 @@ def _ends_in_zeros(file: BinaryIO, offset: int, size: int) -> bool:
     start = tail_start(offset)
     if 0 < size - start <= GAP and zeros_from(file, start) < min(end, start):
         file.seek(start)
-        return b'"kind":"ahead"' in file.read(size - start)
+        rest = file.read(size - start)
+        begun = HEADER.pack(BLOCK_MAGIC, 0, 0, 0, 0).startswith(rest.rstrip(b"\0")[:4])
+        return begun or b'"kind":"ahead"' in rest
     return zeros_from(file, size) < end
 
 
