@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -949,6 +950,16 @@ def test_the_largest_space_takes_less_than_64_mebibytes(dtype: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_time_limit_that_stands_for_none_takes_no_memory() -> None:
+    """There are columns with a number for each step up to the limit."""
+    data = expected(4)
+    near, far = (
+        ope_gym.evaluate(dataclasses.replace(data, horizon=horizon), "last")
+        for horizon in (None, 2**40)
+    )
+    assert str(near) == str(far)
 
 
 def test_json_is_bounded_on_both_sides(tmp_path: Path) -> None:
