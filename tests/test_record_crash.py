@@ -26,6 +26,7 @@ from ope_gym.data.trajectories import Trajectories, read_chunks
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import play
+from wrappers import collect
 
 ROOT = Path(__file__).parents[1]
 SUB_ENVS = 8
@@ -210,10 +211,14 @@ def test_a_file_that_exists_is_not_continued_in_silence(kind: str, tmp_path: Pat
     env = make(append=False)
     env.follow(Uniform(2))
     env.close()
+    make().close()  # there is nothing in it yet
+    env = make(append=True)
+    collect(env, Uniform(2), 3, 0, seed=1)
+    env.close()
     before = path.read_bytes()
     with pytest.raises(FileExistsError, match=r"exists and append=False"):
         make(append=False)
-    with pytest.warns(UserWarning, match=r"exists: new episodes are appended.*append=True") as seen:
+    with pytest.warns(UserWarning, match=r"exists: .* appended to the 3 of.*append=True") as seen:
         make().close()
     assert seen[0].filename == __file__
     assert path.read_bytes() == before

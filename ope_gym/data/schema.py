@@ -92,6 +92,11 @@ class Columns:
         return read_only(np.diff(self.offsets))
 
     @cached_property
+    def first_policies(self) -> NDArray[np.int32]:
+        """(n,) the policy that acted at the first step of each episode."""
+        return read_only(self.policy_ids[self.offsets[:-1]])
+
+    @cached_property
     def steps(self) -> Ints:
         """(S,) number of the step within its episode, from 0."""
         return read_only(arrays.step_numbers(self.offsets))
@@ -138,10 +143,11 @@ def freeze(data: C) -> C:
 
 def take(data: C, episodes: Ints) -> C:
     """Copy some episodes, in the order of their indices."""
-    offsets = arrays.offsets_of(data.lengths[episodes])
+    begins = data.offsets[:-1][episodes]
+    lengths = data.offsets[1:][episodes] - begins
+    offsets = arrays.offsets_of(lengths)
     # row r of the result is row r + (start of its episode there - its start here)
-    shifts = data.offsets[:-1][episodes] - offsets[:-1]
-    rows = np.repeat(shifts, data.lengths[episodes]) + np.arange(offsets[-1])
+    rows = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
     taken = {name: batches.take(getattr(data, name), rows) for name in BY_STEP}
     taken |= {name: getattr(data, name)[episodes] for name in BY_EPISODE}
     return freeze(dataclasses.replace(data, offsets=offsets, **taken))

@@ -24,6 +24,50 @@ PolicyChange: TypeAlias = tuple[int, int, bool]
 """Clock, number of the policy that acts from then on, whether an episode was under way."""
 
 
+def check_path(path: blocks.PathLike, append: bool | None, *, stacklevel: int) -> None:
+    """Raise if nothing can or should be recorded there; warn if it continues an older record.
+
+    Args:
+        path: The file.
+        append: Whether to continue a file that exists; None continues it with a warning.
+        stacklevel: Of the warning.
+    """
+    name = os.fspath(path)
+    folder = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
+    blocks.require_regular(name)
+    exists = os.path.exists(name)
+    if not os.access(name if exists else folder, os.W_OK):
+        what = "it" if exists else "its folder"
+        raise PermissionError(f"path={name!r}: {what} is not writable, choose another one")
+    if append or not exists:
+        return
+    if append is not None:
+        raise FileExistsError(f"path={name!r} exists and append=False: choose another file")
+    if os.path.getsize(name) and (found := _episodes_in(name)):
+        warnings.warn(
+            f"path={name!r} exists: new episodes are appended to {found} of earlier runs, and a "
+            "script that ran before with the same seed records the same ones again. Say "
+            "append=True if that is meant, or choose another file; append=False refuses it",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def _episodes_in(name: str) -> str:
+    """Return how many episodes a file has, in words; nothing if there are none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            n = sum(len(section.lengths) for section in read_layout(name))
+    except blocks.DamagedFileError as error:
+        if error.offset == 0:  # it is no file of ours
+            raise
+        return "those"  # the writer says more
+    return f"the {n:,}" if n else ""
+
+
 @dataclass
 class _Loop:
     """One session that writes to the file; its number is that of its schedule there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from ope_gym.data.schema import BY_EPISODE
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import Policy, acting_log_probs
-from wrappers.recording.file import EpisodeFile, PolicyChange
+from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
 from wrappers.recording.finished import Finished
 
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
@@ -106,26 +105,7 @@ class Settings:
         if not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
         if self.path is not None:
-            _check_path(self.path, self.append)
-
-
-def _check_path(path: blocks.PathLike, append: bool | None) -> None:
-    """Raise if nothing can or should be recorded there; warn if it continues an older record."""
-    name = os.fspath(path)
-    if not os.path.isdir(os.path.dirname(os.path.abspath(name))):
-        raise FileNotFoundError(f"path={name!r}: its folder does not exist")
-    blocks.require_regular(name)
-    if append or not os.path.exists(name):
-        return
-    if append is not None:
-        raise FileExistsError(f"path={name!r} exists and append=False: choose another file")
-    if os.path.getsize(name):
-        warnings.warn(
-            f"path={name!r} exists: new episodes are appended to those of earlier runs. Say "
-            "append=True if that is meant, or choose another file; append=False refuses it",
-            UserWarning,
-            stacklevel=5,
-        )
+            check_path(self.path, self.append, stacklevel=5)
 
 
 class Session(ABC):
