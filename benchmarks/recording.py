@@ -111,19 +111,21 @@ def single(make: Callable[[], gym.Env[Any, Any]], steps: int, folder: Path) -> d
     }
 
 
-def vector(num_envs: int, steps: int) -> dict[str, Run]:
+def vector(num_envs: int, steps: int, folder: Path) -> dict[str, Run]:
     def make() -> Any:
         return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
     actions = list(np.random.default_rng(0).integers(2, size=(steps, num_envs)))
     bare, counted = make(), gym.wrappers.vector.RecordEpisodeStatistics(make())
     record, given = wrappers.vector.RecordTrajectories, np.full(num_envs, LOG_HALF)
+    path = folder / f"{num_envs}"
     return {
         "bare": lambda: play_vector(bare, actions),
         "RecordEpisodeStatistics": lambda: play_vector(counted, actions),
         "RecordTrajectories": recorded(record(make()), play_vector, actions),
         "  a linear-sigmoid policy": recorded(record(make()), play_vector, actions, SIGMOID),
         "  log_prob given, audited": recorded(record(make()), play_vector, actions, log_prob=given),
+        "  each episode to a file": recorded(record(make(), path=path), play_vector, actions),
     }
 
 
@@ -186,8 +188,8 @@ def main() -> None:
         cart_pole = single(lambda: gym.make("CartPole-v1"), 8_000, folder)
         compare("CartPole-v1", cart_pole, 8_000, n)
         compare("an environment that does nothing", single(NullEnv, 10_000, folder), 10_000, n)
-        compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
-        compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)
+        compare("1024 × CartPole-v1, a vector step", vector(1024, 200, folder), 200, n)
+        compare("30 × CartPole-v1, a vector step", vector(30, 500, folder), 500, n)
 
 
 if __name__ == "__main__":
