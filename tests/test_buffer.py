@@ -1036,8 +1036,9 @@ def test_a_view_copies_the_new_episodes_and_not_the_old_ones() -> None:
         assert view.lengths.tolist() == [len(x) for *_, x in arrays]
         assert view.first_policies.tolist() == list(range(i + 1))
     for i in (0, 7, 39):  # also the old ones are what they were
-        for j, column in enumerate((lambda x: x.observations["a"], lambda x: x.observations["b"])):
-            assert_array_equal(column(views[i]), np.concatenate([x[j] for x in arrays[: i + 1]]))
+        for j, key in enumerate("ab"):
+            column = views[i].observations[key]
+            assert_array_equal(column, np.concatenate([x[j] for x in arrays[: i + 1]]))
         assert_array_equal(views[i].rewards, np.concatenate([x[3] for x in arrays[: i + 1]]))
         assert not views[i].rewards.flags.writeable
     moved = sum(not np.shares_memory(a.rewards, b.rewards) for a, b in pairwise(views))

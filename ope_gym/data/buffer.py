@@ -23,9 +23,16 @@ from ope_gym.data.checks import (
     check_steps,
     floats,
 )
-from ope_gym.data.growing import DERIVED, GrowingColumns
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
-from ope_gym.data.schema import COLUMNS, agree, freeze, join, renumber
+from ope_gym.data.schema import (
+    COLUMNS,
+    DERIVED,
+    GrowingColumns,
+    agree,
+    freeze,
+    join,
+    renumber,
+)
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
 from ope_gym.policies import Policy, as_policy

@@ -197,7 +197,8 @@ def parse_ahead(policy: Any, arrays: Mapping[str, NDArray[Any]], section: Any) -
     if "log_probs" not in found:
         seen, chosen = (found[name] for name in BATCHES)
         try:
-            found["log_probs"] = acting_log_probs(section.policies, ids, seen, chosen)
+            with np.errstate(all="ignore"):  # what comes of NaN is refused later
+                found["log_probs"] = acting_log_probs(section.policies, ids, seen, chosen)
         except RuntimeError as error:  # a policy that is not there
             raise ValueError(str(error)) from error
     return parse_episodes({name: name for name in BATCHES}, found, section)
