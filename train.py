@@ -189,8 +189,10 @@ class Run:
         the short ones.
         """
         held_out = True if self.args.held_out > 0 else None
-        whole = self.env.buffer.view().select(episodes=np.arange(self.complete))
-        return whole.select(held_out=held_out, last=self.args.policies)
+        record = self.env.buffer.view()
+        recorded = np.unique(record.first_policies[: self.complete])
+        last = recorded[-self.args.policies :].tolist()
+        return record.select(policies=last, held_out=held_out, episodes=slice(self.complete))
 
     def seed(self) -> int:
         """Return the next seed for resets."""

@@ -51,11 +51,19 @@ from numpy.typing import ArrayLike
 import ope_gym
 from ope_gym import batches
 from ope_gym.batches import Tree
-from ope_gym.data import reader
+from ope_gym.data import block_writer, reader
+from ope_gym.data import blocks as format_
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import MAGIC, DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.files import write_change, write_episodes, write_policy, write_spaces
+from ope_gym.data.files import (
+    raw_column,
+    write_ahead,
+    write_change,
+    write_episodes,
+    write_policy,
+    write_spaces,
+)
 from ope_gym.data.reader import read_layout
 from ope_gym.data.schema import BY_EPISODE, BY_STEP, Columns, join
 from ope_gym.data.spaces import Space, to_columns
@@ -76,7 +84,7 @@ from ope_gym.policies import (
 from ope_gym.policies.mlp import Network
 
 PORTION = 2500  # mutations, made from a seed of their own
-SECONDS = 10  # a load may take
+SECONDS = 10  # of CPU time that a load may take
 ROOM = 2**30  # bytes of memory that it may ask for
 Blocks = list[bytes]
 
@@ -94,6 +102,7 @@ def originals(folder: Path) -> dict[str, bytes]:
         "torch": _torch,
         "schedules": _schedules,
         "plain": _plain,
+        "ahead": _ahead,
         **{kind: partial(_policy, kind=kind) for kind in KINDS},
     }
     found = {}
@@ -304,15 +313,49 @@ def _plain(path: Path) -> None:
     ).save(path)
 
 
+def _ahead(path: Path) -> None:
+    """Write a recorder's file whose last episodes are not in a block yet."""
+    rng, spaces = np.random.default_rng(8), (S.Box(-9, 9, (2,)), S.Discrete(2))
+    with BlockWriter(path) as writer:
+        write_spaces(writer, *spaces, 9)
+        write_policy(writer, LinearSigmoid(np.array([0.5, -0.2])))
+        write_change(writer, 0, 0, mid_episode=False)
+        for clock, lengths in ((0, [3]), (3, [2, 1]), (6, [2])):
+            n = sum(lengths)
+            rows = {
+                "observations": rng.normal(size=(n, 2)).astype(np.float32),
+                "actions": rng.integers(2, size=n),
+                "rewards": rng.normal(size=n),
+            }
+            if clock == 6:
+                rows["log_probs"] = np.full(n, -0.7)
+            columns = [raw_column(name, array) for name, array in rows.items()]
+            table = np.array([[x, 1, 0, 0, clock, 0] for x in lengths])
+            known = [column for column in columns if column is not None]
+            assert write_ahead(writer, 0, known, n, table.tobytes())
+
+
 def blocks_of(data: bytes) -> Blocks:
-    """Cut a good file into its blocks, each as bytes."""
+    """Cut a good file into its blocks, each as bytes; `assembled` puts them together again."""
     found, position = [], len(MAGIC)
     while position < len(data):
+        if not any(data[position : position + 24]):
+            position = format_.tail_start(position)
         _, text, payload, *_ = struct.unpack_from("<IIQII", data, position)
         end = position + 24 + text + payload
         found.append(data[position:end])
         position = end
     return found
+
+
+def assembled(blocks: Blocks) -> bytes:
+    """Make a file of blocks, with a gap in front of those that were written ahead."""
+    data, gap = MAGIC, False
+    for block in blocks:
+        if not gap and b'"kind":"ahead"' in block:
+            data, gap = data.ljust(format_.tail_start(len(data)), b"\0"), True
+        data += block
+    return data
 
 
 def digest(found: Trajectories) -> str:
@@ -375,7 +418,7 @@ def _lengths(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
     lengths[which] = min(value, 2 ** (32, 64)[which] - 1)
     head = struct.pack("<IIQI", magic, *lengths, crc)
     blocks[i] = head + struct.pack("<I", zlib.crc32(head)) + blocks[i][24:]
-    return MAGIC + b"".join(blocks)
+    return assembled(blocks)
 
 
 def _move_blocks(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
@@ -397,7 +440,7 @@ def _move_blocks(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
             blocks[i:] = others[k:]
         else:
             blocks[i] = others[k][:24] + blocks[i][24:]  # the header only
-    return MAGIC + b"".join(blocks)
+    return assembled(blocks)
 
 
 _DAMAGES: dict[str, Callable[[np.random.Generator, bytes, bytes], bytes]] = {
@@ -496,9 +539,15 @@ def taken_apart(block: bytes) -> tuple[Any, bytes]:
 
 def put_together(blocks: list[tuple[Any, bytes]]) -> bytes:
     """Make a file of blocks with these contents."""
-    data, last = MAGIC, 0
+    data, last, end = MAGIC, 0, 0
     for meta, payload in blocks:
         chained = {**meta, "after": last} if isinstance(meta, dict) else meta
+        if isinstance(meta, dict) and meta.get("kind") == "ahead":
+            if not end:
+                end = len(data)
+                data = data.ljust(format_.tail_start(end), b"\0")
+            if isinstance(meta.get("end"), int):
+                chained["end"] = end
         block, last = raw_block(len(data), chained, payload)
         data += block
     return data
@@ -621,11 +670,11 @@ def guarded() -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:
         resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + ROOM, limits[1]))
-    handler = signal.signal(signal.SIGALRM, _stop)
+    handler = signal.signal(signal.SIGPROF, _stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
@@ -634,11 +683,11 @@ def alarm() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # a busy machine is no finding
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def fits_together(found: Trajectories) -> bool:
@@ -746,18 +795,29 @@ Findings = dict[str, tuple[str, bytes]]
 
 def run(mutations: int, seed: list[int], folder: Path) -> tuple[collections.Counter[str], Findings]:
     """Count how each kind of mutation ended, and keep one case of each kind of finding."""
+    # a small gap: bytes that are changed shall be others than its zeros
+    with mock.patch.object(format_, "GAP", 2**12), mock.patch.object(block_writer, "_TAIL", 2**11):
+        return _run(mutations, seed, folder)
+
+
+def _run(
+    mutations: int, seed: list[int], folder: Path
+) -> tuple[collections.Counter[str], Findings]:
     files = originals(folder)
     path, names, watch = folder / "fuzzed", list(files), Watch()
     allowed = set()
     for data in files.values():
         blocks = blocks_of(data)
         for n in range(len(blocks) + 1):
-            path.write_bytes(MAGIC + b"".join(blocks[:n]))
+            path.write_bytes(assembled(blocks[:n]))
             with contextlib.suppress(DamagedFileError):
                 allowed.add(digest(Trajectories.load(path)))
     rng = np.random.default_rng(seed)
     counts: collections.Counter[str] = collections.Counter()
     findings: Findings = {}
+    with warnings.catch_warnings():  # kernels are compiled or loaded once, before time counts
+        warnings.simplefilter("ignore")
+        ope_gym.evaluate(folder / "discrete", "last", held_out=False)
     with guarded():
         for i in range(mutations):
             name, other = (str(x) for x in rng.choice(names, size=2))

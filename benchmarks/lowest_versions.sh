@@ -4,7 +4,8 @@
 #     bash benchmarks/lowest_versions.sh [FOLDER]
 #
 # FOLDER gets the virtual environment, and keeps it for the next time; by default it is a new one,
-# which is removed at the end. PYTHON names the interpreter.
+# which is removed at the end. PYTHON names the interpreter. TORCH names another version of torch, as
+# TORCH=2.13.0+cpu, where the lowest is only there as a build for CUDA.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,14 +25,14 @@ fi
 # Minari, whose lowest version wants a newer numpy, Ray, and the tools of `dev`.
 lowest=$environment/lowest.txt
 python - >"$lowest" <<'PYTHON'
+import os
 import re
-import sys
 
 text = open("pyproject.toml", encoding="utf-8").read()
 dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)[1]
 extras = re.findall(r"^(?:plots|sb3) = (.*)$", text, re.M)
 for name, version in re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)"', dependencies + "".join(extras)):
-    print(f"{name}=={version}")
+    print(f"{name}=={os.environ.get('TORCH', version) if name == 'torch' else version}")
 print("setuptools<81")  # TensorBoard imports pkg_resources of it
 PYTHON
 cat "$lowest"

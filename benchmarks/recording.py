@@ -1,11 +1,13 @@
 """Measure the cost of recording: the CPU time of a run against that of the bare environment.
 
-    python benchmarks/recording.py [--repetitions 20]
+    python benchmarks/recording.py [--repetitions 20] [--growth]
 
 Every repetition runs all contenders one after the other, so that a busy machine slows all of them
 down. The medians over the repetitions are shown: the ratio to the bare environment of the same
 repetition, and the time added to a step. Actions are uniformly random. The time of our recorders
-includes the log-probabilities by the policy and putting all episodes into the buffer.
+includes the log-probabilities by the policy and putting all episodes into the buffer; with a file,
+also bringing every finished episode to the operating system before the step returns. `--growth`
+measures something else: how long it takes to look at the latest episodes of a growing record.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 
 import wrappers
 import wrappers.vector
+from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
 UNIFORM = Uniform(2)
@@ -108,20 +111,49 @@ def single(make: Callable[[], gym.Env[Any, Any]], steps: int, folder: Path) -> d
     }
 
 
-def vector(num_envs: int, steps: int) -> dict[str, Run]:
+def vector(num_envs: int, steps: int, folder: Path) -> dict[str, Run]:
     def make() -> Any:
         return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
     actions = list(np.random.default_rng(0).integers(2, size=(steps, num_envs)))
     bare, counted = make(), gym.wrappers.vector.RecordEpisodeStatistics(make())
     record, given = wrappers.vector.RecordTrajectories, np.full(num_envs, LOG_HALF)
+    path = folder / f"{num_envs}"
     return {
         "bare": lambda: play_vector(bare, actions),
         "RecordEpisodeStatistics": lambda: play_vector(counted, actions),
         "RecordTrajectories": recorded(record(make()), play_vector, actions),
         "  a linear-sigmoid policy": recorded(record(make()), play_vector, actions, SIGMOID),
         "  log_prob given, audited": recorded(record(make()), play_vector, actions, log_prob=given),
+        "  each episode to a file": recorded(record(make(), path=path), play_vector, actions),
     }
+
+
+def growth(repetitions: int) -> None:
+    """Show the time of a look at the latest episodes, at several sizes of the record."""
+    n, length, window = 103, 20, 5
+    buffer = TrajectoryBuffer(NullEnv.observation_space, NullEnv.action_space)
+    rng = np.random.default_rng(0)
+    seen = rng.random((n * length, 4), dtype=np.float32)
+    chosen, rewards = rng.integers(2, size=n * length), np.ones(n * length)
+    print(f"{n * length:,} steps more, then view().select(last={window}), one policy for each")
+    steps = clock = 0
+    for size in (60_000, 240_000, 960_000, 3_300_000):
+        taken = []
+        while steps < size or len(taken) < repetitions:
+            k = buffer.add_policy(LinearSigmoid(np.full(4, 1e-3 * clock)))
+            given = np.full(n * length, LOG_HALF)
+            lengths = np.full(n, length)
+            buffer.append_many(
+                seen, chosen, rewards, given, k, lengths=lengths, terminated=True, copy=False
+            )
+            start = time.process_time()
+            found = buffer.view().select(last=window)
+            taken.append(time.process_time() - start)
+            assert len(found) == n * min(window, clock + 1)
+            steps, clock = steps + n * length, clock + 1
+        late = np.array(taken[-repetitions:]) * 1e3
+        print(f"  {steps:>10,} steps {np.median(late):8.2f} ms, on average {late.mean():.2f} ms")
 
 
 def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> None:
@@ -143,7 +175,12 @@ def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=20)
-    n = parser.parse_args().repetitions
+    parser.add_argument("--growth", action="store_true")
+    arguments = parser.parse_args()
+    n = arguments.repetitions
+    if arguments.growth:
+        growth(n)
+        return
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # runs end in the middle of episodes
@@ -151,8 +188,8 @@ def main() -> None:
         cart_pole = single(lambda: gym.make("CartPole-v1"), 8_000, folder)
         compare("CartPole-v1", cart_pole, 8_000, n)
         compare("an environment that does nothing", single(NullEnv, 10_000, folder), 10_000, n)
-        compare("1024 × CartPole-v1, a vector step", vector(1024, 200), 200, n)
-        compare("30 × CartPole-v1, a vector step", vector(30, 500), 500, n)
+        compare("1024 × CartPole-v1, a vector step", vector(1024, 200, folder), 200, n)
+        compare("30 × CartPole-v1, a vector step", vector(30, 500, folder), 500, n)
 
 
 if __name__ == "__main__":

@@ -738,7 +738,7 @@ class Evaluator:
                 gathered.rewards,
                 self.options.gamma,
                 roster.longest,
-                roster.horizon is not None,
+                roster.limited,
             ),
             support=report.support,
             missing=report.missing,

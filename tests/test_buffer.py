@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from gymnasium import spaces as S
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from ope_gym import batches
@@ -1015,3 +1018,33 @@ def test_any_history_reads_back_as_appended(
         assert np.array_equal(found.log_probs[rows], logs)
         assert (found.policy_ids[rows] == k).all()
         assert found.held_out[i] == held
+
+
+def test_a_view_copies_the_new_episodes_and_not_the_old_ones() -> None:
+    buffer = TrajectoryBuffer(S.Dict(a=S.Box(-1, 1, (2,)), b=S.Discrete(9)), S.Discrete(2))
+    rng = np.random.default_rng(0)
+    views, arrays = [], list[Any]()
+    for i in range(40):
+        k = buffer.add_policy(LinearSigmoid(np.full(2, 0.1 * i)))
+        n = int(rng.integers(1, 9))
+        seen = {"a": rng.uniform(size=(n, 2)).astype(np.float32), "b": rng.integers(9, size=n)}
+        chosen, rewards = rng.integers(2, size=n), rng.normal(size=n)
+        buffer.append(seen, chosen, rewards, np.full(n, -0.7), k, terminated=True)
+        arrays.append((seen["a"], seen["b"], chosen, rewards))
+        view = buffer.view()
+        views.append(view)
+        assert view.lengths.tolist() == [len(x) for *_, x in arrays]
+        assert view.first_policies.tolist() == list(range(i + 1))
+    for i in (0, 7, 39):  # also the old ones are what they were
+        for j, key in enumerate("ab"):
+            column = views[i].observations[key]
+            assert_array_equal(column, np.concatenate([x[j] for x in arrays[: i + 1]]))
+        assert_array_equal(views[i].rewards, np.concatenate([x[3] for x in arrays[: i + 1]]))
+        assert not views[i].rewards.flags.writeable
+    moved = sum(not np.shares_memory(a.rewards, b.rewards) for a, b in pairwise(views))
+    assert moved <= 7  # each time there is twice the room
+    assert_array_equal(view.select(last=3).lengths, view.lengths[-3:])
+    copied = pickle.loads(pickle.dumps(buffer))
+    buffer.extend(view)
+    assert (len(copied), len(buffer)) == (40, 80)
+    assert_array_equal(buffer.view().first_policies, [*range(40)] * 2)

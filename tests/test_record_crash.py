@@ -20,11 +20,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import wrappers
 import wrappers.vector
-from ope_gym.data import block_writer, blocks
-from ope_gym.data.trajectories import Trajectories
+from benchmarks import fuzz
+from ope_gym.data import block_writer, blocks, reader
+from ope_gym.data.trajectories import Trajectories, read_chunks
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import play
+from wrappers import collect
 
 ROOT = Path(__file__).parents[1]
 SUB_ENVS = 8
@@ -45,7 +47,8 @@ def endless(env: Any) -> Iterator[int]:
     env.reset(seed=1)
     ended = 0
     for i in range(10**9):
-        if i % 50 == 0:  # in the middle of episodes, too
+        # in the middle of episodes, too; later so seldom that blocks have many episodes
+        if i % (50 if i < 500 else 5000) == 0:
             env.follow(LinearSigmoid(np.full(4, 0.01 * (i // 50))))
         actions = rng.integers(2, size=SUB_ENVS)
         *_, terminated, truncated, _ = env.step(int(actions[0]) if single else actions)
@@ -159,7 +162,9 @@ def test_each_episode_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
 def test_a_cut_file_is_continued(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "episodes"
     env = scripted(path)
-    play(env, 3)
+    for n in range(1, 4):
+        play(env, 1)
+        assert len(env.buffer) == n  # whoever looks brings it into a block
     env.close()
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.warns(UserWarning, match="ended inside its last block"):
@@ -207,10 +212,14 @@ def test_a_file_that_exists_is_not_continued_in_silence(kind: str, tmp_path: Pat
     env = make(append=False)
     env.follow(Uniform(2))
     env.close()
+    make().close()  # there is nothing in it yet
+    env = make(append=True)
+    collect(env, Uniform(2), 3, 0, seed=1)
+    env.close()
     before = path.read_bytes()
     with pytest.raises(FileExistsError, match=r"exists and append=False"):
         make(append=False)
-    with pytest.warns(UserWarning, match=r"exists: new episodes are appended.*append=True") as seen:
+    with pytest.warns(UserWarning, match=r"exists: .* appended to the 3 of.*append=True") as seen:
         make().close()
     assert seen[0].filename == __file__
     assert path.read_bytes() == before
@@ -274,3 +283,151 @@ def test_a_policy_that_is_not_registered_is_recorded_with_a_warning(tmp_path: Pa
     play(env, 1)
     env.close()
     assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, [-0.5])
+
+
+# Episodes that are written ahead of their block -----------------------------------------------
+
+
+def recorded_ahead(path: Path, n: int = 6) -> tuple[wrappers.RecordTrajectories, bytes]:
+    """Record episodes, and return what the file holds before they are put into a block."""
+    env = scripted(path, "..T", "T", ".C")
+    play(env, n)
+    kinds = [block.kind for block in blocks.read_blocks(path)]
+    assert kinds == ["spaces", "policy", "changes", *["ahead"] * n]
+    return env, path.read_bytes()
+
+
+def assert_same(found: Trajectories, expected: Trajectories) -> None:
+    for name in ("observations", "actions", "rewards", "log_probs", "policy_ids", "start_clock"):
+        assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+    for name in ("offsets", "terminated", "truncated", "held_out"):
+        assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+def test_a_process_killed_while_it_makes_a_block_of_its_last_episodes(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env, before = recorded_ahead(path)
+    expected = env.buffer.view()  # makes the block, and cuts off the tail
+    after = path.read_bytes()
+    (block,) = [x for x in blocks.read_blocks(path) if x.kind == "episodes"]
+    written = after[block.offset :]
+    env.close()
+    for cut in (*range(0, len(written), 101), len(written)):
+        end = block.offset + cut
+        path.write_bytes(before[: block.offset] + written[:cut] + before[end:])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same(Trajectories.load(path), expected)
+            assert_same(fuzz.read_in_chunks(path, 2), expected)
+    for cut in (0, 200, len(written)):  # and a recorder goes on with it
+        end = block.offset + cut
+        path.write_bytes(before[: block.offset] + written[:cut] + before[end:])
+        env = scripted(path, "..T", "T", ".C")
+        play(env, 2)
+        env.close()
+        found = Trajectories.load(path)
+        assert_same(found.select(episodes=slice(6)), expected)
+        assert len(found) == 8
+        assert "ahead" not in [x.kind for x in blocks.read_blocks(path)]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_tail_that_is_cut_or_ends_in_zeros(zeros: bool, tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env, before = recorded_ahead(path, 3)
+    tail = [x for x in blocks.read_blocks(path) if x.kind == "ahead"]
+    expected = env.buffer.view()
+    env.close()
+    for end in range(tail[0].offset, len(before), 97):
+        path.write_bytes(before[:end] + bytes(len(before) - end) * zeros)
+        whole = sum(x.end <= end for x in tail)
+        assert_same(load_quietly(path), expected.select(episodes=slice(whole)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
+            env = scripted(path)
+        play(env, 1)
+        env.close()
+        assert len(Trajectories.load(path)) == whole + 1
+
+
+def test_a_power_cut_that_takes_the_beginning_of_a_tail(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env, before = recorded_ahead(path)
+    first = next(x for x in blocks.read_blocks(path) if x.kind == "ahead")
+    env.close()
+    path.write_bytes(before[: first.offset] + bytes(64) + before[first.offset + 64 :])
+    with pytest.warns(UserWarning, match="ends inside its last block"):
+        assert len(Trajectories.load(path)) == 0
+    # the same in front of ordinary blocks is damage
+    path.write_bytes(before[: first.offset] + bytes(64) + b"something else")
+    with pytest.raises(blocks.DamagedFileError):
+        Trajectories.load(path)
+
+
+def test_what_the_recorder_would_refuse_is_left_out_of_a_tail(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path, "..T")
+    play(env, 1)
+    env.reset()
+    env.env.unwrapped.step = lambda action: (np.zeros(3), np.nan, True, False, {})  # type: ignore[method-assign]
+    env.step(0)
+    with pytest.warns(UserWarning, match=r"1 of them cannot be: .*rewards is nan"):
+        assert len(Trajectories.load(path)) == 1
+    with pytest.raises(ValueError, match=r"rewards is nan.*dropped"):
+        env.close()
+    assert len(Trajectories.load(path)) == 1
+
+
+def test_a_tail_has_the_probabilities_of_policies_that_a_reader_cannot_ask(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = wrappers.RecordTrajectories(ScriptedEnv(script("T")), path=path)
+    with pytest.warns(UserWarning, match="Constant is not registered"):
+        env.follow(Constant())
+    play(env, 2)
+    assert_array_equal(Trajectories.load(path).log_probs, [-0.5] * 2)
+    assert [block.kind for block in blocks.read_blocks(path)][-1] == "ahead"
+    env.close()
+
+
+def test_a_file_that_was_looked_at_may_lose_its_tail(tmp_path: Path) -> None:
+    """Large files are read twice, and a recorder does not wait in between."""
+    path = tmp_path / "episodes"
+    env, _ = recorded_ahead(path)
+    (section,) = reader.read_layout(path)
+    assert section.lengths.tolist() == [3, 1, 2] * 2
+    expected = env.buffer.view()  # the tail is gone
+    play(env, 1)
+    (found,) = read_chunks(section)
+    assert_same(found, expected)
+    env.close()
+
+
+def test_a_reader_meets_a_recorder_that_makes_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "episodes"
+    env, _ = recorded_ahead(path)
+    tail_of, first = blocks.tail_of, [True]
+
+    def meanwhile(*args: Any) -> Any:
+        found = tail_of(*args)
+        if first.pop() if first else False:
+            assert len(env.buffer) == 6
+            play(env, 1)
+        return found
+
+    monkeypatch.setattr(blocks, "tail_of", meanwhile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(blocks.read_blocks(path))) == 5  # with the new block and the new tail
+    env.close()
+
+
+def test_a_block_that_is_too_large_for_the_gap(tmp_path: Path) -> None:
+    with block_writer.BlockWriter(tmp_path / "run") as writer:
+        writer.append("a", {}, {})
+        assert writer.append_ahead('"arrays":{}', b"")
+        writer.append("b", {}, {"x": np.arange(3 * blocks.GAP // 8)})
+        assert not writer.append_ahead('"arrays":{}', bytes(blocks.GAP // 2))
+    assert [x.kind for x in blocks.read_blocks(tmp_path / "run")] == ["a", "b"]

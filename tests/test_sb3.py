@@ -553,9 +553,25 @@ def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError, match="its folder does not exist"):
         OPECallback(path=tmp_path / "nowhere" / "run.ope")
     (tmp_path / "run.ope").write_text("something else")
-    with pytest.raises(FileExistsError, match="exists already: remove it"):
+    with pytest.raises(ValueError, match="not an ope_gym file"):
         OPECallback(path=tmp_path / "run.ope")
+    with pytest.raises(FileExistsError, match="exists and append=False"):
+        OPECallback(path=tmp_path / "run.ope", append=False)
     assert (tmp_path / "run.ope").read_text() == "something else"
+
+
+def test_a_file_that_exists_is_continued_with_a_warning(tmp_path: Path) -> None:
+    """As recorders do: a seeded script that runs again would double its episodes in silence."""
+    path = tmp_path / "run.ope"
+    kept = []
+    for append in (None, True):
+        ope = OPECallback(path=path, append=append, verbose=0)
+        ppo(envs("CartPole-v1")).learn(128, callback=ope)
+        kept.append(len(ope.training))
+    with pytest.warns(UserWarning, match=rf"appended to the {sum(kept)} of earlier runs") as seen:
+        OPECallback(path=path)
+    assert seen[0].filename == __file__
+    assert len(ope_gym.Trajectories.load(path)) == sum(kept)
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:

@@ -432,9 +432,7 @@ def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
         found.append(chunk.returns(gamma))
         rewards.merge(RewardSums.of(chunk.rewards, chunk.offsets))
     returns, roster = np.concatenate(found), source.roster
-    limited = roster.horizon is not None
-    longest = roster.longest if roster.horizon is None else roster.horizon
-    return returns, Outcomes.of(returns, rewards, gamma, longest, limited)
+    return returns, Outcomes.of(returns, rewards, gamma, roster.longest, roster.limited)
 
 
 def _check(weights: str, interval: str, resamples: int) -> None:

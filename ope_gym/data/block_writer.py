@@ -9,18 +9,21 @@ import secrets
 import shutil
 import struct
 import sys
+import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.data.blocks import (
+    AHEAD,
     ALIGNMENT,
     BLOCK_MAGIC,
+    GAP,
     HEADER,
     LAST_BYTE,
     MAGIC,
@@ -28,6 +31,7 @@ from ope_gym.data.blocks import (
     FileCut,
     PathLike,
     require_regular,
+    tail_start,
     walk,
     zeros_from,
 )
@@ -40,13 +44,18 @@ else:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
+_TAIL = GAP // 4  # bytes of a tail, at most: the block of the same episodes fits into the gap
+_SYNC = 1.0  # seconds after which a tail may have come to the disk without a sync
 
 
 class BlockWriter:
     """Append blocks to a file; the operating system has each of them when `append` returns.
 
-    A new file is started, a good one continued, and the tail of a cut one removed first. The file
-    is locked against other writers for as long as it is open.
+    A new file is started, a good one continued, and what a crash left of the last block removed
+    first. The file is locked against other writers for as long as it is open.
+
+    `append_ahead` is for what will be appended once more later, with more of its kind: it costs
+    little, and readers find it until the next `append`, which takes its place.
 
     Args:
         path: The file.
@@ -65,6 +74,8 @@ class BlockWriter:
         self._last = 0  # checksum of the last block
         self._left: _State | None = None  # the file when it was closed
         self._torn = False  # whether a failed write may have left bytes behind the last block
+        self._tail: _Tail | None = None  # what was written ahead
+        self._synced = time.monotonic()
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         # Unbuffered: after a failed write no bytes may be left behind for a later flush.
         self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -82,7 +93,7 @@ class BlockWriter:
                     f"{self.path} was replaced by another file while it was opened; open it again"
                 )
             if after is not None and after._left == _state(self._file):
-                self._end, self._last = after._end, after._last
+                self._end, self._last, self._tail = after._end, after._last, after._tail
                 self.appended = dict(after.appended)
             else:
                 self._end = self._find_end()
@@ -100,11 +111,15 @@ class BlockWriter:
             _write_all(self._file, MAGIC)
             return len(MAGIC)
         self._file.seek(0)
+        end = len(MAGIC)
         # A reader with a buffer of its own, as the writer's file has none.
         with open(self._file.fileno(), "rb", closefd=False) as reader:
             try:
                 for block in walk(reader, self.path, whole=2**20):
-                    self._last = block.checksum
+                    if block.kind == AHEAD:
+                        self._tail = _Tail(block.end, block.checksum)
+                    else:
+                        end, self._last = block.end, block.checksum
             except FileCut as cut:
                 warnings.warn(
                     f"{self.path} ended inside its last block: {cut.dropped} bytes from byte "
@@ -112,8 +127,7 @@ class BlockWriter:
                     UserWarning,
                     stacklevel=4,
                 )
-                end = cut.offset
-        self._file.truncate(end)
+        self._file.truncate(end if self._tail is None else self._tail.end)
         return end
 
     def append(
@@ -136,19 +150,15 @@ class BlockWriter:
                 f"{self.path}: the JSON of a {kind!r} block has {len(text):,} bytes, a file "
                 f"may hold {MOST_JSON:,}; use fewer columns, or a space with fewer parts and bounds"
             )
-        text += b" " * (-(self._end + HEADER.size + len(text)) % ALIGNMENT)
-        crc = zlib.crc32(text)
-        for part in payload:
-            crc = zlib.crc32(part, crc)
-        head = struct.pack("<IIQI", BLOCK_MAGIC, len(text), length, crc)
-        head_crc = zlib.crc32(head)
-        head += struct.pack("<I", head_crc)
+        head, text, head_crc = _frame(self._end, text, payload, length)
         parts = [head, text, *payload]
         if length < _JOIN_BELOW:
             parts = [b"".join(parts)]
         end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
         try:
-            if self._torn:  # an earlier write failed, and so did its clean-up
+            if self._tail is not None and end > tail_start(self._end):
+                self._tail, self._torn = None, True  # the gap is too small for the block
+            if self._torn and self._tail is None:  # an earlier write and its clean-up failed
                 self._file.truncate(self._end)
             self._file.seek(self._end)
             self._torn = True
@@ -156,15 +166,66 @@ class BlockWriter:
                 _write_all(self._file, part)
             # In one statement without a call, so that no interrupt can arrive between the parts:
             # the block counts as written with all that follows from it, or not at all.
-            self._end, self._last, self._torn = end, head_crc, False
-            self.appended[kind] = count
+            self._torn, self._end, self._last = self._tail is not None, end, head_crc
+            self._tail, self.appended[kind] = None, count
         except BaseException as error:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._end)
+                if self._tail is None:
+                    self._file.truncate(self._end)
+                else:  # it may be whole: without its header it is no block, and the tail counts
+                    self._file.seek(self._end)
+                    _write_all(self._file, bytes(HEADER.size))
                 self._torn = False
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = os.fspath(self.path)
             raise
+        if self._torn:
+            self._cut_off()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the file holds episodes that are not in a block yet."""
+        return self._tail is not None
+
+    def append_ahead(self, fields: str, payload: bytes) -> bool:
+        """Write a block ahead of an ordinary one, or return False if there is no room for more.
+
+        Args:
+            fields: JSON fields of the block, without the braces around them.
+            payload: Its payload.
+        """
+        tail = self._tail
+        start = tail_start(self._end)
+        at, last = (start, self._last) if tail is None else tail
+        text = f'{{"kind":"{AHEAD}","end":{self._end},"after":{last},{fields}}}'.encode()
+        head, text, checksum = _frame(at, text, [payload], len(payload))
+        end = at + len(head) + len(text) + len(payload)
+        if end - start > _TAIL:
+            return False
+        if tail is None and self._torn:  # bytes of a failed write
+            self._file.truncate(self._end)
+            self._torn = False
+        if self._file.tell() != at:
+            self._file.seek(at)
+        _write_all(self._file, b"".join((head, text, payload)))
+        self._tail = _Tail(end, checksum)
+        return True
+
+    def drop_ahead(self) -> None:
+        """Cut off what was written ahead, because nobody wants it."""
+        self._tail, self._torn = None, True
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Remove what is behind the last block; if that fails, the next write tries again."""
+        with contextlib.suppress(OSError):
+            # The tail may be on the disk already, and the block that takes its place not yet. Not
+            # more than once a second: a younger tail would not have survived a power cut either.
+            if time.monotonic() - self._synced > _SYNC:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+            self._file.truncate(self._end)
+            self._torn = False
 
     @property
     def closed(self) -> bool:
@@ -189,6 +250,26 @@ class BlockWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _Tail(NamedTuple):
+    """Where the blocks end that were written ahead, and the checksum of the last."""
+
+    end: int
+    last: int
+
+
+def _frame(
+    at: int, text: bytes, payload: Sequence[bytes | memoryview], length: int
+) -> tuple[bytes, bytes, int]:
+    """Return the header and the padded JSON of a block that begins at byte `at`, and its CRC."""
+    text += b" " * (-(at + HEADER.size + len(text)) % ALIGNMENT)
+    crc = zlib.crc32(text)
+    for part in payload:
+        crc = zlib.crc32(part, crc)
+    head = struct.pack("<IIQI", BLOCK_MAGIC, len(text), length, crc)
+    checksum = zlib.crc32(head)
+    return head + struct.pack("<I", checksum), text, checksum
 
 
 _State: TypeAlias = tuple[int, int, int, int]

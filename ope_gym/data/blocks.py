@@ -8,6 +8,12 @@ arrays, each at a multiple of 64, and a last byte that is not zero: zeros at the
 never a block's own, but what a power cut left. The JSON also names, as `after`, the CRC of the
 header before, so that a missing, doubled or foreign block is noticed. There is no pickle: opening a
 file runs no code. This module reads blocks, `block_writer` writes them.
+
+While a recorder writes, a file may also have a tail: blocks of kind `ahead`, a cheap one for each
+finished episode, from a multiple of `GAP` on that lies at least `GAP` bytes behind the last
+ordinary block. The first names that block as `after`, and where it ends as `end`. From time to time
+an ordinary block with the same episodes is written into the gap, and then the tail is cut off: at
+each moment the episodes are in the block or in the tail.
 """
 
 from __future__ import annotations
@@ -38,7 +44,10 @@ LAST_BYTE = b"U"  # of a payload; to be mistaken for a zero it needs four flippe
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 KEEP_THE_REST = "keep them by Trajectories.load(path, recover=True).save(new_path)"
 MOST_JSON = 2**20  # bytes of the JSON of a block: as Python objects it takes up to forty times more
+GAP = 2**20  # bytes between the last block and a tail, at least; a tail has fewer
+AHEAD = "ahead"  # kind of the blocks of a tail
 _PIECE = 2**20  # bytes of a payload that are checked at once
+_PATIENCE = 100  # changes of a file during one look at its end: a recorder is not that fast
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -200,11 +209,28 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
     """Yield the blocks like `scan`, but raise `FileCut` where the file is cut."""
     _check_magic(file, path)
     size = os.fstat(file.fileno()).st_size
-    offset, last, kinds = len(MAGIC), 0, list[str]()
+    offset, last, kinds, patience = len(MAGIC), 0, list[str](), _PATIENCE
     while offset < size:
         try:
             block = read_block(file, offset, size, last, whole=whole)
-        except MALFORMED as error:
+        except (FileCut, *MALFORMED) as error:
+            tail = tail_of(file, size)
+            found, end = list[Block](), size
+            if tail is not None and tail.end == offset:
+                found, end = _read_tail(file, tail, size, last)
+            now = os.fstat(file.fileno()).st_size
+            if now != size and patience:  # a recorder has put a block in the place of its tail
+                size, patience = now, patience - 1
+                continue
+            if found:
+                yield from found
+                if end < size:
+                    raise FileCut(end, size - end) from error
+                return
+            if tail is not None and tail.end < offset:
+                return  # a tail whose episodes are in the block before
+            if isinstance(error, FileCut):
+                raise
             if isinstance(error, ChecksumError) and _ends_in_zeros(file, offset, size):
                 raise FileCut(offset, size - offset) from error
             remedy = (
@@ -214,19 +240,72 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
             raise DamagedFileError(path, offset, what_is_wrong(error), remedy) from error
         yield block
         kinds.append(block.kind)
+        offset, last, patience = block.end, block.checksum, _PATIENCE
+
+
+class Tail(NamedTuple):
+    """Where a tail begins, and where the ordinary blocks before it end."""
+
+    start: int
+    end: int
+
+
+def tail_start(end: int) -> int:
+    """Return where a tail begins behind ordinary blocks that end at a byte."""
+    return (-(-end // GAP) + 1) * GAP
+
+
+def tail_of(file: BinaryIO, size: int) -> Tail | None:
+    """Return the tail of a file of `size` bytes, None if it has none."""
+    start = (size - 1) // GAP * GAP
+    try:
+        meta = _DECODER.decode(_read_frame(file, start, size).text.decode())
+        end = meta["end"] if meta["kind"] == AHEAD else None
+    except (FileCut, *MALFORMED):
+        return None
+    return Tail(start, end) if isinstance(end, int) and tail_start(end) == start else None
+
+
+def settled_size(file: BinaryIO) -> int:
+    """Return the size of a file without its tail, which a recorder may cut off at any time."""
+    size = os.fstat(file.fileno()).st_size
+    tail = tail_of(file, size) if size else None
+    file.seek(0)
+    return size if tail is None else tail.end
+
+
+def _read_tail(file: BinaryIO, tail: Tail, size: int, last: int) -> tuple[list[Block], int]:
+    """Return the blocks of a tail up to the first that is not whole, and where they end."""
+    found: list[Block] = []
+    offset = tail.start
+    while offset < size:
+        try:
+            block = read_block(file, offset, size, last)
+        except (FileCut, *MALFORMED):
+            break
+        if block.kind != AHEAD:
+            break
+        found.append(block)
         offset, last = block.end, block.checksum
+    return found, offset
 
 
 def _ends_in_zeros(file: BinaryIO, offset: int, size: int) -> bool:
     """Return whether all is zero from somewhere inside the block at `offset` to the end.
 
     A file system that has noted the new size of a file, but not its contents, when the power goes
-    gives zeros for what is missing.
+    gives zeros for what is missing. Of a tail it may have lost the beginning alone.
     """
     try:
         end = _read_frame(file, offset, size).end
     except ChecksumError:
         end = offset + HEADER.size
+    start = tail_start(offset)
+    if 0 < size - start <= GAP and zeros_from(file, start) < min(end, start):
+        file.seek(start)
+        rest = file.read(size - start)
+        begun = HEADER.pack(BLOCK_MAGIC, 0, 0, 0, 0).startswith(rest.rstrip(b"\0")[:4])
+        return begun or b'"kind":"ahead"' in rest
     return zeros_from(file, size) < end
 
 

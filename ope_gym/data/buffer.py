@@ -24,7 +24,15 @@ from ope_gym.data.checks import (
     floats,
 )
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
-from ope_gym.data.schema import COLUMNS, agree, freeze, join, renumber
+from ope_gym.data.schema import (
+    COLUMNS,
+    DERIVED,
+    GrowingColumns,
+    agree,
+    freeze,
+    join,
+    renumber,
+)
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
 from ope_gym.policies import Policy, as_policy
@@ -39,9 +47,9 @@ _OWN = 0
 class TrajectoryBuffer(Viewable):
     """Collect the finished episodes of a training loop, with the policies that acted.
 
-    Appending keeps the arrays as they are; `view` joins them, once for all episodes that came since
-    the last call. Beside what is listed here, a buffer has the methods of `Trajectories`:
-    `returns`, `select`, `merge`, `audit` and `save`.
+    Appending keeps the arrays as they are; `view` joins those that came since the last call to the
+    others, which stay where they are. Beside what is listed here, a buffer has the methods of
+    `Trajectories`: `returns`, `select`, `merge`, `audit` and `save`.
 
     >>> from ope_gym.policies import Uniform
     >>> buffer = TrajectoryBuffer()
@@ -71,7 +79,9 @@ class TrajectoryBuffer(Viewable):
         self._policies = PolicyTable()
         self._changes = ChangeTable()
         self._foreign: list[Schedule] = []  # schedules of trajectories that `extend` brought
-        self._parts: list[Trajectories] = []  # joined episodes, schedules numbered as at _OWN
+        # Schedules are numbered as at _OWN.
+        self._seen: GrowingColumns[Trajectories] | None = None  # the episodes of the last view
+        self._parts: list[Trajectories] = []  # those that came later
         self._small = 0  # how many of the last parts have few rows
         self._loose: list[dict[str, Any]] = []  # later episodes: one value or batch for each column
         self._n = 0
@@ -390,19 +400,27 @@ class TrajectoryBuffer(Viewable):
         """Return everything recorded so far, as read-only columns."""
         if self._view is None:
             self._flush()
-            self._parts, self._small = [join([self._nothing(), *self._parts])], 0
-            ids, schedules = self._parts[0].schedule_ids, tuple(self._foreign)
+            if self._seen is None:
+                self._seen = GrowingColumns(self._nothing())
+            if self._parts:
+                grown = self._seen.joined(self._parts)
+                self._seen.all, self._parts, self._small = grown, [], 0
+            found = self._seen.all
+            ids, schedules = found.schedule_ids, tuple(self._foreign)
             if self._changes.clocked_from is not None:
                 schedules = (self._changes.schedule(), *schedules)
-                early = self._parts[0].start_clock < self._changes.clocked_from
+                early = found.start_clock < self._changes.clocked_from
                 ids = np.where((ids == _OWN) & early, np.int32(-1), ids)
-            else:  # own episodes need no schedule: their policy never changes inside them
+            elif self._foreign:  # own ones need no schedule: their policy never changes inside them
                 ids = np.maximum(ids - 1, -1)
+            else:
+                ids = np.full(len(found), -1, dtype=np.int32)
             self._view = freeze(
                 dataclasses.replace(
-                    self._parts[0], schedule_ids=ids, schedules=schedules, policies=self.policies
+                    found, schedule_ids=ids, schedules=schedules, policies=self.policies
                 )
             )
+            vars(self._view).update({name: getattr(found, name) for name in DERIVED})
         return self._view
 
     def _nothing(self) -> Trajectories:
@@ -431,7 +449,7 @@ class TrajectoryBuffer(Viewable):
 
     def clear(self) -> None:
         """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
-        self._parts, self._small, self._loose = [], 0, []
+        self._seen, self._parts, self._small, self._loose = None, [], 0, []
         self._foreign, self._n, self._signature, self._view = [], 0, None, None
 
     def __len__(self) -> int:

@@ -1,13 +1,18 @@
 """The contents of the blocks of a file: spaces, policies, their changes, episodes.
 
 A `spaces` block opens a section; `policy`, `changes` and `episodes` blocks count policies and
-schedules from the start of their section. So a second run may append to the file of a first.
+schedules from the start of their section. So a second run may append to the file of a first. An
+`ahead` block has finished episodes before a recorder has looked at them: nothing is checked yet,
+one policy acted in all steps, and the log-probabilities are left to the reader if the policy is one
+of ours.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +22,15 @@ from ope_gym import batches
 from ope_gym.batches import Tree
 from ope_gym.data import space_json
 from ope_gym.data.block_writer import BlockWriter
-from ope_gym.data.blocks import Block
+from ope_gym.data.blocks import LAST_BYTE, Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
-from ope_gym.data.spaces import Space
+from ope_gym.data.spaces import NUMERIC_DTYPES, Space
 from ope_gym.policies import (
+    POLICY_KINDS,
     UNREGISTERED,
     Policy,
     UnavailablePolicy,
+    acting_log_probs,
     policy_from_arrays,
     policy_to_arrays,
 )
@@ -102,6 +109,99 @@ def write_episodes(writer: BlockWriter, data: Columns) -> None:
         name: _pack(getattr(data, name), space_of(data, name), name, arrays) for name in BATCHES
     }
     writer.append("episodes", meta, arrays)
+
+
+# Writing ahead -------------------------------------------------------------------------------
+
+
+class RawColumn(NamedTuple):
+    """The bytes of a column, with its name, dtype and shape of a row as JSON."""
+
+    described: str
+    data: bytes
+
+
+def raw_column(name: str, array: Any) -> RawColumn | None:
+    """Return the bytes of an array; None if it is none, or holds Python objects."""
+    if array.__class__ is not np.ndarray or array.dtype.str not in NUMERIC_DTYPES:
+        return None
+    return RawColumn(describe_rows(name, array.dtype.str, array.shape[1:]), array.tobytes())
+
+
+@lru_cache(64)
+def describe_rows(name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """Return the JSON that says what the bytes of a column are."""
+    return f'["{name}","{dtype}",{list(shape)}]'
+
+
+def says_its_probabilities(policy: Policy) -> bool:
+    """Return whether whoever loads a file can ask this policy, without code of the user."""
+    ours = type(policy).__module__.startswith("ope_gym.")
+    asked = not isinstance(policy, UnavailablePolicy)
+    return ours and asked and POLICY_KINDS.get(getattr(policy, "kind", "")) is type(policy)
+
+
+def write_ahead(
+    writer: BlockWriter, policy: int, columns: Sequence[RawColumn], steps: int, episodes: bytes
+) -> bool:
+    """Write finished episodes ahead of their block; return False if there is no room.
+
+    Args:
+        writer: Of the file.
+        policy: Number of the policy that acted.
+        columns: Observations, actions and rewards, and log_probs if `says_its_probabilities` is
+            false; all as they will be given to the buffer.
+        steps: Number of their rows.
+        episodes: The table of the block, a row of int64 for each episode.
+    """
+    described, pieces = zip(*columns, strict=True)
+    payload = b"".join((*pieces, episodes, LAST_BYTE))
+    return writer.append_ahead(
+        f'"policy":{policy},"steps":{steps},"columns":[{",".join(described)}],'
+        f'"arrays":{{"raw":{{"dtype":"|u1","shape":[{len(payload) - 1}],"offset":0}}}}',
+        payload,
+    )
+
+
+def unpack_ahead(block: Block) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a block that was written ahead."""
+    raw, steps = block.array("raw"), block.meta["steps"]
+    arrays: dict[str, NDArray[Any]] = {}
+    at = 0
+    for name, dtype, shape in block.meta["columns"]:
+        width = math.prod(shape) * np.dtype(dtype).itemsize
+        if dtype not in NUMERIC_DTYPES or width < 1 or steps < 1 or name in arrays:
+            raise ValueError(f"{steps} steps of {name!r} have dtype {dtype!r}, shape {shape}")
+        part = raw[at : at + steps * width].tobytes()
+        if dtype == "|b1" and max(part, default=0) > 1:
+            raise ValueError(f"array {name!r} has truth values other than 0 and 1")
+        arrays[name] = np.frombuffer(part, dtype).reshape(steps, *shape)
+        at += steps * width
+    table = np.frombuffer(raw[at:].tobytes(), "<i8")
+    arrays["episodes"] = table.reshape(-1, 1 + len(BY_EPISODE))
+    return arrays
+
+
+def parse_ahead(policy: Any, arrays: Mapping[str, NDArray[Any]], section: Any) -> dict[str, Any]:
+    """Return what `parse_episodes` returns of a block that was written ahead.
+
+    Args:
+        policy: Number of the policy that acted.
+        arrays: What `unpack_ahead` returned, or rows of it that are whole episodes.
+        section: Has the spaces and the policies so far.
+    """
+    if type(policy) is not int or not 0 <= policy < len(section.policies):
+        raise ValueError(f"policy {policy!r} is none of the {len(section.policies)} of the file")
+    found = dict(arrays)
+    ids = found["policy_ids"] = np.full(len(found["rewards"]), policy, dtype=np.int32)
+    if "log_probs" not in found:
+        seen, chosen = (found[name] for name in BATCHES)
+        try:
+            with np.errstate(all="ignore"):  # what comes of NaN is refused later
+                found["log_probs"] = acting_log_probs(section.policies, ids, seen, chosen)
+        except RuntimeError as error:  # a policy that is not there
+            raise ValueError(str(error)) from error
+    return parse_episodes({name: name for name in BATCHES}, found, section)
 
 
 # Reading blocks ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import platform
 import warnings
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import files, spaces
 from ope_gym.data.blocks import (
+    AHEAD,
     KEEP_THE_REST,
     MALFORMED,
     Block,
@@ -36,7 +37,7 @@ from ope_gym.data.blocks import (
     read_block,
     scan,
 )
-from ope_gym.data.checks import check_horizon, check_policy_ids
+from ope_gym.data.checks import check_horizon, check_policy_ids, checked
 from ope_gym.data.schedules import ChangeTable, Schedule, check_schedules
 from ope_gym.data.schema import (
     BATCHES,
@@ -100,10 +101,11 @@ class FileSection:
         file_schedules: Those in which policies change inside episodes.
         blocks: (B,) byte where each block of episodes begins.
         counts: (B,) their episodes; nothing if the contents are kept.
-        table: (n, 7) the columns of `_TABLE`; no rows in a part, or if the contents are kept.
+        table: (n, 7) the columns of `_TABLE`; no rows in a part, or if all contents are kept.
         first: Number of the first episode.
         last: Checksum of the last block of the file, which depends on all before it.
-        kept: (B,) the contents of the blocks; None to read them from the file.
+        kept: Contents of blocks, by the byte where they begin; the others are read from the file.
+            Episodes that were written ahead are always kept: a recorder moves them.
     """
 
     file: SeenFile
@@ -117,7 +119,7 @@ class FileSection:
     table: Ints
     first: int = 0
     last: int = 0
-    kept: tuple[dict[str, Any], ...] | None = None
+    kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of blocks of episodes; each has an episode."""
@@ -185,13 +187,14 @@ class FileSection:
     def part(self, first: int, stop: int) -> FileSection:
         """Return blocks first:stop, to be read elsewhere; without the table of their episodes."""
         some = slice(first, stop)
+        here = set(self.blocks[some].tolist())
         return dataclasses.replace(
             self,
             blocks=self.blocks[some],
             counts=self.counts[some],
             table=self.table[:0],
             first=self.first + int(self.counts[:first].sum()),
-            kept=None if self.kept is None else self.kept[some],
+            kept={offset: columns for offset, columns in self.kept.items() if offset in here},
         )
 
     def chunks(self, steps: int | None = None) -> Iterator[Chunk]:
@@ -211,12 +214,16 @@ class FileSection:
 
     def _contents(self, steps: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the columns of whole blocks or of stretches, and where their block begins."""
-        if self.kept is not None:
-            yield from zip(self.blocks.tolist(), self.kept, strict=True)
+        offsets = self.blocks.tolist()
+        if len(self.kept) == len(offsets):
+            yield from ((offset, self.kept[offset]) for offset in offsets)
             return
         with self.file.open() as file:
             size = os.fstat(file.fileno()).st_size
-            for offset in self.blocks.tolist():
+            for offset in offsets:
+                if offset in self.kept:
+                    yield offset, self.kept[offset]
+                    continue
                 try:
                     block = read_block(file, offset, size, whole=_WHOLE, verify=False)
                     for arrays in _stretches(block, steps):
@@ -246,6 +253,14 @@ class FileSection:
             action_space=self.action_space,
             horizon=self.horizon,
         )
+
+    def written_ahead(self) -> Columns | None:
+        """Return the episodes that were written ahead, their schedules numbered as in the file."""
+        parts = list(self.kept.values())
+        if not parts:
+            return None
+        numbers = np.concatenate([part["episodes"] for part in parts])[:, -1]
+        return dataclasses.replace(self._join(parts, 0), schedule_ids=numbers.astype(np.int32))
 
     def _no_rows(self) -> dict[str, Any]:
         none = {
@@ -354,7 +369,7 @@ class _Draft:
         self.changes: list[files.Change] = []
         self.rows: dict[str, Tree] = {}  # batches of no rows, where their space is unknown
         self.blocks, self.counts, self.table = array("q"), array("q"), array("q")
-        self.kept: list[dict[str, Any]] = []
+        self.kept: dict[int, dict[str, Any]] = {}
 
     def add(self, block: Block, *, keep: bool) -> None:
         """Add a block; ValueError says what is wrong with it."""
@@ -367,14 +382,70 @@ class _Draft:
                 if space_of(self, name) is None:
                     self._check_alike(name, block)
             if keep:
-                self.kept.append(files.parse_episodes(block.meta, block.arrays, self))
+                self.kept[block.offset] = files.parse_episodes(block.meta, block.arrays, self)
             else:
-                table = _table_of(block)
-                self.counts.append(len(table))
-                self.table.frombytes(table.tobytes())
+                self._count(_table_of(block))
             self.blocks.append(block.offset)
+        elif block.kind == AHEAD:
+            self._add_ahead(block, keep=keep)
         else:
             raise ValueError("unknown kind; a newer version of ope_gym may know it")
+
+    def _count(self, table: Ints) -> None:
+        self.counts.append(len(table))
+        self.table.frombytes(table.tobytes())
+
+    def _add_ahead(self, block: Block, *, keep: bool) -> None:
+        """Add episodes that were written ahead, but those that the recorder would have refused."""
+        arrays, policy = files.unpack_ahead(block), block.meta["policy"]
+        try:
+            columns = self._checked(policy, arrays)
+        except MALFORMED:
+            columns = self._accepted(policy, arrays)
+            if not columns:
+                return
+        self.kept[block.offset] = columns
+        self.blocks.append(block.offset)
+        if not keep:
+            first = columns["policy_ids"][offsets_of(columns["episodes"][:, 0])[:-1]]
+            self._count(np.column_stack([columns["episodes"], first]).astype(np.int64))
+
+    def _checked(self, policy: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns of episodes that were written ahead, or raise if they cannot be."""
+        columns = files.parse_ahead(policy, arrays, self)
+        table = columns["episodes"]
+        found = Columns(
+            **{name: columns[name] for name in BY_STEP},
+            offsets=offsets_of(table[:, 0]),
+            **(dict(zip(BY_EPISODE, table.T[1:], strict=True)) | {"schedule_ids": -1}),
+            policies=tuple(self.policies),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            horizon=self.horizon,
+        )
+        checked(found, copy=False)
+        return columns
+
+    def _accepted(self, policy: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of those episodes that can be; warn of the others."""
+        good: list[dict[str, Any]] = []
+        table, refused = arrays["episodes"], list[Exception]()
+        ends = offsets_of(table[:, 0])
+        for i in range(len(table)):
+            rows = slice(int(ends[i]), int(ends[i + 1]))
+            one = {name: array[rows] for name, array in arrays.items()}
+            try:
+                good.append(self._checked(policy, one | {"episodes": table[i : i + 1]}))
+            except MALFORMED as error:
+                refused.append(error)
+        warnings.warn(
+            f"the run ended before it had checked its last episodes, and {len(refused)} of them "
+            f"cannot be: {refused[0] if refused else ''}",
+            UserWarning,
+            stacklevel=5,
+        )
+        names = (*BY_STEP, "episodes")
+        return {x: batches.concatenate([part[x] for part in good]) for x in names} if good else {}
 
     def _check_alike(self, name: str, block: Block) -> None:
         """Raise if a batch without a space is not like those of the blocks before."""
@@ -396,7 +467,7 @@ class _Draft:
             np.array(self.counts, dtype=np.int64),
             table,
             last=last,
-            kept=tuple(self.kept) if keep else None,
+            kept=self.kept,
         )
         check_schedules(found.schedules, len(self.policies))
         check_policy_ids(

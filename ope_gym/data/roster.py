@@ -20,6 +20,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnknownPolicy
 
 ORIGINS = ("learned", "fixed")
+_MOST_STEPS = 2**20  # of a time limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,15 @@ class Roster:
     @property
     def longest(self) -> int:
         """The time limit, or the longest episode if there is no limit."""
-        return max(int(self.lengths.max()), self.horizon or 0)
+        return max(int(self.lengths.max()), (self.limited and self.horizon) or 0)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a time limit; one of millions of steps stands for none.
+
+        There are columns with a number for each step up to the limit.
+        """
+        return self.horizon is not None and self.horizon <= _MOST_STEPS
 
     @property
     def clocked(self) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,11 @@ class Columns:
         return read_only(np.diff(self.offsets))
 
     @cached_property
+    def first_policies(self) -> NDArray[np.int32]:
+        """(n,) the policy that acted at the first step of each episode."""
+        return read_only(self.policy_ids[self.offsets[:-1]])
+
+    @cached_property
     def steps(self) -> Ints:
         """(S,) number of the step within its episode, from 0."""
         return read_only(arrays.step_numbers(self.offsets))
@@ -138,10 +143,11 @@ def freeze(data: C) -> C:
 
 def take(data: C, episodes: Ints) -> C:
     """Copy some episodes, in the order of their indices."""
-    offsets = arrays.offsets_of(data.lengths[episodes])
+    begins = data.offsets[:-1][episodes]
+    lengths = data.offsets[1:][episodes] - begins
+    offsets = arrays.offsets_of(lengths)
     # row r of the result is row r + (start of its episode there - its start here)
-    shifts = data.offsets[:-1][episodes] - offsets[:-1]
-    rows = np.repeat(shifts, data.lengths[episodes]) + np.arange(offsets[-1])
+    rows = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
     taken = {name: batches.take(getattr(data, name), rows) for name in BY_STEP}
     taken |= {name: getattr(data, name)[episodes] for name in BY_EPISODE}
     return freeze(dataclasses.replace(data, offsets=offsets, **taken))
@@ -209,3 +215,65 @@ def renumber(
         part, policy_ids=read_only(policy_ids), schedule_ids=read_only(ids.astype(np.int32))
     )
     return changed, schedules
+
+
+# Columns that grow -------------------------------------------------------------------------
+
+DERIVED = ("lengths", "first_policies")  # follow from the columns, and are asked for often
+
+
+class GrowingColumns(Generic[C]):
+    """Episodes with room behind them for those that come.
+
+    Rows are added and never changed, so that columns of earlier days share their memory with those
+    of today. Where the room does not suffice, all rows move to twice the room: each is copied about
+    twice in its life.
+
+    Args:
+        first: No episodes; has the spaces.
+
+    Attributes:
+        all: All episodes so far. Whoever adds some sets it to what `joined` returned: in one
+            statement with what else depends on it, so that no interrupt comes between.
+    """
+
+    def __init__(self, first: C) -> None:
+        self.all = first
+        self._rooms: dict[tuple[Any, ...], NDArray[Any]] = {}  # the arrays behind the columns
+
+    def joined(self, parts: Sequence[C]) -> C:
+        """Return what `all` is to be with more episodes, of the same spaces; read-only."""
+        if not len(self.all):  # not copied before there are more
+            return join([self.all, *parts])
+        new = join(parts)
+        offsets = new.offsets[1:] + self.all.offsets[-1]
+        changed = {"offsets": self._longer(("offsets",), self.all.offsets, offsets)} | {
+            name: self._longer((name,), getattr(self.all, name), getattr(new, name))
+            for name in (*BY_STEP, *BY_EPISODE)
+        }
+        found = freeze(dataclasses.replace(self.all, **changed))
+        for name in DERIVED:
+            vars(found)[name] = self._longer((name,), getattr(self.all, name), getattr(new, name))
+            vars(found)[name].setflags(write=False)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the room out: a copy has its own."""
+        return {"all": self.all, "_rooms": {}}
+
+    def _longer(self, place: tuple[Any, ...], old: Tree, new: Tree) -> Tree:
+        """Return a batch with the rows of both."""
+        if isinstance(old, tuple):
+            return tuple(self._longer((*place, i), x, new[i]) for i, x in enumerate(old))
+        if isinstance(old, dict):
+            return {key: self._longer((*place, key), x, new[key]) for key, x in old.items()}
+        n, dtype, room = len(old) + len(new), np.promote_types(old.dtype, new.dtype), None
+        if old.shape[1:] == new.shape[1:]:
+            room = self._rooms.get(place)
+        if room is None or len(room) < n or room.dtype != dtype:
+            room = np.empty((2 * n, *old.shape[1:]), dtype)
+            np.concatenate([old, new], out=room[:n])  # raises if their rows differ in shape
+            self._rooms[place] = room
+        else:
+            room[len(old) : n] = new
+        return room[:n]

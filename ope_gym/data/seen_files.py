@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from ope_gym.data.blocks import PathLike, require_regular
+from ope_gym.data.blocks import PathLike, require_regular, settled_size
 
 _ENDS = 1 << 16  # bytes at either end of a file that tell it from others
 
@@ -81,7 +81,7 @@ class SeenFile:
 
 def mark_of(file: BinaryIO, size: int | None = None) -> Mark:
     """Return the mark of a file, or of its first `size` bytes; the file is then at its start."""
-    size = os.fstat(file.fileno()).st_size if size is None else size
+    size = settled_size(file) if size is None else size
     digest = hashlib.blake2b(file.read(min(size, _ENDS)), digest_size=16)
     file.seek(max(0, size - _ENDS))
     digest.update(file.read(min(size, _ENDS)))

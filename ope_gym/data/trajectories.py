@@ -72,8 +72,7 @@ class Viewable:
             episodes: Indices, a mask or a slice; indices also give the order.
         """
         data = self.view()
-        chosen = _episode_indices(episodes, len(data))
-        first = data.policy_ids[data.offsets[:-1]]
+        first = data.first_policies
         keep = np.ones(len(data), dtype=bool)
         if policies is not None:
             wanted = [policies] if isinstance(policies, int | np.integer) else list(policies)
@@ -87,9 +86,15 @@ class Viewable:
         if last is not None:
             if last < 1:
                 raise ValueError(f"last={last} must be at least 1")
-            keep &= np.isin(first, np.unique(first)[-last:])
+            recorded = np.zeros(len(data.policies), dtype=bool)
+            recorded[first] = True
+            recorded[np.flatnonzero(recorded)[:-last]] = False
+            keep &= recorded[first]
         if held_out is not None:
             keep &= data.held_out == held_out
+        if episodes is None:
+            return take(data, np.flatnonzero(keep))
+        chosen = _episode_indices(episodes, len(data))
         return take(data, chosen[keep[chosen]])
 
     def merge(self, *others: Viewable) -> Trajectories:
@@ -425,9 +430,9 @@ def _place(section: TableSection, first: int, row: int) -> str:
     return section.place(first + row)
 
 
-def _episode_indices(episodes: slice | ArrayLike | None, n: int) -> Ints:
-    if episodes is None or isinstance(episodes, slice):
-        return np.arange(n)[slice(None) if episodes is None else episodes]
+def _episode_indices(episodes: slice | ArrayLike, n: int) -> Ints:
+    if isinstance(episodes, slice):
+        return np.arange(n)[episodes]
     index = np.atleast_1d(np.asarray(episodes))
     index = index.astype(np.int64) if index.size == 0 else index
     try:

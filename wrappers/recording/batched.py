@@ -142,10 +142,16 @@ class BatchedSession(Session):
                 self._begin(envs)
 
     def hand_over_if_due(self) -> None:
-        """Hand over the episodes that wait if there may be many; with a file at once."""
-        if self._waiting and (self._file is not None or self.clock >= self._due):
-            self._due = self.clock + self._patience
-            self.hand_over()
+        """Hand over the episodes that wait if there may be many; write the others to the file."""
+        if not self._waiting:
+            return
+        if self.clock < self._due:
+            if self._file is None or self._ahead == len(self._waiting):
+                return
+            if self._is_batch_ahead(self._table(self._waiting[-1:])):
+                return
+        self._due = self.clock + self._patience
+        self.hand_over()
 
     def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
         """Forget the open episodes of all sub-envs, or of those in the mask."""
@@ -185,7 +191,10 @@ class BatchedSession(Session):
     # truncated, held out, number.
 
     def _batch(self) -> NDArray[np.int64]:
-        envs, ends, held_out, start, *ended, number = zip(*self._waiting, strict=True)
+        return self._table(self._waiting)
+
+    def _table(self, waiting: list[Any]) -> NDArray[np.int64]:
+        envs, ends, held_out, start, *ended, number = zip(*waiting, strict=True)
         table = np.array(
             [np.concatenate(x) for x in (envs, start, start, *ended, held_out, number)]
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,12 @@ from numpy.typing import NDArray
 
 from ope_gym.data import blocks
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.files import RawColumn, raw_column, says_its_probabilities
+from ope_gym.data.schema import BY_EPISODE
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import Policy, acting_log_probs
-from wrappers.recording.file import EpisodeFile, PolicyChange
+from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
 from wrappers.recording.finished import Finished
 
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
@@ -72,6 +73,11 @@ class LiveBuffer(TrajectoryBuffer):
         self._fetch()
         return super().__len__()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Fetch first: whoever pickles the session after it hands over, too."""
+        self._fetch()
+        return self.__dict__
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -99,26 +105,7 @@ class Settings:
         if not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
         if self.path is not None:
-            _check_path(self.path, self.append)
-
-
-def _check_path(path: blocks.PathLike, append: bool | None) -> None:
-    """Raise if nothing can or should be recorded there; warn if it continues an older record."""
-    name = os.fspath(path)
-    if not os.path.isdir(os.path.dirname(os.path.abspath(name))):
-        raise FileNotFoundError(f"path={name!r}: its folder does not exist")
-    blocks.require_regular(name)
-    if append or not os.path.exists(name):
-        return
-    if append is not None:
-        raise FileExistsError(f"path={name!r} exists and append=False: choose another file")
-    if os.path.getsize(name):
-        warnings.warn(
-            f"path={name!r} exists: new episodes are appended to those of earlier runs. Say "
-            "append=True if that is meant, or choose another file; append=False refuses it",
-            UserWarning,
-            stacklevel=5,
-        )
+            check_path(self.path, self.append, stacklevel=5)
 
 
 class Session(ABC):
@@ -147,9 +134,13 @@ class Session(ABC):
         if file is None and settings.path is not None:
             file = EpisodeFile(settings.path)
         self._file = file
-        self._loop = -1 if file is None else file.join(self.buffer, self._changes)  # there
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
+        self._ahead = 0  # how many of these the file has already
+        self._loop = -1  # number there
+        if file is not None:
+            self._loop = file.join(self.buffer, self._changes, self.hand_over)
         self._handing_over = False
+        self._asked = (-1, False)  # a policy, and whether a reader can ask it
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -276,6 +267,68 @@ class Session(ABC):
             raise
         finally:
             self._handing_over = False
+            if not self._waiting:
+                self._ahead = 0
+
+    def _write_ahead(
+        self, columns: Sequence[RawColumn | None], start_clock: int, steps: int, episodes: bytes
+    ) -> bool:
+        """Write the last element of `_waiting` to the file; return False if that is no way.
+
+        Args:
+            columns: Observations, actions and rewards, and log_probs where the reader cannot ask
+                the policy; None for what is no plain array.
+            start_clock: Clock at which the first of the episodes began.
+            steps: Number of rows.
+            episodes: See `files.write_ahead`.
+        """
+        known = [column for column in columns if column is not None]
+        clock, policy, _ = self._changes[-1]
+        if (
+            self._file is None
+            or len(known) < len(columns)
+            or self._ahead < len(self._waiting) - 1
+            or start_clock < clock
+            or not self._file.write_ahead(self._loop, policy, known, steps, episodes)
+        ):
+            return False
+        self._ahead = len(self._waiting)
+        return True
+
+    def _is_batch_ahead(self, batch: Any) -> bool:
+        """Write a batch, the last element of `_waiting`, ahead; return False if that is no way."""
+        finished = self._columns(batch)
+        start_clock = int(finished.start_clock.min())
+        columns = [
+            raw_column("observations", finished.observations),
+            raw_column("actions", finished.actions),
+            raw_column("rewards", finished.rewards),
+        ]
+        if finished.given is not None or not self._asks_policy():
+            if finished.given is not None and self.settings.audit:
+                return False
+            try:
+                log_probs = self._log_probs(finished, self._policy_ids(finished))
+            except Exception:  # it comes again where it is explained
+                return False
+            columns.append(raw_column("log_probs", log_probs))
+        by_episode = [getattr(finished, name) for name in BY_EPISODE[:-1]]
+        table = np.empty((len(finished.lengths), 2 + len(by_episode)), dtype=np.int64)
+        for i, column in enumerate((finished.lengths, *by_episode, self._loop)):
+            table[:, i] = column
+        return self._write_ahead(columns, start_clock, len(finished.rewards), table.tobytes())
+
+    def _asks_policy(self) -> bool:
+        """Return whether the reader of a file can ask the current policy for probabilities."""
+        k = self._changes[-1][1]
+        if self._asked[0] != k:
+            self._asked = k, says_its_probabilities(self.buffer.policies[k])
+        return self._asked[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Hand over first: a copy must not write episodes that wait here."""
+        self.hand_over()
+        return self.__dict__
 
     def close(self) -> None:
         """Hand over the episodes that wait and release the file; may be called again."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import struct
+import sys
+from array import array
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +14,8 @@ from numpy import ndarray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
+from ope_gym.data.files import RawColumn, describe_rows, raw_column
+from ope_gym.data.schema import BY_EPISODE
 from wrappers.recording.finished import Finished
 from wrappers.recording.session import Session, Settings
 
@@ -29,6 +35,10 @@ _Rows: TypeAlias = tuple[
     "np.dtype[Any] | None",
     "tuple[int, ...] | None",
 ]
+
+
+_REWARDS, _WHOLE_NUMBERS = describe_rows("rewards", "<f8", ()), describe_rows("actions", "<i8", ())
+_EPISODE = struct.Struct(f"<{1 + len(BY_EPISODE)}q")  # a row of the table of a block
 
 
 class SingleSession(Session):
@@ -51,6 +61,9 @@ class SingleSession(Session):
         self._number = 0  # of the open episode, in the order of start
         self._shape: tuple[int, ...] = ()  # of the very first observation
         self._n_bytes = 0
+        # Whether an episode is a few plain arrays, once its observations are all alike.
+        self._plain = spaces.is_column(settings.action_space) and sys.byteorder == "little"
+        self._described = ""  # what the bytes of observations are, for the file
 
     @property
     def clock(self) -> int:
@@ -75,6 +88,8 @@ class SingleSession(Session):
             self._n_bytes = observation.nbytes
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
             shape = None if observation.ndim == 1 else self._shape
+            self._plain &= dtype.str in spaces.NUMERIC_DTYPES
+            self._described = describe_rows("observations", dtype.str, self._shape)
             self.rows = (*self.rows[:4], dtype, shape)
         alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.keep_unlike(observation))
@@ -98,9 +113,29 @@ class SingleSession(Session):
         self._start += n
         self._number += 1
         given = self.rows[3]
-        at_once = self.settings.path is not None or (self.settings.audit and given)
-        if at_once or self._first >= self._enough:
+        if (
+            self._first >= self._enough
+            or (self.settings.audit and given)
+            or (self._file is not None and not self._is_ahead(labels))
+        ):
             self.hand_over()
+
+    def _is_ahead(self, labels: tuple[int, ...]) -> bool:
+        """Write the last episode to the file as it is, or return False if that is no way."""
+        n, *flags, start, _ = labels
+        observations, actions, rewards, given, dtype, _ = self.rows
+        if given or not (self._plain and self._all_alike and self._asks_policy()):
+            return self._is_batch_ahead(self._waiting[-1:])
+        rows = slice(self._first - n, self._first)
+        seen = b"".join(observations[rows])
+        if dtype is None or len(seen) != n * self._n_bytes:
+            return False
+        columns = (
+            RawColumn(self._described, seen),
+            _raw_actions(actions[rows]),
+            RawColumn(_REWARDS, array("d", rewards[rows]).tobytes()),
+        )
+        return self._write_ahead(columns, start, n, _EPISODE.pack(n, *flags, start, self._loop))
 
     def drop(self, *, warn: bool) -> None:
         """Forget the open episode."""
@@ -165,6 +200,14 @@ class SingleSession(Session):
         self._all_alike = self._all_alike or not left[0]
         # no call in between: an interrupt cannot leave half of it
         self._waiting, self.rows, self._first = [], left, 0
+
+
+def _raw_actions(actions: list[Any]) -> RawColumn | None:
+    """Return the bytes of actions, as `np.array` would have them, but faster for whole numbers."""
+    if actions[0].__class__ in (int, np.int64):
+        with contextlib.suppress(TypeError, OverflowError):
+            return RawColumn(_WHOLE_NUMBERS, array("q", actions).tobytes())
+    return raw_column("actions", np.array(actions))
 
 
 def keep(value: Any) -> Any:

@@ -19,7 +19,7 @@ from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
-from wrappers.recording.file import EpisodeFile
+from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
 from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
@@ -75,9 +75,10 @@ class OPECallback(EventCallback):
             for each rollout; by default only if they are saved to a file, or are all that
             `estimators` have.
         epsilon: Exploration rate of DQN in fresh episodes; by default that of the training.
-        path: A new file to which finished episodes are appended as they end. A process that is
-            killed loses only the open episodes. A full disk is a warning: the episodes stay in
-            memory, and go to the file as soon as there is room.
+        path: A file to which finished episodes are appended as they end. A process that is killed
+            loses only the open episodes. A full disk is a warning: the episodes stay in memory,
+            and go to the file as soon as there is room.
+        append: Whether to continue a file that exists; see `RecordTrajectories`.
         seed: Seed of the fresh episodes; None for that of the model, if it has one.
         max_steps: Length above which a fresh episode is an error, if no time limit is known.
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
@@ -103,6 +104,7 @@ class OPECallback(EventCallback):
         record_training: bool | None = None,
         epsilon: float | None = None,
         path: PathLike | None = None,
+        append: bool | None = None,
         seed: int | None = None,
         max_steps: int = 100_000,
         verbose: int = 1,
@@ -141,7 +143,10 @@ class OPECallback(EventCallback):
         options = Options(gamma=gamma, level=level)
         self._gamma, self._level = options.gamma, options.level
         self._record_training, self._epsilon = record_training, epsilon
-        self._file = None if path is None else _new_file(path)
+        self._file = None
+        if path is not None:  # an error now, not after hours of training
+            check_path(path, append, stacklevel=3)
+            self._file = EpisodeFile(path, patient=True)
         self._log_path = None if log_path is None else os.fspath(log_path)
         self._models = SavedModels(best_model_save_path)
         self._seed, self._max_steps = seed, max_steps
@@ -477,16 +482,3 @@ def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-
-
-def _new_file(path: PathLike) -> EpisodeFile:
-    """Return a new file; an error now, not after hours of training, if it cannot be written."""
-    name = os.fspath(path)
-    folder = os.path.dirname(os.path.abspath(name))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
-    if os.path.exists(name):
-        raise FileExistsError(f"path={name!r} exists already: remove it, or choose another name")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"path={name!r}: its folder is not writable, choose another one")
-    return EpisodeFile(path, patient=True)

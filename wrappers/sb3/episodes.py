@@ -130,7 +130,7 @@ class TrainingEpisodes(TrainingSteps):
             return data.select(last=last)
         # One selection: the record of a long training is not copied twice at each evaluation.
         settled = self.session.settled_mask()
-        first = data.policy_ids[data.offsets[:-1]]
+        first = data.first_policies
         return data.select(episodes=settled & np.isin(first, np.unique(first[settled])[-last:]))
 
     def n_bytes(self) -> int:
