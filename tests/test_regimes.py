@@ -69,7 +69,7 @@ def test_the_regime(
     for name, estimate in found.items():
         if want == "in-sample":
             assert estimate.verdict.colour != "green"
-            assert "optimistic: the policy learned from" in str(estimate.verdict)
+            assert "optimistic, because the policy learned" in str(estimate.verdict)
         elif want == "adaptive":
             caution = "adaptive" in str(estimate.verdict)
             assert caution == (name not in ("BIS", "BCIS", "NBIS", "NBCIS")), name

@@ -34,7 +34,8 @@ def cautions(regime: str, scheme: str, held_out: bool = False) -> tuple[str, ...
     if regime == "in-sample":
         remedy = "; evaluate it on the held-out ones alone" if held_out else ""
         return (
-            f"optimistic: the policy learned from these episodes, or may have (in-sample){remedy}",
+            "optimistic, because the policy learned, or may have learned, from these episodes "
+            f"(in-sample){remedy}",
         )
     if regime == "adaptive" and scheme != "basic":
         return (
