@@ -122,9 +122,10 @@ estimates of later policies are optimistic, because these policies learned from 
 """
 _GATE = """Decide with few fresh episodes whether a new checkpoint may replace the old one.
 
-In every round each policy plays one episode, with the same seeds, until it is certain whether the
-new one is better; recorded episodes only speed this up. You may look after every round: the total
-probability of a wrong pass or fail is at most 1 - level.
+Both policies play the environment, in pairs with the same seed or one that is drawn by lot, until it
+is certain whether the new one is better; recorded episodes only speed this up. You may look after
+every episode: the total probability of a wrong pass or fail is at most 1 - level. This rests on one
+of --bounds, --reward-range, --deviation and --symmetric, which must be true.
 
 With --margin M the new one passes if it is certain to be at most M worse than the old one, and
 fails if it is certain to be more than M worse.
@@ -132,7 +133,7 @@ fails if it is certain to be more than M worse.
 exit code, for CI:
   0  pass: better than the old one, or at most the margin worse
   1  fail: worse than the old one, by more than the margin
-  2  undecided: after --limit rounds neither is certain; raise it, or give a --margin
+  2  undecided: after --limit pairs of episodes neither is certain; raise it, or give a --margin
   3  the command could not be run
 With --state a stopped gate goes on where it was.
 """
@@ -341,6 +342,8 @@ def gate_command(args: argparse.Namespace) -> Said:
         bounds=None if args.bounds is None else tuple(args.bounds),
         reward_range=None if args.reward_range is None else tuple(args.reward_range),
         horizon=args.horizon,
+        deviation=args.deviation,
+        symmetric=args.symmetric,
         margin=args.margin,
         level=args.level,
         gamma=args.gamma,
@@ -352,12 +355,12 @@ def gate_command(args: argparse.Namespace) -> Said:
         env = gym.make(args.env)
     except gym.error.Error as error:
         raise ValueError(f"--env {args.env}: {error}") from None
-    with _bar("rounds", args.limit) as bar:
-        bar.update(found.rounds)
-        while found.not_worse() is None and found.rounds < args.limit:
-            found.play(env, 1)
-            bar.update(found.rounds - bar.n)
-            if args.state is not None and found.episodes % 2 == 0:
+    with _bar("episodes", 2 * args.limit) as bar:
+        bar.update(found.episodes)
+        while found.not_worse() is None and found.episodes < 2 * args.limit:
+            found.play(env, 1, gate=True)
+            bar.update(found.episodes - bar.n)
+            if args.state is not None:
                 found.save(args.state)
     env.close()
     passed = found.not_worse()
@@ -373,7 +376,7 @@ def gate_command(args: argparse.Namespace) -> Said:
         f"{said}\n{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
         f"{found.difference:.5g}, within "
         f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
-        f"{found.episodes} fresh episodes"
+        f"{found.episodes} fresh episodes{found.assumption()}"
     )
     return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
 
@@ -813,6 +816,17 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         metavar=("LOW", "HIGH"),
         help="instead: lowest and highest possible reward, with the time limit",
     )
+    ends.add_argument(
+        "--deviation",
+        type=float,
+        metavar="S",
+        help="instead: largest standard deviation of the difference of two returns, same seed",
+    )
+    ends.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="instead: the difference of two returns is symmetric around its mean",
+    )
     gate.add_argument(
         "--horizon", type=int, metavar="N", help="time limit (default: the recorded one)"
     )
@@ -828,7 +842,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         type=int,
         default=LIMIT,
         metavar="N",
-        help="most rounds, of two episodes each (default: %(default)s)",
+        help="most pairs of episodes (default: %(default)s)",
     )
     gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
     add_flags(gate, "data", "gamma", "level", "seed")

@@ -1,8 +1,9 @@
 """Decide which of two policies is better with few fresh episodes, and look as often as you like.
 
-A round plays both policies with the same seeds. The statements of a duel hold together with the
-probability `level` however often one looks, whenever one stops, and whatever the recorded episodes
-are: `ope_gym.inference.sequences` has the argument, and `ope_gym.analysis.duel_prior` says what is
+A round plays both policies with the same seeds, or one that is drawn by lot, whichever promises a
+decision sooner. The statements of a duel hold together with the probability `level` however often
+one looks, whenever one stops, and whatever the recorded episodes are: `ope_gym.inference.sequences`
+and `ope_gym.inference.rounds` have the argument, and `ope_gym.analysis.duel_prior` says what is
 taken from recorded episodes.
 """
 
@@ -20,7 +21,8 @@ from ope_gym.arrays import annuity_of
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.intervals import Interval
-from ope_gym.inference.sequences import PairedSequence, Prior
+from ope_gym.inference.rounds import Rounds
+from ope_gym.inference.sequences import Assumed, Prior
 from ope_gym.models.base import QModel
 from ope_gym.options import Options
 from ope_gym.policies import Policy, Target, check_target
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 
 NAMES = ("a", "b")
 LIMIT = 1000
-_VERSION = 1
+_VERSION = 2
+_LARGEST = 100.0  # log ratio that counts as certain
+
+Played = tuple[float, float, float]  # return, control and log ratio of an episode
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,18 @@ class Rules:
     """The terms of a duel, which stay as they are from the first round on.
 
     Args:
-        bounds: lowest and highest possible return of an episode.
+        bounds: lowest and highest possible return of an episode, if there are any.
+        deviation: largest standard deviation of the difference of a pair; without bounds and
+            deviation differences are symmetric around their mean.
         margin: difference that does not matter.
         level: probability with which all statements hold.
         gamma: discount.
-        limit: rounds after which the two are too close.
+        limit: pairs of episodes after which the two are too close.
         seed: of environments and actions.
     """
 
-    bounds: tuple[float, float]
+    bounds: tuple[float, float] | None
+    deviation: float | None
     margin: float
     level: float
     gamma: float
@@ -81,25 +89,30 @@ class Duel:
         self.rules, self.prior = rules, prior
         self._policies, self._controls = dict(zip(NAMES, policies, strict=True)), controls
         self._limits = np.array([c.limit for c in controls if c is not None])
-        low, high = rules.bounds
         points = [0.0, -rules.margin, rules.margin] if rules.margin else [0.0]
-        self._sequence = PairedSequence(
-            high - low,
+        self._sequence = Rounds(
+            Assumed(rules.bounds, rules.deviation),
             self._limits,
             np.array(points),
             level=rules.level,
             limit=rules.limit,
             prior=prior,
         )
-        self._rounds: list[dict[str, tuple[float, float]]] = []  # return and control of each
-        self._open: dict[str, tuple[float, float]] = {}
+        self._rounds: list[dict[str, Played]] = []
+        self._open: dict[str, Played] = {}
+        self._plan = self._sequence.plan()
 
     # Play ------------------------------------------------------------------------------------
 
     def next(self) -> str | None:
         """Return whom to play next, "a" or "b"; None once there is a verdict."""
-        if self.verdict is not None:
-            return None
+        return self._whom() if self.verdict is None else None
+
+    def _whom(self) -> str:
+        """Return who plays the next episode of this round."""
+        if self._plan.single[0]:
+            lot = np.random.default_rng([self.rules.seed, len(self._rounds), 3]).random()
+            return NAMES[int(lot >= self._plan.share[0])]
         return next(name for name in NAMES if name not in self._open)
 
     @property
@@ -116,20 +129,57 @@ class Duel:
         """Take a fresh episode.
 
         Args:
-            policy: "a" or "b"; each once a round, in any order.
-            episode: its return, discounted by gamma; or the episode itself as trajectories, with
-                actions drawn from the policy, which ends the duel sooner where recorded episodes
-                were given. Decide which of the two before playing.
+            policy: "a" or "b", as `next` says.
+            episode: the episode as trajectories, with actions drawn from the policy; or its return
+                alone, discounted by gamma, which says less. Decide which before playing.
         """
         if policy not in NAMES:
             raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")
+        if self._plan.single[0] and policy != self._whom():
+            raise ValueError(
+                f"policy is {policy!r}, but {self._whom()!r} was drawn to play this round alone: "
+                "add an episode of the policy that next() names"
+            )
         if policy in self._open:
             other = NAMES[1 - NAMES.index(policy)]
             raise ValueError(
-                f"policy {policy!r} was played in this round; {other!r} is next: a round is one "
+                f"policy {policy!r} was played in this round; {other!r} is next: this round is one "
                 "episode of each"
             )
-        total, luck = self._outcome(policy, episode)
+        self._open[policy] = self._outcome(policy, episode)
+        if self._plan.single[0] or len(self._open) == len(NAMES):
+            self._close(self._open)
+            self._open = {}
+
+    def _outcome(self, policy: str, episode: float | Trajectories) -> Played:
+        """Return the return of an episode, its control (0 without one) and its log ratio."""
+        if not isinstance(episode, Trajectories):
+            self._check_return(policy, float(episode))
+            return float(episode), 0.0, _LARGEST if policy == "a" else -_LARGEST
+        if len(episode) != 1:
+            raise ValueError(f"episode holds {len(episode)} episodes; add one at a time")
+        total = float(episode.returns(self.rules.gamma)[0])
+        self._check_return(policy, total)
+        a, b = (p.log_prob(episode.observations, episode.actions) for p in self._policies.values())
+        own = a if policy == "a" else b
+        if not np.all(np.isfinite(own)):
+            step = int(np.flatnonzero(~np.isfinite(own))[0])
+            raise ValueError(
+                f"policy {policy!r} gives its action of step {step} the log-probability "
+                f"{own[step]}: add episodes whose actions were drawn from the policy"
+            )
+        ratio = float(np.clip(a.sum() - b.sum(), -_LARGEST, _LARGEST))
+        control = self._controls[NAMES.index(policy)]
+        if control is None or self._plan.single[0]:
+            return total, 0.0, ratio
+        rng = np.random.default_rng([self.rules.seed, len(self._rounds), 2])
+        return total, float(control.of(episode, rng)[0]), ratio
+
+    def _check_return(self, policy: str, total: float) -> None:
+        if self.rules.bounds is None:
+            if not np.isfinite(total):
+                raise ValueError(f"the return of policy {policy!r} is {total}; give a finite one")
+            return
         low, high = self.rules.bounds
         slack = 1e-9 * max(abs(low), abs(high))
         if not low - slack <= total <= high + slack:
@@ -138,47 +188,42 @@ class Duel:
                 f"{high:g}): a duel is valid only within bounds that hold for every episode; start "
                 "anew with wider ones"
             )
-        self._open[policy] = total, luck
-        if len(self._open) == len(NAMES):
-            self._close(self._open)
-            self._open = {}
 
-    def _outcome(self, policy: str, episode: float | Trajectories) -> tuple[float, float]:
-        """Return the return of an episode and its control, 0 without one."""
-        if not isinstance(episode, Trajectories):
-            return float(episode), 0.0
-        if len(episode) != 1:
-            raise ValueError(f"episode holds {len(episode)} episodes; add one at a time")
-        total = float(episode.returns(self.rules.gamma)[0])
-        control = self._controls[NAMES.index(policy)]
-        if control is None:
-            return total, 0.0
-        rng = np.random.default_rng([self.rules.seed, len(self._rounds), 2])
-        return total, float(control.of(episode, rng)[0])
-
-    def _close(self, played: dict[str, tuple[float, float]]) -> None:
+    def _close(self, played: dict[str, Played]) -> None:
+        """Bet on a round that is complete, and plan the next one."""
         self._rounds.append(dict(played))
-        (a, luck_a), (b, luck_b) = played["a"], played["b"]
-        signed = [luck_a, -luck_b]
-        used = [x for x, c in zip(signed, self._controls, strict=True) if c is not None]
-        self._sequence.add(np.array([a - b]), np.array([used]))
+        unplayed = 0.0, 0.0, 0.0
+        both = np.array([played.get(name, unplayed) for name in NAMES])  # (2, 3)
+        used = [c is not None for c in self._controls]
+        luck = (both[:, 1] * [1.0, -1.0])[used]
+        who = np.array([NAMES.index(next(iter(played)))])
+        self._sequence.add(self._plan, who, both[None, :, 0], both[None, :, 2], luck[None])
+        self._plan = self._sequence.plan()
 
-    def play(self, env: gym.Env[Any, Any], episodes: int | None = None) -> str | None:
+    def play(
+        self, env: gym.Env[Any, Any], episodes: int | None = None, *, gate: bool = False
+    ) -> str | None:
         """Play until there is a verdict, and return it.
 
         Args:
             env: a single environment, as the policies know it; it is reset with seeds.
             episodes: stop after so many more, verdict or not; a round that is open stays open.
+            gate: play until `not_worse` is certain instead, or the limit is reached.
         """
         if isinstance(env, str):
             raise TypeError(f"env is {env!r}: give the environment itself, gym.make({env!r})")
         if hasattr(env, "num_envs"):
             raise TypeError(f"env is {env}, a vector environment: give a single one")
         left = np.inf if episodes is None else episodes
-        while left > 0 and (name := self.next()) is not None:
+        while left > 0 and not (self._gated if gate else self.verdict is not None):
+            name = self._whom()
             self.add(name, play_episode(env, self._policies[name], self.seed, self.rng()))
             left -= 1
         return self.verdict
+
+    @property
+    def _gated(self) -> bool:
+        return self.not_worse() is not None or self.episodes >= 2 * self.rules.limit
 
     # Conclude --------------------------------------------------------------------------------
 
@@ -188,21 +233,22 @@ class Duel:
 
         "too close" if they differ by at most the margin, or if the limit is reached.
         """
-        above, below = self._sequence.above[0], self._sequence.below[0]
+        wealth = self._sequence.wealth
+        above, below = wealth.above[0], wealth.below[0]
         if above[0]:
             return "a"
         if below[0]:
             return "b"
         if self.rules.margin and above[1] and below[2]:
             return "too close"
-        return "too close" if len(self._rounds) >= self.rules.limit else None
+        return "too close" if self.episodes >= 2 * self.rules.limit else None
 
     def not_worse(self) -> bool | None:
         """Tell whether J_a > J_b - margin: True or False once it is certain, None before."""
-        at = 1 if self.rules.margin else 0
-        if self._sequence.above[0, at]:
+        at, wealth = 1 if self.rules.margin else 0, self._sequence.wealth
+        if wealth.above[0, at]:
             return True
-        return False if self._sequence.below[0, at] else None
+        return False if wealth.below[0, at] else None
 
     @property
     def rounds(self) -> int:
@@ -212,7 +258,7 @@ class Duel:
     @property
     def episodes(self) -> int:
         """How many fresh episodes were played."""
-        return 2 * len(self._rounds) + len(self._open)
+        return sum(map(len, self._rounds)) + len(self._open)
 
     @property
     def difference(self) -> float:
@@ -222,7 +268,7 @@ class Duel:
     @property
     def interval(self) -> Interval:
         """The differences J_a - J_b that are not refuted: valid at every look."""
-        return self._sequence.interval()
+        return self._sequence.wealth.interval()
 
     def __str__(self) -> str:
         ends, said = self.interval, self.verdict
@@ -230,15 +276,23 @@ class Duel:
         return (
             f"{words[said]} after {text.count(self.episodes, 'fresh episode')}: J_a - J_b is "
             f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)} "
-            f"at every look with {self.rules.level:.0%}"
+            f"at every look with {self.rules.level:.0%}{self.assumption()}"
         )
+
+    def assumption(self) -> str:
+        """Return what the statements rest on where there are no bounds, as ", if ..."."""
+        if self.rules.bounds is not None:
+            return ""
+        if self.rules.deviation is None:
+            return ", if the difference of a round is symmetric around its mean"
+        return f", if the standard deviation of a round is at most {self.rules.deviation:g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings: terms, verdict, and every round."""
         ends = self.interval
         return {
             "version": _VERSION,
-            "rules": {**vars(self.rules), "bounds": list(self.rules.bounds)},
+            "rules": {**vars(self.rules), "bounds": _as_list(self.rules.bounds)},
             "prior": {
                 key: value.tolist() if isinstance(value, np.ndarray) else float(value)
                 for key, value in vars(self.prior).items()
@@ -246,7 +300,7 @@ class Duel:
             "limits": self._limits.tolist(),
             "verdict": self.verdict,
             "difference": None if not self._rounds else self.difference,
-            "interval": [ends.low, ends.high],
+            "interval": [x if np.isfinite(x) else None for x in (ends.low, ends.high)],
             "rounds": [{name: list(one) for name, one in r.items()} for r in self._rounds],
             "open": {name: list(one) for name, one in self._open.items()},
         }
@@ -264,6 +318,8 @@ def duel(
     bounds: tuple[float, float] | None = None,
     reward_range: tuple[float, float] | None = None,
     horizon: int | None = None,
+    deviation: float | None = None,
+    symmetric: bool = False,
     margin: float = 0.0,
     level: float = 0.95,
     gamma: float = 1.0,
@@ -283,11 +339,18 @@ def duel(
         bounds: lowest and highest possible return of an episode.
         reward_range: instead of bounds: lowest and highest possible reward of a step.
         horizon: with reward_range: the longest possible episode; by default the recorded limit.
+        deviation: instead of bounds: the largest possible standard deviation of the difference of
+            two returns with the same seed. Exact for every such distribution, skewed or not; a
+            number that is twice too large makes a duel four times as long.
+        symmetric: instead of bounds: the difference of two returns with the same seed is symmetric
+            around its mean, as it is for policies whose returns have the same distribution but for
+            a shift. Exact then, also with heavy tails and infinite variance. Where one policy fails
+            rarely and badly it is wrong, and so may the duel be.
         margin: a difference that does not matter, 0 or more: with it a duel of two policies that
             are about equal ends as "too close" before the limit.
         level: probability with which all statements hold, at every look.
         gamma: discount of the returns.
-        limit: rounds, of two episodes each, after which the two are too close.
+        limit: pairs of episodes, played together or alone, after which the two are too close.
         q_model: as in `ope_gym.evaluate`, for the control variate; None for none.
         held_out: as in `ope_gym.evaluate`.
         seed: of the environment and of actions, round by round.
@@ -302,11 +365,14 @@ def duel(
     source = None if data is None else load_source(data, held_out)
     policies = tuple(_policy(target, name, source) for target, name in ((a, "a"), (b, "b")))
     recorded = None if source is None else source.roster.horizon
-    ends = _bounds(bounds, reward_range, horizon or recorded, gamma)
-    rules = Rules(ends, float(margin), float(level), float(gamma), int(limit), int(seed))
+    free = _free(bounds, reward_range, deviation, symmetric)
+    ends = None if free else _bounds(bounds, reward_range, horizon or recorded, gamma)
+    rules = Rules(ends, deviation, float(margin), float(level), float(gamma), int(limit), int(seed))
     prior, controls = Prior(), (None, None)
     if source is not None:
-        prior, controls, _ = expect(source, policies, gamma, reward_range, q_model, seed)  # type: ignore[arg-type, assignment]
+        model = None if ends is None else q_model  # no control keeps differences symmetric
+        middle = 0.0 if ends is None else sum(ends) / 2
+        prior, controls = expect(source, policies, gamma, reward_range, model, seed, middle)  # type: ignore[arg-type, assignment]
     saved = None if state is None or not Path(state).exists() else _read(Path(state), rules)
     if saved is not None:
         prior, controls = _as_saved(saved, prior, controls)  # type: ignore[assignment]
@@ -316,6 +382,26 @@ def duel(
             found._close({name: tuple(one) for name, one in played.items()})
         found._open = {name: tuple(one) for name, one in saved["open"].items()}
     return found
+
+
+def _free(
+    bounds: tuple[float, float] | None,
+    reward_range: tuple[float, float] | None,
+    deviation: float | None,
+    symmetric: bool,
+) -> bool:
+    """Return whether a duel goes without bounds, or raise if it is told two things at once."""
+    named = {
+        "bounds": bounds is not None or reward_range is not None,
+        "deviation": deviation is not None,
+        "symmetric": symmetric,
+    }
+    given = [name for name, is_given in named.items() if is_given]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are given: a duel rests on one of them")
+    if deviation is not None and not (np.isfinite(deviation) and deviation > 0.0):
+        raise ValueError(f"deviation is {deviation!r}; give a standard deviation above 0")
+    return given in (["deviation"], ["symmetric"])
 
 
 def _policy(target: Target, name: str, source: Source | None) -> Policy:
@@ -337,7 +423,9 @@ def _bounds(
         raise ValueError(
             "a duel needs bounds, the lowest and highest possible return, such as (0, 500) for "
             "CartPole-v1; or reward_range, with a recorded time limit or horizon. Without bounds "
-            "no number of episodes can exclude a rare return that is large enough to decide"
+            "no number of episodes can exclude a rare return that is large enough to decide, "
+            "unless you can say more: give deviation, the largest standard deviation of the "
+            "difference of two returns, or symmetric=True"
         )
     if bounds is not None:
         given, name = bounds, "bounds"
@@ -364,7 +452,7 @@ def _read(path: Path, rules: Rules) -> dict[str, Any]:
         raise ValueError(f"{path} is no state of a duel of version {_VERSION}: give another file")
     then = saved["rules"]
     for name, value in vars(rules).items():
-        old = tuple(then[name]) if name == "bounds" else then[name]
+        old = tuple(then[name]) if isinstance(then[name], list) else then[name]
         if old != value:
             raise ValueError(
                 f"{name} is {value!r}, but {path} was begun with {old!r}: rules that change during "
@@ -388,6 +476,10 @@ def _as_saved(
             "or begin anew with another file"
         )
     return Prior(**arrays), controls  # type: ignore[arg-type]
+
+
+def _as_list(bounds: tuple[float, float] | None) -> list[float] | None:
+    return None if bounds is None else list(bounds)
 
 
 def play_episode(

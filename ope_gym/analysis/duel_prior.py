@@ -23,6 +23,7 @@ from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
+from ope_gym.inference.rounds import weight_moments
 from ope_gym.inference.sequences import Prior
 from ope_gym.models import default_model, named_model
 from ope_gym.models.base import SAMPLES, ActionValues, Problem, QModel, cross_fit, of_chosen, q_all
@@ -30,7 +31,7 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.scale.sources import Source
 from ope_gym.weights.behaviours import behaviours_of
 
-TRUST = {"green": 0.8, "amber": 0.5, "red": 0.0}
+TRUST = {"green": 0.3, "amber": 0.2, "red": 0.0}
 _REACH = 1.5  # limit of a control, in standard deviations
 _ROUNDS = 5.0  # rounds that recorded episodes count for
 _LEAST = 0.05  # share of the variance that a control must explain to be worth its range
@@ -114,7 +115,7 @@ def bounded_sums(
     for t in range(int(lengths.max())):
         going = np.flatnonzero(lengths > t)
         rows, now = offsets[going] + t, found[going]
-        room, bound = limit - np.abs(now), gamma**t * largest[rows]
+        room, bound = np.maximum(limit - np.abs(now), 0.0), gamma**t * largest[rows]
         eta = np.divide(room, bound, out=np.ones(going.size), where=bound > room)
         found[going] = now + gamma**t * eta * terms[rows]
     return found
@@ -130,6 +131,7 @@ class Expected:
         coefficient: with which the control explains the return.
         variance: of the control.
         rest: variance of the return that the control leaves.
+        log_weights: (n,) of the recorded episodes.
     """
 
     estimate: Estimate
@@ -137,6 +139,7 @@ class Expected:
     coefficient: float
     variance: float
     rest: float
+    log_weights: FloatArray
 
 
 def expect(
@@ -146,8 +149,11 @@ def expect(
     reward_range: tuple[float, float] | None,
     q_model: QModel | str | None,
     seed: int,
-) -> tuple[Prior, tuple[Control | None, Control | None], tuple[Estimate, Estimate]]:
+    middle: float,
+) -> tuple[Prior, tuple[Control | None, Control | None]]:
     """Return the prior of a duel and the controls of both policies, from recorded episodes."""
+    assert source.data is not None  # all of it is in memory
+    returns = source.data.returns(gamma)
     evaluator = Evaluator(source, ["auto", "NFIS"], gamma=gamma, q_model=q_model, seed=seed)
     a, b = (_expect(evaluator, p, reward_range, q_model) for p in policies)
     apart = a.estimate.difference(b.estimate)
@@ -161,10 +167,20 @@ def expect(
         float(np.sqrt(a.rest + b.rest)),
         np.array([e.coefficient for e in used]),
         np.array([e.variance for e in used]),
+        _moments(a, b, returns, middle) if trust > 0.0 else Prior().moments,
         _ROUNDS if trust > 0.0 else 1.0,
         trust if known else 0.0,
     )
-    return prior, (a.control, b.control), (a.estimate, b.estimate)
+    return prior, (a.control, b.control)
+
+
+def _moments(a: Expected, b: Expected, returns: FloatArray, middle: float) -> FloatArray:
+    """Return what `weight_moments` would be in the mean over fresh single episodes."""
+    both = np.logaddexp(a.log_weights, b.log_weights)
+    weights = np.exp(both - both.max())
+    apart = np.where(weights > 0.0, a.log_weights - b.log_weights, 0.0)
+    terms = weight_moments(apart, returns - middle, np.full(returns.size, 0.5))
+    return np.asarray(np.einsum("n,nhk->hk", weights / weights.sum(), terms))
 
 
 def _expect(
@@ -184,7 +200,7 @@ def _expect(
     model = default_model(data, policy) if q_model == "default" else q_model
     model = named_model(model) if isinstance(model, str) else model
     if model is None or len(data) < 2:
-        return Expected(estimate, None, 0.0, 0.0, spread)
+        return Expected(estimate, None, 0.0, 0.0, spread, log_w)
     rng = np.random.default_rng(options.seed)
     longest = evaluator.source.roster.longest
     problem = Problem(policy, options.gamma, longest, rng)
@@ -193,12 +209,12 @@ def _expect(
     luck = np.add.reduceat(terms, data.offsets[:-1])
     variance = float(weights @ luck**2)
     if not variance > 0.0:
-        return Expected(estimate, None, 0.0, 0.0, spread)
+        return Expected(estimate, None, 0.0, 0.0, spread, log_w)
     apart = returns - weights @ returns
     coefficient = float(np.clip(weights @ (apart * luck) / variance, 0.0, 1.0))
     rest = float(weights @ (apart - coefficient * luck) ** 2)
     if estimate.verdict.colour != "red" and rest > (1.0 - _LEAST) * spread:
-        return Expected(estimate, None, 0.0, 0.0, spread)
+        return Expected(estimate, None, 0.0, 0.0, spread, log_w)
     low, high = data.rewards.min(), data.rewards.max()
     if reward_range is not None:
         low, high = reward_range
@@ -211,7 +227,7 @@ def _expect(
         _REACH * float(np.sqrt(variance)),
         float(np.sqrt(np.mean((base.q - base.v) ** 2))),
     )
-    return Expected(estimate, control, coefficient, variance, rest)
+    return Expected(estimate, control, coefficient, variance, rest, log_w)
 
 
 def _weights(log_w: FloatArray, estimate: Estimate) -> FloatArray:
