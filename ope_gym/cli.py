@@ -122,7 +122,7 @@ estimates of later policies are optimistic, because these policies learned from 
 """
 _GATE = """Decide with few fresh episodes whether a new checkpoint may replace the old one.
 
-Both policies play the environment, in pairs with the same seed or one that is drawn by lot, until it
+Both policies play the environment, in pairs with the same seed or one policy drawn by lot, until it
 is certain whether the new one is better; recorded episodes only speed this up. You may look after
 every episode: the total probability of a wrong pass or fail is at most 1 - level. This rests on one
 of --bounds, --reward-range, --deviation and --symmetric, which must be true.
