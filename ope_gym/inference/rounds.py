@@ -24,8 +24,8 @@ R), and R = hi - lo both for a pair, of two episodes, and for a single one with 
 help against that: an environment with D <= 0 may look like the real one but for one episode in 1 +
 R / D, in which a and b part and b has it all. To exclude it takes log(1 / alpha) / log(1 + D / R)
 episodes (`fewest_episodes`), and pairs with common seeds take twice as many. A lot other than even
-makes R larger; it pays where returns of one policy vary more and the range does not matter. Nor
-does a control of single episodes pay: it widens the range by more than the variance it takes away.
+makes R larger; it pays where returns of one policy vary more and the range does not matter. Single
+episodes have no control: it takes variance away, but widens the range, and the two about cancel.
 
 What is played is what is expected to grow fastest, by b d - b^2 m / 2 for each episode, with the
 best bet b = min(d / m, CAP / reach) on the difference d that prior and rounds so far suggest, and
