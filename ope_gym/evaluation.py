@@ -298,7 +298,7 @@ class Evaluator:
             targets: policies, numbers of recorded ones, or "last".
             origins: of each, as in `ope_gym.evaluate`.
             crew: workers that are there already, from `hire`; by default they are started anew.
-            done: called with the number of targets just done.
+            done: called with 1 after each target; those of a group are done at about one time.
         """
         given = [None] * len(targets) if origins is None else origins
         hired: AbstractContextManager[Crew]
@@ -309,10 +309,10 @@ class Evaluator:
         found: list[Evaluation] = []
         with one_blas_thread(), hired as ready:
             for block in self._blocks([self._policy(target) for target in targets]):
-                begin = len(found)
-                found += self._evaluate(block, given[begin : begin + len(block.targets)], ready)
-                if done is not None:
-                    done(len(block.targets))
+                for one in self._evaluate(block, given[len(found) :], ready):
+                    found.append(one)
+                    if done is not None:
+                        done(1)
         return [self._titled(*pair) for pair in zip(found, targets, strict=True)]
 
     def _titled(self, found: Evaluation, target: Target) -> Evaluation:
@@ -353,7 +353,7 @@ class Evaluator:
 
     def _evaluate(
         self, block: _Block, origins: Sequence[str | None], crew: Crew
-    ) -> list[Evaluation]:
+    ) -> Iterator[Evaluation]:
         options, names = self.options, block.names
         self._require(names, block.model)
         uses_q = block.model is not None and any(ESTIMATORS[name].uses_q for name in names)
@@ -392,10 +392,8 @@ class Evaluator:
             ],
             reduce,
         )
-        return [
-            self._concluded(target, origin, names, model, *found)
-            for target, origin, found in zip(block.targets, origins, computed, strict=True)
-        ]
+        for target, origin, found in zip(block.targets, origins, computed, strict=False):
+            yield self._concluded(target, origin, names, model, *found)
 
     def _concluded(
         self,
