@@ -5,9 +5,11 @@
     python benchmarks/estimators.py --peer scope-rl=peer-scope/bin/python --peer rllib=...
 
 What is compared is timed in turn, repetition by repetition, so that a busy moment of the machine
-meets all of them. "read" is one pass of numpy over the (K, S) matrix. benchmarks/peers/README.md
-says how to make the environments of the other libraries; our times include the standard error,
-interval, diagnostics and verdict that they do not compute.
+meets all of them; ratios are of the clock and, in brackets, of the processor, which counts both of
+our threads but no waiting for others. "read" is one pass of numpy over the (K, S) matrix, "mixture"
+the kernel that makes fused weights from it. benchmarks/peers/README.md says how to make the
+environments of the other libraries; our times include the standard error, interval, diagnostics and
+verdict that they do not compute, except for those of the value alone (interval=None).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 import ope_gym
 from ope_gym.estimators.table import WEIGHTED
+from ope_gym.weights.formula import log_weights
 
 SIZES = {"small": (10, 300, 200), "medium": (10, 10_000, 200), "large": (50, 20_000, 500)}
 HUGE = (100, 20_000, 500)  # 10^7 steps
@@ -49,7 +52,7 @@ class Arrays:
     rewards: NDArray[np.float64]
     offsets: NDArray[np.int64]
 
-    def evaluate(self, estimators: list[str], interval: str = "ess-t") -> ope_gym.Evaluation:
+    def evaluate(self, estimators: list[str], interval: str | None = "ess-t") -> ope_gym.Evaluation:
         """Our call."""
         return ope_gym.evaluate_log_probs(
             self.target_log_probs,
@@ -59,6 +62,16 @@ class Arrays:
             self.offsets,
             estimators=estimators,
             interval=interval,
+        )
+
+    def mixture(self) -> object:
+        """The fused weights alone."""
+        return log_weights(
+            self.target_log_probs,
+            self.behaviour_log_probs,
+            self.behaviour_ids,
+            self.offsets,
+            ["fused"],
         )
 
 
@@ -81,16 +94,19 @@ def make(behaviours: int, episodes: int, length: int, seed: int = 0) -> Arrays:
     return Arrays(target, matrix, ids, rng.random(steps), np.arange(episodes + 1) * length)
 
 
-def interleaved(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each call, taken in turn."""
+def interleaved(
+    calls: dict[str, Callable[[], object]], repetitions: int
+) -> dict[str, NDArray[np.float64]]:
+    """Seconds (2, repetitions) of the clock and of the processor of each call, taken in turn."""
     for call in calls.values():
         call()  # compile, touch the memory
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repetitions):
+    seconds = {name: np.empty((2, repetitions)) for name in calls}
+    for i in range(repetitions):
         for name, call in calls.items():
-            begin = time.perf_counter()
+            begin = np.array([time.perf_counter(), time.process_time()])
             call()
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name][:, i] = time.perf_counter(), time.process_time()
+            seconds[name][:, i] -= begin
     return seconds
 
 
@@ -109,28 +125,29 @@ def kernels(name: str, size: tuple[int, int, int], repetitions: int) -> dict[str
     steps = n * length
     calls: dict[str, Callable[[], object]] = {
         "read": data.behaviour_log_probs.sum,
+        "mixture": data.mixture,
         "FIS+NFIS": lambda: data.evaluate(["FIS", "NFIS"]),
         "all ten": lambda: data.evaluate(list(WEIGHTED)),
     }
     seconds = interleaved(calls, repetitions)
     memory = extra_memory(calls["FIS+NFIS"])
     row: dict[str, object] = {"size": name, "K": k, "n": n, "T": length}
-    for call in ("FIS+NFIS", "all ten"):
-        ratio = np.median(np.array(seconds[call]) / np.array(seconds["read"]))
-        row[call] = {
-            "seconds": float(np.median(seconds[call])),
-            "steps_per_second": steps / float(np.median(seconds[call])),
-            "ratio_to_read": float(ratio),
-        }
     row["extra_bytes_per_step"] = memory / steps
     row["matrix_mb"] = data.behaviour_log_probs.nbytes / 1e6
-    for call in ("FIS+NFIS", "all ten"):
-        r = row[call]
-        assert isinstance(r, dict)
+    for call in list(calls)[1:]:
+        clock, cpu = np.median(seconds[call] / seconds["read"], axis=1).tolist()
+        took = float(np.median(seconds[call][0]))
+        row[call] = {
+            "seconds": took,
+            "steps_per_second": steps / took,
+            "ratio_to_read": clock,
+            "cpu_ratio_to_read": cpu,
+        }
         print(
-            f"{name:8}K={k:<4}n={n:<7,}T={length:<4} {call:9} {r['seconds'] * 1e3:9.1f} ms "
-            f"{r['steps_per_second'] / 1e6:8.1f} M steps/s   {r['ratio_to_read']:6.2f} x read"
-            f"   {memory / steps:6.0f} B/step extra"
+            f"{name:8}K={k:<4}n={n:<7,}T={length:<4} {call:9} {took * 1e3:9.1f} ms "
+            f"{steps / took / 1e6:8.1f} M steps/s   {clock:6.2f} ({cpu:.2f}) x read"
+            f"   {memory / steps:6.0f} B/step extra",
+            flush=True,
         )
     return row
 
@@ -164,16 +181,16 @@ def bootstrap(repetitions: int, replicates: int = 1000) -> dict[str, float]:
         },
         repetitions,
     )
-    ours = np.array(seconds["ours"]) - np.array(seconds["none"])
-    ratio = float(np.median(np.array(seconds["loop"]) / ours))
+    ours = seconds["ours"][1] - seconds["none"][1]
+    ratio = float(np.median(seconds["loop"][1] / ours))
     print(
         f"bootstrap of NFIS, {replicates} replicates at K={k}, n={n}, T={length}: "
-        f"{np.median(ours) * 1e3:.1f} ms, loop {np.median(seconds['loop']) * 1e3:.0f} ms: "
-        f"{ratio:.1f} x"
+        f"{np.median(ours) * 1e3:.1f} ms, loop {np.median(seconds['loop'][1]) * 1e3:.0f} ms of the "
+        f"processor: {ratio:.1f} x"
     )
     return {
         "ours": float(np.median(ours)),
-        "loop": float(np.median(seconds["loop"])),
+        "loop": float(np.median(seconds["loop"][1])),
         "ratio": ratio,
     }
 
@@ -184,35 +201,38 @@ def peer(name: str, python: str, repetitions: int) -> dict[str, object]:
     if episodes is not None:
         data = make(size[0], episodes, size[2])
     path = Path(__file__).parent / "peers" / runner
-    theirs, ours = [], []
+    theirs: list[list[float]] = []
+    ours: dict[str, list[list[float]]] = {"with error and verdict": [], "value alone": []}
+    calls = {
+        "with error and verdict": lambda: data.evaluate(estimators),
+        "value alone": lambda: data.evaluate(estimators, None),
+    }
     with tempfile.TemporaryDirectory() as folder:
         for field, array in vars(data).items():
             np.save(Path(folder) / f"{field}.npy", array)
-        data.evaluate(estimators)
         for _ in range(repetitions):
-            command = [python, str(path), folder, "--repetitions", "3"]
+            command = [python, str(path), folder, "--repetitions", "5"]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             report = json.loads(output.strip().splitlines()[-1])
-            calls = np.array(report["seconds"])
+            took = np.array([report["seconds"], report["cpu_seconds"]])
             if name == "obp":  # its input is the mixture that our call computes
-                calls = calls + np.array(report["input_seconds"])
-            theirs.append(float(np.median(calls)))
-            seconds = interleaved({"ours": lambda: data.evaluate(estimators)}, 3)
-            ours.append(float(np.median(seconds["ours"])))
-    ratio = float(np.median(np.array(theirs) / np.array(ours)))
+                took += np.array([report["input_seconds"], report["input_cpu_seconds"]])
+            theirs.append(np.median(took, axis=1).tolist())
+            for what, seconds in interleaved(calls, 5).items():
+                ours[what].append(np.median(seconds, axis=1).tolist())
     n, t = data.behaviour_ids.size, size[2]
-    print(
-        f"{report['library']} {report['version']} {'+'.join(report['estimators'])} at n={n:,}, "
-        f"T={t}: {np.median(theirs) * 1e3:.1f} ms, ours ({'+'.join(estimators)}) "
-        f"{np.median(ours) * 1e3:.1f} ms: {ratio:.1f} x"
-    )
-    return {
-        "library": report["library"],
-        "version": report["version"],
-        "ratio": ratio,
-        "theirs": float(np.median(theirs)),
-        "ours": float(np.median(ours)),
-    }
+    found: dict[str, object] = {"library": report["library"], "version": report["version"]}
+    for what, taken in ours.items():
+        clock, cpu = np.median(np.array(theirs) / np.array(taken), axis=0).tolist()
+        a, b = np.median(theirs, axis=0)[0] * 1e3, np.median(taken, axis=0)[0] * 1e3
+        print(
+            f"{report['library']} {report['version']} {'+'.join(report['estimators'])} at n={n:,}, "
+            f"T={t}: {a:.1f} ms, ours ({'+'.join(estimators)}, {what}) {b:.1f} ms: "
+            f"{clock:.1f} ({cpu:.1f}) x",
+            flush=True,
+        )
+        found[what] = {"ratio": clock, "cpu_ratio": cpu, "theirs": a / 1e3, "ours": b / 1e3}
+    return found
 
 
 def main() -> None:

@@ -4,6 +4,8 @@
     python benchmarks/scale.py --steps 100000000   one run of so many steps, made on the fly
     python benchmarks/scale.py --steps 10000000 --way files
     python benchmarks/scale.py --steps 1000000 --way files --interval percentile
+    python benchmarks/scale.py --throughput 1000000       MB of files a second of the processor
+    python benchmarks/scale.py --throughput 10000000 --workers 2
 
 Each run is a process of its own, which reports its largest resident memory. Episodes are made from
 a seed whenever they are read and never stored, except with `--way files`; the time of making them
@@ -17,6 +19,7 @@ a.)
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import subprocess
@@ -52,6 +55,8 @@ class Case:
     length: int = 500
     interval: str = "ess-t"
     scratch: bool = True
+    workers: int = 1
+    auto: bool = False
 
 
 def policies(behaviours: int) -> list[LinearSigmoid]:
@@ -95,6 +100,8 @@ def run(case: Case) -> dict[str, Any]:
         "interval": case.interval,
         "weighting": Weighting(mixture="all"),  # or growth with policies would end at 256
     }
+    if case.auto:
+        del options["estimators"]
     making = np.zeros(2)  # seconds of the clock and of the processor
 
     def timed(part: int) -> Trajectories:
@@ -104,7 +111,8 @@ def run(case: Case) -> dict[str, Any]:
         return data
 
     with tempfile.TemporaryDirectory() as folder:
-        compute = Compute(scratch=folder if case.scratch else None)
+        compute = Compute(scratch=folder if case.scratch else None, workers=case.workers)
+        read = 0.0
         small = Case("generated", 4 * case.length, case.behaviours, case.length)
         evaluate([partial(make, small, 0)], target, compute=compute, **options)  # compiles
         given: Any = [partial(timed, part) for part in range(parts)]
@@ -121,15 +129,19 @@ def run(case: Case) -> dict[str, Any]:
             for part in range(parts):
                 make(case, part).save(Path(folder) / f"{part}.ope")
             paths = sorted(Path(folder).glob("*.ope"))
+            read = sum(path.stat().st_size for path in paths) / 1e6
             call = partial(evaluate, paths, target, compute=compute, **options)
-        before, made = _resident(), making.copy()
+        before, made, others = _resident(), making.copy(), _of_children()
         start = _now()
         found = call()
         seconds, cpu = (_now() - start - (making - made)).tolist()
+        others = _of_children() - others
     return {
         "steps": found.sample.steps,
         "seconds": seconds,
         "cpu": cpu,
+        "workers_cpu": others,
+        "megabytes": read,
         "making": float(making[0]),
         "before": before,
         "peak": _resident(),
@@ -140,6 +152,12 @@ def run(case: Case) -> dict[str, Any]:
 
 def _now() -> NDArray[np.float64]:
     return np.array([time.perf_counter(), time.process_time()])
+
+
+def _of_children() -> float:
+    """Return the processor time of the workers that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _resident() -> float:
@@ -195,6 +213,33 @@ def growth() -> None:
         show(Case("generated", 2_000_000, 10, length), TIMES)
 
 
+def throughput(steps: int, behaviours: int, length: int, workers: int) -> None:
+    """Print MB of files a second of the processor, without a q model and with auto.
+
+    With two workers also by how much they would be faster than one on a machine with nothing else
+    to do: what one takes alone, over the time of this process and half of that of the workers,
+    which includes their start.
+    """
+    for auto in (False, True):
+        case = Case("files", steps, behaviours, length, auto=auto)
+        one = apart(case)
+        what = "auto" if auto else "BIS, NBIS, FIS, NFIS"
+        print(
+            f"{what}: {one['megabytes']:.0f} MB of {steps:,} steps, K={behaviours}: "
+            f"{one['cpu']:.2f} CPU s, {one['megabytes'] / one['cpu']:.1f} MB a CPU second",
+            flush=True,
+        )
+        if workers > 1:
+            several = apart(dataclasses.replace(case, workers=workers))
+            own, others = several["cpu"], several["workers_cpu"]
+            print(
+                f"  {workers} workers: this process {own:.2f} CPU s, workers {others:.2f}; "
+                f"{one['cpu'] / (own + others / workers):.2f} times as fast if nobody else works; "
+                f"by the clock {one['seconds']:.1f} s and {several['seconds']:.1f} s",
+                flush=True,
+            )
+
+
 def grow(what: str, cases: dict[int, Case]) -> None:
     """Show three cases, each so many times the one before, and how their processor time grows."""
     print(what)
@@ -212,10 +257,14 @@ def main() -> None:
     parser.add_argument("--way", choices=("generated", "files", "memory"), default="generated")
     parser.add_argument("--interval", choices=("ess-t", "percentile"), default="ess-t")
     parser.add_argument("--no-scratch", action="store_true", help="evaluate the policies twice")
+    parser.add_argument("--throughput", type=int, metavar="STEPS", help="MB a CPU second")
+    parser.add_argument("--workers", type=int, default=1, help="of --throughput, beside one")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         print(json.dumps(run(Case(**json.loads(args.case)))))
+    elif args.throughput:
+        throughput(args.throughput, args.behaviours, args.length, args.workers)
     elif args.steps:
         head()
         scratch = not args.no_scratch

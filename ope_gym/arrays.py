@@ -125,6 +125,17 @@ def offsets_of(lengths: ArrayLike) -> IntArray:
     return offsets
 
 
+def longest_of(offsets: IntArray) -> int:
+    """Return the steps of the longest episode.
+
+    >>> longest_of(np.array([0, 2, 3]))
+    2
+    """
+    if offsets[-1] == len(offsets) - 1:
+        return 1  # each has at least one step, so none has more
+    return int(np.diff(offsets).max())
+
+
 def step_numbers(offsets: IntArray) -> IntArray:
     """Number the steps (S,) within their episodes, from 0.
 

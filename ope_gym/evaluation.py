@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,12 +29,12 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
 from ope_gym.estimators.reductions import Weighted, discounts
-from ope_gym.estimators.run import Reduce, aim, ask, reduce_chunk, run, together
+from ope_gym.estimators.run import Reduce, aim, ask, merge_all, reduce_chunk, run, together
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import fingerprint, make_draws
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.conclude import Known, conclude, with_deviation
+from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import PartialMixture, Sample
 from ope_gym.inference.intervals import IntervalKind
@@ -74,7 +74,6 @@ from ope_gym.scale.passes import (
     Job,
     Recorded,
     Shared,
-    merge_all,
     one_pass,
     reduce_task,
 )
@@ -118,7 +117,7 @@ def evaluate(
     held_out: bool | None = None,
     q_model: QModel | Baseline | str | None = "default",
     gamma: float = 1.0,
-    interval: str | IntervalKind = "ess-t",
+    interval: str | IntervalKind | None = "ess-t",
     level: float = 0.95,
     weighting: Weighting = Weighting(),  # noqa: B008, frozen
     compute: Compute = Compute(),  # noqa: B008, frozen
@@ -143,7 +142,7 @@ def evaluate(
             "default" chooses by the observations; None for none; or a `Baseline`.
         gamma: discount within [0, 1].
         interval: "ess-t", "percentile", "bca", or an object such as `Bootstrap(2000)` or
-            `Betting(reward_range=(0, 1))`.
+            `Betting(reward_range=(0, 1))`; None for the values alone, without errors.
         level: confidence level of the intervals.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
@@ -263,7 +262,8 @@ class Evaluator:
         rows = [ESTIMATORS[name] for name in self._names(policy, model is not None)]
         fits = 2 if model is not None and any(c.uses_q for c in rows) else 0
         blends = bool(fits) and any(c.method == "auto" for c in rows)
-        again = any(c.normalised or c.uses_visits for c in rows)
+        alone = self.options.value_alone and not fits
+        again = any((c.normalised and not alone) or c.uses_visits for c in rows)
         return fits + 1 + again + blends
 
     def evaluate(
@@ -407,6 +407,14 @@ class Evaluator:
         """Turn the numbers of the estimators into estimates of one target."""
         options = self.options
         known = self._known(gathered, target, origin, names, model)
+        if options.value_alone:
+            facts, level = partial(dataclasses.replace, known), options.level
+            return Evaluation(
+                {
+                    name: value_alone(name, ESTIMATORS[name], computed, known.sample, facts, level)
+                    for name, computed in zip(names, found, strict=True)
+                }
+            )
         known = with_deviation(known, dict(zip(names, found, strict=True)))
         kind, level, seed = self._betting or options.kind, options.level, options.seed
         return Evaluation(
@@ -607,6 +615,7 @@ class Evaluator:
             self.options.weighting.cap,
             has_q,
             make_draws(strata, self.options.resamples, self.options.seed),
+            not self.options.value_alone,
         )
 
     def _reduce_memory(self, job: Job, model: QModel | Baseline | None) -> Reduce:

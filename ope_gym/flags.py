@@ -30,9 +30,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "gamma": {"type": float, "default": _DEFAULTS.gamma, "help": "discount factor"},
     "interval": {
         "default": _DEFAULTS.kind.name,
-        "choices": tuple(KINDS),
+        "choices": (*KINDS, "none"),
         "help": "kind of confidence interval: ess-t is Student's t with the effective sample size "
-        "in the place of n, percentile and bca are bootstraps",
+        "in the place of n, percentile and bca are bootstraps, none gives the values alone",
     },
     "level": {
         "type": float,
@@ -151,7 +151,7 @@ def _weighting(given: dict[str, Any]) -> Weighting:
     return Weighting(given.get("cap", _DEFAULTS.weighting.cap), mixture)
 
 
-def _interval(given: dict[str, Any]) -> str | IntervalKind:
+def _interval(given: dict[str, Any]) -> str | IntervalKind | None:
     name = given["interval"]
     for flag in ("reward_range", "horizon"):
         if name != "betting" and given.get(flag) is not None:
@@ -163,4 +163,4 @@ def _interval(given: dict[str, Any]) -> str | IntervalKind:
         return Betting(tuple(given["reward_range"]), given.get("horizon"))
     if name in ("percentile", "bca"):
         return Bootstrap(given.get("resamples", Bootstrap().resamples), name)
-    return str(name)
+    return None if name == "none" else str(name)

@@ -31,11 +31,17 @@ F = TypeVar("F", bound=Callable[..., object])
 _CONTRACT = {"contract"}
 _ADD = {"contract", "reassoc"}
 
-_TILE = 512  # steps of a row handled at once: a tile of four rows stays in the first-level cache
+_TILE = 256  # steps of a row handled at once: a tile of four rows stays in the first-level cache
 _OVERFLOW = 1e280  # below exp(700), where `_exp` stops: no term of a smaller sum was cut
+_UNDERFLOW = 1e-280  # above exp(-708), where `_exp` stops: a larger sum has lost nothing
+NEVER = -1e300  # stands for the log of a probability of 0 where -inf times 0 would be NaN
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
-# Constants of `_exp` and `log_sigmoid`.
+# Constants of `_exp`, `_log` and `log_sigmoid`.
+_SQRT_2 = 1.4142135623730951
+_MANTISSA = (1 << 52) - 1  # bits of a float below its exponent
+_ONE = 1023 << 52  # bits of 1.0
+_WHOLE = 1075 << 52  # bits of 2**52: a whole number below goes into the lowest bits
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
 _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
@@ -156,27 +162,70 @@ def _exp(x: float) -> float:
     return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg]
 
 
+# The logarithm in the same way: x = 2^e m with m within [sqrt(1/2), sqrt(2)], and from
+# artanh(s) = log((1 + s) / (1 - s)) / 2 with s = (m - 1) / (m + 1), |s| <= .172,
+#
+#     log x = e ln 2 + log m = e ln 2 + 2 artanh(s)
+#
+# The bits of x give e + 1023 and m within [1, 2); half of that where it is above sqrt(2).
+@njit(forceinline=True, fastmath=_CONTRACT)
+def _log(x: float) -> float:
+    """Return log(x) by plain arithmetic that vectorises, for x > 0 of full precision."""
+    bits: Any = _bits(x)  # type: ignore[call-arg]
+    m = _float((bits & _MANTISSA) | _ONE)
+    e = _float((bits >> 52) | _WHOLE) - (4503599627370496.0 + 1023.0)
+    large = m > _SQRT_2
+    m = 0.5 * m if large else m
+    e = e + 1.0 if large else e
+    s = (m - 1.0) / (m + 1.0)
+    return e * _LN_2 + 2.0 * _artanh(s)
+
+
+@njit(forceinline=True, fastmath=_CONTRACT)
+def _artanh(s: float) -> float:
+    """Return artanh(s) for |s| <= 1/3."""
+    z = s * s
+    high = _A4 + z * (_A5 + z * (_A6 + z * (_A7 + z * _A8)))
+    return s + s * z * (_A0 + z * (_A1 + z * (_A2 + z * (_A3 + z * high))))
+
+
+@njit(forceinline=True)  # without flags: simplified, it would be 0
+def _rest(total: float, x: float) -> float:
+    """Return what rounding takes from total + x, exactly (Knuth); 0 beside -inf."""
+    new = total + x
+    part = new - total
+    return (total - (new - part)) + (x - part) if new > -np.inf else 0.0
+
+
 # The mixture of prefix products, for every step t of every trajectory:
 #
 #     log mixture_t = log sum_k rho_k P_k,t
-#                   = pivot_t + log sum_k exp(log rho_k + log P_k,t - pivot_t)     for any pivot_t
+#                   = M_t + log sum_k rho_k exp(log P_k,t - M_t)     for any M_t
 #
-# The textbook takes the largest term as the pivot, which needs all K prefixes before the first
-# exponential: two passes over (K, S), or a running maximum with a rescaling whenever it rises. We
-# take the prefix log P_b,t of the behaviour b that recorded the trajectory, known from one row. Its
-# own term is rho_b >= 1 / n, so the sum cannot underflow; it can overflow if another behaviour
-# finds the actions exp(645) times as likely, and only such tiles are done again with the largest
-# term.
+# The textbook takes the largest log P_k,t as M_t, which needs all K prefixes before the first
+# exponential, and after 2,000 steps, when log P is -1,400 or less, every sum has lost three digits.
+# We take M_t = sum_u<=t m_u, m_u the largest log-probability of step u under the behaviour b that
+# recorded the trajectory and three others, and sum for each behaviour the differences
+# log p_k,u - m_u, which stay small where they matter. Only M_t and log P_b,t are large sums, and
+# the rounding errors of these two are carried along (`_rest`). If another behaviour finds the
+# actions exp(645) times as likely as those four, or each step has another one that finds it likely,
+# the sum of the exponentials overflows or underflows: tiles in which that happens are done again,
+# with the largest difference as a pivot.
 #
 # Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so exponentials are
 # taken of several steps at a time. The prefix sums cannot be: each needs the one before. They are
 # made for four behaviours at once, whose four chains of additions the processor overlaps, into a
-# tile of (4, 512) that is still in the cache when the exponentials read it. A tile may hold the
-# ends of some trajectories and the beginnings of others (`first`), and `carry` takes the prefixes
-# of trajectories that go on into the next tile, so short episodes cost no more than long ones.
+# tile of (4, 256) that is still in the cache when the exponentials read it; eight such tiles of a
+# behaviour in a row, so that memory is read in long stretches. Where a trajectory begins the sum so
+# far is multiplied by 0 (`keep`) in the same instruction that adds the next number, so short
+# episodes cost no more than long ones; for this log-probabilities of -inf count as -1e300, whose
+# exponential is 0 all the same.
 
 
-@compiled(_CONTRACT, writes=("own", "mixture", "rows", "pivot", "total", "first", "carry"))
+@compiled(
+    _CONTRACT,
+    writes=("own", "mixture", "rows", "pivot", "total", "keep", "most", "carry"),
+)
 def prefixes(
     log_probs: Any,
     shift: int,
@@ -184,14 +233,15 @@ def prefixes(
     end: int,
     ids: Any,
     offsets: Any,
-    log_rho: Any,
+    rho: Any,
     limit: float,
     own: Any,
     mixture: Any,
     rows: Any,
     pivot: Any,
     total: Any,
-    first: Any,
+    keep: Any,
+    most: Any,
     carry: Any,
 ) -> bool:
     """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
@@ -203,39 +253,54 @@ def prefixes(
         end: one past the last trajectory.
         ids: (n,) own behaviour of each trajectory.
         offsets: (n + 1,) steps of each trajectory.
-        log_rho: (padded,) log share of the trajectories of each behaviour, -inf beyond the last.
+        rho: (padded,) share of the trajectories of each behaviour, 0 beyond the last.
         limit: largest log-probability allowed.
         own: written: log P_b(i),t; this and the next from the first step of `begin` on.
         mixture: written: log sum_k rho_k P_k,t.
         rows: (4, tile) scratch; see `prefix_scratch`.
-        pivot: (tile,) scratch.
-        total: (tile,) scratch.
-        first: (tile,) scratch.
+        pivot: (tiles,) scratch.
+        total: (tiles,) scratch.
+        keep: (tiles,) scratch.
+        most: (tiles,) scratch.
         carry: (2, padded) scratch.
 
     Returns:
         False if an entry is NaN or above the limit.
     """
-    last, tile = log_probs.shape[0] - 1, total.size
-    i, running, good, base, stop = begin - 1, 0.0, True, offsets[begin], offsets[end]
-    for k in range(log_rho.size):
+    last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
+    i, bad, base, stop = begin - 1, 0, offsets[begin], offsets[end]
+    acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
+    for k in range(rho.size):
         carry[0, k] = 0.0
-    for row in range(base, stop, tile):
-        width, column, at = tile, row - shift, row - base
-        if row + tile > stop:
+    for row in range(base, stop, wide):
+        width, column, at = wide, row - shift, row - base
+        if row + wide > stop:
             width = stop - row
         for j in range(width):
-            first[j] = offsets[i + 1] == row + j
-            if first[j]:
+            keep[j] = 1.0
+            if offsets[i + 1] == row + j:
                 i += 1
-                running = 0.0
-            running += log_probs[ids[i], column + j]
-            own[at + j] = running
-            pivot[j] = running
-        for k in range(log_rho.size):
+                acted, acted_rest, keep[j] = 0.0, 0.0, 0.0
+            x = log_probs[ids[i], column + j]
+            acted_rest += _rest(acted, x)
+            acted += x
+            own[at + j] = acted + acted_rest
+            most[j] = x
+            pivot[j] = 0.0
+        for third in range(3):
+            k = third * last // 2
+            for j in range(width):
+                # an unsigned index cannot count from the end, which saves a comparison
+                x = log_probs[k, np.uintp(column + j)]
+                most[j] = x if x > most[j] else most[j]
+        for j in range(width):
+            top, top_rest = top * keep[j], top_rest * keep[j]
+            top_rest += _rest(top, most[j])
+            top += most[j]
+            mixture[at + j] = top + top_rest
+        for k in range(rho.size):
             carry[1, k] = carry[0, k]
-        again = True
-        while again:
+        for attempt in range(2):
             for j in range(width):
                 total[j] = 0.0
             for k in range(0, last + 1, 4):
@@ -244,61 +309,63 @@ def prefixes(
                 k2 = k + 2 if k + 2 < last else last
                 k3 = k + 3 if k + 3 < last else last
                 a, b, c, d = carry[1, k], carry[1, k + 1], carry[1, k + 2], carry[1, k + 3]
-                for j in range(width):
-                    x, y = log_probs[k, column + j], log_probs[k1, column + j]
-                    z, u = log_probs[k2, column + j], log_probs[k3, column + j]
-                    if first[j]:
-                        a, b, c, d = log_rho[k], log_rho[k + 1], log_rho[k + 2], log_rho[k + 3]
-                    a += x
-                    b += y
-                    c += z
-                    d += u
-                    rows[0, j] = a
-                    rows[1, j] = b
-                    rows[2, j] = c
-                    rows[3, j] = d
-                    # false for NaN too
-                    good &= (x <= limit) & (y <= limit) & (z <= limit) & (u <= limit)
+                share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+                for left in range(0, width, tile):
+                    size, here = tile, column + left
+                    if left + tile > width:
+                        size = width - left
+                    for j in range(size):
+                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
+                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
+                        kept, m = keep[np.uintp(left + j)], most[np.uintp(left + j)]
+                        a = a * kept + ((x if x > NEVER else NEVER) - m)
+                        b = b * kept + ((y if y > NEVER else NEVER) - m)
+                        c = c * kept + ((z if z > NEVER else NEVER) - m)
+                        d = d * kept + ((u if u > NEVER else NEVER) - m)
+                        rows[0, j] = a
+                        rows[1, j] = b
+                        rows[2, j] = c
+                        rows[3, j] = d
+                    for j in range(size):
+                        p = pivot[np.uintp(left + j)]
+                        total[np.uintp(left + j)] += (
+                            share_a * _exp(rows[0, j] - p) + share_b * _exp(rows[1, j] - p)
+                        ) + (share_c * _exp(rows[2, j] - p) + share_d * _exp(rows[3, j] - p))
+                    for j in range(size):
+                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
+                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
+                        # also for NaN
+                        bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (u <= limit))
                 carry[0, k] = a
                 carry[0, k + 1] = b
                 carry[0, k + 2] = c
                 carry[0, k + 3] = d
-                for j in range(width):
-                    total[j] += (_exp(rows[0, j] - pivot[j]) + _exp(rows[1, j] - pivot[j])) + (
-                        _exp(rows[2, j] - pivot[j]) + _exp(rows[3, j] - pivot[j])
-                    )
-            again = False
+            lost = 0
             for j in range(width):
-                if pivot[j] < np.inf:
-                    mixture[at + j] = pivot[j] + math.log(total[j])
-                again |= total[j] > _OVERFLOW
-            if again:  # the own prefix is far below the largest: take that as the pivot
-                for j in range(width):
-                    if not total[j] > _OVERFLOW:
-                        pivot[j] = np.inf  # to be left as it is
-                for k in range(last + 1):
+                lost += not (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
+            if lost == 0 or attempt == 1:
+                break
+            for j in range(width):  # a pivot of 0 is kept where there is something left
+                pivot[j] = 0.0 if _UNDERFLOW < total[j] < _OVERFLOW else -np.inf
+            for k in range(last + 1):
+                if rho[k] > 0.0:
                     a = carry[1, k]
                     for j in range(width):
-                        if first[j]:
-                            a = log_rho[k]
-                        a += log_probs[k, column + j]
-                        if a > pivot[j]:
+                        x = log_probs[k, column + j]
+                        a = a * keep[j] + ((x if x > NEVER else NEVER) - most[j])
+                        if a > pivot[j] and not _UNDERFLOW < total[j] < _OVERFLOW:
                             pivot[j] = a
-    return good
+        for j in range(width):
+            mixture[at + j] += pivot[j] + _log(total[j])
+    return bad == 0
 
 
-def prefix_scratch(log_rho: Any) -> tuple[Any, tuple[Any, ...]]:
+def prefix_scratch(rho: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the shares of K behaviours padded to a multiple of four, and scratch of `prefixes`."""
-    padded = np.full(-(-log_rho.size // 4) * 4, -np.inf)
-    padded[: log_rho.size] = log_rho
-    scratch = (
-        np.empty((4, _TILE)),
-        np.empty(_TILE),
-        np.empty(_TILE),
-        np.empty(_TILE, dtype=np.bool_),
-        np.empty((2, padded.size)),
-    )
-    return padded, scratch
+    padded = np.zeros(-(-rho.size // 4) * 4)
+    padded[: rho.size] = rho
+    vectors = np.empty((4, 8 * _TILE))
+    return padded, (np.empty((4, _TILE)), *vectors, np.empty((2, padded.size)))
 
 
 # The optimal scheme has f(p) = p / (1 - a p) where the fused one has f(p) = p. Split off the fused
@@ -321,7 +388,7 @@ def optimal_mixture(
     begin: int,
     end: int,
     offsets: Any,
-    log_rho: Any,
+    rho: Any,
     a: Any,
     own: Any,
     mixture: Any,
@@ -338,7 +405,7 @@ def optimal_mixture(
         begin: first trajectory.
         end: one past the last trajectory.
         offsets: (n + 1,).
-        log_rho: (K,) or more.
+        rho: (K,) or more.
         a: (S,) the reward parameter.
         own: log P_b(i),t; this, the next and `out` from the first step of `begin` on.
         mixture: log sum_k rho_k P_k,t.
@@ -355,8 +422,7 @@ def optimal_mixture(
             extra[j] = 0.0
             certain[j] = 0.0
         for k in range(log_probs.shape[0]):
-            rho = math.exp(log_rho[k])
-            running, stop = 0.0, 0
+            share, running, stop = rho[k], 0.0, 0
             for j in range(length):
                 running += log_probs[k, column + j]
                 if running < _NEGLIGIBLE:
@@ -367,12 +433,12 @@ def optimal_mixture(
                     prefix[j] = -np.inf
                     rest = (1.0 - a[start + j]) - a[start + j] * math.expm1(running)
                     if rest <= 0.0:
-                        certain[j] += rho
+                        certain[j] += share
                     else:
-                        extra[j] += rho * a[start + j] * math.exp(2.0 * running) / rest
+                        extra[j] += share * a[start + j] * math.exp(2.0 * running) / rest
             for j in range(stop):
                 p = _exp(prefix[j])
-                extra[j] += rho * a[start + j] * p * p / (1.0 - a[start + j] * p)
+                extra[j] += share * a[start + j] * p * p / (1.0 - a[start + j] * p)
         for j in range(length):
             rest = (1.0 - a[start + j]) - a[start + j] * math.expm1(own[at + j])
             if certain[j] > 0.0:
@@ -388,28 +454,52 @@ def cumulate(log_probs: Any, begin: int, end: int, offsets: Any, out: Any) -> No
     """Write the running sum of log_probs (S,) inside each of the trajectories begin..end-1."""
     base = offsets[begin]
     for i in range(begin, end):
-        running = 0.0
+        running, rest = 0.0, 0.0
         for j in range(offsets[i], offsets[i + 1]):
+            rest += _rest(running, log_probs[j])
             running += log_probs[j]
-            out[j - base] = running
+            out[j - base] = running + rest
 
 
 @compiled(writes=("out",))
-def cumulate_own(
-    log_probs: Any, shift: int, begin: int, end: int, ids: Any, offsets: Any, limit: float, out: Any
+def cumulate_ratios(
+    target: Any,
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    ids: Any,
+    offsets: Any,
+    limit: float,
+    out: Any,
 ) -> bool:
-    """Write the running sums of log_probs (K, columns) along each trajectory's own behaviour.
+    """Write log P_e - log P_b(i) of trajectories begin..end-1, the log weights of "basic".
 
-    Returns False if an entry is NaN or above the limit.
+    Args:
+        target: (S,) log-probability of the taken action under the target.
+        log_probs: (K, columns) the same under each behaviour.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        ids: (n,) own behaviour of each trajectory.
+        offsets: (n + 1,).
+        limit: largest log-probability allowed.
+        out: (S,) written at the steps of these trajectories.
+
+    Returns:
+        False if an entry of an own behaviour is NaN, -inf or above the limit.
     """
-    base, good = offsets[begin], True
+    good = True
     for i in range(begin, end):
-        running, k = 0.0, ids[i]
+        above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
         for j in range(offsets[i], offsets[i + 1]):
             x = log_probs[k, j - shift]
-            good &= x <= limit
-            running += x
-            out[j - base] = running
+            good &= (x <= limit) & (x > -np.inf)
+            rest_above += _rest(above, target[j])
+            above += target[j]
+            rest_below += _rest(below, x)
+            below += x
+            out[j] = (above + rest_above) - (below + rest_below)
     return good
 
 
@@ -463,6 +553,27 @@ def column_sums(
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
     n, horizon = offsets.size - 1, peak.size
+    if horizon == 1:  # one sum over all trajectories: a loop that vectorises, not n loops of a step
+        top = -np.inf
+        for i in range(n):
+            top = log_w[i] if log_w[i] > top else top
+        top = top if top < log_cap else log_cap
+        peak[0] = top
+        if top == -np.inf:
+            for i in range(n):
+                psi[i] = 0.0
+            return
+        paid = pay[0] * math.exp(top if top < 700.0 else 700.0)
+        once, twice, earned = 0.0, 0.0, 0.0
+        for i in range(n):
+            v = (log_w[i] if log_w[i] < log_cap else log_cap) - top
+            w = _exp(v) if v > -708.0 else 0.0
+            once += w
+            twice += w * w
+            earned += w * rewards[i]
+            psi[i] = paid * (w * rewards[i])
+        sums[0, 0], sums[1, 0], sums[2, 0] = once, twice, earned
+        return
     for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
@@ -582,6 +693,12 @@ def segment_influence(
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
     stretches, begin = ends.size, 0
+    if peak.size == 1:  # as in `column_sums`
+        for i in range(offsets.size - 1):
+            v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak[0]
+            w = _exp(v) if v > -708.0 else 0.0
+            out[0, i] = factor[0] * w * (rewards[i] - mean[0])
+        return
     for j in range(stretches):
         low, total = np.inf, 0.0
         for t in range(ends[j] - 1, begin - 1, -1):
@@ -649,6 +766,177 @@ def rival_terms(
             last[k, i] = running
 
 
+# Statistics of trajectories, each in as few passes as it takes; numpy would make a dozen.
+
+
+@compiled(_ADD, writes=("returns", "discounted", "out"))
+def episode_sums(
+    rewards: Any, offsets: Any, discount: Any, returns: Any, discounted: Any, out: Any
+) -> None:
+    """Sum the rewards of each trajectory, and find the lowest and the highest reward.
+
+    Args:
+        rewards: (S,).
+        offsets: (n + 1,).
+        discount: (T,) gamma^t; (0,) if there is none.
+        returns: (n,) written.
+        discounted: (n,) written where there is a discount.
+        out: (3,) written: the lowest and the highest reward, and the sum of all but the last
+            rewards of trajectories.
+    """
+    low, high, running = rewards[0], rewards[0], 0.0
+    for i in range(offsets.size - 1):
+        total, start, length = 0.0, offsets[i], offsets[i + 1] - offsets[i]
+        for t in range(length):
+            r = rewards[start + t]
+            low = r if r < low else low
+            high = r if r > high else high
+            total += r
+        returns[i] = total
+        if length > 1:
+            running += total - rewards[start + length - 1]
+        if discount.size > 0:
+            total = 0.0
+            for t in range(length):
+                total += discount[t] * rewards[start + t]
+            discounted[i] = total
+    out[0], out[1], out[2] = low, high, running
+
+
+@compiled(_ADD, writes=("out",))
+def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
+    """Sum R - 1 over all steps, R = w_t / w_{t-1} and w_{-1} = 1, where w_{t-1} > 0.
+
+    Args:
+        log_w: (S,) log weights.
+        offsets: (n + 1,).
+        out: (4,) written: number of such steps, largest R, sum of R - 1 and of its square.
+    """
+    # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
+    # largest whole number vectorise
+    steps, top, total, square = 0, 0, 0.0, 0.0
+    if offsets.size - 1 == log_w.size:  # as in `column_sums`
+        steps = log_w.size
+        for i in range(steps):
+            ratio = _exp(log_w[i])
+            bits: Any = _bits(ratio)  # type: ignore[call-arg]
+            top = bits if bits > top else top
+            total += ratio - 1.0
+            square += (ratio - 1.0) * (ratio - 1.0)
+    else:
+        for i in range(offsets.size - 1):
+            start, stop = offsets[i], offsets[i + 1]
+            ratio = _exp(log_w[start])
+            bits = _bits(ratio)  # type: ignore[call-arg]
+            top = bits if bits > top else top
+            steps += 1
+            total += ratio - 1.0
+            square += (ratio - 1.0) * (ratio - 1.0)
+            for j in range(start + 1, stop):
+                known = log_w[j - 1] > -np.inf
+                ratio = _exp(log_w[j] - log_w[j - 1] if known else 0.0)  # 1 adds nothing
+                bits = _bits(ratio)
+                top = bits if bits > top else top
+                steps += known
+                total += ratio - 1.0
+                square += (ratio - 1.0) * (ratio - 1.0)
+    out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
+
+
+@compiled(_ADD, writes=("out",))
+def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
+    """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i, over the largest |u|.
+
+    Args:
+        psi: (n,) influence values.
+        strata: (n,).
+        means: by stratum.
+        factors: by stratum.
+        out: (6,) written: the largest |u|, then, of u over that, the smallest (at most 0), the
+            largest (at least 0), and the sums of u^2, u^3 and u^4; zeros if all u are 0.
+    """
+    low, high = 0.0, 0.0
+    for i in range(psi.size):
+        k = strata[i]
+        u = (psi[i] - means[k]) * factors[k]
+        low = u if u < low else low
+        high = u if u > high else high
+    scale = high if high > -low else -low
+    square, cube, fourth = 0.0, 0.0, 0.0
+    if scale > 0.0:
+        for i in range(psi.size):
+            k = strata[i]
+            u = (psi[i] - means[k]) * factors[k] / scale
+            square += u * u
+            cube += u * u * u
+            fourth += (u * u) * (u * u)
+        low /= scale
+        high /= scale
+    out[0], out[1], out[2] = scale, low, high
+    out[3], out[4], out[5] = square, cube, fourth
+
+
+@compiled(_ADD, writes=("out",))
+def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any) -> None:
+    """Sum what the variance of a return follows from, weighted and inside strata.
+
+    Args:
+        returns: (n,).
+        weights: (n,).
+        strata: (n,).
+        means: of the returns, by stratum.
+        out: (4,) written: sum w, sum w^2, sum w (r - r_w)^2 with r_w = sum w r / sum w, and
+            sum (r - mean)^2 with the mean of the stratum.
+    """
+    total, square, paid, apart, inside = 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(returns.size):
+        total += weights[i]
+        square += weights[i] * weights[i]
+        paid += weights[i] * returns[i]
+    mean = paid / total if total > 0.0 else 0.0
+    for i in range(returns.size):
+        apart += weights[i] * ((returns[i] - mean) * (returns[i] - mean))
+        d = returns[i] - means[strata[i]]
+        inside += d * d
+    out[0], out[1], out[2], out[3] = total, square, apart, inside
+
+
+@compiled(_ADD, writes=("out",))
+def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) -> None:
+    """Sum four columns (n,), each times the place 0.5, 1.5, ... of its trajectory, into (4,)."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    for i in range(returns.size):
+        place = i + 0.5
+        a += place * returns[i]
+        b += place * log_probs[i]
+        c += place * lengths[i]
+        d += place * ids[i]
+    out[0], out[1], out[2], out[3] = a, b, c, d
+
+
+@compiled(writes=())
+def majority_share(values: Any, weights: Any) -> float:
+    """Return the share of the weights (n,) that the value (n,) with more than half of them has.
+
+    If no value has, the share of some value. By the vote of Boyer and Moore: weights of different
+    values cancel each other, and what is left is of the majority, if there is one.
+    """
+    candidate, lead, total = values[0], 0.0, 0.0
+    for i in range(values.size):
+        total += weights[i]
+        if values[i] == candidate:
+            lead += weights[i]
+        else:
+            lead -= weights[i]
+            if lead < 0.0:
+                candidate, lead = values[i], -lead
+    own = 0.0
+    for i in range(values.size):
+        if values[i] == candidate:
+            own += weights[i]
+    return own / total
+
+
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the
 # exponential cannot overflow. From artanh(s) = log((1 + s) / (1 - s)) / 2 with s = u / (2 + u),
 # (1 + s) / (1 - s) = 1 + u, so log1p(u) = 2 artanh(s) where s is at most 1/3: a quotient and a
@@ -662,10 +950,6 @@ def log_sigmoid(x: Any) -> Any:
         for j in range(x.shape[1]):
             value = x[i, j]
             u = _exp(-abs(value))
-            s = u / (2.0 + u)
-            z = s * s
-            high = _A4 + z * (_A5 + z * (_A6 + z * (_A7 + z * _A8)))
-            a = _A0 + z * (_A1 + z * (_A2 + z * (_A3 + z * high)))
             low = 0.0 if value >= 0.0 else value  # NaN stays NaN
-            x[i, j] = low - 2.0 * (s + s * z * a)
+            x[i, j] = low - 2.0 * _artanh(u / (2.0 + u))
     return x

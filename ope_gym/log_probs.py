@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import (
+    FloatArray,
     IntArray,
     as_floats,
     check_column,
     check_finite,
     check_log_probs,
     check_offsets,
+    longest_of,
 )
 from ope_gym.estimators.methods import estimator
 from ope_gym.estimators.reductions import Weighted, within_discount
@@ -23,11 +26,11 @@ from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
 from ope_gym.inference.bootstrap import fingerprint, make_draws
-from ope_gym.inference.conclude import Known, conclude, with_deviation
+from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Sample
 from ope_gym.inference.intervals import IntervalKind
-from ope_gym.inference.outcomes import Outcomes, RewardSums, discounted_returns
+from ope_gym.inference.outcomes import Outcomes, tally
 from ope_gym.models.base import Baseline, check_baseline
 from ope_gym.options import (
     Offer,
@@ -38,7 +41,7 @@ from ope_gym.options import (
 )
 from ope_gym.results import Evaluation
 from ope_gym.weights.formula import log_weights, path_log_probs
-from ope_gym.weights.propensities import ratio_alarms
+from ope_gym.weights.propensities import StepRatios
 from ope_gym.weights.reward_model import check_reward_model
 
 
@@ -54,7 +57,7 @@ def evaluate_log_probs(
     regime: str = "unstated",
     density: bool = False,
     gamma: float = 1.0,
-    interval: str | IntervalKind = "ess-t",
+    interval: str | IntervalKind | None = "ess-t",
     level: float = 0.95,
     weighting: Weighting = Weighting(),  # noqa: B008, frozen
     seed: int = 0,
@@ -74,7 +77,7 @@ def evaluate_log_probs(
             "unstated"; see `ope_gym.inference.regimes`.
         density: the numbers are log densities of continuous actions.
         gamma: discount within [0, 1].
-        interval: as in `evaluate`.
+        interval: as in `evaluate`; None for the values alone.
         level: confidence level.
         weighting: cap and reward model of the weights; the mixture is that of all behaviours.
         seed: of the bootstrap draws.
@@ -137,12 +140,14 @@ def evaluate_log_probs(
             "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
+    wanted = {ESTIMATORS[name].scheme for name in names} - {""}
+    checked = "basic" if wanted == {"basic"} else "fused"  # the scheme whose ratios are checked
     log_w = log_weights(
         target,
         rows,
         ids,
         offsets,
-        sorted({ESTIMATORS[name].scheme for name in names} - {""} | {"fused"}),  # for the alarms
+        sorted(wanted | {checked}),
         density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )
@@ -171,10 +176,17 @@ def evaluate_log_probs(
         weighting.cap,
         baseline is not None,
         make_draws(strata, options.resamples, options.seed),
+        not options.value_alone,
     )
     betting = options.betting(None)
     chunk = within_discount(chunk, options.gamma)
-    found = run([estimator(name, setting, betting) for name in names], reduce_chunk(chunk))
+    found = dict(
+        zip(
+            names,
+            run([estimator(name, setting, betting) for name in names], reduce_chunk(chunk)),
+            strict=True,
+        )
+    )
     sample = Sample(
         ids.size,
         steps,
@@ -183,30 +195,58 @@ def evaluate_log_probs(
         counts,
         options.gamma,
         regime,
-        fingerprint(
-            np.add.reduceat(rewards, offsets[:-1]),
-            rows[ids, offsets[1:] - 1],
-            np.diff(offsets),
-            ids,
-        ),
+        (),
     )
-    returns = discounted_returns(rewards, offsets, options.gamma)
-    longest = int(np.diff(offsets).max())
-    outcomes = Outcomes.of(
-        returns, RewardSums.of(rewards, offsets), options.gamma, longest, limited=False
-    )
-    alarms = ratio_alarms(chunk.log_weights["fused"], chunk.offsets)
-    known = Known(sample, ids, outcomes, alarms=alarms)
-    known = with_deviation(known, dict(zip(names, found, strict=True)))
+    kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
+    facts = partial(_known, sample, ids, rewards, offsets, kept, checked)
+    level, seed = options.level, options.seed
+    if options.value_alone:
+        return Evaluation(
+            {
+                name: value_alone(name, ESTIMATORS[name], computed, sample, facts, level)
+                for name, computed in found.items()
+            }
+        )
+    known = with_deviation(facts(rows=rows), found)
     kind = betting or options.kind
     return Evaluation(
         {
-            name: conclude(
-                name, ESTIMATORS[name], computed, known, kind, options.level, options.seed
-            )
-            for name, computed in zip(names, found, strict=True)
+            name: conclude(name, ESTIMATORS[name], computed, known, kind, level, seed)
+            for name, computed in found.items()
         }
     )
+
+
+def _known(
+    sample: Sample,
+    ids: IntArray,
+    rewards: FloatArray,
+    offsets: IntArray,
+    chunk: Weighted,
+    scheme: str,
+    rows: FloatArray | None = None,
+) -> Known:
+    """Return the facts about the data that verdicts need.
+
+    Args:
+        sample: the trajectories.
+        ids: (n,) behaviour of each.
+        rewards: (S,).
+        offsets: (n + 1,).
+        chunk: their weights, as far as discount leaves any.
+        scheme: of the weights whose ratios are checked.
+        rows: (K, S) log-probabilities, for a fingerprint; None without one.
+    """
+    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
+    returns, discounted, sums = tally(rewards, offsets, sample.gamma)
+    outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
+    if rows is not None:
+        last = offsets[1:] - 1
+        flat = rows.flags.c_contiguous
+        own = rows.take(ids * rewards.size + last) if flat else rows[ids, last]
+        mark = fingerprint(returns, own, np.diff(offsets), ids)
+        sample = dataclasses.replace(sample, fingerprint=mark)
+    return Known(sample, ids, outcomes, alarms=alarms)
 
 
 def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:

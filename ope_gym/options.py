@@ -13,7 +13,13 @@ from numpy.typing import ArrayLike
 
 from ope_gym.arrays import positive
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS
-from ope_gym.inference.intervals import Betting, Bootstrap, IntervalKind, interval_kind
+from ope_gym.inference.intervals import (
+    Betting,
+    Bootstrap,
+    IntervalKind,
+    NoInterval,
+    interval_kind,
+)
 
 if TYPE_CHECKING:
     import os
@@ -97,7 +103,7 @@ class OptionValues(TypedDict, total=False):
     held_out: bool | None
     q_model: Any
     gamma: float
-    interval: str | IntervalKind
+    interval: str | IntervalKind | None
     level: float
     weighting: Weighting
     compute: Compute
@@ -117,7 +123,8 @@ class Options:
             values q and v at every step. Files that are read in blocks take a `LinearQ`.
         gamma: discount within [0, 1].
         interval: "ess-t", "percentile" or "bca", or an object: `EssT()`, `Bootstrap(resamples,
-            method)`, `Betting(reward_range, horizon)`; see `ope_gym.inference.intervals`.
+            method)`, `Betting(reward_range, horizon)`; see `ope_gym.inference.intervals`. None for
+            the value alone, without error and interval, which saves a pass over the episodes.
         level: confidence level of the intervals.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
@@ -128,7 +135,7 @@ class Options:
     held_out: bool | None = None
     q_model: Any = "default"
     gamma: float = 1.0
-    interval: str | IntervalKind = "ess-t"
+    interval: str | IntervalKind | None = "ess-t"
     level: float = 0.95
     weighting: Weighting = field(default_factory=Weighting)
     compute: Compute = field(default_factory=Compute)
@@ -160,6 +167,11 @@ class Options:
     def kind(self) -> IntervalKind:
         """The kind of the intervals."""
         return interval_kind(self.interval)
+
+    @property
+    def value_alone(self) -> bool:
+        """Whether neither errors nor intervals are wanted."""
+        return isinstance(self.kind, NoInterval)
 
     @property
     def resamples(self) -> int:
@@ -263,6 +275,15 @@ class Offer:
             lines = ([m for m in line if self.allows(m)] for line in GROUPS[name])
             chosen += next(filter(None, lines), [])
         return tuple(dict.fromkeys(chosen))
+
+
+def refuse_value_alone(options: Options, what: str) -> None:
+    """Raise if intervals are left out where something rests on the errors."""
+    if options.value_alone:
+        raise ValueError(
+            f"interval is None, but {what} compares by standard errors: give 'ess-t' or another "
+            "kind of interval"
+        )
 
 
 def refuse_betting(name: str, kind: IntervalKind) -> None:

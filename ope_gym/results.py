@@ -173,7 +173,10 @@ class Evaluation(Mapping[str, Estimate]):
                 off, error = e.value - truth, math.hypot(e.standard_error, truth_error)
                 distance = off / error if error else math.copysign(math.inf, off) if off else 0.0
                 row.append("undefined" if math.isnan(distance) else f"{distance:+.1f} se")
-        lines = [text.wrap(self.headline, ""), "", *self._head(), *text.align(rows, left=(0, 6))]
+        if self.best.interval.method == "none":  # the values alone
+            rows = [[*row[:2], row[4], *row[6:]] for row in rows]
+        left = (0, rows[0].index("verdict"))
+        lines = [text.wrap(self.headline, ""), "", *self._head(), *text.align(rows, left=left)]
         return "\n".join([*lines, *(text.wrap(line) for line in self._remarks(verbose))])
 
     def plot(self, truth: float | None = None, truth_error: float = 0.0) -> Figure:

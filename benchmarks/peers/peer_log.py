@@ -121,20 +121,22 @@ def run_peer(library: str, version: str, prepare: Callable[[PeerLog], Calls]) ->
 
     log = read_log(args.folder, args.episodes)
     size = {"episodes": len(log.behaviour_ids), "steps": len(log.rewards)}
-    input_seconds = []
+    input_seconds, input_cpu = [], []
     for _ in range(args.repetitions):
         calls: Calls = {}  # frees the last form first, so that two never exist at once
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         calls = prepare(log)
         input_seconds.append(time.perf_counter() - begin)
+        input_cpu.append(time.process_time() - cpu)
     del log  # a library that needs no (K, S) matrix is not charged for its memory
 
     before_mb = _reset_peak()
-    seconds = []
+    seconds, cpu_seconds = [], []
     for _ in range(args.repetitions):
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         estimates = {name: call() for name, call in calls.items()}
         seconds.append(time.perf_counter() - begin)
+        cpu_seconds.append(time.process_time() - cpu)
     peak_mb = _memory_mb("VmHWM")
 
     report = {
@@ -142,9 +144,11 @@ def run_peer(library: str, version: str, prepare: Callable[[PeerLog], Calls]) ->
         "version": version,
         "estimators": {name: float(value) for name, value in estimates.items()},
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "peak_mb": peak_mb,
         "call_mb": None if peak_mb is None or before_mb is None else peak_mb - before_mb,
         "input_seconds": input_seconds,
+        "input_cpu_seconds": input_cpu,
         **size,
     }
     print(json.dumps(report))

@@ -151,8 +151,7 @@ def contributions(
     fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
     found, strata = fused.current, fused.behaviours.strata
     groups, group = np.unique(strata, return_inverse=True)
-    top = float(found.log_last.max())
-    last = np.exp(found.log_last - (top if np.isfinite(top) else 0.0))
+    last = found.last
     total, square = _sums(group, last), _sums(group, last**2)
     ess = np.divide(total**2, square, out=np.zeros(groups.size), where=square > 0)
     variance = _sums(group, _variance(found.influence, strata))

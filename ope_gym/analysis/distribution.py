@@ -27,7 +27,7 @@ from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Interval, percentile
-from ope_gym.inference.outcomes import Outcomes, RewardSums
+from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
 from ope_gym.inference.regimes import label
 from ope_gym.inference.weighted_returns import (
     Statistic,
@@ -429,8 +429,9 @@ def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
         else (chunk for task in source.tasks for _, chunk in source.chunks(task))
     )
     for chunk in chunks:
-        found.append(chunk.returns(gamma))
-        rewards.merge(RewardSums.of(chunk.rewards, chunk.offsets))
+        _, own, sums = tally(chunk.rewards, chunk.offsets, gamma)
+        found.append(own)
+        rewards.merge(sums)
     returns, roster = np.concatenate(found), source.roster
     return returns, Outcomes.of(returns, rewards, gamma, roster.longest, roster.limited)
 

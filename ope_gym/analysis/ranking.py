@@ -14,7 +14,7 @@ from ope_gym.arrays import FloatArray
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
-from ope_gym.options import Compute, OptionValues, one_estimator
+from ope_gym.options import Compute, Options, OptionValues, one_estimator, refuse_value_alone
 from ope_gym.policies import Policy, Target
 from ope_gym.policies.convert import is_saved
 from ope_gym.scale.sources import Episodes, Source
@@ -66,6 +66,7 @@ def rank(
     compute = options.get("compute", Compute())
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)
+    refuse_value_alone(Options(**options), "rank")
     evaluator = Evaluator(episodes, estimator, **options)
     named = named_targets(targets, evaluator.source)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)

@@ -41,6 +41,8 @@ def estimator(name: str, setting: Setting, betting: Betting | None = None) -> St
         betting: the interval, if it is one by betting, which needs sums of its own.
     """
     c = ESTIMATORS[name]
+    if c.method != "weighted" and (c.method != "auto" or setting.has_q):
+        setting = dataclasses.replace(setting, errors=True)  # its value rests on influence values
     steps = METHODS[c.method](c, setting)
     if betting is None:
         return (yield from steps)

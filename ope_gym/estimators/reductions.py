@@ -17,14 +17,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, annuity, offsets_of, step_numbers
+from ope_gym.arrays import FloatArray, IntArray, annuity, longest_of, offsets_of, step_numbers
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
-from ope_gym.inference.outcomes import discounted_returns
+from ope_gym.inference.outcomes import tally
 
 LARGEST = 600.0  # log of the largest weight: a bound that keeps all sums within floats
 
@@ -72,6 +73,8 @@ class Weighted:
 
 def within_discount(chunk: Weighted, gamma: float) -> Weighted:
     """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
+    if gamma == 1.0:
+        return chunk
     lengths = np.diff(chunk.offsets)
     counted = int(np.count_nonzero(gamma ** np.arange(lengths.max()) > 0))
     if counted == lengths.max():
@@ -89,11 +92,43 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
     )
 
 
+def pieces(chunk: Weighted, steps: int) -> list[Weighted]:
+    """Cut a chunk into pieces of about so many steps; they are views, and lack what is whole."""
+    places = np.searchsorted(chunk.offsets, np.arange(0, chunk.offsets[-1], steps))
+    cuts = np.append(np.unique(places), chunk.offsets.size - 1)
+    return [_piece(chunk, int(a), int(b)) for a, b in pairwise(cuts)]
+
+
+def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:
+    """Return trajectories begin..end-1 of a chunk."""
+    start, stop = int(chunk.offsets[begin]), int(chunk.offsets[end])
+
+    def steps(column: FloatArray | None) -> FloatArray | None:
+        return None if column is None else column[..., start:stop]
+
+    def trajectories(column: FloatArray | None) -> FloatArray | None:
+        return None if column is None else column[begin:end]
+
+    return Weighted(
+        chunk.offsets[begin : end + 1] - start,
+        chunk.rewards[start:stop],
+        {scheme: log_w[start:stop] for scheme, log_w in chunk.log_weights.items()},
+        residuals=steps(chunk.residuals),
+        start=trajectories(chunk.start),
+        direct=trajectories(chunk.direct),
+        visits=steps(chunk.visits),
+        step_ratios=steps(chunk.step_ratios),
+        unit=chunk.unit,
+        first=chunk.first + begin,
+    )
+
+
 class Reduction(Protocol):
     """A request for a total over all trajectories; frozen, so that equal ones are answered once.
 
     One that holds numbers of all trajectories also has `slice(trajectories)`, which keeps those
-    that a task needs.
+    that a task needs. One with `in_threads = True` is made of `pieces` of a large chunk, several
+    at a time.
     """
 
     def part(self, chunk: Weighted) -> Any:
@@ -208,6 +243,7 @@ class StepSums:
 
     column: Column
     gamma: float
+    in_threads: ClassVar[bool] = True
 
     def part(self, chunk: Weighted) -> _StepParts:
         """Sum over a chunk."""
@@ -267,6 +303,8 @@ class _StepParts:
         counts: IntArray,
     ) -> _StepParts:
         """Hold the sums of one chunk."""
+        if peak.size == 1:  # first weights are last weights
+            return cls(peak, sums, peak[0], sums[:2, 0], Arrays(psi), Arrays(log_last), counts)
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
         last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
@@ -312,7 +350,7 @@ def _column_sums(
     """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
     from ope_gym import kernels
 
-    n, horizon = offsets.size - 1, int(np.diff(offsets).max())
+    n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
@@ -350,6 +388,7 @@ class Influence:
     columns: Columns
     trajectories: int
     ends: tuple[int, ...] = ()
+    in_threads: ClassVar[bool] = True
 
     def part(self, chunk: Weighted) -> Arrays:
         """Compare the trajectories of a chunk with the means over all."""
@@ -476,7 +515,7 @@ class Returns:
 
     def part(self, chunk: Weighted) -> Arrays:
         """Return those of a chunk."""
-        return Arrays(discounted_returns(chunk.rewards, chunk.offsets, self.gamma))
+        return Arrays(tally(chunk.rewards, chunk.offsets, self.gamma)[1])
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return those of all trajectories."""

@@ -8,16 +8,25 @@ so that all requests of a round are answered in a single pass over the trajector
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import Column, Reduction, StepSums, StepTotals, Weighted
+from ope_gym.arrays import FloatArray, IntArray, cores
+from ope_gym.estimators.reductions import (
+    Column,
+    Reduction,
+    StepSums,
+    StepTotals,
+    Weighted,
+    pieces,
+)
 from ope_gym.estimators.weighted import Setting, Steps, weigh_column
 from ope_gym.inference.computed import Computed
 
+_PIECE = 1 << 17  # steps of a large chunk that a thread takes at once
 Reduce = Callable[[Sequence[Reduction]], Sequence[Any]]
 
 
@@ -38,6 +47,11 @@ class Aimed:
 
     target: int
     request: Reduction
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether it is made of pieces, see `Reduction`."""
+        return bool(getattr(self.request, "in_threads", False))
 
     def part(self, chunk: Any) -> Any:
         """Return the part of a chunk, which is a list: it was weighted for each target."""
@@ -105,8 +119,37 @@ def run(generators: Sequence[Steps[Any]], reduce: Reduce) -> list[Any]:
 
 
 def reduce_chunk(chunk: Any) -> Reduce:
-    """Answer requests from one chunk that holds all trajectories; a list of them if `Aimed`."""
-    return lambda requests: [request.total(request.part(chunk)) for request in requests]
+    """Answer requests from one chunk that holds all trajectories; a list of them if `Aimed`.
+
+    Of a large one, in threads: how it is cut depends on the data alone, and the parts are merged in
+    order, so the number of threads changes no bit.
+    """
+    chunks: list[Weighted] = chunk if isinstance(chunk, list) else [chunk]
+    cut: list[Any] = []
+    if chunks[0].offsets[-1] >= 2 * _PIECE:
+        cut = [list(some) for some in zip(*(pieces(one, _PIECE) for one in chunks), strict=True)]
+        cut = cut if isinstance(chunk, list) else [some[0] for some in cut]
+
+    def reduce(requests: Sequence[Reduction]) -> list[Any]:
+        apart = [request for request in requests if cut and getattr(request, "in_threads", False)]
+        merged: list[Any] = []
+        if apart:
+            with ThreadPoolExecutor(min(cores(), len(cut))) as pool:
+                for parts in pool.map(lambda piece: [r.part(piece) for r in apart], cut):
+                    merge_all(merged, parts)
+        known = dict(zip(apart, merged, strict=True))
+        return [r.total(known[r] if r in known else r.part(chunk)) for r in requests]
+
+    return reduce
+
+
+def merge_all(merged: list[Any], parts: Sequence[Any]) -> None:
+    """Merge each of several parts into the sums so far."""
+    if not merged:
+        merged.extend(parts)
+        return
+    for total, part in zip(merged, parts, strict=True):
+        total.merge(part)
 
 
 def weigh_arrays(

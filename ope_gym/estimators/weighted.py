@@ -25,6 +25,7 @@ from ope_gym.estimators.table import Composition
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.computed import Computed
 
+_NONE = np.empty(0)
 T = TypeVar("T")
 # An estimator: yields the reductions it needs next, is sent their totals, returns its result.
 Steps: TypeAlias = Generator[tuple[Reduction, ...], tuple[Any, ...], T]
@@ -43,6 +44,7 @@ class Setting:
         cap: upper bound of the weights of capped estimators.
         has_q: whether there is a q model.
         draws: of the bootstrap; None without one.
+        errors: whether influence values are wanted, not the values alone.
     """
 
     trajectories: int
@@ -53,6 +55,7 @@ class Setting:
     cap: float = 10.0
     has_q: bool = False
     draws: PoissonDraws | None = None
+    errors: bool = True
 
     def column(self, c: Composition) -> Column:
         """Return which weights an estimator uses, and what they multiply."""
@@ -95,6 +98,8 @@ def normalise(
     """
     gamma, columns = setting.gamma, totals.columns
     value = columns.value(gamma)
+    if not setting.errors:
+        return _computed(value + (0.0 if start is None else float(start.mean())), _NONE, totals)
     wanted: tuple[Reduction, ...] = (Influence(column, gamma, columns, setting.trajectories),)
     if setting.draws is not None and np.isfinite(value):
         payer = Payer(discounts(gamma, columns.peak.size)[:, None])

@@ -283,8 +283,12 @@ def fingerprint(
         lengths: (n,) its steps.
         ids: (n,) its behaviour.
     """
-    place = np.arange(lengths.size) + 0.5
-    return tuple(float(np.sum(place * x)) for x in (returns, log_probs, lengths, ids))
+    from ope_gym.kernels import placed_sums
+
+    found = np.empty(4)
+    lengths, ids = (x.astype(np.int64, copy=False) for x in (lengths, ids))
+    placed_sums(returns, log_probs, lengths, ids, found)
+    return tuple(found.tolist())
 
 
 def make_draws(strata: IntArray, replicates: int, seed: int) -> PoissonDraws | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -49,6 +50,13 @@ class Computed:
     bias: float = 0.0
     freedom: float | None = None
     by_model: bool = False
+
+    @cached_property
+    def last(self) -> FloatArray:
+        """(n,) the last weights over the largest of them; zeros if all are."""
+        top = float(self.log_last.max())
+        last = self.log_last - (top if np.isfinite(top) else 0.0)
+        return np.exp(last, out=last)
 
     @property
     def ess(self) -> FloatArray:

@@ -6,8 +6,10 @@ Every estimator ends here; an estimator only says what its influence values are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +17,14 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.diagnostics import Findings, judge, weight_diagnostics
-from ope_gym.inference.errors import standard_error, tails
+from ope_gym.inference.diagnostics import (
+    Diagnostics,
+    Findings,
+    Verdict,
+    judge,
+    weight_diagnostics,
+)
+from ope_gym.inference.errors import spread_of
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
 from ope_gym.inference.outcomes import Outcomes
@@ -82,14 +90,14 @@ def conclude(
         seed: of the bootstrap draws.
     """
     sample, scheme = known.sample, composition.scheme
-    spread = computed.influence if computed.spread is None else computed.spread
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    error = float(np.hypot(standard_error(spread, strata), computed.bias))
+    spread = spread_of(computed.influence if computed.spread is None else computed.spread, strata)
+    error = float(np.hypot(spread.error, computed.bias))
     diagnostics = dataclasses.replace(
         weight_diagnostics(
             computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
         ),
-        influence_share=tails(spread, strata).largest,
+        influence_share=spread.tails.largest,
         missing_mass=known.missing.get(scheme or "fused"),
     )
     replicates = computed.replicates if np.isfinite(error) else None
@@ -98,7 +106,6 @@ def conclude(
         computed.influence,
         spread,
         strata,
-        error,
         diagnostics.ess if computed.freedom is None else computed.freedom,
         sample.gamma,
         replicates,
@@ -116,7 +123,7 @@ def conclude(
         interval = undefined(level, kind.name)
         alarms.append(_NO_REWARD)
     else:
-        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.log_last)
+        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.last)
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
         interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
@@ -153,6 +160,69 @@ def conclude(
     )
 
 
+def value_alone(
+    name: str,
+    composition: Composition,
+    computed: Computed,
+    sample: Sample,
+    known: Callable[[], Known],
+    level: float,
+) -> Estimate:
+    """Return an estimate without error and interval; weights are judged when somebody asks.
+
+    Args:
+        name: of the estimator.
+        composition: its row in the table.
+        computed: its numbers.
+        sample: the trajectories.
+        known: makes the facts about the data.
+        level: confidence level of the interval that is not made.
+    """
+    nothing: Any = None
+    found = Estimate(
+        name,
+        computed.value,
+        np.nan,
+        undefined(level, "none"),
+        nothing,
+        nothing,
+        computed.influence,
+        sample,
+        report=dict(computed.report),
+        basis=computed.basis,
+        bias=computed.bias,
+        freedom=computed.freedom,
+    )
+    return found.judged_by(partial(_judge_weights, composition, computed, known))
+
+
+def _judge_weights(
+    composition: Composition, computed: Computed, known: Callable[[], Known]
+) -> tuple[Diagnostics, Verdict]:
+    """Describe the weights of a value alone, and judge by them."""
+    facts, scheme = known(), composition.scheme
+    sample = facts.sample
+    diagnostics = dataclasses.replace(
+        weight_diagnostics(
+            computed, facts.ids, sample.counts.size, facts.support.get(scheme), facts.calibration
+        ),
+        missing_mass=facts.missing.get(scheme or "fused"),
+    )
+    alarms, cautions = _reasons(computed, facts, scheme, None)
+    findings = Findings(
+        computed.value,
+        np.nan,
+        alarms=tuple(alarms),
+        cautions=tuple(cautions),
+        notes=facts.notes if scheme not in ("", "basic") else (),
+        in_sample=sample.regime == "in-sample" and not facts.held_out,
+        effective=computed.freedom if computed.by_model else None,
+        certain=facts.certain and bool(scheme),
+        value_alone=True,
+    )
+    return diagnostics, judge(diagnostics, findings, sample.counts, sample.behaviours)
+
+
 def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     """Add the standard deviation of one return of the target, by the calmest weights there are.
 
@@ -162,8 +232,8 @@ def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     capped_first = sorted(found, key=lambda name: not ESTIMATORS[name].capped)
     schemes = {ESTIMATORS[name].scheme: found[name] for name in capped_first}
     chosen = next((schemes[s] for s in ("fused", "optimal", "basic") if s in schemes), None)
-    log_weights = np.zeros(known.ids.size) if chosen is None else chosen.log_last
-    deviation = known.outcomes.deviation(log_weights, known.sample.strata)
+    weights = np.ones(known.ids.size) if chosen is None else chosen.last
+    deviation = known.outcomes.deviation(weights, known.sample.strata)
     return dataclasses.replace(known, deviation=deviation)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.errors import cautious_error, tails
+from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
 
 GREEN_ESS, AMBER_ESS = 40.0, 4.0
@@ -25,6 +25,7 @@ _DETERMINISTIC = (
     "the policy is deterministic, so an episode counts only up to the first action that the policy "
     "would not take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
 )
+_SUGGESTING = 1 << 14  # values that suggest how large the largest are
 _USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
 
@@ -78,9 +79,9 @@ class Diagnostics:
             last = np.exp(self.log_last)
         if not np.all(np.isfinite(last)):
             return -np.inf, np.inf
-        one = np.zeros(last.size, dtype=np.int64)
-        shape = tails(last, one)
-        found = ess_t(self.mean_weight, cautious_error(last, one), last.size, 0.999, shape)
+        spread = spread_of(last)
+        shape = spread.tails
+        found = ess_t(self.mean_weight, spread.cautious, last.size, 0.999, shape)
         if np.isnan(found.low):
             return -np.inf, np.inf
         return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
@@ -143,10 +144,9 @@ def weight_diagnostics(
     """
     ess_curve, log_last = computed.ess, computed.log_last
     step = int(np.argmin(ess_curve))
-    top = float(log_last.max())
-    last = np.exp(log_last - (top if np.isfinite(top) else 0.0))  # the largest is 1
+    top, last = float(log_last.max()), computed.last
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
-    square = np.bincount(behaviour_ids, last**2, minlength=behaviours)
+    square = np.bincount(behaviour_ids, last * last, minlength=behaviours)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
@@ -174,7 +174,7 @@ def pareto_k(weights: FloatArray) -> float:
     size = int(min(n / 5, 3 * np.sqrt(n)))
     if size < 5:
         return np.nan
-    largest = np.sort(np.partition(weights, n - size - 1)[n - size - 1 :])
+    largest = np.sort(_largest(weights, size + 1))
     tail = largest[1:] - largest[0]
     if tail[0] <= 0 or tail[-1] <= tail[0]:
         return np.nan
@@ -186,6 +186,18 @@ def pareto_k(weights: FloatArray) -> float:
     share = np.exp(profile - profile.max())
     best = np.sum(theta * share) / share.sum()
     return float((np.log1p(-best * tail).sum() + 5.0) / (size + 10.0))  # weak prior at k = 1/2
+
+
+def _largest(values: FloatArray, size: int) -> FloatArray:
+    """Return the `size` largest values, in no order.
+
+    Of many, those above a level that a few of them suggest are looked at alone.
+    """
+    some = values[:: max(1, values.size // _SUGGESTING)]
+    place = some.size - min(some.size, 2 * size * some.size // values.size + 2)
+    high = values[values >= np.partition(some, place)[place]]
+    kept = high if high.size >= size else values
+    return np.partition(kept, kept.size - size)[kept.size - size :]
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,7 @@ class Findings:
         effective: effective number of episodes where the estimate rests on a model more than on the
             weights; None where it rests on the weights.
         certain: whether the target is deterministic, and the estimate has weights.
+        value_alone: whether no error was asked for.
     """
 
     value: float
@@ -214,6 +227,7 @@ class Findings:
     in_sample: bool = False
     effective: float | None = None
     certain: bool = False
+    value_alone: bool = False
 
 
 def judge(
@@ -252,6 +266,8 @@ def judge(
     scarce, few = _scarcity(d, findings, trajectories)
     colour = "red" if red or scarce else "amber" if amber or few else "green"
     notes = findings.notes
+    if findings.value_alone:
+        notes += ("judged by the weights alone, as no error was asked for",)
     if d.support_violations and lost <= NOTED_LOSS:
         notes += (
             f"at {d.support_violations} visited steps the target may take an action that no usable "
@@ -317,7 +333,7 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         scarce.append("there is only one trajectory: its error cannot be estimated")
     elif np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
-    elif np.isnan(findings.error) and np.isfinite(findings.value):
+    elif np.isnan(findings.error) and np.isfinite(findings.value) and not findings.value_alone:
         scarce.append("one trajectory per behaviour: their spread cannot be estimated")
     if scarce or trajectories == 1:
         return scarce, few

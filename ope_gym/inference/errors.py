@@ -11,22 +11,88 @@ from ope_gym.arrays import FloatArray, IntArray
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
-def standard_error(influence: FloatArray, strata: IntArray) -> float:
-    """Return the standard error of the mean of influence values psi (n,).
+@dataclass(frozen=True)
+class Tails:
+    """Describe the tails of influence values, u as in `Spread`; NaN without an error.
 
-        SE^2 = sum_k rho_k^2 s_k^2 / n_k,   s_k^2 the variance of psi inside stratum k
-
-    A stratum of one trajectory is joined to a neighbour, since its own spread cannot be seen. NaN
-    when all are alone.
+    Args:
+        skew: sum u^3 / sum u^2: on which side, and how far, the tail reaches.
+        freedom: degrees of freedom of the standard error, 2 / (sum u^4 / (sum u^2)^2 - 1 / n):
+            about n for normal values, about 2 if a single trajectory makes all of the error.
+        largest: share of one trajectory in the squared error, max u^2 / sum u^2.
     """
-    strata = join_single(strata)
-    n, counts = influence.size, np.bincount(strata)
-    if counts.max() < 2 or not np.all(np.isfinite(influence)):
-        return np.nan
-    with np.errstate(over="ignore"):  # an infinite error is reported as such
-        # means first: sum x^2 - n mean^2 would lose all digits of a small spread
-        squares = np.bincount(strata, centre(influence, strata) ** 2)
-        return float(np.sqrt(np.sum(counts * squares / (counts - 1.0))) / n)
+
+    skew: float
+    freedom: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Describe the spread of influence values psi (n,) inside strata of like trajectories.
+
+        SE^2 = sum_i u_i^2,   u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n
+
+    which is sum_k rho_k^2 s_k^2 / n_k, s_k^2 the variance of psi inside stratum k. A stratum of one
+    trajectory is joined to a neighbour, since its own spread cannot be seen.
+
+    Args:
+        error: SE, the standard error of the mean of psi; NaN when all strata are single.
+        cautious: the error of ess-t, sqrt(SE^2 + u_max^2 + u_min^2), u_max and u_min the largest
+            above and below 0. A sample lacks the rare trajectories that would have moved the
+            estimate most, and where they are missing SE is too small as well: estimate and SE err
+            together. So the most extreme trajectory on each side counts once more. At most
+            sqrt(2) SE, and SE itself as no trajectory matters by itself any more.
+        tails: their shape.
+    """
+
+    error: float
+    cautious: float
+    tails: Tails
+
+
+def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
+    """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
+    from ope_gym.kernels import spread_sums
+
+    if strata is None:
+        strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
+        means = np.array([influence.mean()])
+    else:
+        strata, counts = _groups(strata)
+        means = np.bincount(strata, influence) / counts
+    if counts.max() < 2 or not np.all(np.isfinite(means)):
+        return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
+    # u over the largest |u|, whose squares could overflow, and by the means first: sum x^2 - n
+    # mean^2 would lose all digits of a small spread
+    found = np.empty(6)
+    spread_sums(influence, strata, means, np.sqrt(counts / (counts - 1.0)), found)
+    scale, low, high, square, cube, fourth = found.tolist()
+    if not scale > 0.0:
+        return Spread(scale, scale, Tails(0.0, np.inf, np.nan))  # 0, or NaN
+    scale /= influence.size
+    peaked = fourth / square**2 - 1.0 / influence.size
+    freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
+    return Spread(
+        scale * float(np.sqrt(square)),
+        scale * float(np.sqrt(square + low**2 + high**2)),
+        Tails(scale * cube / square, freedom, 1.0 / square),
+    )
+
+
+def standard_error(influence: FloatArray, strata: IntArray) -> float:
+    """Return the standard error of the mean of influence values psi (n,); see `Spread`."""
+    return spread_of(influence, strata).error
+
+
+def cautious_error(influence: FloatArray, strata: IntArray) -> float:
+    """Return the error of ess-t of influence values psi (n,); see `Spread`."""
+    return spread_of(influence, strata).cautious
+
+
+def tails(influence: FloatArray, strata: IntArray) -> Tails:
+    """Describe the tails of influence values psi (n,) inside strata."""
+    return spread_of(influence, strata).tails
 
 
 def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
@@ -56,77 +122,21 @@ def join_single(strata: IntArray) -> IntArray:
 
     If all strata are single they are left alone: no spread can be seen inside any of them.
     """
-    strata = _renumber(strata)
+    return _groups(strata)[0]
+
+
+def _groups(strata: IntArray) -> tuple[IntArray, IntArray]:
+    """Return what `join_single` does, and how many trajectories each stratum has."""
     counts = np.bincount(strata)
+    if counts.min() < 1:
+        strata = (np.cumsum(counts > 0) - 1)[strata]  # without gaps, in their order
+        counts = counts[counts > 0]
     if counts.max() < 2 or counts.min() >= 2:
-        return strata
+        return strata, counts
     first = int(np.argmax(counts >= 2))
     home = np.where(counts >= 2, np.arange(counts.size), 0)
     home = np.maximum(np.maximum.accumulate(home), first)
-    return _renumber(home[strata])
-
-
-def _renumber(strata: IntArray) -> IntArray:
-    """Number the groups 0, 1, ... without gaps, in their order."""
-    present = np.bincount(strata) > 0
-    return strata if present.all() else (np.cumsum(present) - 1)[strata]
-
-
-def _scaled(influence: FloatArray, strata: IntArray) -> tuple[FloatArray, float] | None:
-    """Return u (n,) over the largest |u|, whose squares could overflow, and that largest."""
-    strata = join_single(strata)
-    counts = np.bincount(strata)
-    if counts.max() < 2 or not np.all(np.isfinite(influence)):
-        return None
-    u = centre(influence, strata) * np.sqrt(counts / (counts - 1.0))[strata]
-    scale = float(np.abs(u).max())
-    return (u / scale, scale / influence.size) if scale > 0.0 else (u, 0.0)
-
-
-def cautious_error(influence: FloatArray, strata: IntArray) -> float:
-    """Return the error of ess-t, sqrt(SE^2 + u_max^2 + u_min^2), from influence values psi (n,).
-
-    u_i = sqrt(n_k / (n_k - 1)) (psi_i - mean of its stratum k) / n is what a trajectory adds to the
-    standard error, SE^2 = sum_i u_i^2; u_max and u_min are the largest above and below 0. A sample
-    lacks the rare trajectories that would have moved the estimate most, and where they are missing
-    SE is too small as well: estimate and SE err together. So the most extreme trajectory on each
-    side counts once more. At most sqrt(2) SE, and SE itself as no trajectory matters by itself any
-    more. NaN where `standard_error` is.
-    """
-    found = _scaled(influence, strata)
-    if found is None:
-        return np.nan
-    u, scale = found
-    extremes = max(float(u.max()), 0.0) ** 2 + min(float(u.min()), 0.0) ** 2
-    return scale * float(np.sqrt(u @ u + extremes))
-
-
-@dataclass(frozen=True)
-class Tails:
-    """Describe the tails of influence values, u as in `cautious_error`; NaN without an error.
-
-    Args:
-        skew: sum u^3 / sum u^2: on which side, and how far, the tail reaches.
-        freedom: degrees of freedom of the standard error, 2 / (sum u^4 / (sum u^2)^2 - 1 / n):
-            about n for normal values, about 2 if a single trajectory makes all of the error.
-        largest: share of one trajectory in the squared error, max u^2 / sum u^2.
-    """
-
-    skew: float
-    freedom: float
-    largest: float
-
-
-def tails(influence: FloatArray, strata: IntArray) -> Tails:
-    """Describe the tails of influence values psi (n,) inside strata."""
-    found = _scaled(influence, strata)
-    if found is None or found[1] == 0.0:
-        return Tails(0.0 if found else np.nan, np.inf, np.nan)
-    u, scale = found
-    square = float(u @ u)
-    peaked = float(np.sum(u**4)) / square**2 - 1.0 / u.size
-    freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
-    return Tails(scale * float(np.sum(u**3)) / square, freedom, 1.0 / square)
+    return _groups(home[strata])
 
 
 def joined(strata: IntArray) -> IntArray:
@@ -137,11 +147,12 @@ def joined(strata: IntArray) -> IntArray:
     expectation; a little where neighbours are alike, as in the history of a learner. Strata of
     several trajectories, and few of one, are left as they are.
     """
-    order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
-    single = counts == 1
+    single = np.bincount(strata) == 1
     lone = int(np.count_nonzero(single))
     if lone < 2 * NEIGHBOURS:
         return strata
+    order, counts = np.unique(strata, return_inverse=True, return_counts=True)[1:]
+    single = counts == 1
     last = lone // NEIGHBOURS - 1
     names = last + np.cumsum(~single)  # numbers of the other strata, after the joined ones
     names[single] = np.minimum(np.arange(lone) // NEIGHBOURS, last)

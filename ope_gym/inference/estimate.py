@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
-from ope_gym.inference.errors import cautious_error, standard_error, tails
+from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import Interval, ess_t, percentile, widened, with_bias
 from ope_gym.inference.regimes import label
 
@@ -105,6 +106,9 @@ class Difference:
 class Estimate:
     """Hold the value of a policy by one estimator.
 
+    With interval=None there is the value alone: error and interval are NaN, diagnostics and verdict
+    are made from the weights when they are asked for.
+
     Args:
         name: of the estimator.
         value: the estimate; NaN if the data do not support one.
@@ -112,7 +116,7 @@ class Estimate:
         interval: confidence interval, with `low`, `high` and `level`.
         diagnostics: of the weights.
         verdict: whether to trust it, and why.
-        influence: (n,) influence value of each trajectory.
+        influence: (n,) influence value of each trajectory; empty where they were not needed.
         replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
         sample: the data it rests on.
         seed: of the bootstrap draws.
@@ -144,6 +148,22 @@ class Estimate:
     bias: float = field(default=0.0, repr=False)
     freedom: float | None = field(default=None, repr=False)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Make diagnostics and verdict of a value alone when the first of them is read."""
+            judge = self.__dict__.get("_judge")
+            if judge is None or name not in ("diagnostics", "verdict"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__["diagnostics"], self.__dict__["verdict"] = judge()
+            return self.__dict__[name]
+
+    def judged_by(self, judge: Callable[[], tuple[Diagnostics, Verdict]]) -> Estimate:
+        """Let diagnostics and verdict be made when they are read; return the estimate itself."""
+        del self.__dict__["diagnostics"], self.__dict__["verdict"]
+        self.__dict__["_judge"] = judge
+        return self
+
     @property
     def effective(self) -> float:
         """Effective number of trajectories that its interval supposes."""
@@ -158,14 +178,12 @@ class Estimate:
         """
         self._refuse_unlike(other)
         value = self.value - other.value
-        error = standard_error(self.influence - other.influence, self.sample.strata)
-        level = self.interval.level
+        spread = spread_of(self.influence - other.influence, self.sample.strata)
+        error, level = spread.error, self.interval.level
         mine, theirs = self.replicates, other.replicates
         if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
             ess = min(self.effective, other.effective)
-            apart, strata = self.influence - other.influence, self.sample.strata
-            shape = tails(apart, strata)
-            interval = ess_t(value, cautious_error(apart, strata), ess, level, shape)
+            interval = ess_t(value, spread.cautious, ess, level, spread.tails)
         else:
             interval = percentile(mine - theirs, level)
         if self.value != other.value or not np.array_equal(self.influence, other.influence):
@@ -177,6 +195,12 @@ class Estimate:
 
     def _refuse_unlike(self, other: Estimate) -> None:
         """Raise if the two estimates cannot be paired."""
+        for one in (self, other):
+            if one.interval.method == "none":
+                raise ValueError(
+                    f"{one.name} was evaluated with interval=None, for its value alone: evaluate "
+                    "both targets with an interval to compare them"
+                )
         if self.sample.fingerprint != other.sample.fingerprint:
             raise ValueError(
                 f"other ({other.name}) rests on other trajectories than {self.name}: a paired "

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, annuity
-from ope_gym.inference.errors import Tails, cautious_error, centre, join_single, tails
+from ope_gym.inference.errors import Spread, Tails, centre, join_single
 
 NORMAL = Tails(0.0, np.inf, np.nan)  # tails that call for nothing
 _ROUNDING = 1e-12  # of the largest replicate, not to be called a difference
@@ -47,9 +47,8 @@ class Evidence:
     Args:
         value: the estimate.
         influence: (n,) influence values.
-        spread: (n,) the values whose spread is the error, the influence values as a rule.
+        spread: of the values whose spread is the error, the influence values as a rule.
         strata: (n,) the groups inside which trajectories are alike.
-        error: standard error.
         ess: smallest effective sample size over the steps.
         gamma: discount.
         replicates: (R,) of the bootstrap; None without one.
@@ -58,9 +57,8 @@ class Evidence:
 
     value: float
     influence: FloatArray
-    spread: FloatArray
+    spread: Spread
     strata: IntArray
-    error: float
     ess: float
     gamma: float = 1.0
     replicates: FloatArray | None = None
@@ -88,9 +86,8 @@ class EssT:
 
     def interval(self, evidence: Evidence, level: float) -> Interval:
         """Make the interval from influence values and effective sample size."""
-        error = cautious_error(evidence.spread, evidence.strata)
-        shape = tails(evidence.spread, evidence.strata)
-        return ess_t(evidence.value, error, evidence.ess, level, shape)
+        spread = evidence.spread
+        return ess_t(evidence.value, spread.cautious, evidence.ess, level, spread.tails)
 
 
 @dataclass(frozen=True)
@@ -167,6 +164,17 @@ class Betting:
         return betting(evidence.bets, evidence.gamma, self.horizon, self.reward_range, level)
 
 
+@dataclass(frozen=True)
+class NoInterval:
+    """Leave error and interval out, and with them the passes that only they need."""
+
+    name: ClassVar[str] = "none"
+
+    def interval(self, evidence: Evidence, level: float) -> Interval:
+        """Return an interval without ends."""
+        return undefined(level, self.name)
+
+
 KINDS: dict[str, Callable[[], IntervalKind]] = {
     "ess-t": EssT,
     "percentile": Bootstrap,
@@ -175,14 +183,16 @@ KINDS: dict[str, Callable[[], IntervalKind]] = {
 }
 
 
-def interval_kind(interval: str | IntervalKind) -> IntervalKind:
+def interval_kind(interval: str | IntervalKind | None) -> IntervalKind:
     """Return the kind that a name stands for; a kind is returned as it is."""
+    if interval is None:
+        return NoInterval()
     if isinstance(interval, str) and interval in KINDS:
         return KINDS[interval]()
     if isinstance(interval, str) or not hasattr(interval, "interval"):
         raise ValueError(
             f"interval is {interval!r}; choose one of {', '.join(KINDS)}, or give EssT(), "
-            "Bootstrap(...) or Betting(...)"
+            "Bootstrap(...), Betting(...), or None for the value alone"
         )
     return interval
 

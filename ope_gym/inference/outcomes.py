@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, annuity_of, step_numbers
-from ope_gym.inference.errors import centre
+from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of
 from ope_gym.inference.intervals import Interval
 
 _EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
 _PRIOR = 5.0  # effective episodes that the spread inside the behaviours counts for
-
-
-def discounted_returns(rewards: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
-    """Return the discounted returns (n,) of episodes with rewards (S,)."""
-    if gamma != 1.0:
-        rewards = rewards * np.float64(gamma) ** step_numbers(offsets)
-    return np.asarray(np.add.reduceat(rewards, offsets[:-1]))
 
 
 @dataclass
@@ -44,18 +37,26 @@ class RewardSums:
     running: float
     steps: int
 
-    @classmethod
-    def of(cls, rewards: FloatArray, offsets: IntArray) -> RewardSums:
-        """Sum the rewards (S,) of some episodes."""
-        running = float(rewards.sum() - rewards[offsets[1:] - 1].sum())
-        steps = rewards.size - offsets.size + 1
-        return cls(float(rewards.min()), float(rewards.max()), running, steps)
-
     def merge(self, other: RewardSums) -> None:
         """Add the rewards of further episodes."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.running += other.running
         self.steps += other.steps
+
+
+def tally(
+    rewards: FloatArray, offsets: IntArray, gamma: float
+) -> tuple[FloatArray, FloatArray, RewardSums]:
+    """Sum rewards (S,) in one pass: returns (n,), discounted returns (n,), and `RewardSums`."""
+    from ope_gym.kernels import episode_sums
+
+    n, ends = offsets.size - 1, np.empty(3)
+    discount = gamma ** np.arange(0 if gamma == 1.0 else longest_of(offsets))
+    returns = np.empty(n)
+    discounted = np.empty(n) if discount.size else returns
+    episode_sums(rewards, offsets, discount, returns, discounted, ends)
+    low, high, running = ends.tolist()
+    return returns, discounted, RewardSums(low, high, running, rewards.size - n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +84,14 @@ class Outcomes:
         """Describe the outcomes of episodes with discounted returns (n,)."""
         unit = annuity_of(gamma, longest)
         rate = unit * rewards.running / rewards.steps if rewards.steps else 0.0
-        ends = np.append(returns, [0.0, rate])
+        ends = np.array([returns.min(), returns.max(), 0.0, rate])
         allowed = min(rewards.low, 0.0) * unit, max(rewards.high, 0.0) * unit
         known = rewards.low != 0.0 or rewards.high != 0.0
         return cls(
             returns, (float(ends.min()), float(ends.max())), allowed if known else None, limited
         )
 
-    def unseen(self, value: float, ess: float, log_weights: FloatArray) -> tuple[float, float]:
+    def unseen(self, value: float, ess: float, weights: FloatArray) -> tuple[float, float]:
         """Return by how much outcomes of a chance of 1 / ESS would lower and raise the value.
 
             max(0, 2 s - 1) |end - value| / ESS,   s the share of the most common return
@@ -101,17 +102,21 @@ class Outcomes:
         Args:
             value: the estimate.
             ess: effective sample size.
-            log_weights: (n,) of whole episodes.
+            weights: (n,) of whole episodes, in any unit.
         """
-        top = float(log_weights.max())
-        if not (np.isfinite(value) and np.isfinite(top) and ess > 1.0):
+        from ope_gym.kernels import majority_share
+
+        if not (np.isfinite(value) and ess > 1.0):
             return 0.0, 0.0
-        weights = np.exp(log_weights - top)
-        unit = _EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
-        kinds = np.unique(np.round(self.returns / unit), return_inverse=True)[1].ravel()
-        share = float(np.bincount(kinds, weights).max() / weights.sum())
+        share = majority_share(self._kinds, weights)
         lump, (low, high) = max(0.0, 2.0 * share - 1.0) / ess, self.seen
         return lump * max(0.0, value - low), lump * max(0.0, high - value)
+
+    @cached_property
+    def _kinds(self) -> FloatArray:
+        """(n,) whole numbers, equal for equal returns."""
+        unit = _EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
+        return np.round(self.returns / unit)
 
     def shifted(self, interval: Interval, missing: float) -> Interval:
         """Return the interval if a share of the episodes may have any return to expect."""
@@ -134,28 +139,29 @@ class Outcomes:
         high = min(interval.high, most) if self.limited or most == 0.0 else interval.high
         return dataclasses.replace(interval, low=low, high=high) if low < high else interval
 
-    def deviation(self, log_weights: FloatArray, strata: IntArray) -> float:
+    def deviation(self, weights: FloatArray, strata: IntArray) -> float:
         """Estimate the standard deviation of one return of the target.
 
         From the weighted variance with ESS m, and the unweighted one inside strata as if it came
         from five more episodes: it decides where the weights leave next to nothing.
 
         Args:
-            log_weights: (n,) of whole episodes.
+            weights: (n,) of whole episodes, in any unit.
             strata: (n,) the groups inside which episodes are alike.
         """
-        unit, top = float(np.abs(self.returns).max()), float(log_weights.max())
+        from ope_gym.kernels import return_moments
+
+        unit, found = float(max(self.returns.max(), -self.returns.min())), np.empty(4)
         if unit == 0.0:
             return 0.0
         returns = self.returns / unit  # whose squares could overflow
-        weights = np.exp(log_weights - top) if np.isfinite(top) else np.zeros(log_weights.size)
-        apart = centre(returns, strata)
-        freedom = max(apart.size - int(np.count_nonzero(np.bincount(strata))), 1)
-        inside = float(apart @ apart) / freedom
-        total = float(weights.sum())
-        size = total**2 / float(weights @ weights) if total > 0.0 else 0.0
+        counts = np.bincount(strata)
+        means = np.bincount(strata, returns) / np.maximum(counts, 1)
+        return_moments(returns, weights, strata, means, found)
+        total, square, apart, inside = found.tolist()
+        inside /= max(returns.size - int(np.count_nonzero(counts)), 1)
+        size = total**2 / square if total > 0.0 else 0.0
         if size <= 1.0 + 1e-9:
             return unit * float(np.sqrt(inside))
-        mean = float(weights @ returns) / total
-        weighted = float(weights @ (returns - mean) ** 2) / total * size / (size - 1.0)
+        weighted = apart / total * size / (size - 1.0)
         return unit * float(np.sqrt((size * weighted + _PRIOR * inside) / (size + _PRIOR)))

@@ -24,7 +24,7 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.bootstrap import PoissonDraws
-from ope_gym.inference.errors import cautious_error, tails
+from ope_gym.inference.errors import cautious_error, spread_of
 from ope_gym.inference.intervals import Interval, ess_t, undefined
 
 _ROUNDING = 1e-12  # of sums of normalised weights
@@ -211,8 +211,8 @@ class WeightedReturns:
 
     def _ess_t(self, value: float, terms: FloatArray, ess: float, level: float) -> Interval:
         psi = self.returns.size * self.shares * terms
-        error = cautious_error(psi, self.strata)
-        return ess_t(value, error, ess, level, tails(psi, self.strata))
+        spread = spread_of(psi, self.strata)
+        return ess_t(value, spread.cautious, ess, level, spread.tails)
 
     # Bootstrap -------------------------------------------------------------------------------
 

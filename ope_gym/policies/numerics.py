@@ -165,9 +165,13 @@ def refuse_nan(probs: FloatArray) -> None:
 
 def moments_of(probs: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return mean and variance of ln p under p for each row of (n, A); 0 ln 0 = 0."""
-    logs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
-    mean = (probs * logs).sum(axis=1)
-    return mean, (probs * (logs - mean[:, None]) ** 2).sum(axis=1)
+    if probs.min(initial=1.0) > 0.0:
+        logs = np.log(probs)
+    else:
+        logs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
+    mean = np.einsum("na,na->n", probs, logs)
+    logs -= mean[:, None]
+    return mean, np.einsum("na,na,na->n", probs, logs, logs)
 
 
 def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice, slice]]:

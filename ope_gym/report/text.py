@@ -36,7 +36,9 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
     digits = decimals(e)
     said = rounded(e.value, digits)
     known = not math.isnan(e.interval.low + e.interval.high)
-    if not known:
+    if e.interval.method == "none":
+        said += " (no error was asked for)"
+    elif not known:
         said += " (how sure that is cannot be known)"
     else:
         ends = f"{rounded(e.interval.low, digits)} to {rounded(e.interval.high, digits)}"

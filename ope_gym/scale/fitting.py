@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 from ope_gym.arrays import IntArray, folds_within
+from ope_gym.estimators.run import merge_all
 from ope_gym.models.base import FOLDS, CrossFitted
 from ope_gym.models.equations import NormalEquations, update_all
 from ope_gym.models.linear import FeatureSurvey, LinearQ
 from ope_gym.policies import FinitePolicy
-from ope_gym.scale.passes import Item, Items, Job, merge_all, one_pass
+from ope_gym.scale.passes import Item, Items, Job, one_pass
 from ope_gym.scale.workers import Workers
 from ope_gym.weights.answers import Answers
 

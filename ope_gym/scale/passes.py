@@ -29,8 +29,8 @@ from ope_gym.arrays import (
 )
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import Arrays, Weighted, within_discount
-from ope_gym.estimators.run import Aimed
-from ope_gym.inference.outcomes import RewardSums, discounted_returns
+from ope_gym.estimators.run import Aimed, merge_all
+from ope_gym.inference.outcomes import RewardSums, tally
 from ope_gym.models.base import Baseline, CrossFitted, baselines
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked
@@ -377,15 +377,6 @@ def reduce_task(job: Job, item: Item) -> list[Mergeable]:
     return merged
 
 
-def merge_all(merged: list[Any], parts: Sequence[Any]) -> None:
-    """Merge each of several parts into the sums so far."""
-    if not merged:
-        merged.extend(parts)
-        return
-    for total, part in zip(merged, parts, strict=True):
-        total.merge(part)
-
-
 def _weighted(job: Job, item: Item) -> Iterator[list[Weighted]]:
     """Yield the chunks of a task, weighted for each target, from the folder if they are there."""
     spool, count = Spool(job.scratch, item.task.number), len(job.targets)
@@ -453,11 +444,9 @@ class Gathering:
             lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
         for scheme, log_w in chunk.log_weights.items():
             propensities.leave(scheme, log_w, chunk.offsets, lost)
-        returns = np.add.reduceat(data.rewards, data.offsets[:-1])
-        discounted = discounted_returns(data.rewards, data.offsets, self.gamma)
+        returns, discounted, rewards = tally(data.rewards, data.offsets, self.gamma)
         last = np.nan_to_num(data.log_probs[data.offsets[1:] - 1])
         sums = Arrays(np.stack([returns, discounted, last]))
-        rewards = RewardSums.of(data.rewards, data.offsets)
         return _GatheredPart(sums, rewards, propensities, seen.mismatch)
 
     def total(self, merged: _GatheredPart) -> Gathered:

@@ -99,9 +99,8 @@ def log_weights(
     wanted, steps = list(schemes), target_log_probs.size
     if counts is None:
         counts = np.bincount(behaviour_ids, minlength=behaviour_log_probs.shape[0])
-    with np.errstate(divide="ignore"):
-        log_rho = np.log(counts / counts.sum())
-    limit = float(np.finfo(np.float64).max if density else LOG_PROB_TOLERANCE)
+    rho = counts / counts.sum()
+    limit = -kernels.NEVER if density else LOG_PROB_TOLERANCE
     optimal = "optimal" in wanted
     a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
     basic = all(scheme == "basic" for scheme in wanted)
@@ -113,22 +112,33 @@ def log_weights(
         shift, block = 0, behaviour_log_probs
         if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
             shift, block = start, block_of(behaviour_log_probs, start, stop)
+        if basic:
+            good = kernels.cumulate_ratios(
+                target_log_probs,
+                block,
+                shift,
+                begin,
+                end,
+                ids,
+                offsets,
+                limit,
+                result["basic"],
+            )
+            if not good:
+                _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
+            return
         size = stop - start
-        target, own = np.empty(size), np.empty(size)
-        mixture = np.empty(0 if basic else size)
+        target, own, mixture = np.empty((3, size))
         extra = np.empty(size if optimal else 0)
         kernels.cumulate(target_log_probs, begin, end, offsets, target)
-        if basic:
-            good = kernels.cumulate_own(block, shift, begin, end, ids, offsets, limit, own)
-        else:
-            padded, scratch = kernels.prefix_scratch(log_rho)
-            good = kernels.prefixes(
-                block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
-            )
+        padded, scratch = kernels.prefix_scratch(rho)
+        good = kernels.prefixes(
+            block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
+        )
         if optimal and good:
             x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(
-                block, shift, begin, end, offsets, log_rho, a, own, mixture, x, y, z, extra
+                block, shift, begin, end, offsets, rho, a, own, mixture, x, y, z, extra
             )
         if not good or own.min() == -np.inf:
             _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)

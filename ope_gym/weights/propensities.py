@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ _UNSEEN = 7.0  # steps with ratio 0 that may be missing: -ln(1e-3)
 _LARGEST = 0.02  # share of one ratio in the sum of squares from which on the tail is too heavy
 _FEWEST = 100  # steps: with fewer it cannot be told how heavy the tail is
 _HUGE = 300.0  # log of the largest weight in these sums
+_BYTES = 1 << 24  # of the observations that are put in order by policy at once
 _ROUNDING = 1e-5  # of one log-probability, not to be called a surprise
 
 
@@ -92,7 +93,24 @@ class PropensityReport:
         )
 
 
-def ratio_alarms(log_weights: FloatArray, offsets: IntArray) -> tuple[str, ...]:
+@dataclass
+class _RatioSums:
+    """Sums of R - 1 over some steps, see `StepRatios`."""
+
+    steps: int
+    top: float
+    total: float
+    square: float
+
+    def merge(self, other: _RatioSums) -> None:
+        self.steps += other.steps
+        self.top = max(self.top, other.top)
+        self.total += other.total
+        self.square += other.square
+
+
+@dataclass(frozen=True)
+class StepRatios:
     """Test whether the ratios of each step average to 1, as those of right propensities do.
 
     R_t = w_t / w_{t-1}, the target's probability over that of the mixture given the steps before,
@@ -102,30 +120,40 @@ def ratio_alarms(log_weights: FloatArray, offsets: IntArray) -> tuple[str, ...]:
     the sum of squares nothing is said, since the next one may be larger still.
 
     Args:
-        log_weights: (S,) fused.
-        offsets: (n + 1,).
+        scheme: of the weights.
     """
-    before = one_step_earlier(log_weights, offsets, 0.0)
-    known = np.isfinite(before)
-    steps = log_weights[known] - before[known]
-    if steps.size == 0 or steps.max() > _HUGE:
-        return ()  # so large a ratio would decide alone
-    apart = np.exp(steps) - 1.0
-    total, square, top = float(apart.sum()), float(apart @ apart), float(apart.max())
-    mean = 1.0 + total / apart.size
-    if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
-        return (
-            f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
-            "instead of 1: the propensities look wrongly recorded",
-        )
-    even = apart.size >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
-    if even and total + 2 * top < -_RATIO_LIMIT * np.sqrt(square + 2 * top**2):
-        return (
-            f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
-            "instead of 1: the propensities look wrongly recorded, or the recorded policies hardly "
-            "ever do some of what the target does",
-        )
-    return ()
+
+    scheme: str
+    in_threads: ClassVar[bool] = True
+
+    def part(self, chunk: Any) -> _RatioSums:
+        """Sum over the weights of a chunk."""
+        from ope_gym.kernels import ratio_sums
+
+        found = np.empty(4)
+        ratio_sums(chunk.log_weights[self.scheme], chunk.offsets, found)
+        steps, top, total, square = found.tolist()
+        return _RatioSums(int(steps), top, total, square)
+
+    def total(self, merged: _RatioSums) -> tuple[str, ...]:
+        """Return the alarm in words; empty if there is none."""
+        total, square = merged.total, merged.square
+        if merged.steps == 0 or merged.top > np.exp(_HUGE):
+            return ()  # so large a ratio would decide alone
+        top, mean = merged.top - 1.0, 1.0 + total / merged.steps
+        if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
+            return (
+                f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
+                "instead of 1: the propensities look wrongly recorded",
+            )
+        even = merged.steps >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
+        if even and total + 2 * top < -_RATIO_LIMIT * np.sqrt(square + 2 * top**2):
+            return (
+                f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
+                "instead of 1: the propensities look wrongly recorded, or the recorded policies "
+                "hardly ever do some of what the target does",
+            )
+        return ()
 
 
 @dataclass
@@ -198,8 +226,9 @@ class PropensitySums:
         if kept and self.finite and wanted == kept["actions"]:
             self.merge(kept["sums"])
             return None
-        for start in range(0, data.n_steps, ROWS):
-            rows = slice(start, min(start + ROWS, data.n_steps))
+        block = _rows(data)
+        for start in range(0, data.n_steps, block):
+            rows = slice(start, min(start + block, data.n_steps))
             acting = data.policy_ids[rows]
             order = np.argsort(acting, kind="stable")
             acting, logged = acting[order], data.log_probs[rows][order]
@@ -211,8 +240,7 @@ class PropensitySums:
                 if found is not None:
                     lost = np.zeros((2, data.n_steps)) if lost is None else lost
                     lost[:, start + order[begin:end]] = found
-        acted, steps = np.unique(data.policy_ids, return_counts=True)
-        self.acted[acted] += steps
+        self.acted += np.bincount(data.policy_ids, minlength=self.size)
         if kept is not None and self.finite and self.covered:
             kept["sums"], kept["actions"] = PropensitySums(self.target, self.size), wanted
             kept["sums"].merge(self)
@@ -352,6 +380,12 @@ class PropensitySums:
         limit = float(gammainccinv(np.count_nonzero(used) / 2, chance))
         any_way = float(exponent[used].sum())
         return surprise / np.sqrt(variance), one_way > np.log(2 / chance) or any_way > limit
+
+
+def _rows(data: Trajectories) -> int:
+    """Return how many steps to look at together: many, for a policy is asked once in each block."""
+    size = sum(leaf.nbytes for leaf in batches.leaves(data.observations)) / data.n_steps
+    return int(np.clip(_BYTES / max(size, 1.0), ROWS // 8, 8 * ROWS))
 
 
 def _uncovered(
