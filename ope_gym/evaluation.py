@@ -64,7 +64,7 @@ from ope_gym.options import (
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.base import asked
 from ope_gym.policies.convert import is_saved
-from ope_gym.policies.estimated import fitted_models, logger_name
+from ope_gym.policies.estimated import fitted_models, logger_name, scatter_draws
 from ope_gym.results import Evaluation
 from ope_gym.scale.fitting import fit_chunks
 from ope_gym.scale.passes import (
@@ -82,7 +82,7 @@ from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.tasks import one_blas_thread
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.answers import Answers
-from ope_gym.weights.behaviours import behaviours_of
+from ope_gym.weights.behaviours import behaviours_of, redrawn
 from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import groups_of
 from ope_gym.weights.reward_model import check_reward_model
@@ -96,6 +96,7 @@ _NONE = np.empty(0, dtype=np.int64)
 _TOGETHER = 16  # most targets that are evaluated at a time
 _IN_MEMORY = 1 << 21  # steps times targets whose weights are held at a time
 _IN_FILES = 1 << 26  # the same in the folder for scratch
+_KEPT_DRAWS = 1 << 20  # steps up to which the mixtures of drawn policies are kept
 _PROBED = 64  # steps at which a policy is asked whether it is deterministic
 _FOLLOWING = (
     "the policy changed during episodes: where one follows the other, its start depends on how "
@@ -169,6 +170,14 @@ def evaluate(
         return evaluator.evaluate(target, origin=origin, crew=crew)
 
 
+class _Held(NamedTuple):
+    """Episodes in memory: the target's answers, the q model, and its values at every step."""
+
+    answers: Answers
+    model: QModel | Baseline | None
+    baseline: Baseline | None
+
+
 class Crew(NamedTuple):
     """The workers of an evaluation, and the scratch folder they may write to."""
 
@@ -232,6 +241,8 @@ class Evaluator:
         self._estimated = fitted_models([policies[k] for k in self._behaviours.policies])
         self._shared = Shared()
         self._defaults: dict[int, QModel | None] = {}  # q model by number of actions, 0: continuous
+        self._draws = scatter_draws([policies[k] for k in self._behaviours.policies])
+        self._drawn_ones: dict[int, tuple[Trajectories, Shared]] = {}
         self._betting = self.options.betting(self._roster.horizon)
 
     @property
@@ -373,11 +384,12 @@ class Evaluator:
             scratch=crew.folder,
             done=options.compute.progress,
         )
-        reduce = (
-            self._reduce_files(job, model, crew.workers)
-            if self._data is None
-            else self._reduce_memory(job, model)
-        )
+        held: list[_Held] = []
+        if self._data is None:
+            reduce = self._reduce_files(job, model, crew.workers)
+        else:
+            held = self._held(job, model)
+            reduce = self._reduce_memory(job, held)
         setting, betting = self._setting(uses_q), self._betting
         computed = run(
             [
@@ -392,6 +404,11 @@ class Evaluator:
             ],
             reduce,
         )
+        if held and self._draws:
+            computed = [
+                [gathered, *self._with_scatter(names, found, setting, job, one)]
+                for one, (gathered, *found) in zip(held, computed, strict=True)
+            ]
         for target, origin, found in zip(block.targets, origins, computed, strict=False):
             yield self._concluded(target, origin, names, model, *found)
 
@@ -618,37 +635,78 @@ class Evaluator:
             not self.options.value_alone,
         )
 
-    def _reduce_memory(self, job: Job, model: QModel | Baseline | None) -> Reduce:
-        """Answer requests from the episodes in memory: one chunk, weighed once a target."""
+    def _held(self, job: Job, model: QModel | Baseline | None) -> list[_Held]:
+        """Ask the targets about the episodes in memory, and fit the q model to them."""
         assert self._data is not None
         answers = [Answers(target, self._data) for target in job.targets]
         found: list[Any] = [None] * len(answers)
         if model is not None:
             found = self._baselines(model, answers)
-        chunks = [
-            self._weighed(job, model, asked, baseline)
-            for asked, baseline in zip(answers, found, strict=True)
-        ]
+        return [_Held(asked, model, one) for asked, one in zip(answers, found, strict=True)]
+
+    def _reduce_memory(self, job: Job, held: Sequence[_Held]) -> Reduce:
+        """Answer requests from the episodes in memory: one chunk, weighed once a target."""
+        assert self._data is not None
+        chunks = [self._weighed(job, one) for one in held]
         if job.done is not None:
             job.done(self._data.n_steps)
         return reduce_chunk(chunks)
 
-    def _weighed(
-        self,
-        job: Job,
-        model: QModel | Baseline | None,
-        answers: Answers,
-        baseline: Baseline | None,
-    ) -> Weighted:
+    def _weighed(self, job: Job, held: _Held) -> Weighted:
         """Weigh the episodes in memory for one target."""
-        chunk = job.weigh(answers, self._behaviours.ids, 0, baseline, self._shared)
+        chunk = job.weigh(held.answers, self._behaviours.ids, 0, held.baseline, self._shared)
         makers = {
             "path probabilities": lambda: self._path_log_probs,
-            "rounds": lambda: self._rounds(chunk, model, answers),
+            "rounds": lambda: self._rounds(chunk, held.model, held.answers),
             "scores": lambda: self._scores,
-            "one step": lambda: one_step(chunk.episodes.data, answers.target),
+            "one step": lambda: one_step(chunk.episodes.data, held.answers.target),
         }
         return dataclasses.replace(chunk, whole=makers)
+
+    def _with_scatter(
+        self,
+        names: Sequence[str],
+        found: Sequence[Computed],
+        setting: Setting,
+        job: Job,
+        held: _Held,
+    ) -> list[Computed]:
+        """Add to each bias what the data leave open of estimated propensities.
+
+        The estimators run anew with draws of the fitted models. The root mean square by which a
+        value moves holds both: how much it varies with the models, and how far the middle of its
+        values lies off, which plain weights do, because 1 / p is convex. In large samples a model
+        that learned from the weighed episodes moves against their own chance (Hirano, Imbens and
+        Ridder, 2003): the sum of both squares is on the safe side.
+        """
+        moved = [i for i, name in enumerate(names) if scatters(name)]
+        plain, ids = dataclasses.replace(setting, draws=None), self._behaviours.ids
+        away = np.empty((len(moved), self._draws))
+        for r in range(self._draws):
+            data, shared = self._drawn(r)
+            chunk = job.weigh(held.answers.about(data), ids, 0, held.baseline, shared)
+            some = run([estimator(names[i], plain) for i in moved], reduce_chunk(chunk))
+            away[:, r] = [one.value - found[i].value for one, i in zip(some, moved, strict=True)]
+        result = list(found)
+        for i, off in zip(moved, away, strict=True):
+            seen = off[np.isfinite(off)]  # without any weight left there is no value
+            error = float(np.sqrt(np.mean(seen**2))) if seen.size else 0.0
+            result[i] = dataclasses.replace(
+                found[i],
+                bias=float(np.hypot(found[i].bias, error)),
+                report={**found[i].report, "propensities": error},
+            )
+        return result
+
+    def _drawn(self, r: int) -> tuple[Trajectories, Shared]:
+        """Return the episodes as recorded by the draw r of estimated policies, and its mixtures."""
+        assert self._data is not None
+        found = self._drawn_ones.get(r)
+        if found is None:
+            found = redrawn(self._data, self._behaviours.policies, r), Shared()
+        if self._data.n_steps <= _KEPT_DRAWS:
+            self._drawn_ones[r] = found
+        return found
 
     def _reduce_files(self, job: Job, model: Any, crew: Workers) -> Reduce:
         """Answer requests in passes over the files."""
@@ -710,6 +768,20 @@ class Evaluator:
             return "none that can be fitted in blocks"
         return None
 
+    def _said_of_propensities(self, names: Sequence[str]) -> str:
+        """Say how propensities were estimated, and whether intervals hold that; empty if known."""
+        if not self._estimated:
+            return ""
+        weighted = [name for name in names if ESTIMATORS[name].scheme]
+        held = [name for name in weighted if scatters(name)] if self._draws and self._data else []
+        if not weighted:
+            return f"estimated by {self._estimated}"
+        left = [name for name in weighted if name not in held]
+        said = "their error is in the intervals"
+        if left:
+            said = f"intervals take them as known{'' if not held else ' in ' + ', '.join(left)}"
+        return f"estimated by {self._estimated} ({said})"
+
     def _known(
         self,
         gathered: Gathered,
@@ -734,7 +806,7 @@ class Evaluator:
             ),
             PartialMixture.of(self._groups) if mixed and not estimated else None,
             self._model_name(names, model),
-            f"estimated by {estimated}" if estimated else "",
+            self._said_of_propensities(names),
         )
         roster, alarms = self._roster, report.unfit if estimated else report.notes
         return Known(
@@ -756,6 +828,11 @@ class Evaluator:
             held_out=bool(roster.held_out.any()),
             certain=self._data is not None and always_certain(target, self._data),
         )
+
+
+def scatters(name: str) -> bool:
+    """Tell whether an estimator is run anew with draws of estimated propensities."""
+    return bool(ESTIMATORS[name].scheme) and not ESTIMATORS[name].whole
 
 
 def always_certain(target: Policy, data: Trajectories) -> bool:

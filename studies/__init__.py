@@ -92,8 +92,8 @@ STUDIES = {
     ),
     "propensities": Plan(
         "coverage with propensities that were estimated, not recorded",
-        runs=40,
+        runs=100,
         chunk=1,
-        takes="2 minutes",
+        takes="4 minutes",
     ),
 }

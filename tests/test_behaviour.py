@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 import ope_gym
 from ope_gym import Weighting, evaluate, fit_behaviour, leave_one_policy_out
+from ope_gym.analysis.behaviour import BehaviourFit
 from ope_gym.cli import main
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.reliability import calibration_slope, marginal_loss, reliability
+from ope_gym.models import behaviour
 from ope_gym.models.behaviour import (
     LEARNERS,
     fit_counts,
@@ -24,6 +27,8 @@ from ope_gym.models.behaviour import (
     fit_neighbours,
     fit_network,
     maximise_logit,
+    scatter_counts,
+    scatter_logit,
 )
 from ope_gym.policies import EstimatedPolicy, SoftmaxLinear, UnknownPolicy
 from ope_gym.policies.estimated import ALL
@@ -58,6 +63,12 @@ def log(
     )
 
 
+@cache
+def fitted() -> BehaviourFit:
+    """Return a fit that several tests look at."""
+    return fit_behaviour(log(), model="logit")
+
+
 # The models ------------------------------------------------------------------------------------
 
 
@@ -85,25 +96,80 @@ def test_counts_are_those_of_a_plain_loop() -> None:
     np.testing.assert_allclose(found.probs(np.array([[7, 7]]))[0], shares, rtol=1e-12)
 
 
-def test_a_logit_has_no_better_neighbour() -> None:
-    """The penalised log-likelihood, as a plain loop, falls in every direction."""
+def penalised(x: Floats, chosen: Any, weights: Any, bias: Any, ridge: float) -> float:
+    """Return the penalised log-likelihood of a logit, as a plain loop."""
+    total = -0.5 * ridge * float(np.sum(np.asarray(weights) ** 2))
+    for row, a in zip(x, chosen, strict=True):
+        scores = [float(np.dot(w, row) + b) for w, b in zip(weights, bias, strict=True)]
+        total += scores[a] - math.log(sum(math.exp(s) for s in scores))
+    for b in bias:  # half a step of each action at the mean observation
+        total += 0.5 * (float(b) - math.log(sum(math.exp(float(other)) for other in bias)))
+    return total
+
+
+def test_a_logit_has_no_better_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The penalised log-likelihood falls in every direction; by both methods."""
     rng = np.random.default_rng(2)
     x, chosen = rng.standard_normal((80, 2)), rng.integers(0, 3, 80)
     found = maximise_logit(x, chosen, 3, 1.0)
-
-    def likelihood(weights: Any, bias: Any) -> float:
-        total = -0.5 * float(np.sum(np.asarray(weights) ** 2))
-        for row, a in zip(x, chosen, strict=True):
-            scores = [float(np.dot(w, row) + b) for w, b in zip(weights, bias, strict=True)]
-            total += scores[a] - math.log(sum(math.exp(s) for s in scores))
-        return total
-
-    best = likelihood(found.weights, found.bias)
+    best = penalised(x, chosen, found.weights, found.bias, 1.0)
     bias = np.asarray(found.bias)
     for _ in range(12):
         w, b = 0.02 * rng.standard_normal((3, 2)), 0.02 * rng.standard_normal(3)
-        assert likelihood(found.weights + w, bias + b) < best
+        assert penalised(x, chosen, found.weights + w, bias + b, 1.0) < best
     assert np.linalg.norm(found.weights) > 0.05
+    monkeypatch.setattr(behaviour, "_FEW", 0)
+    other = maximise_logit(x, chosen, 3, 1.0)
+    np.testing.assert_allclose(other.weights, found.weights, atol=1e-4)
+
+
+def test_a_logit_without_an_action_stays_finite() -> None:
+    """An action that only other folds took has about half a step of all."""
+    x, chosen = np.random.default_rng(2).standard_normal((50, 1)), np.arange(50) % 2
+    probs = maximise_logit(x, chosen, 3, 1.0).probs(np.zeros((1, 1)))[0]
+    assert 0.003 < probs[2] < 0.03
+
+
+def test_draws_of_a_logit_have_the_inverse_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the plain loop, by differences; within 5 standard errors of 20,000 draws."""
+    rng = np.random.default_rng(8)
+    x, chosen = rng.standard_normal((40, 1)), rng.integers(0, 2, 40)
+    found = maximise_logit(x, chosen, 2, 4.0)
+    centre = np.column_stack([found.weights, np.asarray(found.bias)]).ravel()
+
+    def at(step: Floats) -> float:
+        moved = (centre + step).reshape(2, 2)
+        return penalised(x, chosen, moved[:, :1], moved[:, 1], 4.0)
+
+    h, unit = 1e-3, np.eye(4)
+    curved = np.array(
+        [
+            [
+                -(at(h * (a + b)) - at(h * (a - b)) - at(h * (b - a)) + at(-h * (a + b)))
+                / (4 * h * h)
+                for b in unit
+            ]
+            for a in unit
+        ]
+    )
+    expected = np.linalg.pinv(curved, rcond=1e-4)  # a shift of both intercepts is no change
+    monkeypatch.setattr(behaviour, "DRAWS", 20_000)
+    drawn = scatter_logit(found, x, chosen, rng).reshape(20_000, 4).astype(np.float64)
+    spread = np.sqrt(np.diag(expected))
+    tolerance = 5 * np.sqrt(2 / 20_000) * np.outer(spread, spread) + 1e-4
+    assert np.all(np.abs(np.cov(drawn.T) - expected) < tolerance)
+    assert spread.min() > 0.1
+
+
+def test_draws_of_counts_narrow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = np.repeat([[0], [1]], [90, 6], axis=0)
+    chosen = np.arange(96) % 2
+    monkeypatch.setattr(behaviour, "DRAWS", 20_000)
+    policy = fit_counts(states, chosen, 2, 0)
+    spread = scatter_counts(policy, states, chosen, np.random.default_rng(0)).std(axis=0)
+    # both states look alike, so the prior is the largest there is: 1,024 steps
+    expected = [[1 / math.sqrt(1 + n / 2 + 512)] * 2 for n in (90, 6, 0)]
+    np.testing.assert_allclose(spread, expected, rtol=0.03)
 
 
 def test_the_ridge_is_the_one_that_predicts_best() -> None:
@@ -149,8 +215,7 @@ def test_a_network_finds_what_a_logit_cannot() -> None:
 
 
 def test_no_model_of_a_fold_saw_its_episodes() -> None:
-    data = log()
-    fit = fit_behaviour(data, model="logit")
+    data, fit = log(), fitted()
     k = int(fit.trajectories.policy_ids[0])
     mine = fit.trajectories.policy_ids == k
     actions = np.where(mine, 2 - np.asarray(data.actions), data.actions)
@@ -165,7 +230,7 @@ def test_no_model_of_a_fold_saw_its_episodes() -> None:
 
 def test_weights_are_against_the_models_that_left_an_episode_out() -> None:
     """NFIS as a plain loop, with a mixture of the loggers' models for each fold."""
-    fit = fit_behaviour(log(), model="logit")
+    fit = fitted()
     data = fit.trajectories
     models: dict[int, list[EstimatedPolicy]] = {}
     sizes: dict[tuple[int, int], int] = {}
@@ -226,7 +291,7 @@ def test_every_result_says_that_propensities_are_estimated() -> None:
         assert any("propensities are estimated" in r for r in estimate.verdict.reasons)
     assert "1 logger" in found.table()
     assert "propensities: estimated by logit" in found.table()
-    assert found.to_dict()["propensities"] == "estimated by logit"
+    assert found.to_dict()["propensities"] == "estimated by logit (their error is in the intervals)"
     assert "partial mixtures" not in found.table()
     known = evaluate(_with_policies(log(200, loggers=1), [SoftmaxLinear(WEIGHTS)]), TARGET, "NFIS")
     assert known["NFIS"].verdict.colour == "green"
@@ -241,6 +306,45 @@ def _with_policies(data: Trajectories, policies: list[Any]) -> Trajectories:
             np.asarray(data.observations)[mine], np.asarray(data.actions)[mine]
         )
     return dataclasses.replace(data, policies=tuple(policies), log_probs=probs)
+
+
+@pytest.mark.parametrize("model", ["logit", "counts"])
+def test_intervals_hold_the_error_of_estimated_propensities(model: str) -> None:
+    """The root mean square move under draws of the models, as a loop over evaluations of them."""
+    data = fit_behaviour(log(30, whole=model == "counts"), model=model).trajectories
+    names = ("FIS", "NFIS", "FWDR", "DM")
+    found = evaluate(data, TARGET, names)
+    known = [dataclasses.replace(p, scatter=None) for p in data.policies]  # type: ignore[type-var]
+    fixed = evaluate(dataclasses.replace(data, policies=tuple(known)), TARGET, names)
+    moves: dict[str, list[float]] = {name: [] for name in names[:2]}
+    for r in range(behaviour.DRAWS):
+        drawn = [p.drawn(r) for p in data.policies]  # type: ignore[attr-defined]
+        for name, estimate in evaluate(_with_policies(data, drawn), TARGET, names[:2]).items():
+            moves[name].append(estimate.value - found[name].value)
+    for name, off in moves.items():
+        error = float(np.sqrt(np.mean(np.square(off))))
+        assert error > 0.01 * found[name].standard_error
+        assert found[name].report["propensities"] == pytest.approx(error)
+        both = math.hypot(fixed[name].standard_error, error)
+        assert found[name].standard_error == pytest.approx(both)
+    for name in names:
+        assert found[name].value == fixed[name].value
+        wide, narrow = (e[name].interval.high - e[name].interval.low for e in (found, fixed))
+        assert wide > narrow if name != "DM" else wide == narrow
+    assert "intervals take them as known" in fixed.table()
+
+
+def test_the_result_says_which_intervals_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = fitted().trajectories
+    all_of = Weighting(mixture="all")
+    found = evaluate(data, TARGET, ("NFIS", "NFRIS"), weighting=all_of)
+    assert "intervals take them as known in NFRIS" in found.table()
+    blocks = evaluate(data, TARGET, "NFIS", compute=ope_gym.Compute(block_steps=20))
+    assert "their error is in the intervals" in blocks.table()  # they are in memory all the same
+    monkeypatch.setattr(behaviour, "_EPOCHS", 1)
+    network = fit_behaviour(log(), model="network").trajectories
+    assert "intervals take them as known" in evaluate(network, TARGET, "NFIS").table()
+    assert "intervals" not in evaluate(network, TARGET, "DM").to_dict()["propensities"]
 
 
 def test_propensities_that_do_not_fit_are_an_alarm() -> None:
@@ -302,7 +406,7 @@ def test_reliability_and_marginal_are_those_of_plain_loops() -> None:
 
 
 def test_overlap_with_a_target() -> None:
-    fit = fit_behaviour(log(), model="logit")
+    fit = fitted()
     data = fit.trajectories
     ratios = np.exp(TARGET.log_prob(data.observations, data.actions) - data.log_probs)
     found = fit.overlap(TARGET)
@@ -336,7 +440,11 @@ def test_auto_takes_the_model_that_predicts_best() -> None:
 
 @pytest.mark.parametrize("model", list(LEARNERS))
 @pytest.mark.parametrize("parquet", [False, True])
-def test_files_hold_estimated_policies(model: str, parquet: bool, tmp_path: Path) -> None:
+def test_files_hold_estimated_policies(
+    model: str, parquet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behaviour, "_EPOCHS", 2)
+    monkeypatch.setattr(behaviour, "_PLENTY", 0)  # takes the smallest ridge without a search
     data = fit_behaviour(log(20, whole=model == "counts"), model=model).trajectories
     path = tmp_path / ("fit.parquet" if parquet else "fit.ope")
     data.to_parquet(path) if parquet else data.save(path)
@@ -346,11 +454,12 @@ def test_files_hold_estimated_policies(model: str, parquet: bool, tmp_path: Path
     value = evaluate(data, TARGET, "NFIS")["NFIS"]
     from_file = evaluate(str(path), TARGET, "NFIS")["NFIS"]
     assert from_file.value == value.value
+    assert from_file.interval == value.interval
     assert from_file.verdict == value.verdict
 
 
 def test_files_in_blocks_give_the_same() -> None:
-    data = fit_behaviour(log(), model="logit").trajectories
+    data = fitted().trajectories
     few = evaluate(data, TARGET, "NFIS", compute=ope_gym.Compute(block_steps=20))
     assert few["NFIS"].value == pytest.approx(evaluate(data, TARGET, "NFIS")["NFIS"].value)
 

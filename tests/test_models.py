@@ -792,8 +792,9 @@ def test_models_say_what_they_cannot_do() -> None:
     images = dataclasses.replace(
         finite, observations=seeded().integers(256, size=(8, 80, 80), dtype=np.uint8)
     )
-    with pytest.raises(ValueError, match="NetworkQ takes at most"):
-        NetworkQ().fit(images, task)
+    many = dataclasses.replace(finite, observations=np.zeros((8, 80, 80)))
+    with pytest.raises(ValueError, match="6400 numbers a step: NetworkQ takes at most 4096 beside"):
+        NetworkQ().fit(many, task)
     with pytest.raises(ValueError, match="more than 4000 weights"):
         LinearQ(lambda seen: seen.reshape(len(seen), -1)).fit(images, task)
     with pytest.raises(ValueError, match=r"features gave shape \(3,\)"):

@@ -380,7 +380,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "probabilities": (
         {"log_prob": [0.5] * 6},
         {"action_space": spaces.Discrete(2)},
-        "row 0: log_probs is 0.5, above 0",
+        "row 0, column 'log_prob': is 0.5, above 0, .*take their logarithms",
     ),
     "no episode": ({"episode": ["a", "a", None, "b", "b", "c"]}, {}, "row 2, column 'episode'"),
     "nan episode": ({"episode": [0, 0, 0, np.nan, 1, 2]}, {}, "row 3, column 'episode': is nan"),

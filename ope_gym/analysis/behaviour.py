@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MODELS = ("auto", *LEARNERS)
 _RARE = 0.01  # an estimated probability below which an action hardly ever happens
+_SCATTER = 271828  # seed of the draws of what the data leave open
 _STEEP = 3.0  # standard errors of the slope that are not chance
 
 
@@ -276,8 +277,13 @@ class _Task:
         columns = learner.columns(data.observations)
         x = learner.inputs(data.observations, columns)
         own = compact[np.asarray(data.actions).reshape(-1)]
-        policy = learner.fit(x, own.astype(np.int64), int(taken.sum()), self.seed)
-        return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out)
+        chosen = own.astype(np.int64)
+        policy = learner.fit(x, chosen, int(taken.sum()), self.seed)
+        scatter = None
+        if learner.scatter is not None and left_out != ALL:
+            rng = np.random.default_rng([_SCATTER, g])  # the same for all folds of a logger
+            scatter = learner.scatter(policy, x, chosen, rng)
+        return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out, scatter)
 
     def cross_fit(self, learner: Learner) -> dict[tuple[int, int], EstimatedPolicy]:
         """Fit every logger as often as it has folds."""

@@ -171,7 +171,7 @@ class Distribution:
         """
         if not 0.0 < tail <= 1.0:
             raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
-        ends = self.weighted.cvar_interval(tail, self.level)
+        ends = self.weighted.cvar_interval(tail, self.level, self.outcomes.seen[0])
         name = f"CVaR {100 * tail:g}%"
         few = self.weighted.tail_ess(tail)
         return self._quantity(name, partial(_cvar, tail), self._cut(ends), few)

@@ -187,14 +187,50 @@ class WeightedReturns:
         found = self._ess_t(value, (self.returns - mean) ** 2 - value, self.ess, level)
         return Interval(max(found.low, 0.0), found.high, level, found.method)
 
-    def cvar_interval(self, tail: float, level: float) -> Interval:
-        """Return an interval of the mean of the lowest `tail` of the distribution."""
+    def cvar_interval(self, tail: float, level: float, floor: float = np.inf) -> Interval:
+        """Return an interval of the mean of the lowest `tail` of the distribution.
+
+        Where one return has a majority in the tail, as 0 where most failures pay nothing, the
+        others are hardly seen and the error knows nothing of them. Then, as far as it has a
+        majority, the interval reaches down to where outcomes of a chance of 1 / ESS of the tail
+        would move it (the rule of three), and up to where it would be if the returns up to the edge
+        of the tail had the lower end of their probability's interval.
+
+        Args:
+            tail: the share, within (0, 1].
+            level: confidence level.
+            floor: the lowest return to expect; none below those seen by default.
+        """
         if not self.known:
             return undefined(level, "ess-t")
         edge = self.quantile(tail)
         value = float(cvar_of(self.returns, self.shares, tail))
         terms = edge - np.maximum(edge - self.returns, 0.0) / tail - value
-        return self._ess_t(value, terms, self.tail_ess(tail), level)
+        ess = self.tail_ess(tail)
+        found = self._ess_t(value, terms, ess, level)
+        part = np.diff(np.minimum(np.cumsum(self.shares), tail), prepend=0.0)
+        kinds = np.cumsum(np.diff(self.returns, prepend=self.returns[0]) > 0.0)
+        lump = max(0.0, 2.0 * float(np.bincount(kinds, part).max()) / tail - 1.0)
+        if lump == 0.0 or tail == 1.0:
+            return found
+        chance = min(1.0, -float(np.log((1.0 - level) / 2)) / ess)
+        low = value - lump * chance * max(0.0, value - floor)
+        high = value + lump * (self._cvar_if_rarer(tail, level) - value)
+        if np.isnan(found.low):  # a single effective episode
+            return Interval(low, high, level, found.method)
+        return Interval(min(found.low, low), max(found.high, high), level, found.method)
+
+    def _cvar_if_rarer(self, tail: float, level: float) -> float:
+        """Return the tail mean if returns up to the edge of the tail were as rare as may be."""
+        place = self._place(self.quantile(tail), strict=False)
+        rare = self._binomial(place, level).low
+        upper = float(self.shares[place:].sum())
+        if upper == 0.0:
+            return float(self.returns[-1])
+        shares = np.array(self.shares)
+        shares[:place] *= rare / float(shares[:place].sum())
+        shares[place:] *= (1.0 - rare) / upper
+        return float(cvar_of(self.returns, shares, tail))
 
     def smaller_side(self, x: float) -> float:
         """Return the effective number of episodes below x or of the others: the smaller."""

@@ -256,9 +256,13 @@ def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
     return None
 
 
-def widest_fit(data: Trajectories, target: Policy) -> LinearQ | None:
-    """Return LinearQ with features of degree 2, or 1 if these are too many, or None."""
-    for features in (None, Polynomial(1)):
+def widest_fit(
+    data: Trajectories,
+    target: Policy,
+    offered: Sequence[Map | Learned | None] = (None, Polynomial(1)),
+) -> LinearQ | None:
+    """Return LinearQ with the first features that are not too many: of degree 2, or 1, or None."""
+    for features in offered:
         survey = FeatureSurvey(LinearQ(features), target)
         survey.update(data)
         if survey.phi(1).weights <= WIDEST:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity
@@ -14,13 +15,15 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import ActionValues, Problem, of_chosen, q_all
 from ope_gym.models.features import columns_of
-from ope_gym.models.linear import default_linear
+from ope_gym.models.images import Image, convolutions, scaled, split
+from ope_gym.models.linear import default_linear, widest_fit
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.encoding import Columns
 from ope_gym.policies.numerics import choices
 
-_WIDEST = 4096  # inputs; images must be made smaller first
-_ROWS = 1 << 14  # steps evaluated at once
+_WIDEST = 4096  # inputs beside images
+_ROWS = 1 << 14  # steps evaluated at once, and pixels of as many
+_PIXELS = 1 << 20
 _RIPE = 5.0  # time constants of the slow network before the error may stop the training
 _DRAWS = 4  # of the target's continuous actions at each next state
 
@@ -36,12 +39,14 @@ class NetworkQ:
     network, which begins at 0: a value travels one step with each update of q', so that over long
     episodes a network alone would not come to the end. The inputs are the
     standardised observations (categories as 0/1 columns), the share of the horizon that is left
-    and, if continuous, the actions. A tenth of the episodes is kept aside: training stops when
-    their error has not fallen for `patience` checks, and the best network is kept.
+    and, if continuous, the actions. Images (see `ope_gym.models.images`) go through a small
+    convolutional net of their own; LinearQ then starts from averages of their blocks. A tenth of
+    the episodes is kept aside: training stops when their error has not fallen for `patience`
+    checks, and the best network is kept.
 
     Cost: steps × `epochs` at most; seconds for CartPole. One seed gives one result on one machine.
-    Use it where LinearQ is too stiff. Weaknesses: slower, the errors of targets that are themselves
-    estimates can add up, and images must be made features first.
+    Use it where LinearQ is too stiff, or for images. Weaknesses: slower, and the errors of targets
+    that are themselves estimates can add up.
 
     Args:
         hidden: widths of the hidden layers.
@@ -83,7 +88,7 @@ class NetworkQ:
         target, horizon, rng = problem.target, problem.horizon, problem.rng
         finite = isinstance(target, FinitePolicy)
         inputs = Inputs.of(data, finite, horizon)
-        start = _Start.of(data, problem) if self.linear else None
+        start = _Start.of(data, problem, inputs) if self.linear else None
         now, chosen = _steps(data, target, inputs)
         following = np.minimum(np.arange(data.n_steps) + 1, data.n_steps - 1)
         probs, draws, first = _ahead(data, target, inputs, rng, start)
@@ -99,6 +104,7 @@ class NetworkQ:
         left_over = data.rewards + problem.gamma * on * first[following] - own
         table = {
             "x": _float32(now),
+            "pixels": torch.from_numpy(inputs.pixels(data.observations)),
             "reward": _float32(left_over / unit),
             "on": _float32(problem.gamma * on),
             "low": _float32(min(float(data.rewards.min()), 0.0) * left - own / unit),
@@ -110,7 +116,7 @@ class NetworkQ:
             table["probs"] = _float32(probs)
         if draws is not None:
             table["draws"] = _float32(draws)
-        learner = _Learner(self, table, inputs.width, outputs, int(rng.integers(2**62)))
+        learner = _Learner(self, table, inputs, outputs, int(rng.integers(2**62)))
         net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng, start is not None)
         return NetworkValues(net, inputs, outputs if finite else 0, unit, start)
 
@@ -130,9 +136,13 @@ class _Start:
     bounds: FloatArray
 
     @classmethod
-    def of(cls, data: Trajectories, problem: Problem) -> _Start | None:
-        """Fit LinearQ; None where it cannot read the observations."""
-        model = default_linear(data, problem.target)
+    def of(cls, data: Trajectories, problem: Problem, inputs: Inputs) -> _Start | None:
+        """Fit LinearQ, of images to averages of blocks; None where it cannot read the rest."""
+        model = (
+            widest_fit(data, problem.target, [inputs.averages])
+            if inputs.images
+            else default_linear(data, problem.target)
+        )
         if model is None:
             return None
         target, actions = problem.target, 0
@@ -164,9 +174,17 @@ class _Start:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Turn batches into the inputs of the network."""
+    """Turn batches into the inputs of the network: numbers, and pixels where there are images.
 
-    columns: Columns
+    Args:
+        columns: of all that is no image; None if everything is.
+        images: the leaves that are images, in order.
+        finite: whether actions are outputs, not inputs.
+        horizon: longest possible episode.
+    """
+
+    columns: Columns | None
+    images: tuple[Image, ...]
     finite: bool
     horizon: int
 
@@ -174,24 +192,52 @@ class Inputs:
     def of(cls, data: Trajectories, finite: bool, horizon: int) -> Inputs:
         """Return the inputs in the scale of the data; raise if there are too many numbers."""
         batch = data.observations if finite else (data.observations, data.actions)
-        size = sum(leaf[0].size for leaf in batches.leaves(batch) if leaf.dtype != object)
+        images, others = split(batch)
+        size = sum(leaf[0].size for leaf in others if leaf.dtype != object)
         if size > _WIDEST:
             raise ValueError(
-                f"observations have {size} numbers a step: NetworkQ takes at most {_WIDEST}; give "
-                "it features of the images, or use Critic with the learner's network"
+                f"observations have {size} numbers a step: NetworkQ takes at most {_WIDEST} beside "
+                "images (3 dimensions a step, or 2 of type uint8); give it fewer features, or use "
+                "Critic with the learner's network"
             )
-        return cls(columns_of(batch), finite, horizon)
+        columns = columns_of(tuple(others)) if others else None
+        return cls(columns, tuple(Image.of(leaf) for leaf in images), finite, horizon)
 
     @property
     def width(self) -> int:
-        """Return the number of inputs."""
-        return self.columns.width + 1
+        """Return the number of inputs beside images."""
+        return (0 if self.columns is None else self.columns.width) + 1
+
+    @property
+    def rows(self) -> int:
+        """Return how many steps to evaluate at once."""
+        pixels = sum(int(np.prod(image.pooled)) for image in self.images)
+        return min(_ROWS, max(1, _PIXELS // pixels)) if pixels else _ROWS
 
     def __call__(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """Return the inputs (n, width)."""
-        found = self.columns(observations if self.finite else (observations, actions))
+        """Return the inputs (n, width) beside images."""
+        found = self._numbers(observations if self.finite else (observations, actions))
         left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
         return np.hstack([found, left[:, None]]).astype(np.float32)
+
+    def pixels(self, observations: Tree) -> NDArray[Any]:
+        """Return the pixels (n, p) of all images; p is 0 without any."""
+        leaves = split(observations)[0]
+        found = [image.pixels(leaf) for image, leaf in zip(self.images, leaves, strict=True)]
+        if not found:
+            return np.empty((batches.length(observations), 0), dtype=np.uint8)
+        return found[0] if len(found) == 1 else np.hstack(found)
+
+    def averages(self, batch: Tree) -> FloatArray:
+        """Return features (n, d) for LinearQ: 1, the numbers, and averages of the images."""
+        leaves = split(batch)[0]
+        cells = [image.cells(leaf) for image, leaf in zip(self.images, leaves, strict=True)]
+        return np.hstack([np.ones((batches.length(batch), 1)), self._numbers(batch), *cells])
+
+    def _numbers(self, batch: Tree) -> FloatArray:
+        if self.columns is None:
+            return np.empty((batches.length(batch), 0))
+        return self.columns(tuple(split(batch)[1]) if self.images else batch)
 
 
 class NetworkValues:
@@ -219,13 +265,15 @@ class NetworkValues:
     def _ask(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         import torch
 
-        found = []
-        for begin in range(0, len(steps), _ROWS):
-            rows = slice(begin, begin + _ROWS)
+        found, inputs = [], self._inputs
+        for begin in range(0, len(steps), inputs.rows):
+            rows = slice(begin, begin + inputs.rows)
+            seen = batches.take(observations, rows)
             chosen = None if actions is None else batches.take(actions, rows)
-            x = self._inputs(batches.take(observations, rows), chosen, steps[rows])
+            x, pixels = inputs(seen, chosen, steps[rows]), inputs.pixels(seen)
             with torch.no_grad():
-                found.append(self._net(torch.from_numpy(x)).numpy().astype(np.float64))
+                values = self._net(torch.from_numpy(x), torch.from_numpy(pixels))
+                found.append(values.numpy().astype(np.float64))
         return np.concatenate([*found]) * self._unit
 
 
@@ -233,14 +281,14 @@ class _Learner:
     """Take gradient steps on the squared one-step error."""
 
     def __init__(
-        self, model: NetworkQ, table: dict[str, Any], width: int, outputs: int, seed: int
+        self, model: NetworkQ, table: dict[str, Any], inputs: Inputs, outputs: int, seed: int
     ) -> None:
         import torch
 
-        self.model, self.table = model, table
+        self.model, self.table, self.rows = model, table, inputs.rows
         with torch.random.fork_rng(devices=[]):  # torch's own random state stays as it was
             torch.manual_seed(seed)
-            self.net, self.slow = (_perceptron(width, model.hidden, outputs) for _ in range(2))
+            self.net, self.slow = (_network(inputs, model.hidden, outputs) for _ in range(2))
         self.slow.load_state_dict(self.net.state_dict())
         self.slow.requires_grad_(False)
 
@@ -261,8 +309,8 @@ class _Learner:
         model = self.model
         if started:
             for one in (self.net, self.slow):
-                torch.nn.init.zeros_(one[-1].weight)
-                torch.nn.init.zeros_(one[-1].bias)
+                torch.nn.init.zeros_(one.head[-1].weight)
+                torch.nn.init.zeros_(one.head[-1].bias)
         adam = torch.optim.Adam(self.net.parameters(), lr=model.learning_rate)
         best, least, waited = self._state(), self._error(kept) if started else np.inf, 0
         for epoch in range(model.epochs):
@@ -300,7 +348,7 @@ class _Learner:
 
     def _loss(self, rows: Any) -> Any:
         goal = self._goal(rows)
-        found = self.net(self.table["x"][rows])
+        found = self.net(self.table["x"][rows], self.table["pixels"][rows])
         own = found.gather(1, self.table["action"][rows][:, None])[:, 0]
         return ((own - goal) ** 2).mean()
 
@@ -311,10 +359,11 @@ class _Learner:
         table = self.table
         with torch.no_grad():
             after = table["next"][rows]
+            pixels = table["pixels"][after]
             if "draws" in table:  # (m, draws, width)
-                ahead = self.slow(table["draws"][after])[..., 0].mean(dim=1)
+                ahead = self.slow(table["draws"][after], pixels)[..., 0].mean(dim=1)
             else:
-                ahead = (self.slow(table["x"][after]) * table["probs"][after]).sum(dim=1)
+                ahead = (self.slow(table["x"][after], pixels) * table["probs"][after]).sum(dim=1)
             goal = table["reward"][rows] + table["on"][rows] * ahead
             return torch.minimum(torch.maximum(goal, table["low"][rows]), table["high"][rows])
 
@@ -324,20 +373,41 @@ class _Learner:
 
         total = 0.0
         with torch.no_grad():
-            for begin in range(0, kept.size, _ROWS):
-                rows = torch.from_numpy(kept[begin : begin + _ROWS])
+            for begin in range(0, kept.size, self.rows):
+                rows = torch.from_numpy(kept[begin : begin + self.rows])
                 total += float(self._loss(rows)) * len(rows)
         return float(np.sqrt(total / kept.size))
 
 
-def _perceptron(width: int, hidden: tuple[int, ...], outputs: int) -> Any:
+def _network(inputs: Inputs, hidden: tuple[int, ...], outputs: int) -> Any:
+    """Return a torch module of numbers (n, width), or (n, draws, width), and pixels (n, p)."""
+    import torch
     from torch import nn
 
+    eyes = [convolutions(image) for image in inputs.images]
+    sizes = [int(np.prod(image.pooled)) for image in inputs.images]
+    width = inputs.width + sum(features for _, features in eyes)
     layers: list[nn.Module] = []
     for units in hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
         width = units
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.eyes = nn.ModuleList([eye for eye, _ in eyes])
+            self.head = nn.Sequential(*layers, nn.Linear(width, outputs))
+
+        def forward(self, numbers: Any, pixels: Any) -> Any:
+            if not sizes:
+                return self.head(numbers)
+            parts = zip(self.eyes, inputs.images, pixels.split(sizes, dim=1), strict=True)
+            seen = torch.cat([eye(scaled(some, image)) for eye, image, some in parts], dim=1)
+            if numbers.ndim == 3:  # several actions at one image
+                seen = seen[:, None].expand(-1, numbers.shape[1], -1)
+            return self.head(torch.cat([numbers, seen], dim=-1))
+
+    return Net()
 
 
 def _float32(values: FloatArray) -> Any:

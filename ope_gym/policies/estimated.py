@@ -8,7 +8,7 @@ every episode by models that never saw it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -125,6 +125,8 @@ class EstimatedPolicy(_FromProbs):
         taken: (A,) whether an action was ever taken; the others have probability 0.
         logger: number of the logger whose episodes it learned from.
         fold: fold that it did not learn from, or `ALL`.
+        scatter: (R, ...) draws of what the data leave open, to be added to the weights of a logit
+            or the log-probabilities of a table; None if nobody knows.
     """
 
     kind: ClassVar[str] = "estimated"
@@ -134,6 +136,20 @@ class EstimatedPolicy(_FromProbs):
     taken: NDArray[np.bool_]
     logger: int
     fold: int = ALL
+    scatter: NDArray[np.float32] | None = None
+
+    def drawn(self, r: int) -> EstimatedPolicy:
+        """Return the policy as it might as well have been estimated, the draw r of them."""
+        assert self.scatter is not None
+        moved, inner = self.scatter[r].astype(np.float64), self.policy
+        if isinstance(inner, SoftmaxLinear):
+            weights, bias = inner.weights + moved[:, :-1], np.asarray(inner.bias) + moved[:, -1]
+            other: FinitePolicy = SoftmaxLinear(weights, bias)
+        else:
+            assert isinstance(inner, StateTable)
+            table = inner.table * np.exp(moved)
+            other = StateTable(inner.states, table / table.sum(axis=1, keepdims=True))
+        return replace(self, policy=other, scatter=None)
 
     @property
     def model(self) -> str:
@@ -153,6 +169,8 @@ class EstimatedPolicy(_FromProbs):
         if self.columns is not None:
             scale = {f.name: getattr(self.columns, f.name) for f in fields(self.columns)}
             found |= {f"{_COLUMNS}{name}": value for name, value in scale.items()}
+        if self.scatter is not None:
+            found["scatter"] = self.scatter
         numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
         numbers["class"] = _CLASSES.index(type(self.policy))
         return found | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
@@ -169,6 +187,7 @@ class EstimatedPolicy(_FromProbs):
             np.asarray(arrays["taken"], dtype=np.bool_),
             int(arrays["logger"]),
             int(arrays["fold"]),
+            np.asarray(arrays["scatter"]) if "scatter" in arrays else None,
         )
 
     def __repr__(self) -> str:
@@ -195,6 +214,16 @@ def estimated_folds(policies: Sequence[Policy]) -> IntArray | None:
     """Return the fold (K,) of each policy; None unless all of them were cross-fitted."""
     folds = [p.fold if isinstance(p, EstimatedPolicy) else ALL for p in policies]
     return np.array(folds) if folds and ALL not in folds else None
+
+
+def scatter_draws(policies: Sequence[Policy]) -> int:
+    """Return how many draws there are of what the data leave open of estimated policies.
+
+    0 if none of them was estimated, or it is not known of all that were.
+    """
+    estimated = [p for p in policies if isinstance(p, EstimatedPolicy)]
+    sizes = {0 if p.scatter is None else len(p.scatter) for p in estimated}
+    return min(sizes, default=0)
 
 
 def fitted_models(policies: Sequence[Policy]) -> str:

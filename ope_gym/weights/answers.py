@@ -33,6 +33,12 @@ class Answers:
         self.target, self.data = target, data
         self.near: dict[float, FloatArray] = {}
 
+    def about(self, data: Trajectories) -> Answers:
+        """Return the same answers about the same steps, whoever is said to have recorded them."""
+        found = Answers(self.target, data)
+        found.__dict__["log_probs"] = self.log_probs
+        return found
+
     @cached_property
     def log_probs(self) -> FloatArray:
         """(S,) log-probabilities of the recorded actions."""

@@ -8,7 +8,7 @@ follow would let the mixture depend on how long they lived, and bias it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.roster import Roster
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnavailablePolicy
+from ope_gym.policies.estimated import EstimatedPolicy
 
 ROWS = 1 << 15  # steps evaluated at once
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
@@ -236,6 +237,27 @@ def policy_log_probs(policy: Policy, name: str, data: Trajectories) -> FloatArra
         values = policy.log_prob(observations, actions)
         result[rows] = _checked(values, rows.stop - rows.start, name)
     return result
+
+
+def redrawn(data: Trajectories, used: IntArray, r: int) -> Trajectories:
+    """Return episodes as if the draw r of estimated policies had recorded them.
+
+    Args:
+        data: the episodes.
+        used: (P,) numbers of the policies that occur.
+        r: number of the draw, see `ope_gym.policies.estimated.EstimatedPolicy.drawn`.
+    """
+    policies, own = list(data.policies), np.array(data.log_probs)
+    for k in used:
+        policy = policies[k]
+        if not isinstance(policy, EstimatedPolicy):
+            continue
+        policies[k] = other = policy.drawn(r)
+        rows = np.flatnonzero(data.policy_ids == k)
+        own[rows] = other.log_prob(
+            batches.take(data.observations, rows), batches.take(data.actions, rows)
+        )
+    return replace(data, policies=tuple(policies), log_probs=own)
 
 
 def _checked(values: FloatArray, rows: int, name: str) -> FloatArray:

@@ -1,7 +1,8 @@
 """Measure how often intervals hold the truth if propensities are estimated, and if recorded.
 
-The data sets of the small MDPs are evaluated twice: with the policies that acted, and with what
-`fit_behaviour` makes of their actions alone. The truth is exact.
+The data sets of the small MDPs are evaluated with the policies that acted, and with what
+`fit_behaviour` makes of their actions alone: once as if this were known, and once as it is, with
+the error of the estimated propensities in the intervals. The truth is exact.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from studies.harness.study import Runs, Study, Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("auto", "NFIS", "FIS", "NBIS")
-KINDS = ("recorded", "estimated")
+NAMES = ("auto", "NFIS", "FIS", "NBIS", "BIS", "FWDR", "DR")
+KINDS = ("recorded", "taken as known", "estimated")
 COLOURS = ("green", "amber", "red")
 
 
@@ -56,7 +57,7 @@ class Propensities(Study):
         for r in range(int(first.integers(self.every)), len(regimes), self.every):
             data, target, truth = regimes[r].simulate(rngs[r])
             fitted = fit_behaviour(forgotten(data), model=self.model).trajectories
-            for k, episodes in enumerate((data, fitted)):
+            for k, episodes in enumerate((data, taken_as_known(fitted), fitted)):
                 found = evaluate(episodes, target, NAMES, level=self.level)
                 for e, name in enumerate(NAMES):
                     estimate = found[name]
@@ -88,9 +89,10 @@ class Propensities(Study):
         rows = [
             Evidence(
                 f"{name}, {where}",
-                part["holds"][1][e] - level + 0.02,
-                part["error"][1][e],
-                note=f"{part['holds'][1][e]:.1%}; recorded {part['holds'][0][e]:.1%}",
+                part["holds"][2][e] - level + 0.02,
+                part["error"][2][e],
+                note=f"{part['holds'][2][e]:.1%}; recorded {part['holds'][0][e]:.1%}, "
+                f"taken as known {part['holds'][1][e]:.1%}",
             )
             for where, part in ((where, parts[where]) for where in ("all", "not red"))
             for e, name in enumerate(NAMES)
@@ -112,16 +114,17 @@ class Propensities(Study):
         for name, part in summary["parts"].items():
             for k, kind in enumerate(KINDS):
                 cover = [_percent(value) for value in part["holds"][k]]
-                rows.append([name, kind, *cover, *(f"{x:.4f}" for x in part["rmse"][k])])
+                errors = [f"{x:.3g}" for x in part["rmse"][k]] if k != 1 else [""] * len(NAMES)
+                rows.append([name, kind, *cover, *errors])  # the values of the last two are equal
         heads = [*NAMES, *(f"RMSE {name}" for name in NAMES)]
         return "\n".join(
             [
                 f"{summary['runs']} runs, {summary['sets']} held-out data sets of small MDPs: how "
                 f"often intervals at {summary['level']:.0%} hold the truth with the recorded "
                 f"propensities and with those that fit_behaviour(model={summary['model']!r}) "
-                "estimates from the same actions; and the root mean square error, divided by the "
-                'horizon. By kind of loggers; "not red" leaves out the estimates whose verdict '
-                "is red.",
+                "estimates from the same actions, taken as known or with their error in the "
+                "intervals; and the root mean square error, divided by the horizon. By kind of "
+                'loggers; "not red" leaves out the estimates whose verdict is red.',
                 "",
                 *table(["part", "propensities", *heads], rows),
             ]
@@ -129,20 +132,20 @@ class Propensities(Study):
 
     def picture(self, summary: Summary) -> Figure:
         """Draw the coverage of each estimator."""
-        from studies.harness.pictures import BLUE, RED, legend_below, new_figure
+        from studies.harness.pictures import BLUE, GREEN, RED, legend_below, new_figure
 
         figure = new_figure(5.0, 3.2)
         axes = figure.add_subplot()
         part = summary["parts"]["all"]
-        for k, (kind, colour) in enumerate(zip(KINDS, (BLUE, RED), strict=True)):
-            places = np.arange(len(NAMES)) + 0.12 * (2 * k - 1)
+        for k, (kind, colour) in enumerate(zip(KINDS, (BLUE, GREEN, RED), strict=True)):
+            places = np.arange(len(NAMES)) + 0.15 * (k - 1)
             style: dict[str, Any] = {"fmt": "o", "ms": 4, "color": colour, "label": kind}
             error = 2 * np.array(part["error"][k])
             axes.errorbar(places, part["holds"][k], yerr=error, **style)
         axes.axhline(summary["level"], color="black", linewidth=0.8)
         axes.set_xticks(range(len(NAMES)), NAMES, fontsize=8)
         axes.set_ylabel("coverage ± 2 standard errors", fontsize=8)
-        legend_below(axes, 2)
+        legend_below(axes, 3)
         return figure
 
 
@@ -150,6 +153,12 @@ def forgotten(data: Trajectories) -> Trajectories:
     """Return the same episodes as someone has them who recorded no probabilities."""
     unknown = tuple(UnknownPolicy() for _ in data.policies)
     return dataclasses.replace(data, policies=unknown, log_probs=np.full(data.n_steps, np.nan))
+
+
+def taken_as_known(data: Trajectories) -> Trajectories:
+    """Return episodes with the same estimated policies, as if nothing were open about them."""
+    policies = (dataclasses.replace(p, scatter=None) for p in data.policies)  # type: ignore[type-var]
+    return dataclasses.replace(data, policies=tuple(policies))
 
 
 def _described(holds: Any, off: Any, mask: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import offsets_of
+from ope_gym.arrays import LOG_PROB_TOLERANCE, offsets_of
 from ope_gym.data import spaces
 from ope_gym.data.blocks import PathLike
 from ope_gym.data.reader import Chunk
@@ -233,7 +233,19 @@ class TableSection:
         """Return recorded log-probabilities, or those that known policies give."""
         name = self.plan.log_prob
         if name is not None:
-            return cells.floats(table[name], name, place, finite=self.plan.finite)
+            logged = cells.floats(table[name], name, place, finite=self.plan.finite)
+            discrete = spaces.is_discrete(self.action_space)
+            if discrete is None:
+                discrete = all(leaf.dtype.kind in "iub" for leaf in batches.leaves(chosen))
+            if discrete and (high := logged > LOG_PROB_TOLERANCE).any():
+                row = int(np.argmax(high))
+                raise BadCell(
+                    place(row),
+                    name,
+                    f"is {logged[row]:g}, above 0, but these are natural logarithms of "
+                    "probabilities; if it holds probabilities, take their logarithms",
+                )
+            return logged
         unknown = acts_unknown(self.policies, ids)
         if unknown is None:
             return acting_log_probs(self.policies, ids, seen, chosen)

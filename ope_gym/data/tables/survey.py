@@ -189,8 +189,8 @@ class Survey:
             return f"step {step} comes after step {before} of the same episode: {_SORT}"
         lost = f"{before + 1}" if step == before + 2 else f"{before + 1} to {step - 1}"
         return (
-            f"step {step} comes after step {before}, without {lost} between them: leave such "
-            "episodes out"
+            f"step {step} comes after step {before}, without {lost} between them: {_SORT}, or "
+            "leave such episodes out"
         )
 
     def _flags(self, joined: Any, place: Place) -> NDArray[np.bool_]:
