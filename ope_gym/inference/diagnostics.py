@@ -25,6 +25,7 @@ _DETERMINISTIC = (
     "the policy is deterministic, so an episode counts only up to the first action that the policy "
     "would not take: evaluate the policy that explores, ask for DM and MDR, or play fresh episodes"
 )
+_TIE = 1e-9  # of an effective sample size: a difference that is rounding
 _SUGGESTING = 1 << 14  # values that suggest how large the largest are
 _USEFUL = 0.5  # effective episodes that one of another policy must add to be worth collecting
 
@@ -143,14 +144,15 @@ def weight_diagnostics(
         calibration: see `Diagnostics`.
     """
     ess_curve, log_last = computed.ess, computed.log_last
-    step = int(np.argmin(ess_curve))
+    least = float(ess_curve.min())
+    step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
     top, last = float(log_last.max()), computed.last
     total = np.bincount(behaviour_ids, last, minlength=behaviours)
     square = np.bincount(behaviour_ids, last * last, minlength=behaviours)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
-            ess=float(ess_curve[step]),
+            ess=least,
             ess_step=step,
             ess_curve=ess_curve,
             behaviour_shares=total / max(float(total.sum()), np.finfo(np.float64).tiny),
