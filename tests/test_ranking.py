@@ -117,6 +117,8 @@ def test_sharing_between_targets_changes_no_number(
             (shared.diagnostics.ess, alone.diagnostics.ess),
             (shared.diagnostics.missing_mass, alone.diagnostics.missing_mass),
         ):
+            assert one is not None
+            assert other is not None
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
