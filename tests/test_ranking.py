@@ -110,13 +110,14 @@ def test_sharing_between_targets_changes_no_number(
         shared = found[f"target {i}"].estimate
         assert str(shared.verdict) == str(alone.verdict)
         assert shared.diagnostics.support_violations == alone.diagnostics.support_violations
-        for one, other in (
+        pairs: list[tuple[Any, Any]] = [
             (shared.value, alone.value),
             (shared.influence, alone.influence),
             (shared.interval.high, alone.interval.high),
             (shared.diagnostics.ess, alone.diagnostics.ess),
             (shared.diagnostics.missing_mass, alone.diagnostics.missing_mass),
-        ):
+        ]
+        for one, other in pairs:
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
