@@ -35,6 +35,7 @@ _TILE = 256  # steps of a row handled at once: a tile of four rows stays in the 
 _OVERFLOW = 1e280  # below exp(700), where `_exp` stops: no term of a smaller sum was cut
 _UNDERFLOW = 1e-280  # above exp(-708), where `_exp` stops: a larger sum has lost nothing
 NEVER = -1e300  # stands for the log of a probability of 0 where -inf times 0 would be NaN
+_FEW = 512  # trajectories whose statistics plain Python sums in a millisecond
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
 # Constants of `_exp`, `_log` and `log_sigmoid`.
@@ -67,12 +68,17 @@ _A = (
 _A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8 = (float(a) for a in _A)
 
 
-def compiled(fastmath: Iterable[str] = (), writes: Iterable[str] | None = None) -> Callable[[F], F]:
+def compiled(
+    fastmath: Iterable[str] = (), writes: Iterable[str] | None = None, few: int = 0
+) -> Callable[[F], F]:
     """Compile on first use, keep the machine code on disk, release the GIL.
 
     numba compiles a function anew for each combination of arrays that may be written to and arrays
     that may not. Given `writes`, the arguments that the function writes to, all other arrays are
     passed as read-only ones: one compilation serves all.
+
+    Calls whose first array has fewer than `few` elements run as plain Python: that takes less than
+    loading the machine code, let alone making it.
     """
 
     def decorate(function: F) -> F:
@@ -88,6 +94,9 @@ def compiled(fastmath: Iterable[str] = (), writes: Iterable[str] | None = None) 
 
         @wraps(function)
         def call(*arguments: Any) -> Any:
+            if few and arguments[0].size < few:
+                with np.errstate(all="ignore"):  # as machine code does
+                    return function(*arguments)
             pairs = zip(arguments, written, strict=True)
             return machine(*[x if out else _read_only(x) for x, out in pairs])
 
@@ -843,7 +852,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
 
 
-@compiled(_ADD, writes=("out",))
+@compiled(_ADD, writes=("out",), few=_FEW)
 def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
     """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i, over the largest |u|.
 
@@ -876,7 +885,7 @@ def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> No
     out[3], out[4], out[5] = square, cube, fourth
 
 
-@compiled(_ADD, writes=("out",))
+@compiled(_ADD, writes=("out",), few=_FEW)
 def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any) -> None:
     """Sum what the variance of a return follows from, weighted and inside strata.
 
@@ -901,7 +910,7 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
     out[0], out[1], out[2], out[3] = total, square, apart, inside
 
 
-@compiled(_ADD, writes=("out",))
+@compiled(_ADD, writes=("out",), few=_FEW)
 def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) -> None:
     """Sum four columns (n,), each times the place 0.5, 1.5, ... of its trajectory, into (4,)."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
@@ -914,7 +923,7 @@ def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) 
     out[0], out[1], out[2], out[3] = a, b, c, d
 
 
-@compiled(writes=())
+@compiled(writes=(), few=_FEW)
 def majority_share(values: Any, weights: Any) -> float:
     """Return the share of the weights (n,) that the value (n,) with more than half of them has.
 

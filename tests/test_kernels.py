@@ -213,6 +213,25 @@ def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
             assert got <= 0.5 + 1e-12
 
 
+def test_few_trajectories_are_summed_as_many_are() -> None:
+    rng, n = np.random.default_rng(8), 2 * kernels._FEW
+    psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
+    strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
+    for kernel, arguments, size in (
+        (kernels.spread_sums, (psi, strata, means, factors), 6),
+        (kernels.return_moments, (psi, weights, strata, means), 4),
+        (kernels.placed_sums, (psi, weights, lengths, strata), 4),
+    ):
+        many, few = np.zeros(size), np.zeros(size)
+        kernel(*arguments, many)
+        kernel.__wrapped__(*arguments, few)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(few, many, rtol=1e-12)
+    signs = np.sign(psi)
+    assert kernels.majority_share(signs, weights) == pytest.approx(
+        kernels.majority_share.__wrapped__(signs, weights), rel=1e-12
+    )
+
+
 def test_the_largest_values_are_the_largest() -> None:
     rng = np.random.default_rng(7)
     sets: dict[str, Any] = {
