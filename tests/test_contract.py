@@ -458,7 +458,7 @@ def test_one_trajectory_has_a_value_and_nothing_more(name: str, method: str) -> 
     assert got.interval.method == method
     assert got.replicates is None
     assert got.verdict.colour == "red"
-    assert "one trajectory only" in str(got.verdict)
+    assert "there is only one trajectory" in str(got.verdict)
 
 
 @every

@@ -325,17 +325,22 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         scarce.append("the weights overflow: take a normalised or capped estimator")
     elif ess == 0:
         scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards do not count")
+    elif trajectories == 1:
+        scarce.append("there is only one trajectory: its error cannot be estimated")
     elif ess < AMBER_ESS:
         scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: too few to use")
     elif ess < GREEN_ESS:
         few.append(f"{_counting(ess, trajectories, d.ess_step)}; {GREEN_ESS:g} would be enough")
     if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
         scarce.append(f"no more accurate than {findings.worth:.1f} fresh episodes: too few to use")
-    if trajectories == 1:
-        scarce.append("there is only one trajectory: its error cannot be estimated")
-    elif np.isinf(findings.error):
+    if np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
-    elif np.isnan(findings.error) and np.isfinite(findings.value) and not findings.value_alone:
+    elif (
+        np.isnan(findings.error)
+        and np.isfinite(findings.value)
+        and trajectories > 1
+        and not findings.value_alone
+    ):
         scarce.append("one trajectory per behaviour: their spread cannot be estimated")
     if scarce or trajectories == 1:
         return scarce, few
