@@ -1,25 +1,26 @@
 """Evaluate, compare or describe recorded policies without the environment.
 
 Examples:
-  python -m ope_gym info episodes.ope                          what is in the file
-  python -m ope_gym evaluate episodes.ope                      the value of the last policy
-  python -m ope_gym evaluate episodes.ope --target 3 --data all --interval bca
-  python -m ope_gym evaluate episodes.ope --estimators NFIS FIS --json result.json
-  python -m ope_gym evaluate run_*.ope --workers 8             files that do not fit into memory
-  python -m ope_gym evaluate table.parquet folder              tables with a row for each step
-  python -m ope_gym rank episodes.ope --policies 5-9 last      which of them is best
-  python -m ope_gym distribution episodes.ope --below 100      quantiles, tail, chance of failure
-  python -m ope_gym fit-behaviour log.parquet --save fitted.ope
-                                                               propensities that nobody recorded
-  python -m ope_gym plan episodes.ope --standard-error 2       what to collect, and how much
-  python -m ope_gym check episodes.ope                         can such estimates be trusted
-  python -m ope_gym report episodes.ope --html report.html     all of it as one page
-  python -m ope_gym gate episodes.ope --env CartPole-v1 --bounds 0 500
-                                                               is the new checkpoint better
+  ope-gym info episodes.ope                                  what is in the file
+  ope-gym evaluate episodes.ope                              the value of the last policy
+  ope-gym evaluate episodes.ope --target 3 --data all --interval bca
+  ope-gym evaluate episodes.ope --estimators NFIS FIS --json result.json
+  ope-gym evaluate run_*.ope --workers 8                     files that do not fit into memory
+  ope-gym evaluate table.parquet folder                      tables with a row for each step
+  ope-gym rank episodes.ope --policies 5-9 last              which of them is best
+  ope-gym distribution episodes.ope --below 100              quantiles, tail, chance of failure
+  ope-gym fit-behaviour log.parquet --save fitted.ope
+                                                             propensities that nobody recorded
+  ope-gym plan episodes.ope --standard-error 2               what to collect, and how much
+  ope-gym check episodes.ope                                 can such estimates be trusted
+  ope-gym report episodes.ope --html report.html             all of it as one page
+  ope-gym gate episodes.ope --env CartPole-v1 --bounds 0 500
+                                                             is the new checkpoint better
 
-`python -m ope_gym evaluate --help` explains the options and lists the estimators. Files of episodes
-are written by train.py and by the recorders of the package wrappers, Parquet files by
-`Trajectories.to_parquet`; those of others need the documented names of columns.
+`ope-gym evaluate --help` explains the options and lists the estimators; `python -m ope_gym` is the
+same as `ope-gym`. Files of episodes are written by train.py and by the recorders of the package
+wrappers, Parquet files by `Trajectories.to_parquet`; those of others need the documented names of
+columns.
 """
 
 from __future__ import annotations
