@@ -404,7 +404,7 @@ class Evaluator:
             ],
             reduce,
         )
-        if held and self._draws:
+        if held and self._draws and not options.value_alone:
             computed = [
                 [gathered, *self._with_scatter(names, found, setting, job, one)]
                 for one, (gathered, *found) in zip(held, computed, strict=True)
@@ -671,7 +671,7 @@ class Evaluator:
         job: Job,
         held: _Held,
     ) -> list[Computed]:
-        """Add to each bias what the data leave open of estimated propensities.
+        """Add the estimation error of the propensities to each bias.
 
         The estimators run anew with draws of the fitted models. The root mean square by which a
         value moves holds both: how much it varies with the models, and how far the middle of its
@@ -769,12 +769,12 @@ class Evaluator:
         return None
 
     def _said_of_propensities(self, names: Sequence[str]) -> str:
-        """Say how propensities were estimated, and whether intervals hold that; empty if known."""
+        """Say how propensities were estimated, and whether intervals include their error."""
         if not self._estimated:
             return ""
         weighted = [name for name in names if ESTIMATORS[name].scheme]
         held = [name for name in weighted if scatters(name)] if self._draws and self._data else []
-        if not weighted:
+        if not weighted or self.options.value_alone:
             return f"estimated by {self._estimated}"
         left = [name for name in weighted if name not in held]
         said = "their error is in the intervals"

@@ -27,7 +27,6 @@ from ope_gym.models.behaviour import (
     fit_neighbours,
     fit_network,
     maximise_logit,
-    scatter_counts,
     scatter_logit,
 )
 from ope_gym.policies import EstimatedPolicy, SoftmaxLinear, UnknownPolicy
@@ -159,17 +158,6 @@ def test_draws_of_a_logit_have_the_inverse_curvature(monkeypatch: pytest.MonkeyP
     tolerance = 5 * np.sqrt(2 / 20_000) * np.outer(spread, spread) + 1e-4
     assert np.all(np.abs(np.cov(drawn.T) - expected) < tolerance)
     assert spread.min() > 0.1
-
-
-def test_draws_of_counts_narrow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = np.repeat([[0], [1]], [90, 6], axis=0)
-    chosen = np.arange(96) % 2
-    monkeypatch.setattr(behaviour, "DRAWS", 20_000)
-    policy = fit_counts(states, chosen, 2, 0)
-    spread = scatter_counts(policy, states, chosen, np.random.default_rng(0)).std(axis=0)
-    # both states look alike, so the prior is the largest there is: 1,024 steps
-    expected = [[1 / math.sqrt(1 + n / 2 + 512)] * 2 for n in (90, 6, 0)]
-    np.testing.assert_allclose(spread, expected, rtol=0.03)
 
 
 def test_the_ridge_is_the_one_that_predicts_best() -> None:
@@ -308,10 +296,23 @@ def _with_policies(data: Trajectories, policies: list[Any]) -> Trajectories:
     return dataclasses.replace(data, policies=tuple(policies), log_probs=probs)
 
 
-@pytest.mark.parametrize("model", ["logit", "counts"])
-def test_intervals_hold_the_error_of_estimated_propensities(model: str) -> None:
+def test_models_of_overlapping_folds_are_drawn_together() -> None:
+    """Else their errors would average out over the folds, which learned from the same episodes."""
+    fit = fit_behaviour(log(200), model="logit").trajectories
+    first, *others = [
+        p.scatter.reshape(behaviour.DRAWS, -1)  # type: ignore[attr-defined]
+        for p in fit.policies
+        if p.logger == 0  # type: ignore[attr-defined]
+    ]
+    assert len(others) == 4
+    for other in others:
+        for a, b in zip(first.T, other.T, strict=True):
+            assert np.corrcoef(a, b)[0, 1] > 0.95
+
+
+def test_intervals_hold_the_error_of_estimated_propensities() -> None:
     """The root mean square move under draws of the models, as a loop over evaluations of them."""
-    data = fit_behaviour(log(30, whole=model == "counts"), model=model).trajectories
+    data = fit_behaviour(log(30), model="logit").trajectories
     names = ("FIS", "NFIS", "FWDR", "DM")
     found = evaluate(data, TARGET, names)
     known = [dataclasses.replace(p, scatter=None) for p in data.policies]  # type: ignore[type-var]
@@ -332,6 +333,9 @@ def test_intervals_hold_the_error_of_estimated_propensities(model: str) -> None:
         wide, narrow = (e[name].interval.high - e[name].interval.low for e in (found, fixed))
         assert wide > narrow if name != "DM" else wide == narrow
     assert "intervals take them as known" in fixed.table()
+    alone = evaluate(data, TARGET, names, interval=None)
+    assert "propensities" not in alone["FIS"].report
+    assert "in the intervals" not in alone.table()
 
 
 def test_the_result_says_which_intervals_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:

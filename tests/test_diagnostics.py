@@ -581,3 +581,15 @@ def test_a_mean_weight_that_is_low_by_chance_is_no_alarm() -> None:
         low += d.uncovered > 0.2
         assert verdict(d).alarms == ()
     assert low >= 5
+
+
+def test_rounding_is_no_spread() -> None:
+    """Equal rewards leave NFIS influence values that are rounding errors, not zeros."""
+    rng, n = np.random.default_rng(0), 60
+    logs = np.log(rng.uniform(0.2, 0.8, (3, n)))
+    found = evaluate_log_probs(
+        logs[0], logs[1:], np.arange(n) % 2, np.full(n, -0.1), np.arange(n + 1), "NFIS"
+    )["NFIS"]
+    assert found.influence.std() > 0.0
+    assert found.standard_error == 0.0
+    assert "all episodes agree" in str(found.verdict)

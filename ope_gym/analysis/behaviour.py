@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MODELS = ("auto", *LEARNERS)
 _RARE = 0.01  # an estimated probability below which an action hardly ever happens
-_SCATTER = 271828  # seed of the draws of what the data leave open
+_SCATTER = 271828  # seed of the draws of estimation errors, beside that of the learner
 _STEEP = 3.0  # standard errors of the slope that are not chance
 
 
@@ -98,7 +98,7 @@ class TargetOverlap:
 
     def __str__(self) -> str:
         return (
-            f"{self.rare:.1%} of what the target does is rare at the loggers (below {_RARE:.0%}); "
+            f"{self.rare:.1%} of the target's actions have less than {_RARE:.0%} at the loggers; "
             f"largest ratio of one step {self.largest:.3g}; {self.ess:.0%} of the steps count"
         )
 
@@ -281,7 +281,9 @@ class _Task:
         policy = learner.fit(x, chosen, int(taken.sum()), self.seed)
         scatter = None
         if learner.scatter is not None and left_out != ALL:
-            rng = np.random.default_rng([_SCATTER, g])  # the same for all folds of a logger
+            rng = np.random.default_rng(
+                [self.seed, _SCATTER, g]
+            )  # the same for all folds of a logger
             scatter = learner.scatter(policy, x, chosen, rng)
         return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out, scatter)
 

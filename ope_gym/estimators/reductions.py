@@ -95,7 +95,7 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
 def pieces(chunk: Weighted, steps: int) -> list[Weighted]:
     """Cut a chunk into pieces of about so many steps; they are views, and lack what is whole."""
     places = np.searchsorted(chunk.offsets, np.arange(0, chunk.offsets[-1], steps))
-    cuts = np.append(np.unique(places), chunk.offsets.size - 1)
+    cuts = np.unique(np.append(places, chunk.offsets.size - 1))
     return [_piece(chunk, int(a), int(b)) for a, b in pairwise(cuts)]
 
 

@@ -24,11 +24,12 @@ from ope_gym.inference.diagnostics import (
     judge,
     weight_diagnostics,
 )
-from ope_gym.inference.errors import spread_of
+from ope_gym.inference.errors import Spread, Tails, spread_of
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
 from ope_gym.inference.outcomes import Outcomes
 
+_ROUNDING = 1e-12  # of the value: a smaller standard error is rounding
 _BETTING = "betting with weights against a mixture assumes held-out episodes or fixed policies"
 _NO_REWARD = (
     "every recorded reward is 0: how large a reward can be, and so how far off the value is, "
@@ -92,6 +93,8 @@ def conclude(
     sample, scheme = known.sample, composition.scheme
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
     spread = spread_of(computed.influence if computed.spread is None else computed.spread, strata)
+    if spread.error <= _ROUNDING * abs(computed.value):  # all trajectories agree
+        spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
     diagnostics = dataclasses.replace(
         weight_diagnostics(

@@ -17,7 +17,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of
 from ope_gym.inference.intervals import Interval
 
-_EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
+EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
 _PRIOR = 5.0  # effective episodes that the spread inside the behaviours counts for
 
 
@@ -115,7 +115,7 @@ class Outcomes:
     @cached_property
     def _kinds(self) -> FloatArray:
         """(n,) whole numbers, equal for equal returns."""
-        unit = _EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
+        unit = EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
         return np.round(self.returns / unit)
 
     def shifted(self, interval: Interval, missing: float) -> Interval:

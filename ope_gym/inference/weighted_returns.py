@@ -26,6 +26,7 @@ from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.errors import cautious_error, spread_of
 from ope_gym.inference.intervals import Interval, ess_t, undefined
+from ope_gym.inference.outcomes import EQUAL
 
 _ROUNDING = 1e-12  # of sums of normalised weights
 _GRID = 128  # places at which an interval of F is inverted
@@ -192,9 +193,9 @@ class WeightedReturns:
 
         Where one return has a majority in the tail, as 0 where most failures pay nothing, the
         others are hardly seen and the error knows nothing of them. Then, as far as it has a
-        majority, the interval reaches down to where outcomes of a chance of 1 / ESS of the tail
-        would move it (the rule of three), and up to where it would be if the returns up to the edge
-        of the tail had the lower end of their probability's interval.
+        majority, the interval reaches down to where outcomes of a chance of ln(2 / alpha) / ESS
+        of the tail would move it (3.7 / ESS at 95 %), and up to where it would be if the returns up
+        to the edge of the tail had the lower end of their probability's interval.
 
         Args:
             tail: the share, within (0, 1].
@@ -209,7 +210,8 @@ class WeightedReturns:
         ess = self.tail_ess(tail)
         found = self._ess_t(value, terms, ess, level)
         part = np.diff(np.minimum(np.cumsum(self.shares), tail), prepend=0.0)
-        kinds = np.cumsum(np.diff(self.returns, prepend=self.returns[0]) > 0.0)
+        equal = EQUAL * float(np.abs(self.returns).max())
+        kinds = np.cumsum(np.diff(self.returns, prepend=self.returns[0]) > equal)
         lump = max(0.0, 2.0 * float(np.bincount(kinds, part).max()) / tail - 1.0)
         if lump == 0.0 or tail == 1.0:
             return found

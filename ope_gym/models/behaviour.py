@@ -26,7 +26,7 @@ _RIDGES = (64.0, 16.0, 4.0, 1.0)  # of the weights of standardised columns, stro
 _PLENTY = 100  # steps for each weight of a logit, from which on the ridge does not matter
 _NEAREST = (10, 200)  # fewest and most neighbours
 _HALF = 0.5  # of a step of each action, at the mean observation, before any was seen
-DRAWS = 16  # of a fitted model, from what the data leave open
+DRAWS = 16  # of a fitted model, with its estimation error
 _FLAT = 1e-9  # of the largest curvature of a likelihood: a direction that no data can tell
 _FEW, _MOST = 128, 500  # weights for Newton's method, and steps of any
 _EXACT = 1e-13  # of a likelihood, a gain too small to go on
@@ -42,8 +42,8 @@ class Learner:
         fit: from inputs (m, d), actions (m,), how many actions and a seed to a policy.
         encoded: whether observations are encoded; else they are rows of whole numbers.
         degree: 2 for products of the numbers.
-        scatter: draws of what to add to the fitted logits, or their weights, from the fitted
-            policy, its inputs (m, d), actions (m,) and a generator; None if there is no such law.
+        scatter: draws of the estimation error of the fitted weights, from the fitted policy, its
+            inputs (m, d), actions (m,) and a generator; None if its law is unknown.
     """
 
     name: str
@@ -74,21 +74,6 @@ def fit_counts(states: NDArray[Any], chosen: IntArray, actions: int, seed: int) 
     c = _prior_steps(counts, shares)
     table = (counts + c * shares) / (counts.sum(axis=1, keepdims=True) + c)
     return StateTable(distinct, np.vstack([table, shares]))
-
-
-def scatter_counts(
-    policy: StateTable, states: NDArray[Any], chosen: IntArray, rng: np.random.Generator
-) -> NDArray[np.float32]:
-    """Draw what the counts leave open of log P(a | s), (DRAWS, m + 1, A).
-
-    log p of a Dirichlet law with n_sa + c p_a steps has a variance of about the inverse of these
-    steps; one more counts, because only actions that were taken are weighed. New states, in the
-    last row, have the law of a state without any step.
-    """
-    _, counts, shares = _counted(states, chosen, policy.table.shape[1])
-    known = np.vstack([counts, np.zeros_like(shares)]) + _prior_steps(counts, shares) * shares
-    normal = rng.standard_normal((DRAWS, *known.shape))
-    return np.asarray(normal / np.sqrt(1.0 + known), dtype=np.float32)
 
 
 def _counted(
@@ -247,7 +232,7 @@ def _newton(likelihood: _Likelihood, flat: FloatArray) -> FloatArray:
 def scatter_logit(
     policy: SoftmaxLinear, x: FloatArray, chosen: IntArray, rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Draw what the data leave open of the weights and intercepts, (DRAWS, A, d + 1).
+    """Draw the estimation error of the weights and intercepts, (DRAWS, A, d + 1).
 
     Normal with the inverse of the curvature H of the penalised log-likelihood at its maximum
     (Laplace). H^-1/2 is the symmetric root, so that models of overlapping folds, given the same
@@ -317,7 +302,7 @@ def _shares(chosen: IntArray, actions: int) -> FloatArray:
 
 
 LEARNERS = {
-    "counts": Learner("counts", fit_counts, encoded=False, scatter=scatter_counts),
+    "counts": Learner("counts", fit_counts, encoded=False),
     "logit": Learner("logit", fit_logit, scatter=scatter_logit),
     "logit2": Learner("logit2", fit_logit, degree=2, scatter=scatter_logit),
     "neighbours": Learner("neighbours", fit_neighbours),

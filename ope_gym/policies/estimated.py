@@ -125,8 +125,7 @@ class EstimatedPolicy(_FromProbs):
         taken: (A,) whether an action was ever taken; the others have probability 0.
         logger: number of the logger whose episodes it learned from.
         fold: fold that it did not learn from, or `ALL`.
-        scatter: (R, ...) draws of what the data leave open, to be added to the weights of a logit
-            or the log-probabilities of a table; None if nobody knows.
+        scatter: (R, ...) draws of the estimation error of the weights of a logit; None if unknown.
     """
 
     kind: ClassVar[str] = "estimated"
@@ -142,14 +141,9 @@ class EstimatedPolicy(_FromProbs):
         """Return the policy as it might as well have been estimated, the draw r of them."""
         assert self.scatter is not None
         moved, inner = self.scatter[r].astype(np.float64), self.policy
-        if isinstance(inner, SoftmaxLinear):
-            weights, bias = inner.weights + moved[:, :-1], np.asarray(inner.bias) + moved[:, -1]
-            other: FinitePolicy = SoftmaxLinear(weights, bias)
-        else:
-            assert isinstance(inner, StateTable)
-            table = inner.table * np.exp(moved)
-            other = StateTable(inner.states, table / table.sum(axis=1, keepdims=True))
-        return replace(self, policy=other, scatter=None)
+        assert isinstance(inner, SoftmaxLinear)
+        weights, bias = inner.weights + moved[:, :-1], np.asarray(inner.bias) + moved[:, -1]
+        return replace(self, policy=SoftmaxLinear(weights, bias), scatter=None)
 
     @property
     def model(self) -> str:
@@ -217,9 +211,9 @@ def estimated_folds(policies: Sequence[Policy]) -> IntArray | None:
 
 
 def scatter_draws(policies: Sequence[Policy]) -> int:
-    """Return how many draws there are of what the data leave open of estimated policies.
+    """Return how many draws there are of the estimation error of estimated policies.
 
-    0 if none of them was estimated, or it is not known of all that were.
+    0 if none of them was estimated, or the error of some is unknown.
     """
     estimated = [p for p in policies if isinstance(p, EstimatedPolicy)]
     sizes = {0 if p.scatter is None else len(p.scatter) for p in estimated}
