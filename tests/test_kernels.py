@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -217,19 +217,18 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
     rng, n = np.random.default_rng(8), 2 * kernels._FEW
     psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
-    for kernel, arguments, size in (
+    cases: list[tuple[Any, tuple[Any, ...], int]] = [
         (kernels.spread_sums, (psi, strata, means, factors), 6),
         (kernels.return_moments, (psi, weights, strata, means), 4),
         (kernels.placed_sums, (psi, weights, lengths, strata), 4),
-    ):
+    ]
+    for kernel, arguments, size in cases:
         many, few = np.zeros(size), np.zeros(size)
         kernel(*arguments, many)
-        kernel.__wrapped__(*arguments, few)  # type: ignore[attr-defined]
+        kernel.__wrapped__(*arguments, few)
         np.testing.assert_allclose(few, many, rtol=1e-12)
-    signs = np.sign(psi)
-    assert kernels.majority_share(signs, weights) == pytest.approx(
-        kernels.majority_share.__wrapped__(signs, weights), rel=1e-12
-    )
+    signs, share = np.sign(psi), cast(Any, kernels.majority_share)
+    assert share(signs, weights) == pytest.approx(share.__wrapped__(signs, weights), rel=1e-12)
 
 
 def test_the_largest_values_are_the_largest() -> None:
