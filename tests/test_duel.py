@@ -485,6 +485,26 @@ def test_returns_alone_are_enough() -> None:
     assert duel.rounds < 20
 
 
+@pytest.mark.parametrize("first", ["trajectories", "returns"])
+def test_a_duel_takes_one_kind_of_episode(first: str, tmp_path: Path) -> None:
+    """x of a single round has the mean D only if what is told does not depend on the lot."""
+    terms: dict[str, Any] = {"bounds": (0, 2), "state": tmp_path / "duel.json"}
+    duel = ope_gym.duel(leaning(0.9), leaning(0.5), **terms)
+    whole = play_episode(Coin(), leaning(0.9), duel.seed, duel.rng())
+    total = float(whole.returns()[0])
+    with pytest.raises(ValueError, match="outside of bounds"):
+        duel.add("a", 3.0)  # an episode that is refused fixes nothing
+    duel.add("a", whole if first == "trajectories" else total)
+    with pytest.raises(ValueError, match=rf"begun with {first}: .* give all episodes as traject"):
+        duel.add("b", total if first == "trajectories" else whole)
+    duel.save(tmp_path / "duel.json")
+    again = ope_gym.duel(leaning(0.9), leaning(0.5), **terms)
+    with pytest.raises(ValueError, match=rf"begun with {first}"):
+        again.add("b", total if first == "trajectories" else whole)
+    again.add("b", whole if first == "trajectories" else total)
+    assert again.rounds == 1
+
+
 @pytest.mark.parametrize(
     ("terms", "words"),
     [
@@ -494,7 +514,7 @@ def test_returns_alone_are_enough() -> None:
         ({"bounds": (0, 1), "symmetric": True}, "bounds and symmetric are given"),
         ({"deviation": 0.0}, "deviation is 0.0"),
         ({"bounds": (0, 1), "margin": -1.0}, "margin is -1.0"),
-        ({"bounds": (0, 1), "limit": 0}, "limit is 0"),
+        ({"bounds": (0, 1), "limit": 0}, "limit is 0; give a whole number of pairs"),
         ({"bounds": (0, 1), "level": 2.0}, "level"),
     ],
 )

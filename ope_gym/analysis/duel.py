@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NAMES = ("a", "b")
 LIMIT = 1000
-_VERSION = 2
+_VERSION = 3
 _LARGEST = 100.0  # log ratio that counts as certain
 
 Played = tuple[float, float, float]  # return, control and log ratio of an episode
@@ -100,6 +100,7 @@ class Duel:
         )
         self._rounds: list[dict[str, Played]] = []
         self._open: dict[str, Played] = {}
+        self._kind: str | None = None  # of episodes: "trajectories" or "returns"
         self._plan = self._sequence.plan()
 
     # Play ------------------------------------------------------------------------------------
@@ -131,7 +132,9 @@ class Duel:
         Args:
             policy: "a" or "b", as `next` says.
             episode: the episode as trajectories, with actions drawn from the policy; or its return
-                alone, discounted by gamma, which says less. Decide which before playing.
+                alone, discounted by gamma, which says less. Give all episodes as trajectories, or
+                all as returns: a single episode compares both policies only if what is told of it
+                does not depend on who was drawn to play.
         """
         if policy not in NAMES:
             raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")
@@ -146,7 +149,15 @@ class Duel:
                 f"policy {policy!r} was played in this round; {other!r} is next: this round is one "
                 "episode of each"
             )
+        kind = "trajectories" if isinstance(episode, Trajectories) else "returns"
+        if self._kind not in (None, kind):
+            raise ValueError(
+                f"the episode of policy {policy!r} is one of {kind}, but this duel was begun with "
+                f"{self._kind}: a mixture makes it invalid; give all episodes as trajectories, or "
+                "all as returns"
+            )
         self._open[policy] = self._outcome(policy, episode)
+        self._kind = kind
         if self._plan.single[0] or len(self._open) == len(NAMES):
             self._close(self._open)
             self._open = {}
@@ -301,6 +312,7 @@ class Duel:
             "verdict": self.verdict,
             "difference": None if not self._rounds else self.difference,
             "interval": [x if np.isfinite(x) else None for x in (ends.low, ends.high)],
+            "kind": self._kind,
             "rounds": [{name: list(one) for name, one in r.items()} for r in self._rounds],
             "open": {name: list(one) for name, one in self._open.items()},
         }
@@ -361,7 +373,7 @@ def duel(
     if not (np.isfinite(margin) and margin >= 0.0):
         raise ValueError(f"margin is {margin!r}; give a difference of 0 or more")
     if not limit >= 1 or limit % 1:
-        raise ValueError(f"limit is {limit!r}; give a whole number of rounds, at least 1")
+        raise ValueError(f"limit is {limit!r}; give a whole number of pairs, at least 1")
     source = None if data is None else load_source(data, held_out)
     policies = tuple(_policy(target, name, source) for target, name in ((a, "a"), (b, "b")))
     recorded = None if source is None else source.roster.horizon
@@ -381,6 +393,7 @@ def duel(
         for played in saved["rounds"]:
             found._close({name: tuple(one) for name, one in played.items()})
         found._open = {name: tuple(one) for name, one in saved["open"].items()}
+        found._kind = saved["kind"]
     return found
 
 
