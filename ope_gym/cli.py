@@ -123,10 +123,10 @@ estimates of later policies are optimistic, because these policies learned from 
 """
 _GATE = """Decide with few fresh episodes whether a new checkpoint may replace the old one.
 
-Both policies play the environment, in pairs with the same seed or one policy drawn by lot, until it
-is certain whether the new one is better; recorded episodes only speed this up. You may look after
-every episode: the total probability of a wrong pass or fail is at most 1 - level. This rests on one
-of --bounds, --reward-range, --deviation and --symmetric, which must be true.
+Both policies play the environment, in pairs or one policy drawn by lot, until it is certain whether
+the new one is better; recorded episodes only speed this up. You may look after every episode: the
+total probability of a wrong pass or fail is at most 1 - level. This rests on one of --bounds,
+--reward-range, --deviation and --symmetric, which must be true.
 
 With --margin M the new one passes if it is certain to be at most M worse than the old one, and
 fails if it is certain to be more than M worse.
@@ -826,7 +826,8 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
     ends.add_argument(
         "--symmetric",
         action="store_true",
-        help="instead: the difference of two returns is symmetric around its mean",
+        help="instead: the difference of two independent returns is symmetric around its mean; "
+        "every episode has a seed of its own",
     )
     gate.add_argument(
         "--horizon", type=int, metavar="N", help="time limit (default: the recorded one)"

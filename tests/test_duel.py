@@ -469,6 +469,29 @@ def test_a_duel_needs_no_bounds(terms: dict[str, Any], tmp_path: Path) -> None:
         ope_gym.duel(poor, good, **terms).add("a", math.nan)
 
 
+def test_symmetric_duels_play_independent_episodes() -> None:
+    """Equal distributions, of which a common seed would make skewed differences.
+
+    G_a = U and G_b = (U + .05) mod 1: with common seeds 4 of these 12 duels would have a winner.
+    """
+    winners = 0
+    for seed in range(12):
+        duel = ope_gym.duel(Uniform(2), Uniform(2), symmetric=True, seed=seed)
+        for _ in range(20):
+            a, draws = duel.seed, duel.rng().random()
+            duel.add("a", np.random.default_rng(a).random())
+            assert duel.seed != a
+            assert duel.rng().random() != draws
+            duel.add("b", (np.random.default_rng(duel.seed).random() + 0.05) % 1.0)
+        winners += duel.verdict is not None
+    assert winners <= 2
+    for terms in ({"bounds": (0, 1)}, {"deviation": 1.0}):
+        duel = ope_gym.duel(Uniform(2), Uniform(2), **terms)  # type: ignore[arg-type]
+        before = duel.seed, duel.rng().random()
+        duel.add("a", 0.5)
+        assert (duel.seed, duel.rng().random()) == before
+
+
 def test_the_limit_ends_every_duel() -> None:
     duel = ope_gym.duel(leaning(0.5), leaning(0.51), bounds=(0, 2), limit=3)
     assert duel.play(Coin()) == "too close"

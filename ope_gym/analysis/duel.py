@@ -47,7 +47,7 @@ class Rules:
     Args:
         bounds: lowest and highest possible return of an episode, if there are any.
         deviation: largest standard deviation of the difference of a pair; without bounds and
-            deviation differences are symmetric around their mean.
+            deviation the difference of two independent returns is symmetric around its mean.
         margin: difference that does not matter.
         level: probability with which all statements hold.
         gamma: discount.
@@ -62,6 +62,11 @@ class Rules:
     gamma: float
     limit: int
     seed: int
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether symmetry is what the statements rest on."""
+        return self.bounds is None and self.deviation is None
 
 
 class Duel:
@@ -118,13 +123,24 @@ class Duel:
 
     @property
     def seed(self) -> int:
-        """The seed of this round, for `env.reset(seed=...)`: the same for both policies."""
-        state = np.random.SeedSequence([self.rules.seed, len(self._rounds)]).generate_state(1)
-        return int(state[0] >> 1)
+        """The seed of the next episode, for `env.reset(seed=...)`: the same for both of a pair.
+
+        If symmetric=True each episode has its own: a common seed could make the difference of two
+        returns skewed although their distributions are equal.
+        """
+        return int(np.random.SeedSequence(self._key(0, 4)).generate_state(1)[0] >> 1)
 
     def rng(self) -> np.random.Generator:
-        """Return the generator of this round's actions: the same numbers for both policies."""
-        return np.random.default_rng([self.rules.seed, len(self._rounds), 1])
+        """Return the generator of the next episode's actions: the same numbers for a pair.
+
+        If symmetric=True each episode has its own, see `seed`.
+        """
+        return np.random.default_rng(self._key(1, 5))
+
+    def _key(self, common: int, second: int) -> list[int]:
+        """Return what seeds this round; `second` tells apart the second one of independent two."""
+        apart = self.rules.symmetric and bool(self._open)
+        return [self.rules.seed, len(self._rounds), second if apart else common]
 
     def add(self, policy: str, episode: float | Trajectories) -> None:
         """Take a fresh episode.
@@ -294,8 +310,8 @@ class Duel:
         """Return what the statements rest on where there are no bounds, as ", if ..."."""
         if self.rules.bounds is not None:
             return ""
-        if self.rules.deviation is None:
-            return ", if the difference of a round is symmetric around its mean"
+        if self.rules.symmetric:
+            return ", if the difference of two independent returns is symmetric around its mean"
         return f", if the standard deviation of a round is at most {self.rules.deviation:g}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,10 +370,11 @@ def duel(
         deviation: instead of bounds: the largest possible standard deviation of the difference of
             two returns with the same seed. Exact for every such distribution, skewed or not; a
             number that is twice too large makes a duel four times as long.
-        symmetric: instead of bounds: the difference of two returns with the same seed is symmetric
-            around its mean, as it is for policies whose returns have the same distribution but for
-            a shift. Exact then, also with heavy tails and infinite variance. Where one policy fails
-            rarely and badly it is wrong, and so may the duel be.
+        symmetric: instead of bounds: the difference of two independent returns is symmetric around
+            its mean, as it is for policies whose returns have the same distribution but for a
+            shift. Valid then, also with heavy tails and infinite variance; every episode has a seed
+            of its own, because with common seeds equal distributions are not enough. Where one
+            policy fails rarely and badly it is wrong, and so may the duel be.
         margin: a difference that does not matter, 0 or more: with it a duel of two policies that
             are about equal ends as "too close" before the limit.
         level: probability with which all statements hold, at every look.

@@ -11,7 +11,9 @@ m, b), with a bet b >= 0 chosen from the past, whose mean is at most 1 if the cl
 
 The first has mean 1 + b (D - m) and is never negative. The second has mean 1 for D = m, because
 tanh is odd, and less for D < m, because it grows; it is at least exp(b y - (b y)^2 / 2), the
-self-normalised factor of de la Peña (1999). In the third phi(z) = log(1 + z + z^2 / 2) for z >= 0
+self-normalised factor of de la Peña (1999). The difference of independent returns is symmetric if
+their distributions are equal but for a shift. With a common seed that is not enough: G_a = U and
+G_b = (U + .05) mod 1 are both uniform, and G_a - G_b is -.05 in 95 % of the rounds. In the third phi(z) = log(1 + z + z^2 / 2) for z >= 0
 and -phi(-z) below, Catoni's function (Wang and Ramdas, 2023): it grows, and exp(phi(z)) <= 1 + z +
 z^2 / 2 everywhere, so that for D = m the mean is at most (1 + (b s)^2 / 2) exp(-(b s)^2 / 2) <= 1.
 No symmetry and no moments beyond those named are needed: all three hold for every sample size.
