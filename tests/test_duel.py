@@ -16,12 +16,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 import ope_gym
-from ope_gym.analysis.duel import play_episode
+from ope_gym.analysis.duel import Duel, Rules, play_episode
 from ope_gym.analysis.duel_prior import Control, bounded_sums
 from ope_gym.cli import main
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.rounds import SHARES, Rounds, fewest_episodes, weight_moments
 from ope_gym.inference.sequences import CAP, LEAN, Assumed, Prior, bet_sizes, expected_bets
-from ope_gym.policies import Uniform
+from ope_gym.policies import DiagonalGaussian, Uniform
 from tests import small_mdps
 from tests.builders import Table, buffer_of
 
@@ -490,6 +491,63 @@ def test_symmetric_duels_play_independent_episodes() -> None:
         before = duel.seed, duel.rng().random()
         duel.add("a", 0.5)
         assert (duel.seed, duel.rng().random()) == before
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_the_lot_is_fair(share: float) -> None:
+    duel = ope_gym.duel(Uniform(2), Uniform(2), bounds=(0, 1))
+    alone = {"single": np.array([True]), "share": np.array([share])}
+    duel._plan = dataclasses.replace(duel._plan, **alone)
+    drawn = []
+    for seed in range(40):
+        duel.rules = dataclasses.replace(duel.rules, seed=seed)
+        for played in range(50):
+            duel._rounds = [{}] * played
+            drawn.append(duel._whom() == "a")
+    error = math.sqrt(share * (1 - share) / len(drawn))
+    assert np.mean(drawn) == pytest.approx(share, abs=4 * error)
+
+
+@pytest.mark.parametrize(("varies", "share"), [("a", 0.75), ("b", 0.25), ("", 0.5)])
+def test_the_policy_whose_returns_vary_more_is_played_more_often(varies: str, share: float) -> None:
+    """Standard deviation .3 against 0, difference .02 of a range of 1; or both constant."""
+    duel = ope_gym.duel(Uniform(2), Uniform(2), bounds=(0, 1))
+    rng = np.random.default_rng(0)
+    names = []
+    for _ in range(160):
+        name = duel.next()
+        assert name is not None
+        noise = 0.3 * rng.choice([-1, 1]) if name == varies else 0.0
+        duel.add(name, 0.5 + noise - (0.02 if name != "a" else 0.0))
+        names.append(name)
+    assert duel._plan.single[0]
+    assert duel._plan.share[0] == share
+    error = math.sqrt(share * (1 - share) / 80)
+    assert np.mean(np.array(names[80:]) == "a") == pytest.approx(share, abs=4 * error)
+
+
+def test_every_round_draws_the_actions_of_its_control_anew() -> None:
+    """The same episode in two rounds: C has mean 0 only if the draws it is compared with differ."""
+
+    class Square:
+        def q(self, observations: Any, actions: Any, steps: Any) -> Floats:
+            return np.asarray(actions, dtype=np.float64).reshape(len(actions), -1)[:, 0] ** 2
+
+    policy = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))
+    control = Control(policy, Square(), 1.0, np.array([[-9.0] * 2, [9.0] * 2]), 5.0, 1.0)
+    rules = Rules((0.0, 1.0), None, 0.0, 0.95, 1.0, 100, 0)
+    prior = Prior(0.0, np.inf, 1.0, np.ones(2), np.ones(2))
+    duel = Duel((policy, policy), rules, prior, (control, control))
+    duel._sequence.pairs = True
+    state, action = np.ones((1, 1)), np.array([[0.7]])
+    episode = Trajectories.from_arrays(
+        state, action, [0.5], policy.log_prob(state, action), offsets=[0, 1], policies=[policy]
+    )
+    for name in "abab":
+        duel.add(name, episode)
+    first, second = (played["a"][1] for played in duel._rounds)
+    assert first != 0.0 != second
+    assert first != second
 
 
 def test_the_limit_ends_every_duel() -> None:
