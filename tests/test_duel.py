@@ -541,7 +541,13 @@ def test_every_round_draws_the_actions_of_its_control_anew() -> None:
     duel._sequence.pairs = True
     state, action = np.ones((1, 1)), np.array([[0.7]])
     episode = Trajectories.from_arrays(
-        state, action, [0.5], policy.log_prob(state, action), offsets=[0, 1], policies=[policy]
+        state,
+        action,
+        [0.5],
+        policy.log_prob(state, action),
+        offsets=[0, 1],
+        policies=[policy],
+        terminated=True,
     )
     for name in "abab":
         duel.add(name, episode)

@@ -50,8 +50,9 @@ _NORMAL = 1.4826  # standard deviation over median absolute deviation
 
 
 def fewest_episodes(difference: float, span: float, level: float) -> float:
-    """Return the least mean number of fresh episodes of a test that is valid within the range.
+    """Return the least mean number of fresh episodes of a test that always ends with the better.
 
+    The test is valid for all returns within the range; one that may end undecided can need fewer.
     With p = D / (D + span) the environment above has D = 0, and n episodes show nothing of it with
     probability (1 - p)^n. A test that ends after N of them is wrong there with a probability of at
     least E[(1 - p)^N] >= (1 - p)^E[N], by Jensen, and that is at most alpha.

@@ -60,9 +60,9 @@ _COLUMNS = ("fixed", "floor", "oracle")
 _LEGEND = (
     "{runs} recorded data sets of each problem, {duels} duels with each, at most {limit} pairs of "
     "fresh episodes, looked at after every round. Episodes, in the mean: fixed, of pairs for a z "
-    "test that knows variance and difference, planned for 90 % power; floor, below which no test "
-    "can be that is valid for all returns within the range, even if it knows the better policy; "
-    "oracle, of the best bet of one who knows that and all distributions; pairs, of bets on pairs "
+    "test that knows variance and difference, planned for 90 % power; floor, the least of a "
+    "test that always ends with the better policy and is valid for all returns within the range, "
+    "even if it knows which one is better; oracle, of the best bet of one who knows that and all distributions; pairs, of bets on pairs "
     "with common seeds; of a duel without and with recorded episodes. Saved: with data against "
     "pairs / against a duel without data. Wrong and decided: pairs / without / with data. "
     "Episodes are cut off at the limit, which makes long duels look shorter. Trust and lean were "
@@ -214,8 +214,8 @@ class Duels(Study):
                 f"Without bounds, on made-up returns, at most {summary['limit'] // 2} pairs: "
                 "false decisions where means are equal, and "
                 "episodes and right decisions where they differ by half a standard deviation of a "
-                "round (by 1 for t). “Not so here”: the assumption does not hold, and nor need the "
-                "5 %.",
+                "round (by 1 for t). “Not so here”: the assumption is violated, so the 5 % are not "
+                "guaranteed.",
                 "",
                 *table(["returns", "assumed", "wrong", "episodes", "right"], free),
             ]
