@@ -534,7 +534,7 @@ def test_every_round_draws_the_actions_of_its_control_anew() -> None:
             return np.asarray(actions, dtype=np.float64).reshape(len(actions), -1)[:, 0] ** 2
 
     policy = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))
-    control = Control(policy, Square(), 1.0, np.array([[-9.0] * 2, [9.0] * 2]), 5.0, 1.0)
+    control = Control(policy, Square(), 1.0, np.array([[-99.0] * 2, [99.0] * 2]), 90.0, 30.0)
     rules = Rules((0.0, 1.0), None, 0.0, 0.95, 1.0, 100, 0)
     prior = Prior(0.0, np.inf, 1.0, np.ones(2), np.ones(2))
     duel = Duel((policy, policy), rules, prior, (control, control))
