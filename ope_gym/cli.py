@@ -365,21 +365,23 @@ def gate_command(args: argparse.Namespace) -> Said:
                 found.save(args.state)
     env.close()
     passed = found.not_worse()
-    within = f" or at most {args.margin:g} worse" if args.margin else ""
-    beyond = f" by more than {args.margin:g}" if args.margin else ""
-    said = {
-        True: f"pass: the new policy is better{within}",
-        False: f"fail: the new policy is worse{beyond}",
-        None: "undecided: neither is certain",
-    }[passed]
     ends = found.interval
-    text = (
-        f"{said}\n{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
+    better = "better"
+    if args.margin and ends.low < 0.0:
+        better = f"at most {min(-ends.low, args.margin):.5g} worse, and {args.margin:g} is allowed"
+    beyond = f" by more than the {args.margin:g} that is allowed" if args.margin else ""
+    said = {
+        True: f"pass: the new policy is {better}",
+        False: f"fail: the new policy is worse{beyond}",
+        None: f"undecided: the limit of {text.count(args.limit, 'pair')} is reached",
+    }[passed]
+    words = (
+        f"{said} ({found.confidence()})\n"
+        f"{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
         f"{found.difference:.5g}, within "
-        f"[{ends.low:.5g}, {ends.high:.5g}] at every look with {args.level:.0%}, after "
-        f"{found.episodes} fresh episodes{found.assumption()}"
+        f"[{ends.low:.5g}, {ends.high:.5g}], after {text.count(found.episodes, 'fresh episode')}"
     )
-    return Said(text, found.save, code={True: 0, False: 1, None: 2}[passed])
+    return Said(words, found.save, code={True: 0, False: 1, None: 2}[passed])
 
 
 def _contender(word: str, flag: str, source: Source) -> Target:

@@ -361,7 +361,8 @@ def test_a_duel_finds_the_better_policy_and_plays_by_its_seeds() -> None:
     assert duel.next() is None
     assert duel.interval.high < 0 < -duel.difference
     assert duel.rounds < duel.episodes < 200  # some pairs, some played alone
-    assert str(duel).startswith("b is better after")
+    assert str(duel).startswith(f"b is better after {duel.episodes} fresh episodes (95 % confid")
+    assert "\nvalue of a minus value of b: -" in str(duel)
     again = ope_gym.duel(poor, good, bounds=(0, 2), limit=200)
     assert again.play(Coin(), episodes=3) is None
     assert again.episodes == 3
@@ -436,6 +437,7 @@ def test_a_margin_ends_duels_of_equals() -> None:
     duel = ope_gym.duel(Uniform(2), Uniform(2), bounds=(0, 2), margin=0.4, limit=2000)
     assert duel.play(Coin()) == "too close"
     assert duel.rounds < 2000
+    assert str(duel).startswith("too close, at most 0.4 apart, after")
     assert -0.4 <= duel.interval.low < 0 < duel.interval.high <= 0.4
     assert duel.not_worse() is True
 
@@ -560,6 +562,7 @@ def test_the_limit_ends_every_duel() -> None:
     duel = ope_gym.duel(leaning(0.5), leaning(0.51), bounds=(0, 2), limit=3)
     assert duel.play(Coin()) == "too close"
     assert 6 <= duel.episodes <= 7
+    assert str(duel).startswith("limit of 3 pairs reached, nothing decided, after")
 
 
 def test_returns_alone_are_enough() -> None:
@@ -647,7 +650,8 @@ def coin_env() -> Any:
     [
         ("0", [], 0, "pass: the new policy is better"),
         ("1", [], 1, "fail: the new policy is worse"),
-        ("0", ["--limit", "2"], 2, "undecided"),
+        ("0", ["--limit", "2"], 2, "undecided: the limit of 2 pairs is reached (95 % confidence"),
+        ("1", ["--margin", "1.9"], 0, "worse, and 1.9 is allowed (95 % confidence, valid although"),
         ("0", ["--bounds", "1", "0"], 3, "bounds is"),
         ("7", [], 3, "--new 7"),
         ("0", ["--env", "Coi-v0"], 3, "--env Coi-v0: "),

@@ -1,7 +1,7 @@
 """Decide which of two policies is better with few fresh episodes, and look as often as you like.
 
-A round plays both policies with the same seeds, or one that is drawn by lot, whichever promises a
-decision sooner. The statements of a duel hold together with the probability `level` however often
+A round plays both policies, as a rule with the same seeds, or one that is drawn by lot, whichever
+promises a decision sooner. The statements of a duel hold together with the probability `level` however often
 one looks, whenever one stops, and whatever the recorded episodes are: `ope_gym.inference.sequences`
 and `ope_gym.inference.rounds` have the argument, and `ope_gym.analysis.duel_prior` says what is
 taken from recorded episodes.
@@ -51,7 +51,7 @@ class Rules:
         margin: difference that does not matter.
         level: probability with which all statements hold.
         gamma: discount.
-        limit: pairs of episodes after which the two are too close.
+        limit: pairs of episodes after which a duel ends undecided, as "too close".
         seed: of environments and actions.
     """
 
@@ -258,7 +258,8 @@ class Duel:
     def verdict(self) -> str | None:
         """The decision: "a" or "b" if it is better, "too close", or None if it is open.
 
-        "too close" if they differ by at most the margin, or if the limit is reached.
+        "too close" if they differ by at most the margin, or if the limit is reached and nothing is
+        decided; print the duel to see which.
         """
         wealth = self._sequence.wealth
         above, below = wealth.above[0], wealth.below[0]
@@ -266,12 +267,17 @@ class Duel:
             return "a"
         if below[0]:
             return "b"
-        if self.rules.margin and above[1] and below[2]:
-            return "too close"
-        return "too close" if self.episodes >= 2 * self.rules.limit else None
+        ended = self._within_margin or self.episodes >= 2 * self.rules.limit
+        return "too close" if ended else None
+
+    @property
+    def _within_margin(self) -> bool:
+        """Whether the two are certain to differ by at most the margin."""
+        wealth = self._sequence.wealth
+        return bool(self.rules.margin and wealth.above[0, 1] and wealth.below[0, 2])
 
     def not_worse(self) -> bool | None:
-        """Tell whether J_a > J_b - margin: True or False once it is certain, None before."""
+        """Tell whether a is at most the margin worse: True or False once certain, None before."""
         at, wealth = 1 if self.rules.margin else 0, self._sequence.wealth
         if wealth.above[0, at]:
             return True
@@ -289,25 +295,33 @@ class Duel:
 
     @property
     def difference(self) -> float:
-        """Estimate of J_a - J_b; NaN before the first round."""
+        """Estimate of the value of a minus that of b; NaN before the first round."""
         return float(self._sequence.mean[0]) if self._rounds else np.nan
 
     @property
     def interval(self) -> Interval:
-        """The differences J_a - J_b that are not refuted: valid at every look."""
+        """The values of a minus b that are not refuted: valid at every look."""
         return self._sequence.wealth.interval()
 
     def __str__(self) -> str:
-        ends, said = self.interval, self.verdict
-        words = {None: "open", "a": "a is better", "b": "b is better", "too close": "too close"}
+        ends = self.interval
+        close = f"too close, at most {self.rules.margin:g} apart,"
+        if not self._within_margin:
+            close = f"limit of {text.count(self.rules.limit, 'pair')} reached, nothing decided,"
+        words = {None: "open", "a": "a is better", "b": "b is better", "too close": close}
         return (
-            f"{words[said]} after {text.count(self.episodes, 'fresh episode')}: J_a - J_b is "
-            f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)} "
-            f"at every look with {self.rules.level:.0%}{self.assumption()}"
+            f"{words[self.verdict]} after {text.count(self.episodes, 'fresh episode')} "
+            f"({self.confidence()})\nvalue of a minus value of b: "
+            f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)}"
         )
 
-    def assumption(self) -> str:
-        """Return what the statements rest on where there are no bounds, as ", if ..."."""
+    def confidence(self) -> str:
+        """Return how sure the statements are, and what they rest on where there are no bounds."""
+        level = 100 * self.rules.level
+        sure = f"{level:g} % confidence, valid although looked at after every episode"
+        return f"{sure}{self._assumption()}"
+
+    def _assumption(self) -> str:
         if self.rules.bounds is not None:
             return ""
         if self.rules.symmetric:
@@ -379,7 +393,8 @@ def duel(
             are about equal ends as "too close" before the limit.
         level: probability with which all statements hold, at every look.
         gamma: discount of the returns.
-        limit: pairs of episodes, played together or alone, after which the two are too close.
+        limit: pairs of episodes, played together or alone, after which a duel ends undecided, as
+            "too close".
         q_model: as in `ope_gym.evaluate`, for the control variate; None for none.
         held_out: as in `ope_gym.evaluate`.
         seed: of the environment and of actions, round by round.

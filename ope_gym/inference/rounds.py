@@ -6,10 +6,12 @@ given the past, because all that is chosen is chosen before the round:
     pair    both play, with the same seed          x = G_a - G_b - sum_k c_k C_k
     single  a plays with chance h, else b does     x = r (G - M - c),    r = w_a - w_b
 
-C_k are controls of conditional mean 0, bounded by l_k (`ope_gym.analysis.duel_prior`). For a single
-episode w_a = p_a / (h p_a + (1 - h) p_b), with p_a the probability that a gives to its actions: the
-lot makes the denominator the distribution of the episode, so E[w_a G] = J_a and E[r] = 0, exactly
-and for every c. With L = log p_a - log p_b and t = tanh(L / 2)
+(Where differences are assumed to be symmetric, the seeds of a pair are independent: see
+`sequences`.) C_k are controls of conditional mean 0, bounded by l_k
+(`ope_gym.analysis.duel_prior`). For a single episode w_a = p_a / (h p_a + (1 - h) p_b), with p_a
+the probability that a gives to its actions: the lot makes the denominator the distribution of the
+episode, so E[w_a G] = J_a and E[r] = 0, exactly and for every c. With L = log p_a - log p_b and t =
+tanh(L / 2)
 
     r = 2 t / (1 + (2 h - 1) t),    |x| <= ((hi - lo) / 2 + |c|) / min(h, 1 - h)
 

@@ -13,10 +13,11 @@ The first has mean 1 + b (D - m) and is never negative. The second has mean 1 fo
 tanh is odd, and less for D < m, because it grows; it is at least exp(b y - (b y)^2 / 2), the
 self-normalised factor of de la Peña (1999). The difference of independent returns is symmetric if
 their distributions are equal but for a shift. With a common seed that is not enough: G_a = U and
-G_b = (U + .05) mod 1 are both uniform, and G_a - G_b is -.05 in 95 % of the rounds. In the third phi(z) = log(1 + z + z^2 / 2) for z >= 0
-and -phi(-z) below, Catoni's function (Wang and Ramdas, 2023): it grows, and exp(phi(z)) <= 1 + z +
-z^2 / 2 everywhere, so that for D = m the mean is at most (1 + (b s)^2 / 2) exp(-(b s)^2 / 2) <= 1.
-No symmetry and no moments beyond those named are needed: all three hold for every sample size.
+G_b = (U + .05) mod 1 are both uniform, and G_a - G_b is -.05 in 95 % of the rounds. In the third
+phi(z) = log(1 + z + z^2 / 2) for z >= 0 and -phi(-z) below, Catoni's function (Wang and Ramdas,
+2023): it grows, and exp(phi(z)) <= 1 + z + z^2 / 2 everywhere, so that for D = m the mean is at
+most (1 + (b s)^2 / 2) exp(-(b s)^2 / 2) <= 1. No symmetry and no moments beyond those named are
+needed: all three hold for every sample size.
 
 So the product over rounds, and every average of such products over bets, is a supermartingale
 under the claim: by Ville's inequality it ever reaches 1 / alpha with probability at most alpha. The

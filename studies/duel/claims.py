@@ -94,8 +94,8 @@ def duel_claims(
             "",
         ),
         compare(
-            "Misleading recorded episodes (green verdicts, but the wrong policy ahead or a third of "
-            "the true difference) cost at most 5 %.",
+            "Misleading recorded episodes (green verdicts, but the wrong policy ahead or a third "
+            "of the true difference) cost at most 5 %.",
             "without data",
             misled,
             _WORSE,

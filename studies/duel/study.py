@@ -60,13 +60,13 @@ _COLUMNS = ("fixed", "floor", "oracle")
 _LEGEND = (
     "{runs} recorded data sets of each problem, {duels} duels with each, at most {limit} pairs of "
     "fresh episodes, looked at after every round. Episodes, in the mean: fixed, of pairs for a z "
-    "test that knows variance and difference, planned for 90 % power; floor, the least of a "
-    "test that always ends with the better policy and is valid for all returns within the range, "
-    "even if it knows which one is better; oracle, of the best bet of one who knows that and all distributions; pairs, of bets on pairs "
-    "with common seeds; of a duel without and with recorded episodes. Saved: with data against "
-    "pairs / against a duel without data. Wrong and decided: pairs / without / with data. "
-    "Episodes are cut off at the limit, which makes long duels look shorter. Trust and lean were "
-    "chosen on problems of this kind, on other episodes."
+    "test that knows variance and difference, planned for 90 % power; floor, the least of a test "
+    "that always ends with the better policy and is valid for all returns within the range, even "
+    "if it knows which one is better; oracle, of the best bet of one who knows that and all "
+    "distributions; pairs, of bets on pairs with common seeds; of a duel without and with recorded"
+    " episodes. Saved: with data against pairs / against a duel without data. Wrong and decided: "
+    "pairs / without / with data. Episodes are cut off at the limit, which makes long duels look "
+    "shorter. Trust and lean were chosen on problems of this kind, on other episodes."
 )
 
 
