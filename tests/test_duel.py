@@ -429,6 +429,9 @@ def test_a_saved_duel_goes_on_where_it_was(tmp_path: Path) -> None:
     assert rest.to_dict() == whole.to_dict()
     with pytest.raises(ValueError, match=r"margin is 0.1, but .* was begun with 0.05"):
         ope_gym.duel(0, "last", **{**terms, "margin": 0.1}, state=path)
+    for other in ((leaning(0.41), "last"), (0, leaning(0.61))):
+        with pytest.raises(ValueError, match=r"policy '[ab]' is not the one that state was begun"):
+            ope_gym.duel(*other, **terms, state=path)
     with pytest.raises(ValueError, match="other recorded episodes or another q_model"):
         ope_gym.duel(0, "last", **terms, q_model=None, state=path)
 
@@ -489,7 +492,7 @@ def test_symmetric_duels_play_independent_episodes() -> None:
         winners += duel.verdict is not None
     assert winners <= 2
     for terms in ({"bounds": (0, 1)}, {"deviation": 1.0}):
-        duel = ope_gym.duel(Uniform(2), Uniform(2), **terms)  # type: ignore[arg-type]
+        duel = ope_gym.duel(Uniform(2), Uniform(2), **terms)
         before = duel.seed, duel.rng().random()
         duel.add("a", 0.5)
         assert (duel.seed, duel.rng().random()) == before

@@ -1,14 +1,15 @@
 """Decide which of two policies is better with few fresh episodes, and look as often as you like.
 
 A round plays both policies, as a rule with the same seeds, or one that is drawn by lot, whichever
-promises a decision sooner. The statements of a duel hold together with the probability `level` however often
-one looks, whenever one stops, and whatever the recorded episodes are: `ope_gym.inference.sequences`
-and `ope_gym.inference.rounds` have the argument, and `ope_gym.analysis.duel_prior` says what is
-taken from recorded episodes.
+promises a decision sooner. The statements of a duel hold together with the probability `level`
+however often one looks, whenever one stops, and whatever the recorded episodes are:
+`ope_gym.inference.sequences` and `ope_gym.inference.rounds` have the argument, and
+`ope_gym.analysis.duel_prior` says what is taken from recorded episodes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed, Prior
 from ope_gym.models.base import QModel
 from ope_gym.options import Options
-from ope_gym.policies import Policy, Target, check_target
+from ope_gym.policies import POLICY_KINDS, Policy, Target, check_target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
 
@@ -93,6 +94,7 @@ class Duel:
     ) -> None:
         self.rules, self.prior = rules, prior
         self._policies, self._controls = dict(zip(NAMES, policies, strict=True)), controls
+        self._digests = {name: _digest(one) for name, one in self._policies.items()}
         self._limits = np.array([c.limit for c in controls if c is not None])
         points = [0.0, -rules.margin, rules.margin] if rules.margin else [0.0]
         self._sequence = Rounds(
@@ -338,6 +340,7 @@ class Duel:
                 key: value.tolist() if isinstance(value, np.ndarray) else float(value)
                 for key, value in vars(self.prior).items()
             },
+            "policies": self._digests,
             "limits": self._limits.tolist(),
             "verdict": self.verdict,
             "difference": None if not self._rounds else self.difference,
@@ -419,6 +422,7 @@ def duel(
         prior, controls = expect(source, policies, gamma, reward_range, model, seed, middle)  # type: ignore[arg-type, assignment]
     saved = None if state is None or not Path(state).exists() else _read(Path(state), rules)
     if saved is not None:
+        _check_policies(policies, saved["policies"])
         prior, controls = _as_saved(saved, prior, controls)  # type: ignore[assignment]
     found = Duel(policies, rules, prior, controls)  # type: ignore[arg-type]
     if saved is not None:
@@ -504,6 +508,29 @@ def _read(path: Path, rules: Rules) -> dict[str, Any]:
                 "a duel void it; give the same, or begin anew with another file"
             )
     return saved
+
+
+def _digest(policy: Policy) -> str | None:
+    """Return a hash of a policy as a file would hold it; None if none can."""
+    kind = getattr(policy, "kind", None)
+    if kind not in POLICY_KINDS:
+        return None
+    known = hashlib.blake2b(kind.encode(), digest_size=16)
+    for name, array in sorted(policy.arrays().items()):  # type: ignore[attr-defined]
+        known.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        known.update(array.tobytes())
+    return known.hexdigest()
+
+
+def _check_policies(policies: tuple[Policy, ...], saved: dict[str, str | None]) -> None:
+    """Raise if a policy is certain to be another one than that of a saved duel."""
+    for name, policy in zip(NAMES, policies, strict=True):
+        now, then = _digest(policy), saved[name]
+        if None not in (now, then) and now != then:
+            raise ValueError(
+                f"policy {name!r} is not the one that state was begun with: give the same, or "
+                "begin anew with another file"
+            )
 
 
 def _as_saved(
