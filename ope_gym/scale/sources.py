@@ -143,7 +143,7 @@ class Source:
         if not own:
             raise ValueError(
                 f"{name} is 'last', but {file}, the last file, holds no policy: give the number "
-                "of one, see `python -m ope_gym info` with all files"
+                "of one, see `ope-gym info` with all files"
             )
         return own[-1]
 
