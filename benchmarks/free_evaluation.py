@@ -230,9 +230,14 @@ def regret(points: list[Point], score: Callable[[Point], float]) -> float:
     return float(true.max() - true[int(np.argmax([score(p) for p in points]))])
 
 
+def _count(episodes: float) -> str:
+    """Return a number of fresh episodes as the tables show it."""
+    return f"{episodes:.0f}" if episodes >= 10 else f"{episodes:.1f}"
+
+
 def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
     """Yield the lines of the tables."""
-    yield "| runs | what is free | W | bias | covers |"
+    yield "| runs | what is free | fresh episodes | bias | covers |"
     yield "|---|---|--:|--:|--:|"
     regrets = {}
     rng = np.random.default_rng(0)
@@ -252,7 +257,8 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             w, error = worth(errors, some)
             covers = "" if band is None else f"{np.mean([_holds(band(p), p) for p in some]):.0%}"
             case = f"{name}, {len(paths)} runs, {len(some)} points"
-            found = f"{w:.1f} (x/÷ {np.exp(error):.1f}) | {errors.mean():+.1f}"
+            low, high = w / np.exp(error), w * np.exp(error)
+            found = f"{_count(w)} ({_count(low)} to {_count(high)}) | {errors.mean():+.1f}"
             yield f"| {case} | {way} | {found} | {covers} |"
         best = {
             "ope_gym, lower end": [

@@ -162,6 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     words = sys.argv[1:] if arguments is None else arguments
     try:
+        _check_command(parser, words)
         args, unknown = parser.parse_known_args(words)
         if unknown:
             _refuse(args.parser, unknown)
@@ -184,6 +185,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return _UNABLE if args.run is gate_command else 2
     return said.code
+
+
+def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """End with the command that a wrong one resembles."""
+    (known,) = (list(a.choices or ()) for a in parser._actions if a.dest == "command")
+    word = words[0] if words else "-"
+    if word[:1] != "-" and word not in known:
+        near = ["gate"] if word == "duel" else get_close_matches(word, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+        parser.error(f"there is no command {word!r}; {hint}")
 
 
 def _refuse(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -849,7 +860,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         help="most pairs of episodes (default: %(default)s)",
     )
     gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
-    add_flags(gate, "data", "gamma", "level", "seed")
+    add_flags(gate, "data", "gamma", "level", "seed", seed={"help": "seed of the fresh episodes"})
     _add_json(gate)
 
 

@@ -792,8 +792,13 @@ def test_a_buffer_can_be_extended_with_itself() -> None:
 def test_only_one_environment_is_merged() -> None:
     data = filled().view()
     other = TrajectoryBuffer(S.Box(-1, 1, (3,)), TWO)
-    with pytest.raises(ValueError, match=r"observation_space differs: .*environment"):
+    with pytest.raises(
+        ValueError, match=r"observation_space differs: .* and Box\(\(3,\), float32\); .*environment"
+    ):
         data.merge(other)
+    shape = data.observation_space.shape  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"and Box\(.*float32\) with other bounds; only"):
+        data.merge(TrajectoryBuffer(S.Box(-7, 7, shape), TWO))
     with pytest.raises(ValueError, match="horizon differs: None and 7"):
         data.merge(small_buffer(horizon=7))
     unknown = TrajectoryBuffer()

@@ -394,3 +394,28 @@ def test_an_unknown_option_shows_the_usage_of_its_command(
     assert f"ope_gym {name} [-h]" in said
     meant = "" if name == "info" else "; did you mean --json?"
     assert f"unrecognized arguments: --jsn x.json{meant}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("evalute", "did you mean evaluate?"),
+        ("duel", "did you mean gate?"),
+        ("x", "choose from info,"),
+    ],
+)
+def test_a_wrong_command_names_the_one_that_was_meant(
+    name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command([name, "none.ope"])
+    assert stop.value.code == 2
+    assert f"there is no command {name!r}; {hint}" in capsys.readouterr().err
+
+
+def test_the_seed_of_a_gate_is_that_of_its_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command(["gate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "seed of the fresh episodes (default: 0)" in said
+    assert "q model" not in said

@@ -346,6 +346,7 @@ def test_changes_inside_episodes_agree_with_the_arrays_of_the_sequences() -> Non
         "policy 0, then 1 from step 2": 3,
         "policy 1": 2,
     }
+    assert " steps, 2 policies (3 sequences of them), gamma 0.9;" in str(got)
 
 
 def test_clocked_and_plain_recordings_can_be_put_together() -> None:

@@ -701,7 +701,14 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     empty = tmp_path / "empty"
     empty.mkdir()
     assert command(["evaluate", str(empty)]) == 2
-    assert "holds no file with the ending .parquet" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("holds no file with the ending .parquet\n")
+    for i in range(5):
+        (empty / f"run_{i}").mkdir()
+        (empty / f"run_{i}" / "episodes.ope").touch()
+    assert command(["evaluate", str(empty)]) == 2
+    said = capsys.readouterr().err
+    assert f"by name: {empty / 'run_0' / 'episodes.ope'}, " in said
+    assert said.endswith(f"{empty / 'run_2' / 'episodes.ope'} (and 2 more)\n")
     with pytest.raises(FileNotFoundError, match=r"missing.parquet"):
         Trajectories.from_frame(tmp_path / "missing.parquet")
 

@@ -235,10 +235,9 @@ class Ranking(Mapping[str, Ranked]):
     def _head(self) -> str:
         """Return the line above the table."""
         sample, regimes = self.sample, self._regimes()
-        acted = int(np.count_nonzero(sample.counts))
         return (
             f"{text.count(len(self), 'policy', 'policies')} by {self.best.estimate.name}, from "
-            f"{sample.trajectories:,} episodes of {text.count(acted, 'behaviour')}, gamma "
+            f"{sample.trajectories:,} episodes of {text.actors(sample)}, gamma "
             f"{sample.gamma:g}" + (f"; data: {regimes[0]}" if len(set(regimes)) == 1 else "")
         )
 

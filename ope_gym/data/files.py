@@ -24,7 +24,7 @@ from ope_gym.data import space_json
 from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.blocks import LAST_BYTE, Block
 from ope_gym.data.schema import BATCHES, BY_EPISODE, COLUMNS, Columns, Ints, space_of
-from ope_gym.data.spaces import NUMERIC_DTYPES, Space
+from ope_gym.data.spaces import NUMERIC_DTYPES, Space, mismatch
 from ope_gym.policies import (
     POLICY_KINDS,
     UNREGISTERED,
@@ -232,10 +232,7 @@ def parse_spaces(
         before, shared = known.get(name, (None, None))
         space = shared if data == before else space_json.space_from_json(data)
         if space is not None and shared is not None and space != shared:
-            raise ValueError(
-                f"{name} differs: {shared} and {space}; only episodes of one environment can be "
-                "put together"
-            )
+            raise mismatch(name, shared, space)
         if space is not None and shared is None:
             known[name] = (data, space)
         found.append(space)

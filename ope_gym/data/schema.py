@@ -192,10 +192,7 @@ def agree(parts: Sequence[Any]) -> dict[str, Any]:
         for value in stated:
             # identity first: comparing two large Boxes takes long
             if value is not agreed[name] and value != agreed[name]:
-                raise ValueError(
-                    f"{name} differs: {agreed[name]} and {value}; only episodes of one environment "
-                    "can be put together"
-                )
+                raise spaces.mismatch(name, agreed[name], value)
     return agreed
 
 

@@ -56,6 +56,31 @@ def is_discrete(space: Space | None) -> bool | None:
     return True if isinstance(space, known) else None
 
 
+def brief(space: object) -> str:
+    """Describe a space without the bounds of its boxes.
+
+    >>> brief(spaces.Dict(x=spaces.Box(-1, 1, (3,)), y=spaces.Discrete(2)))
+    "Dict('x': Box((3,), float32), 'y': Discrete(2))"
+    """
+    if isinstance(space, spaces.Box):
+        return f"Box({space.shape}, {space.dtype})"
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(f'{k!r}: {brief(x)}' for k, x in space.spaces.items())})"
+    if isinstance(space, spaces.Tuple):
+        return f"Tuple({', '.join(map(brief, space.spaces))})"
+    return str(space)
+
+
+def mismatch(name: str, one: object, other: object) -> ValueError:
+    """Return the error for episodes whose spaces or time limits differ."""
+    found = f"{brief(one)} and {brief(other)}"
+    if brief(one) == brief(other):
+        found += " with other bounds"
+    return ValueError(
+        f"{name} differs: {found}; only episodes of one environment can be put together"
+    )
+
+
 # Columns -------------------------------------------------------------------------------------
 
 

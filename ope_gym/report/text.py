@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ope_gym.arrays import finite
 from ope_gym.inference.estimate import Estimate, Sample
@@ -235,10 +234,18 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def actors(sample: Sample) -> str:
+    """Describe who acted: "3 behaviours", or "16 policies (33 sequences of them)"."""
+    acted = [name for name, n in zip(sample.behaviours, sample.counts, strict=True) if n]
+    if not any(", then " in name for name in acted):
+        return count(len(acted), "behaviour")
+    policies = {k for name in acted for k in re.findall(r"(?:policy|then|,) (\d+)", name)}
+    return f"{count(len(policies), 'policy', 'policies')} ({len(acted):,} sequences of them)"
+
+
 def size(sample: Sample) -> str:
     """Describe how much data a sample has: "90 episodes, 812 steps, 3 behaviours"."""
-    acted = int(np.count_nonzero(sample.counts))
-    who = count(acted, "behaviour")
+    who = actors(sample)
     if sample.propensities:  # folds of one logger are one
         who = count(len({name.partition(" (")[0] for name in sample.behaviours}), "logger")
     return f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, {who}"

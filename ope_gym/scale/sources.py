@@ -143,7 +143,7 @@ class Source:
         if not own:
             raise ValueError(
                 f"{name} is 'last', but {file}, the last file, holds no policy: give the number "
-                "of one, see `python -m ope_gym info` with all files"
+                "of one, see `ope-gym info` with all files"
             )
         return own[-1]
 
@@ -225,8 +225,9 @@ def _held_out(tags: Any, wanted: bool | None) -> bool:
     """Return whether to take the held-out episodes alone."""
     if wanted and not tags.any():
         raise ValueError(
-            f"held_out is True, but none of the {len(tags)} episodes is held out: record with a "
-            "held-out share, or use held_out=False and expect an optimistic result"
+            f"held_out is True (--data held-out), but none of the {len(tags)} episodes is held "
+            "out: record with a held-out share, or take all with held_out=False (--data all) and "
+            "expect an optimistic result"
         )
     return bool(tags.any()) if wanted is None else wanted
 

@@ -200,7 +200,12 @@ def parquet_files(paths: Sequence[PathLike | SeenFile]) -> list[SeenFile]:
             if not any(part.startswith(("_", ".")) for part in one.relative_to(folder).parts)
         )
         if not inside:
-            raise ValueError(f"the folder {seen.name} holds no file with the ending .parquet")
+            said = f"the folder {seen.name} holds no file with the ending .parquet"
+            ours = [os.path.join(seen.name, x.relative_to(folder)) for x in folder.rglob("*.ope")]
+            if ours:
+                more = f" (and {len(ours) - 3} more)" if len(ours) > 3 else ""
+                said += f"; give its files of episodes by name: {', '.join(sorted(ours)[:3])}{more}"
+            raise ValueError(said)
         for one in inside:
             name = os.path.join(seen.name, one.relative_to(folder))
             found.append(SeenFile(name, str(one), seen.node, None))
