@@ -25,8 +25,8 @@ _KINDS = ("provisional", "settled", "fresh")
 def colour(estimate: FreeEstimate) -> str:
     """Return red below 4 fresh episodes, amber below 10, else green.
 
-    Where all recent episodes returned about the same, their number says little, and so does the
-    spread: that is amber at least, unless fewer than 4 have ended.
+    Where all recent episodes returned about the same, the count means little, because one fresh
+    episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
     """
     if estimate.worth >= _AMBER:
         return "amber" if estimate.worth < _GREEN else "green"
@@ -87,7 +87,7 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:
         said += "; all recent episodes returned about the same"
-        why = "how often others come is unknown"
+        why = "how often other returns come is unknown"
     elif math.isfinite(worth):
         said += f", as sure as about {text.episodes(worth)} fresh episodes would make you"
     if estimate.few:
