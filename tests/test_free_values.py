@@ -17,6 +17,7 @@ from ope_gym.online import FreeEstimate
 from ope_gym.report.free_values import (
     FreeWriter,
     band_in_words,
+    colour,
     free_headline,
     free_scalars,
     in_words,
@@ -45,13 +46,13 @@ def events_of(folder: Path) -> EventAccumulator:
         ),
         (
             8.0,
-            "is worth 100.0 (95 %: 84.0 to 116.0), as sure as about 6 fresh episodes would make "
-            "you. Use with care: 10 would be enough.",
+            "is worth 100.0 (95 %: 84.0 to 116.0), as sure as about 6.2 fresh episodes would make "
+            "you. Use with care (amber): 10 would be enough.",
         ),
         (
             20.0,
-            "may be worth 100 (95 %: 60 to 140), but do not use this number: it is no surer than "
-            "1.0 fresh episodes would make you.",
+            "may be worth 100 (95 %: 60 to 140), but do not use this number (red): it is no surer "
+            "than 1.0 fresh episodes would make you.",
         ),
     ],
 )
@@ -62,7 +63,37 @@ def test_headlines(error: float, said: str) -> None:
 def test_without_a_spread_nobody_knows_how_sure_it_is() -> None:
     assert "its error is unknown" in free_headline(estimate(1, 2.0, spread=math.nan))
     sure = estimate(1, 2.0, standard_error=0.0)
-    assert in_words(sure, 0.9) == band_in_words(2.0, -8.0, 12.0, 0.9) == "2.0 (90 %: -8.0 to 12.0)"
+    assert band_in_words(2.0, -8.0, 12.0, 0.9) == "2.0 (90 %: -8.0 to 12.0)"
+    assert in_words(sure, 0.9) == "worth 2.0 (90 %: -8.0 to 12.0)."
+
+
+@pytest.mark.parametrize(
+    ("ended", "verdict", "said"),
+    [
+        (1, "red", "but do not use this number (red): only 1 episode ended so far."),
+        (3, "red", "but do not use this number (red): only 3 episodes ended so far."),
+        (9, "amber", "9.0 fresh episodes would make you. Use with care (amber): only 9 episodes"),
+        (10, "green", "as sure as about 400 fresh episodes would make you."),
+    ],
+)
+def test_few_episodes_are_worth_no_more_than_themselves(
+    ended: int, verdict: str, said: str
+) -> None:
+    found = estimate(1, 2.0, 1.0, ended=ended)
+    assert found.worth == (400.0 if ended >= 10 else ended)
+    assert colour(found) == verdict
+    assert said in in_words(found)
+
+
+def test_episodes_that_return_the_same_are_amber() -> None:
+    found = estimate(1, -499.1, 5.0, spread=1.0, steady=True, ended=20)
+    assert colour(found) == "amber"
+    assert in_words(found) == (
+        "worth -499.1 (95 %: -509.1 to -489.1); all recent episodes returned about the same. "
+        "Use with care (amber): how often other returns come is unknown."
+    )
+    assert colour(replace(found, ended=3)) == "red"
+    assert colour(replace(found, spread=20.0)) == "green"
 
 
 def test_only_a_provisional_value_says_worth_and_verdict() -> None:

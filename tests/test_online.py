@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
@@ -401,6 +402,27 @@ def test_a_discount_counts_from_the_first_step_on() -> None:
 def test_there_is_no_value_before_an_episode_has_ended() -> None:
     free = constant(8, 500, 320)
     assert free.evaluate() is None
+
+
+def test_few_episodes_have_wide_bands_and_claim_no_more_than_themselves() -> None:
+    free, env = FreeEvaluation(2, horizon=HORIZON), Push(2, 0)
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    found = []
+    for _ in range(6):
+        free.follow(policy)
+        columns = env.rollout(policy, 30)
+        free.add(*columns)
+        found += [e for e in (free.evaluate(),) if e is not None]
+    few = [e for e in found if e.few]
+    assert 0 < len(few) < len(found)
+    for e in few:
+        assert e.ended is not None
+        assert e.worth <= e.ended
+        half = stats.t.ppf(0.975, max(e.ended - 1, 1)) * e.standard_error
+        assert e.low <= e.possible(e.value - half) + 1e-9
+        assert e.high >= e.possible(e.value + half) - 1e-9
+    assert found[0].ended == 2  # returns that a mean may well lie beyond
+    assert found[0].bounds[1] - found[0].bounds[0] > 10 * found[0].spread
 
 
 def test_values_of_long_ago_are_not_settled_from_other_steps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,33 @@ def test_the_closing_lines_name_the_policy_to_keep() -> None:
     assert lines[1].endswith(
         "of 2 it is the best with probability 0.62. It is in best/best_model.zip."
     )
+
+
+def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
+    """Among equals, none of which can be worth less than -200."""
+    found = Checkpoints("value")
+    for step in (1, 2, 3):
+        found.add(replace(estimate(step, -200.0, 2.0), low=-200.0, bounds=(-200.0, -100.0)))
+    best, last = found.best(), estimate(3, -200.0, 2.0)
+    assert best is not None
+    assert best.value == -200.0
+    how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
+    lines = closing_lines(last, best, **how, saved=None)
+    assert lines[1].startswith(
+        "No policy stands out; the best guess is the policy after 1 timesteps, worth -200.0 "
+        "(95 %: -200.0 to -19"
+    )
+    assert lines[2].endswith("none was played for this.")
+    learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
+    lines = closing_lines(learned, best, **how, saved=None)
+    assert lines[1].startswith("No policy stands out; the best guess is this one: of 3 it is")
+    assert lines[2].endswith("A model of the environment, learned from its steps, weighs 70%.")
+
+
+def test_a_training_in_which_no_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    env = make_vec_env("Pendulum-v1", 1, seed=0)
+    PPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").learn(64, callback=OPECallback())
+    assert capsys.readouterr().out.startswith("No episode has ended in 64 timesteps, so nothing")
 
 
 def test_chances_are_those_of_normal_numbers() -> None:

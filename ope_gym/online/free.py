@@ -43,6 +43,7 @@ _LEARNT = 16_384  # steps from which the environment is learned
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
 _STEADY = 0.05  # spread and error, as a share of that range, that are next to nothing
 _SECOND = 1.0  # of a squared correction that counts as error: what is of second order
+FEW = 10  # ended episodes below which a value claims to be worth no more than these
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _PATIENCE = 3  # hopeless simulations in a row after which it rests,
 _RETRY = 8  # and evaluations after which it is tried again
@@ -64,6 +65,8 @@ class FreeEstimate:
         shares: weight of each way to the value.
         steady: whether all recent episodes returned about the same, and the value is known as well
             as that: then one of them tells it, and fresh ones would not tell more.
+        ended: episodes whose returns are known, of those it rests on; None if that does not matter.
+        bounds: that the value lies within: the lowest and highest return of the run so far.
     """
 
     timesteps: int
@@ -76,11 +79,23 @@ class FreeEstimate:
     episodes: int
     shares: dict[str, float]
     steady: bool = False
+    ended: int | None = None
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+
+    @property
+    def few(self) -> bool:
+        """Whether fewer than 10 returns are known: too few to tell spread and error from them."""
+        return self.ended is not None and self.ended < FEW
 
     @property
     def worth(self) -> float:
-        """About how many fresh episodes would make you as sure."""
-        return (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
+        """About how many fresh episodes would make you as sure; where `few`, no more than these."""
+        worth = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
+        return min(worth, float(self.ended)) if self.few and self.ended is not None else worth
+
+    def possible(self, value: float) -> float:
+        """Return a value within the bounds: a mean cannot lie beyond all returns."""
+        return float(np.clip(value, *self.bounds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +112,8 @@ class _Snapshot:
     timesteps: int = 0
     early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
     simulation: Simulation | None = None
-    spread: float = np.nan  # of the returns of its time
+    spread: float = np.nan  # of the returns of its time,
+    ended: int = 0  # and how many these are
     fresh: list[float] = field(default_factory=list)
 
 
@@ -139,6 +155,7 @@ class FreeEvaluation:
         self._current: _Snapshot | None = None
         self._pending: list[_Snapshot] = []
         self._spread, self._range, self._length = np.nan, (np.inf, -np.inf), 0.0
+        self._limits = self._range  # of a mean
         self._rest = 0  # evaluations for which the simulation rests
         self._failed = 0  # simulations in a row that counted for nothing
 
@@ -177,7 +194,7 @@ class FreeEvaluation:
         if fitted is None:
             return None
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
-        self._note_returns(fitted.window, now.fresh)
+        now.ended = self._note_returns(fitted.window, now.fresh)
         now.spread = self._spread
         now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - x, stop) for x in self._spans(_ENDS)])
@@ -207,9 +224,13 @@ class FreeEvaluation:
             fitted = self._fit(then, *ends[-1]) if then.clock >= self.stream.first_clock else None
             if fitted is None:  # its steps are forgotten: it was valued too long ago
                 continue
+            early = self._conclude(then, then.early, settled=False)
+            if then.ended < FEW:  # more have ended since
+                returns, _ = self._returns(fitted.window, then.fresh)
+                if returns.size > max(then.ended, 2):
+                    then.ended, then.spread = returns.size, float(returns.std(ddof=1))
             found = self._conclude(then, self._values(then, fitted, ends), settled=True)
             done.append(found)
-            early = self._conclude(then, then.early, settled=False)
             claimed = (early.standard_error / self.record.inflation()) ** 2
             apart = early.value - found.value
             self.record.add(apart, claimed + found.standard_error**2)
@@ -263,8 +284,8 @@ class FreeEvaluation:
         return sums, float(np.nan_to_num(error, nan=most)), _Value(found[0], noise)
 
     def _possible(self, value: float) -> float:
-        """Return a value within the returns seen so far: a mean cannot lie beyond them."""
-        return float(np.clip(value, *self._range)) if self._range[0] <= self._range[1] else value
+        """Return a value within the limits of a mean."""
+        return float(np.clip(value, *self._limits)) if self._limits[0] <= self._limits[1] else value
 
     def _values(
         self, snapshot: _Snapshot, fitted: Advantages, ends: list[tuple[int, int]]
@@ -329,7 +350,7 @@ class FreeEvaluation:
         from scipy.special import stdtrit
 
         sums = values["advantages"].sums
-        freedom = max(len(sums.without) - 1, 1)
+        freedom = max(min(len(sums.without), snapshot.ended) - 1, 1)
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
         half = float(stdtrit(freedom, 0.5 + 0.5 * self.level)) * error
         return FreeEstimate(
@@ -343,19 +364,37 @@ class FreeEvaluation:
             episodes=sums.episodes + len(snapshot.fresh),
             shares=shares,
             steady=max(error, snapshot.spread) <= _STEADY * (high - low),
+            ended=snapshot.ended,
+            bounds=self._limits,
         )
 
-    def _note_returns(self, window: Window, fresh: list[float]) -> None:
-        """Update length, spread and range of returns from the episodes of a window."""
+    def _returns(self, window: Window, fresh: list[float]) -> tuple[FloatArray, FloatArray]:
+        """Return the returns of a window's whole episodes, and these with those still open."""
         segment = np.cumsum(window.place == 0) - 1
         paid = np.bincount(segment, window.rewards * self.gamma**window.step)
         began = window.step[window.place == 0] == 0
         whole = began & (np.bincount(segment, window.ended) > 0)
-        returns, seen = np.append(paid[whole], fresh), np.append(paid[began], fresh)
+        return np.append(paid[whole], fresh), np.append(paid[began], fresh)
+
+    def _note_returns(self, window: Window, fresh: list[float]) -> int:
+        """Update length, spread and range of returns; return how many returns are known."""
+        returns, seen = self._returns(window, fresh)
         self._length = window.size / max(int(window.ended.sum()), 1)
         low, high = self._range
-        self._range = seen.min(initial=low), seen.max(initial=high)
+        self._range = float(seen.min(initial=low)), float(seen.max(initial=high))
         if returns.size > 2:
             self._spread = float(returns.std(ddof=1))
         elif np.isnan(self._spread):
-            self._spread = float(np.std(paid)) or 1.0
+            self._spread = (float(np.std(seen)) if seen.size else 0.0) or 1.0
+        self._limits = self._range
+        m, missed = returns.size, 1.0 - self.level
+        known = max(m, self.stream.ends)  # all on one side of the median with chance 2^(1 - known)
+        if 0.5 ** (known - 1) > missed:
+            from scipy.special import stdtrit
+
+            middle = float(returns.mean()) if m else 0.0
+            spread = float(returns.std(ddof=1)) if m > 1 else self._spread if m else np.inf
+            half = float(stdtrit(max(m - 1, 1), 1.0 - 0.5 * missed)) * spread / np.sqrt(max(m, 1))
+            low, high = self._range
+            self._limits = float(min(low, middle - half)), float(max(high, middle + half))
+        return int(returns.size)

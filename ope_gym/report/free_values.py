@@ -25,13 +25,13 @@ _KINDS = ("provisional", "settled", "fresh")
 def colour(estimate: FreeEstimate) -> str:
     """Return red below 4 fresh episodes, amber below 10, else green.
 
-    Where all recent episodes returned about the same, one of them tells: that is green, too.
+    Where all recent episodes returned about the same, the count means little, because one fresh
+    episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
     """
-    if estimate.steady:
-        return "green"
-    if not estimate.worth >= _AMBER:
-        return "red"
-    return "amber" if estimate.worth < _GREEN else "green"
+    if estimate.worth >= _AMBER:
+        return "amber" if estimate.worth < _GREEN else "green"
+    enough = estimate.ended is None or estimate.ended >= _AMBER
+    return "amber" if estimate.steady and enough else "red"
 
 
 def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, float]:
@@ -53,35 +53,46 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     return found
 
 
-def free_headline(estimate: FreeEstimate, level: float = 0.95) -> str:
+def free_headline(
+    estimate: FreeEstimate, level: float = 0.95, *, subject: str = "The policy"
+) -> str:
     """Say in a sentence or two what the policy is worth, how sure that is, and whether to use it.
 
     Args:
         estimate: to show.
         level: of its interval.
+        subject: of the sentence.
     """
-    who = f"The policy after {estimate.timesteps:,} timesteps"
-    verdict = colour(estimate)
-    if verdict == "red":
-        band = band_in_words(estimate.value, estimate.low, estimate.high, level)
-        why = f"it is no surer than {text.episodes(estimate.worth)} fresh episodes would make you"
-        if math.isnan(estimate.worth):
-            why = "its error is unknown"
-        return f"{who} may be worth {band}, but do not use this number: {why}."
-    care = f" Use with care: {_GREEN:g} would be enough." if verdict == "amber" else ""
-    return f"{who} is worth {in_words(estimate, level)}.{care}"
+    said = in_words(estimate, level)
+    verb = "" if said.startswith("may be ") else "is "
+    return f"{subject} after {estimate.timesteps:,} timesteps {verb}{said}"
 
 
 def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
-    """Return "412 (95 %: 380 to 444), as sure as about 23 fresh episodes would make you"."""
-    worth = estimate.worth
+    """Say what a policy is worth, how sure that is, and whether to use it.
+
+    As in "worth 412 (95 %: 380 to 444), as sure as about 23 fresh episodes would make you." A value
+    that is red "may be worth" that. Red and amber are named, with the reason.
+    """
+    worth, verdict = estimate.worth, colour(estimate)
     band = band_in_words(estimate.value, estimate.low, estimate.high, level)
+    ended = f"only {estimate.ended} episode{'' if estimate.ended == 1 else 's'} ended so far"
+    if verdict == "red":
+        why = f"it is no surer than {text.episodes(worth)} fresh episodes would make you"
+        if estimate.few and worth == estimate.ended:
+            why = ended
+        elif math.isnan(worth):
+            why = "its error is unknown"
+        return f"may be worth {band}, but do not use this number (red): {why}."
+    said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:
-        return f"{band}, as all recent episodes are"
-    if not math.isfinite(worth):
-        return band
-    episodes = f"{worth:,.0f} fresh episode{'' if round(worth) == 1 else 's'}"
-    return f"{band}, as sure as about {episodes} would make you"
+        said += "; all recent episodes returned about the same"
+        why = "how often other returns come is unknown"
+    elif math.isfinite(worth):
+        said += f", as sure as about {text.episodes(worth)} fresh episodes would make you"
+    if estimate.few:
+        why = ended
+    return f"{said}." + (f" Use with care (amber): {why}." if verdict == "amber" else "")
 
 
 def band_in_words(value: float, low: float, high: float, level: float = 0.95) -> str:

@@ -21,7 +21,7 @@ from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
-from wrappers.sb3.closing import closing_lines
+from wrappers.sb3.closing import closing_lines, no_value
 from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
 from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
 from wrappers.sb3.free import FreeSteps
@@ -409,9 +409,8 @@ class OPECallback(EventCallback):
         self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
         self._models.hold(self._checkpoints.contenders())
         if self.verbose:
-            new = "; the best so far" if best else ""
-            worth = in_words(estimate, self._level)
-            print(f"{estimate.timesteps:,} timesteps: worth {worth}{new}")
+            new = " The best so far." if best else ""
+            print(f"{estimate.timesteps:,} timesteps: {in_words(estimate, self._level)}{new}")
         if best:
             self._tell_of_best()
         if self._progress.is_over(estimate) and not self._stop:
@@ -442,7 +441,10 @@ class OPECallback(EventCallback):
             self._log.report(
                 self.logger, self.report, data, self.policy, self.num_timesteps, settings
             )
-        if not (self.verbose and self.evaluations):
+        if not self.verbose:
+            return
+        if not self.evaluations:
+            print(no_value(self.num_timesteps))
             return
         regime = "" if self._only_fresh else "in-sample"
         lines = closing_lines(

@@ -130,7 +130,7 @@ class Checkpoints:
         place = list(self._known).index(self.leader)
         return BestCheckpoint(
             self.estimate,
-            self.estimate.value - selection_bias(values, errors, below),
+            self.estimate.possible(self.estimate.value - selection_bias(values, errors, below)),
             winning_chance(values, errors, place),
             len(found),
         )

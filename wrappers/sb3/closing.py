@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ope_gym.online import FreeEstimate
-from ope_gym.report.free_values import band_in_words, in_words
+from ope_gym.report.free_values import band_in_words, free_headline
 from wrappers.sb3.checkpoints import BestCheckpoint
 
-__all__ = ["closing_lines"]
+__all__ = ["closing_lines", "no_value"]
+
+_MOSTLY = 0.5  # weight, or probability, of more than all else together
 
 
 def closing_lines(
@@ -29,9 +31,7 @@ def closing_lines(
         saved: file of the best model, None if it is not kept.
     """
     subject = "The deterministic policy" if deterministic else "The policy"
-    lines = [
-        f"{subject} after {estimate.timesteps:,} timesteps is worth {in_words(estimate, level)}."
-    ]
+    lines = [free_headline(estimate, level, subject=subject)]
     if best is not None:
         lines.append(_best_line(best, estimate, level, saved))
     fresh = f"{estimate.episodes} fresh episodes"
@@ -47,20 +47,36 @@ def closing_lines(
             f"Data: {regime}, the latest {estimate.episodes:,} episodes of the training; none was "
             "played for this."
         )
+    learned = estimate.shares.get("simulation", 0.0)
+    if learned > _MOSTLY:
+        lines[-1] += f" A model of the environment, learned from its steps, weighs {learned:.0%}."
     return lines
+
+
+def no_value(timesteps: int) -> str:
+    """Return the only line of a run in which no episode has ended."""
+    return (
+        f"No episode has ended in {timesteps:,} timesteps, so nothing can be said of the value: "
+        "train longer, give the training environments a time limit (max_episode_steps), or play "
+        "fresh episodes with OPECallback(eval_env)."
+    )
 
 
 def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: str | None) -> str:
     where = "" if saved is None else f" It is in {saved}."
     e = best.estimate
     off = best.value - e.value
-    band = band_in_words(best.value, e.low + off, e.high + off, level)
+    ends = e.possible(e.low + off), e.possible(e.high + off)
+    band = band_in_words(best.value, *ends, level)
     chance = f"of {best.policies:,} it is the best with probability {best.probability:.2f}"
     if best.policies == 1:
         return f"No other policy was evaluated.{where}"
+    doubtful = best.probability < _MOSTLY
     if e.timesteps == last.timesteps:
-        return f"It is also the one to keep: {chance}.{where}"
+        known = "No policy stands out; the best guess is this one" if doubtful else ""
+        return f"{known or 'It is also the one to keep'}: {chance}.{where}"
+    known = "No policy stands out; the best guess" if doubtful else "The one to keep"
     return (
-        f"The one to keep is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
+        f"{known} is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
         f"has been chosen: {chance}.{where}"
     )
