@@ -77,8 +77,8 @@ def compiled(
     that may not. Given `writes`, the arguments that the function writes to, all other arrays are
     passed as read-only ones: one compilation serves all.
 
-    Calls whose first array has fewer than `few` elements run as plain Python: that takes less than
-    loading the machine code, let alone making it.
+    Calls whose first array has fewer than `few` elements run as plain Python on lists: that takes
+    less than loading the machine code, let alone making it. Such functions take arrays alone.
     """
 
     def decorate(function: F) -> F:
@@ -95,8 +95,9 @@ def compiled(
         @wraps(function)
         def call(*arguments: Any) -> Any:
             if few and arguments[0].size < few:
-                with np.errstate(all="ignore"):  # as machine code does
-                    return function(*arguments)
+                return function(
+                    *[x if out else x.tolist() for x, out in zip(arguments, written, strict=True)]
+                )
             pairs = zip(arguments, written, strict=True)
             return machine(*[x if out else _read_only(x) for x, out in pairs])
 
@@ -865,7 +866,7 @@ def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> No
             largest (at least 0), and the sums of u^2, u^3 and u^4; zeros if all u are 0.
     """
     low, high = 0.0, 0.0
-    for i in range(psi.size):
+    for i in range(len(psi)):
         k = strata[i]
         u = (psi[i] - means[k]) * factors[k]
         low = u if u < low else low
@@ -873,7 +874,7 @@ def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> No
     scale = high if high > -low else -low
     square, cube, fourth = 0.0, 0.0, 0.0
     if scale > 0.0:
-        for i in range(psi.size):
+        for i in range(len(psi)):
             k = strata[i]
             u = (psi[i] - means[k]) * factors[k] / scale
             square += u * u
@@ -898,12 +899,12 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
             sum (r - mean)^2 with the mean of the stratum.
     """
     total, square, paid, apart, inside = 0.0, 0.0, 0.0, 0.0, 0.0
-    for i in range(returns.size):
+    for i in range(len(returns)):
         total += weights[i]
         square += weights[i] * weights[i]
         paid += weights[i] * returns[i]
     mean = paid / total if total > 0.0 else 0.0
-    for i in range(returns.size):
+    for i in range(len(returns)):
         apart += weights[i] * ((returns[i] - mean) * (returns[i] - mean))
         d = returns[i] - means[strata[i]]
         inside += d * d
@@ -914,7 +915,7 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
 def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) -> None:
     """Sum four columns (n,), each times the place 0.5, 1.5, ... of its trajectory, into (4,)."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    for i in range(returns.size):
+    for i in range(len(returns)):
         place = i + 0.5
         a += place * returns[i]
         b += place * log_probs[i]
@@ -931,7 +932,7 @@ def majority_share(values: Any, weights: Any) -> float:
     values cancel each other, and what is left is of the majority, if there is one.
     """
     candidate, lead, total = values[0], 0.0, 0.0
-    for i in range(values.size):
+    for i in range(len(values)):
         total += weights[i]
         if values[i] == candidate:
             lead += weights[i]
@@ -940,10 +941,10 @@ def majority_share(values: Any, weights: Any) -> float:
             if lead < 0.0:
                 candidate, lead = values[i], -lead
     own = 0.0
-    for i in range(values.size):
+    for i in range(len(values)):
         if values[i] == candidate:
             own += weights[i]
-    return own / total
+    return own / total if total > 0.0 else np.nan
 
 
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the
