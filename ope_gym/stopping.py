@@ -1,5 +1,7 @@
 """End commands on Ctrl-C and SIGTERM with one line, and with the exit code that shells expect.
 
+`held_back` is for everybody: it keeps signals out of the few lines that they must not cut in two.
+
 While a command imports its modules, a signal ends the process at once: there is nothing to close,
 and an exception inside an import may come out as any other. From then on it is raised as `Stopped`,
 so that files are closed, workers ended and scratch folders removed on the way out. This module
@@ -8,11 +10,12 @@ imports nothing heavy, because it comes before everything else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,6 +23,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORT = "<frozen importlib._bootstrap>"
 _PATIENCE = 0.05  # seconds after which a signal that was swallowed is sent again
 _pending: list[int] = []  # signals that were raised
+_holds = False  # whether `held_back` holds signals back
 
 
 class Stopped(KeyboardInterrupt):
@@ -65,6 +69,44 @@ def check() -> None:
     """Raise `Stopped` if a signal came and compiled code swallowed it; call it in long loops."""
     if _pending:
         raise Stopped(_pending[-1])
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back until the end of the block; a second one gets through at once.
+
+    Signals that nobody handles in Python are left alone: they end the process as before.
+    """
+    global _holds  # one block inside another holds nothing back itself
+    if _holds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[signal.Signals, Any] = {}
+    waiting: list[signal.Signals] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        sent = signal.Signals(number)
+        if _holds and not waiting:
+            waiting.append(sent)
+        else:
+            before[sent](number, frame)
+
+    try:
+        _holds = True
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                before[number] = handler
+                signal.signal(number, wait)
+        yield
+    finally:
+        try:
+            for number in reversed(before):  # Ctrl-C last: it may come at once
+                signal.signal(number, before[number])
+        finally:
+            _holds = False
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def _handle(handler: Any) -> None:

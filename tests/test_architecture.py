@@ -49,7 +49,7 @@ RECORDS = {"arrays", "batches", "data", "policies"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},
-    "wrappers/recording": RECORDS,
+    "wrappers/recording": RECORDS | {"stopping"},
     "wrappers/sb3": RECORDS | {"analysis", "evaluation", "online", "options", "report", "results"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import random
@@ -37,6 +38,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
+from ope_gym.stopping import held_back
 from tests.scripted_envs import ScriptedEnv, script
 from tests.test_architecture import sources, tops
 
@@ -325,6 +327,126 @@ def test_an_interrupt_loses_and_doubles_nothing(
         moments += 1
     # a magic number, spaces, two policies, two changes, four episodes ahead, two blocks of them
     assert moments == {"_write_all": 12, "write_spaces": 1, "write_ahead": 4}.get(name, 2)
+
+
+def test_a_signal_waits_for_the_end_of_the_block_and_a_second_one_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done: list[str] = []
+
+    def run(signals: int) -> None:
+        with held_back():
+            with held_back():
+                for _ in range(signals):
+                    signal.raise_signal(signal.SIGINT)
+                done.append("inside")
+            done.append("around")
+
+    for signals, expected_to_be_done in (1, ["inside", "around"]), (2, []):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run(signals)
+        assert done == expected_to_be_done
+        assert signal.getsignal(signal.SIGINT) is before
+    run(0)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# Python runs the handler of a signal where a function begins, or when a call of C returns.
+_RECORDING = tuple(str(ROOT / name) for name in ("wrappers", "ope_gym/data", "ope_gym/batches.py"))
+
+
+@contextlib.contextmanager
+def interrupt_at(moment: int) -> Iterator[None]:
+    """Send Ctrl-C at one of the moments at which it can reach a recorder."""
+    moments = itertools.count()
+
+    def count(frame: Any, event: str, _: object) -> None:
+        ours = frame.f_code.co_filename.startswith(_RECORDING)
+        if ours and event in ("call", "c_return") and next(moments) == moment:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+SCRIPT = script("..T", "T", ".C")
+
+
+def scripted(who: int) -> Callable[[], ScriptedEnv]:
+    return lambda: ScriptedEnv(SCRIPT, who=who)
+
+
+def assert_whole(data: Trajectories) -> None:
+    """Every episode is one of the script, and none is there twice."""
+    data.audit(1e-12)
+    names = set()
+    for i in range(len(data)):
+        rows = slice(data.offsets[i], data.offsets[i + 1])
+        who, episode, _ = map(int, data.observations[rows][0])
+        steps = range(len(SCRIPT[episode % len(SCRIPT)]))
+        assert data.observations[rows].tolist() == [[who, episode, step] for step in steps]
+        assert data.rewards[rows].tolist() == [step + 1 for step in steps]
+        names.add((who, episode))
+    assert len(names) == len(data)
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:reset before the end")
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_ctrl_c_at_any_moment_loses_and_doubles_nothing(
+    tmp_path: Path, vector: bool, goes_on: bool
+) -> None:
+    """Whoever goes on after it, as in a notebook, has whole episodes, too."""
+
+    def play(env: Any, first: int) -> Iterator[int]:
+        """Play, and say after each step how many episodes have ended."""
+        ended = 0
+        for j in range(first, first + 4):
+            env.follow(LinearSigmoid(np.full(3, 1e-4 * (j // 2))))
+            env.reset()
+            over = False
+            for _ in range(4):
+                if not over:
+                    *_, terminated, truncated, _ = env.step(np.zeros(2, dtype=int) if vector else 0)
+                    over = not vector and (terminated or truncated)
+                    ended += 0 if vector else over
+                    yield env.finished_episodes if vector else ended
+
+    moment, interrupted = 250 + 6 * vector + 3 * goes_on, True  # the file is there by then
+    while interrupted:
+        path = tmp_path / str(moment)
+        env: Any
+        if vector:
+            envs = gym.vector.SyncVectorEnv([scripted(0), scripted(1)])
+            env = wrappers.vector.RecordTrajectories(envs, path=path)
+        else:
+            env = wrappers.RecordTrajectories(scripted(0)(), path=path)
+        ended = 0
+        try:
+            with interrupt_at(moment):
+                for n in play(env, 0):
+                    ended = n
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unfinished episodes
+            if goes_on:
+                ended = max(play(env, 4)) + (0 if vector else ended)
+            env.close()
+            found = Trajectories.load(path)
+        assert ended <= len(found) <= ended + 1 + vector, moment
+        assert_whole(found)
+        kept = env.buffer.view()  # may know a policy that never acted
+        for name in ("observations", "actions", "rewards", "log_probs", "lengths", "start_clock"):
+            assert_array_equal(getattr(found, name), getattr(kept, name))
+        moment += 29
+    assert moment > 700
 
 
 _RECORD = """

@@ -88,9 +88,8 @@ class RecordTrajectories(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an open episode is dropped."""
-        if self._complete:
-            self._complete = self._recording = False
-            self._session.drop(warn=True)
+        self._complete = self._recording = False
+        self._session.drop(warn=True)
         self._over = True
         result = self.env.reset(seed=seed, options=options)
         self._session.begin(result[0])

@@ -19,6 +19,7 @@ from ope_gym.data.reader import read_layout
 from ope_gym.data.schedules import PolicyTable
 from ope_gym.data.schema import join
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.stopping import held_back
 
 PolicyChange: TypeAlias = tuple[int, int, bool]
 """Clock, number of the policy that acts from then on, whether an episode was under way."""
@@ -245,7 +246,8 @@ class EpisodeFile:
         if self._writer is None or self._writer.closed:
             if self._writer is None:
                 self._require_same_env()
-            self._writer = self._open()
+            with held_back():  # a writer that nobody keeps would lock the file
+                self._writer = self._open()
         # Count by what the writer says it has: a call that failed, or that was interrupted after
         # its work was done, must not shift the numbers of the policies.
         writer, done = self._writer, self._writer.appended

@@ -18,6 +18,7 @@ from ope_gym.data.schema import BY_EPISODE
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import Policy, acting_log_probs
+from ope_gym.stopping import held_back
 from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
 from wrappers.recording.finished import Finished
 
@@ -181,10 +182,11 @@ class Session(ABC):
         """Record that this policy acts from now on, and return its number."""
         k = self.buffer.add_policy(policy)
         if k != self.policy_id:
-            clock, mid_episode = self.clock, self.mid_episode
-            self.buffer.change_policy(k, clock, mid_episode=mid_episode)
-            self._changes.append((clock, k, mid_episode))
-            self.policy_id = k
+            with held_back():
+                clock, mid_episode = self.clock, self.mid_episode
+                self.buffer.change_policy(k, clock, mid_episode=mid_episode)
+                self._changes.append((clock, k, mid_episode))
+                self.policy_id = k
         if self._file is not None:
             self._file.update()
         return k
@@ -248,11 +250,15 @@ class Session(ABC):
         Episodes with an error are dropped and counted; the first error is raised once the other
         episodes are safe.
         """
-        if self._handing_over:  # the buffer, asked for its length below, fetches
-            return
-        self._handing_over = True
-        before = len(self.buffer)
+        if self._waiting and not self._handing_over:  # the buffer, asked for its length, fetches
+            with held_back():
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        before = 0
         try:
+            self._handing_over = True
+            before = len(self.buffer)
             if not self._waiting:
                 return
             error = self._store(self._batch())
@@ -332,13 +338,14 @@ class Session(ABC):
 
     def close(self) -> None:
         """Hand over the episodes that wait and release the file; may be called again."""
-        try:
-            self.hand_over()
-            if self._file is not None:
-                self._file.write()  # what an earlier error has left
-        finally:
-            if self._file is not None:
-                self._file.close()
+        with held_back():
+            try:
+                self.hand_over()
+                if self._file is not None:
+                    self._file.write()  # what an earlier error has left
+            finally:
+                if self._file is not None:
+                    self._file.close()
 
     def _store(self, batch: Any) -> Exception | None:
         """Store all episodes of a batch; where that fails, its halves. Return the first error."""

@@ -108,7 +108,8 @@ class SingleSession(Session):
         """End the open episode; hand it over at once where an error or a crash cannot wait."""
         n = self._open_steps
         labels = (n, terminated, truncated, self.held_out, self._start, self._number)
-        self._waiting.append((self._first, labels))
+        # no call in between: an interrupt cannot leave half of it
+        self._waiting += ((self._first, labels),)
         self._first += n
         self._start += n
         self._number += 1
