@@ -18,6 +18,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -271,6 +272,15 @@ def test_a_write_that_cannot_be_taken_back_is_taken_back_later(
     writer.append("short", {}, {})  # the rest of the long one may not follow it
     writer.close()
     assert [block.kind for block in blocks.read_blocks(tmp_path / "run")] == ["short"]
+
+
+@pytest.mark.parametrize("dtype", ["a", "<S1", "O", "no such"])
+def test_episodes_written_ahead_have_known_dtypes(dtype: str) -> None:
+    """Numpy is not even asked about others: a deprecated name would be a warning."""
+    meta = {"steps": 1, "columns": [["rewards", dtype, []]]}
+    block: Any = SimpleNamespace(meta=meta, array=lambda _: np.zeros(64, dtype=np.uint8))
+    with pytest.raises(ValueError, match=f"'rewards' have dtype {dtype!r}"):
+        episode_blocks.unpack_ahead(block)
 
 
 # Interrupts ----------------------------------------------------------------------------------

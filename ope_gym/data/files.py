@@ -169,8 +169,9 @@ def unpack_ahead(block: Block) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     at = 0
     for name, dtype, shape in block.meta["columns"]:
-        width = math.prod(shape) * np.dtype(dtype).itemsize
-        if dtype not in NUMERIC_DTYPES or width < 1 or steps < 1 or name in arrays:
+        known = dtype in NUMERIC_DTYPES  # numpy is not asked about others
+        width = math.prod(shape) * np.dtype(dtype).itemsize if known else 0
+        if width < 1 or steps < 1 or name in arrays:
             raise ValueError(f"{steps} steps of {name!r} have dtype {dtype!r}, shape {shape}")
         part = raw[at : at + steps * width].tobytes()
         if dtype == "|b1" and max(part, default=0) > 1:
