@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NONE = np.empty(0, dtype=np.int64)
-_TOGETHER = 16  # most targets that are evaluated at a time
+_TOGETHER = 64  # most targets that are evaluated at a time
 _IN_MEMORY = 1 << 21  # steps times targets whose weights are held at a time
 _IN_FILES = 1 << 26  # the same in the folder for scratch
 _KEPT_DRAWS = 1 << 20  # steps up to which the mixtures of drawn policies are kept

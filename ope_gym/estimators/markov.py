@@ -41,6 +41,7 @@ _SINGULAR = 1e-6  # relative size of directions that the columns do not span
 _LEARNED = 1.25  # variance of a residual with a q learned from four folds of five
 _STEPS = 5.0  # least number of effective steps for each column
 _LEVERAGE = 0.2  # least 1 - leverage of a step
+_MANY = 4  # targets from which it pays to make products of columns
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
 _KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
 
@@ -182,13 +183,13 @@ class PastColumns:
 
 @dataclass(frozen=True)
 class Design:
-    """The residuals of a block of steps, and the columns of past steps that may predict them.
+    """The residuals of a block of steps, of P targets, and the columns of past steps that may predict them.
 
     Args:
         begin: first step of the block.
         columns: where its columns come from.
         here: which of its steps count; None for all.
-        residuals: (m,) theirs.
+        residuals: (P, m) theirs, of each target.
     """
 
     begin: int
@@ -218,21 +219,46 @@ class Design:
         )
 
 
-def designs(chunk: Weighted) -> Iterator[Design]:
-    """Yield the residuals of a chunk with columns of past steps, block by block."""
+def alike(
+    chunks: Sequence[Weighted], keys: Sequence[object] | None = None
+) -> Iterator[tuple[list[int], Iterator[Design]]]:
+    """Yield the places of chunks whose steps all count, then others, and their designs together.
+
+    Args:
+        chunks: the same steps, weighed for several targets.
+        keys: only chunks with equal ones are taken together.
+    """
+    groups: dict[object, list[int]] = {}
+    seen: dict[int, NDArray[np.bool_] | None] = {}
+    for place, chunk in enumerate(chunks):
+        if chunk.visits is None or chunk.past is None:
+            continue
+        seen[place] = _counting(chunk)
+        key = None if keys is None else keys[place]
+        groups.setdefault(key if seen[place] is None else (place,), []).append(place)
+    for places in groups.values():
+        yield places, _designs([chunks[place] for place in places], seen[places[0]])
+
+
+def _counting(chunk: Weighted) -> NDArray[np.bool_] | None:
+    """Return which steps (S,) other folds have seen, and the next step, too; None for all."""
     assert chunk.visits is not None
-    ratio, residuals = chunk.visits
-    columns = PastColumns.of(chunk)
-    seen = ratio != 0
+    seen = chunk.visits[0] != 0
+    if seen.all():
+        return None
     ahead = np.append(seen[1:], True)
     ahead[chunk.offsets[1:] - 1] = True
-    seen &= ahead
-    everywhere = bool(seen.all())
-    for begin in range(0, seen.size, _BLOCK):
+    return np.asarray(seen & ahead)
+
+
+def _designs(chunks: Sequence[Weighted], seen: NDArray[np.bool_] | None) -> Iterator[Design]:
+    """Yield the residuals of several targets with columns of past steps, block by block."""
+    columns, unit = PastColumns.of(chunks[0]), chunks[0].unit
+    for begin in range(0, columns.steps.size, _BLOCK):
         rows = slice(begin, begin + _BLOCK)
-        here = None if everywhere else np.flatnonzero(seen[rows])
-        answer = residuals[rows] if here is None else residuals[rows][here]
-        answer = answer / chunk.unit
+        here = None if seen is None else np.flatnonzero(seen[rows])
+        answer = np.stack([x.visits[1, rows] for x in chunks if x.visits is not None]) / unit
+        answer = answer if here is None else answer[:, here]
         answer[~(np.abs(answer) > _ROUNDING)] = 0.0
         yield Design(begin, columns, here, answer)
 
@@ -303,19 +329,26 @@ class PastSums:
 
     def part(self, chunk: Weighted) -> _Sums:
         """Sum over a chunk."""
-        if chunk.visits is None or chunk.past is None:
-            return _Sums([], [], np.zeros(3), known=False)
-        found: _Sums | None = None
-        for design in designs(chunk):
-            e = design.residuals
-            second = e * e
-            moments = np.array([e.size, np.sum(second), np.sum(second * second)])
-            some = _Sums(design.squares(), [x @ e for x in design.sets()], moments)
-            if found is None:
-                found = some
-            else:
-                found.merge(some)
-        assert found is not None  # a chunk has steps
+        return self.parts([self], [chunk])[0]
+
+    @staticmethod
+    def parts(requests: Sequence[PastSums], chunks: Sequence[Weighted]) -> list[_Sums]:
+        """Sum over a chunk for several targets; where all their steps count, together."""
+        found: list[_Sums] = [_Sums([], [], np.zeros(3), known=False) for _ in chunks]
+        for places, blocks in alike(chunks):
+            for design in blocks:
+                e = design.residuals
+                second = e * e
+                moments = [np.full(len(e), e.shape[1]), second.sum(axis=1)]
+                moments.append(np.sum(second * second, axis=1))
+                products = [e @ x.T for x in design.sets()]
+                for i, place in enumerate(places):
+                    own = [x[i] for x in products]
+                    some = _Sums(design.squares(), own, np.array([x[i] for x in moments]))
+                    if found[place].known:
+                        found[place].merge(some)
+                    else:
+                        found[place] = some
         return found
 
     def total(self, merged: _Sums) -> _Sums:
@@ -340,10 +373,21 @@ class PastSquares:
 
     def part(self, chunk: Weighted) -> _Squares:
         """Sum over a chunk."""
-        found = _Squares([np.zeros((r.map.shape[1], r.map.shape[1])) for r in self.roots])
-        for design in designs(chunk):
-            pairs = zip(design.orthonormal(self.roots), self.roots, strict=True)
-            found.merge(_Squares([_square(*own, design.residuals, r) for own, r in pairs]))
+        return self.parts([self], [chunk])[0]
+
+    @staticmethod
+    def parts(requests: Sequence[PastSquares], chunks: Sequence[Weighted]) -> list[_Squares]:
+        """Sum over a chunk for several targets; where all their steps count, together."""
+        found = [_Squares([np.zeros(2 * x.coefficients.shape) for x in r.roots]) for r in requests]
+        maps = [tuple(root.map.tobytes() for root in r.roots) for r in requests]
+        for places, blocks in alike(chunks, maps):
+            roots = [requests[place].roots for place in places]
+            for design in blocks:
+                for j, (z, left) in enumerate(design.orthonormal(roots[0])):
+                    b = np.stack([own[j].coefficients for own in roots])
+                    sums = _squares(z, (design.residuals - b @ z) / left)
+                    for place, square in zip(places, sums, strict=True):
+                        found[place].sums[j] += square
         return found
 
     def total(self, merged: _Squares) -> _Squares:
@@ -357,7 +401,12 @@ def _orthonormal(columns: FloatArray, made: FloatArray) -> tuple[FloatArray, Flo
     return z, np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
 
 
-def _square(z: FloatArray, left: FloatArray, residuals: FloatArray, root: Root) -> FloatArray:
-    """Sum the squares (m, m) of orthonormal columns times the residuals (n,) that are left."""
-    scaled = z * ((residuals - root.coefficients @ z) / left)
-    return np.asarray(scaled @ scaled.T)
+def _squares(z: FloatArray, left: FloatArray) -> FloatArray:
+    """Sum the squares (P, m, m) of orthonormal columns (m, n) times what is left (P, n)."""
+    if len(left) < _MANY:
+        return np.stack([scaled @ scaled.T for scaled in (z * one for one in left)])
+    first, second = np.triu_indices(len(z))
+    found = np.empty((len(left), len(z), len(z)))
+    found[:, first, second] = (left * left) @ (z[first] * z[second]).T
+    found[:, second, first] = found[:, first, second]
+    return found

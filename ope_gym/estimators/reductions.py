@@ -128,7 +128,7 @@ class Reduction(Protocol):
 
     One that holds numbers of all trajectories also has `slice(trajectories)`, which keeps those
     that a task needs. One with `in_threads = True` is made of `pieces` of a large chunk, several
-    at a time.
+    at a time. One with a static `parts(requests, chunks)` makes those of several targets together.
     """
 
     def part(self, chunk: Weighted) -> Any:

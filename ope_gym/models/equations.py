@@ -13,6 +13,13 @@ Since u_next = u - 1 / horizon, u_next^l is a sum of powers of u (the binomial t
     rows f_i u^k with k <= 2 p, times columns w f_j, w pi(b|s_next) f_next,j and w r
 
 The rows are the same for all targets. The sums are put in their places when they are solved.
+
+Many targets are summed the other way round. Products f_i f_j and f_i f_next,j are the same for all
+of them, and u is the same for all steps with the same number, so
+
+    sum w u^k f_i f_j = sum_t u_t^k sum over the steps numbered t of w f_i f_j
+
+is a product of (targets, steps) with (steps, products) for each t, and one with the powers of u.
 """
 
 from __future__ import annotations
@@ -38,6 +45,11 @@ from ope_gym.weights.answers import Answers
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
 _SORTED = 1 << 20  # elements of features that are put in order at once
 _CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
+_MANY = 6  # targets from which it pays to make products of features
+_NARROW = 40  # most features of which all products are made
+_ALIKE = 3.0  # least mean number of steps with one number, fold and action, for the same
+_RUN = 128  # most of them that are multiplied at once
+_RUNS = 16  # such products that are held at once
 
 
 class Penalties(Protocol):
@@ -286,7 +298,11 @@ def update_all(
     block = max(256, _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights)
     for begin in range(0, data.n_steps, block):
         rows = slice(begin, min(begin + block, data.n_steps))
-        order = np.argsort(group[rows], kind="stable")
+        order, add = np.argsort(group[rows], kind="stable"), _add
+        if phi.actions and len(taken) >= _MANY and phi.columns <= _NARROW:
+            alike = group[rows] * (phi.horizon + 1) + data.steps[rows]
+            if np.unique(alike).size * _ALIKE <= alike.size:
+                order, add = np.argsort(alike, kind="stable"), _add_many
         now, ahead = _features([own for own, *_ in taken], data, rows, order, last[rows], rng)
         some = begin + order
         following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
@@ -296,7 +312,7 @@ def update_all(
             probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
             scaled = np.multiply(probs.T, w * on, order="C")
             sides.append(_Side(own, ahead[i if len(ahead) > 1 else 0], w, scaled))
-        _add(now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
+        add(now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
 
 
 @dataclass(frozen=True)
@@ -377,6 +393,55 @@ def _add(
             for side in sides:
                 side.fill(right, here, features, paid)
                 side.equations.sums[g // actions, g % actions] += raised @ right.T
+
+
+def _add_many(
+    now: FloatArray,
+    left: FloatArray,
+    rewards: FloatArray,
+    group: IntArray,
+    sides: Sequence[_Side],
+) -> None:
+    """Add n steps sorted by group and number to the sums of many targets; arguments as of `_add`.
+
+    The head of this module says how. Products f_i f_j are made for i <= j, and followed by r f_i.
+    """
+    equations, ahead = [side.equations for side in sides], sides[0].ahead
+    columns, (folds, actions, high, _) = len(now), equations[0].sums.shape
+    powers, first, second = high // columns, *np.triu_indices(columns)
+    place = np.empty((columns, columns), dtype=np.int64)  # of f_i f_j among the products
+    place[first, second] = place[second, first] = np.arange(first.size)
+    weights = np.stack([side.weights for side in sides])  # (P, n)
+    probs = np.concatenate([side.probs for side in sides])  # (P A, n)
+    now, ahead = np.ascontiguousarray(now.T), np.ascontiguousarray(ahead.T)
+    starts = np.flatnonzero(np.diff(group, prepend=-1) | (np.diff(left, prepend=-1.0) != 0.0))
+    starts = np.union1d(starts, np.arange(0, group.size, _RUN))
+    ends, raised = np.append(starts[1:], group.size), left[starts] ** np.arange(powers)[:, None]
+    of_group = np.searchsorted(group[starts], np.arange(folds * actions + 1))
+    here = np.empty((_RUNS, len(weights), first.size + columns))
+    there = np.empty((_RUNS, len(probs), columns**2))
+    for g in np.flatnonzero(np.diff(of_group)):
+        own, other = np.zeros((powers, here[0].size)), np.zeros((powers, there[0].size))
+        for run in range(of_group[g], of_group[g + 1], _RUNS):
+            runs = slice(run, min(run + _RUNS, int(of_group[g + 1])))
+            base, stop = int(starts[run]), int(ends[runs.stop - 1])
+            f = now[base:stop]
+            pairs = np.hstack([f[:, first] * f[:, second], f * rewards[base:stop, None]])
+            crossed = (f[:, :, None] * ahead[base:stop, None]).reshape(len(f), -1)
+            for i, (a, b) in enumerate(zip(starts[runs], ends[runs], strict=True)):
+                np.matmul(weights[:, a:b], pairs[a - base : b - base], out=here[i])
+                np.matmul(probs[:, a:b], crossed[a - base : b - base], out=there[i])
+            count = runs.stop - runs.start
+            own += raised[:, runs] @ here[:count].reshape(count, -1)
+            other += raised[:, runs] @ there[:count].reshape(count, -1)
+        own = own.reshape(powers, len(sides), -1)
+        other = other.reshape(powers, len(sides), actions, columns, columns)
+        for p, one in enumerate(equations):
+            sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
+            sums[:, :, :columns] += own[:, p, place]
+            sums[:, :, -1] += own[:, p, first.size :]
+            for b in range(actions):
+                sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
 
 
 def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
