@@ -853,7 +853,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
 
 
-@compiled(_ADD, writes=("out",), few=_FEW)
+@compiled(_ADD, writes=("out",))
 def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
     """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i, over the largest |u|.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 
+_FEW = 4_096  # values that numpy sums in less time than it takes to load machine code
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
@@ -53,8 +54,6 @@ class Spread:
 
 def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
-    from ope_gym.kernels import spread_sums
-
     if strata is None:
         strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
         means = np.array([influence.mean()])
@@ -65,9 +64,8 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
     # u over the largest |u|, whose squares could overflow, and by the means first: sum x^2 - n
     # mean^2 would lose all digits of a small spread
-    found = np.empty(6)
-    spread_sums(influence, strata, means, np.sqrt(counts / (counts - 1.0)), found)
-    scale, low, high, square, cube, fourth = found.tolist()
+    factors = np.sqrt(counts / (counts - 1.0))
+    scale, low, high, square, cube, fourth = _sums(influence, strata, means, factors)
     if not scale > 0.0:
         return Spread(scale, scale, Tails(0.0, np.inf, np.nan))  # 0, or NaN
     scale /= influence.size
@@ -78,6 +76,27 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
         scale * float(np.sqrt(square + low**2 + high**2)),
         Tails(scale * cube / square, freedom, 1.0 / square),
     )
+
+
+def _sums(
+    influence: FloatArray, strata: IntArray, means: FloatArray, factors: FloatArray
+) -> list[float]:
+    """Return what `ope_gym.kernels.spread_sums` writes; of few values without compiled code."""
+    if influence.size >= _FEW:
+        from ope_gym.kernels import spread_sums
+
+        found = np.empty(6)
+        spread_sums(influence, strata, means, factors, found)
+        return found.tolist()
+    u = (influence - means[strata]) * factors[strata]
+    low, high = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
+    scale = max(high, -low)
+    if not scale > 0.0:
+        return [scale] * 6
+    u /= scale
+    second = u * u
+    sums = [float(np.sum(x)) for x in (second, second * u, second * second)]
+    return [scale, low / scale, high / scale, *sums]
 
 
 def standard_error(influence: FloatArray, strata: IntArray) -> float:

@@ -40,7 +40,8 @@ from ope_gym.weights.answers import Answers
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
-_CACHED = 1 << 13  # steps whose features stay in the cache
+_CACHED = 1 << 15  # steps times targets whose values stay in the cache
+_LEAST = 1 << 10  # fewest steps at once, because each time has its price
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,8 @@ class ActionValues(Protocol):
 
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
-    see `Visits`, or None for those at the time of the step. `of_folds`, of a finite action set,
-    gives both for all folds of several targets at once, as that of LinearQ.
+    see `Visits`, or None for those at the time of the step. `of_targets`, of a finite action
+    set, gives both for several targets at once, as that of LinearQ.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -222,7 +223,7 @@ def baselines(
     heads = [list(itertools.islice(values, 1)) for values in rest]  # a table may be large
     filled = [_Filled.empty(part.size) for _ in several]
     if all(
-        own.together and head and hasattr(head[0], "of_folds")
+        own.together and head and hasattr(head[0], "of_targets")
         for own, head in zip(several, heads, strict=True)
     ):
         for head, values in zip(heads, rest, strict=True):
@@ -302,7 +303,7 @@ def _fill_folds(
     part: IntArray,
     filled: Sequence[_Filled],
 ) -> None:
-    """Write the values of all folds of several targets at once, block by block.
+    """Write the values of several targets at once, fold by fold and block by block.
 
     Args:
         fitted: of any of the targets.
@@ -311,21 +312,21 @@ def _fill_folds(
         part: (S,) fold of each step.
         filled: to be written to.
     """
-    folds = len(values[0])
-    possible = np.array([fitted.possible(k) for k in range(folds)])
-    low, high = possible[:, 0], possible[:, 1]
-    data = places[0].answers.data
-    for begin in range(0, part.size, _CACHED):
-        rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
-        own = part[rows]
-        bounds = np.searchsorted(own, np.arange(folds + 1))
-        left = steps_left(data.steps[rows], fitted.horizon)
-        within = low[own, left], high[own, left]
-        answers = [place.answers for place in places]
-        of_folds = type(values[0][0]).of_folds(values, answers, rows, bounds)
-        for place, found, (everything, ratio) in zip(places, filled, of_folds, strict=True):
-            found.ratio[rows] = ratio
-            found.q[rows], found.v[rows] = place.clipped(rows, everything, *within)
+    answers = [place.answers for place in places]
+    data, block = answers[0].data, max(_CACHED // len(places), _LEAST)
+    for k, own in enumerate(zip(*values, strict=True)):
+        members, (low, high) = np.flatnonzero(part == k), fitted.possible(k)
+        for begin in range(0, members.size, block):
+            rows = members[begin : begin + block]
+            left = steps_left(data.steps[rows], fitted.horizon)
+            q, ratio = type(own[0]).of_targets(own, answers, rows)  # (P, A, n), (P, n)
+            np.clip(q, low[left], high[left], out=q)
+            chosen = choices(batches.take(data.actions, rows), rows.size, q.shape[1])
+            taken = q[:, chosen, np.arange(rows.size)]
+            for i, (place, found) in enumerate(zip(places, filled, strict=True)):
+                v = np.einsum("na,an->n", place.answers.probs(rows), q[i])
+                found.ratio[rows] = ratio[i]
+                found.q[rows], found.v[rows] = place.finite(rows, taken[i], v)
 
 
 def cross_fit(

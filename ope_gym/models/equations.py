@@ -142,19 +142,31 @@ class NormalEquations:
         if self._keeps(other.near):
             self.sums += other.sums
 
-    def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
-        """Return the q of all folds but one, or of all."""
+    def whole(self) -> LinearValues | FiniteLinearValues:
+        """Return the q of all folds."""
+        return self._values([None])[0]
+
+    def fold_values(self) -> list[LinearValues | FiniteLinearValues]:
+        """Return for each fold the q of all others, and last that of all."""
+        return self._values([*range(self.folds), None])
+
+    def _values(self, without: Sequence[int | None]) -> list[LinearValues | FiniteLinearValues]:
+        """Return the q of all folds but one, for each of some; None, the last, leaves none out."""
         kind = FiniteLinearValues if self.phi.actions else LinearValues
-        theta, dual = self._of_all
-        if without is not None:
-            system, answer, scale = self._system(without)
-            theta = _solved(system, answer) * scale
+        systems, answers, scales = self._systems(without)
+        thetas = _solved(systems, answers) * scales
+        # A' alpha = sum of E_pi phi over the first steps, for the visits
+        whole, scale = systems[-1], scales[-1]
+        dual = _solved(whole.T[None], (self.starts * scale)[None])[0] * scale
         shape = max(self.phi.actions, 1), -1
-        return kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
+        return [
+            kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
+            for theta in thetas
+        ]
 
     def cross_fitted(self) -> CrossFitted:
         """Return for each fold the values learned from the others, and those learned from all."""
-        values = [self.values(k) for k in [*range(self.folds), None]]
+        values = self.fold_values()
         bounds = bounds_of_others(self.bounds)
         return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
 
@@ -197,49 +209,43 @@ class NormalEquations:
         """The weights of the steps, shared by all folds so that the target is asked once."""
         return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
 
-    @cached_property
-    def _of_all(self) -> tuple[FloatArray, FloatArray]:
-        """From all folds, the weights (A d,) of q, and alpha of the visits.
-
-        A' alpha = sum of E_pi phi over the first steps.
-        """
-        system, answer, scale = self._system(None)
-        return _solved(system, answer) * scale, _solved(system.T, self.starts * scale) * scale
-
-    def _system(self, without: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return matrix (A d, A d) with its penalty, right side (A d,) and scale (A d,).
+    def _systems(
+        self, without: Sequence[int | None]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return matrices (m, A d, A d) with penalty, right sides (m, A d) and scales (m, A d).
 
         The features are first divided by the roots of their squares, so that one penalty serves
         features of any scale. `pull` is on the differences from the mean over the actions.
 
         Args:
-            without: the fold to leave out, or None.
+            without: m folds to leave out, None for none.
         """
-        columns, powers = self.phi.columns, self.phi.powers
-        actions, width = max(self.phi.actions, 1), self.phi.width
-        keep = np.arange(self.folds) != (-1 if without is None else without)
-        sums = self.sums[keep].sum(axis=0).reshape(actions, 2 * powers + 1, columns, -1)
-        together = np.add.outer(np.arange(powers + 1), np.arange(powers + 1))  # k + l
+        columns, powers = self.phi.columns, self.phi.powers + 1
+        actions, width, m = max(self.phi.actions, 1), self.phi.width, len(without)
+        kept = [self.sums[np.arange(self.folds) != (-1 if k is None else k)] for k in without]
+        sums = np.stack([some.sum(axis=0) for some in kept])
+        sums = sums.reshape(m, actions, 2 * powers - 1, columns, -1)
+        together = np.add.outer(np.arange(powers), np.arange(powers))  # k + l
         # of the next step: axes a, k, l, i, (b, j), and from powers of u to those of u_next
-        ahead = self._powers_ahead @ sums[:, together, :, columns:-1].reshape(
-            actions, powers + 1, powers + 1, -1
+        ahead = self._powers_ahead @ sums[:, :, together, :, columns:-1].reshape(
+            m, actions, powers, powers, -1
         )
-        ahead = ahead.reshape(actions, powers + 1, powers + 1, columns, actions, columns)
-        system = -self.gamma * ahead.transpose(0, 1, 3, 4, 2, 5)  # a, k, i, b, l, j
+        ahead = ahead.reshape(m, actions, powers, powers, columns, actions, columns)
+        system = -self.gamma * ahead.transpose(0, 1, 2, 4, 5, 3, 6)  # a, k, i, b, l, j
         for action in range(actions):
-            now = sums[action, together, :, :columns]  # k, l, i, j
-            system[action, :, :, action] += now.transpose(0, 2, 1, 3)
-        system = system.reshape(actions * width, actions * width)
-        squares = np.einsum("akii->ki", sums[:, ::2, :, :columns]).ravel() / actions
+            now = sums[:, action, together, :, :columns]  # k, l, i, j
+            system[:, action, :, :, action] += now.transpose(0, 1, 3, 2, 4)
+        system = system.reshape(m, actions * width, actions * width)
+        squares = np.einsum("makii->mki", sums[:, :, ::2, :, :columns]).reshape(m, -1) / actions
         scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
-        system = system * scale[:, None] * scale
+        system *= scale[:, :, None]
+        system *= scale[:, None]
         apart = np.eye(actions) - 1.0 / actions
         penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
-        for a in range(actions):
-            for b in range(actions):
-                block = system[a * width : (a + 1) * width, b * width : (b + 1) * width]
-                block[np.diag_indices(width)] += penalty[a, b]
-        return system, sums[:, : powers + 1, :, -1].reshape(-1) * scale, scale
+        place = np.arange(width)
+        blocks = system.reshape(m, actions, width, actions, width)
+        blocks[:, :, place, :, place] += penalty  # (width, m, A, A)
+        return system, sums[:, :, :powers, :, -1].reshape(m, -1) * scale, scale
 
     @cached_property
     def _powers_ahead(self) -> FloatArray:
@@ -444,8 +450,15 @@ def _add_many(
                 sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
 
 
-def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve a system, by least squares if some features are always 0 and there is no penalty."""
+def _solved(systems: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve systems (m, d, d), by least squares if some features are always 0 without a penalty."""
+    try:
+        return np.asarray(np.linalg.solve(systems, right[:, :, None]))[:, :, 0]
+    except np.linalg.LinAlgError:
+        return np.stack([_solved_one(*pair) for pair in zip(systems, right, strict=True)])
+
+
+def _solved_one(system: FloatArray, right: FloatArray) -> FloatArray:
     try:
         return np.asarray(np.linalg.solve(system, right))
     except np.linalg.LinAlgError:

@@ -101,7 +101,7 @@ class LinearQ:
     def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return next(self._gather(data, nobody, [problem])).values(None)
+        return next(self._gather(data, nobody, [problem])).whole()
 
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
@@ -121,7 +121,7 @@ class LinearQ:
         """
         fold = checked_fold(fold, len(data))
         equations = self._gather(data, fold, problems)
-        return [iter([own.values(k) for k in [*range(own.folds), None]]) for own in equations]
+        return [iter(own.fold_values()) for own in equations]
 
     def _gather(
         self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
