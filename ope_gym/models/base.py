@@ -40,7 +40,7 @@ from ope_gym.weights.answers import Answers
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
-_CACHED = 1 << 15  # steps times targets whose values stay in the cache
+_CACHED = 1 << 16  # steps times targets whose values stay in the cache
 _LEAST = 1 << 10  # fewest steps at once, because each time has its price
 
 
@@ -218,64 +218,35 @@ def baselines(
     """
     rng = np.random.default_rng(0) if rng is None else rng
     places = [_Place(asked, rng, first) for asked in answers]
-    part, folds = fold[answers[0].data.episode_ids], several[0].bounds.shape[1]
+    part = fold[answers[0].data.episode_ids]
     rest = [iter(own.values if part.size else ()) for own in several]
     heads = [list(itertools.islice(values, 1)) for values in rest]  # a table may be large
-    filled = [_Filled.empty(part.size) for _ in several]
     if all(
         own.together and head and hasattr(head[0], "of_targets")
         for own, head in zip(several, heads, strict=True)
     ):
-        for head, values in zip(heads, rest, strict=True):
-            head += itertools.islice(values, folds - 1)
-        _fill_folds(several[0], heads, places, part, filled)
-        heads = [[None] * folds for _ in heads]
+        known = [[*head, *values] for head, values in zip(heads, rest, strict=True)]
+        return _fill_together(several[0], known, places, part)
     return [
-        _fill(own, itertools.chain(*values), place, part, found)
-        for own, *values, place, found in zip(several, heads, rest, places, filled, strict=True)
+        _fill(own, itertools.chain(*values), place, part)
+        for own, *values, place in zip(several, heads, rest, places, strict=True)
     ]
 
 
-@dataclass
-class _Filled:
-    """The values of all steps, being filled in.
-
-    Args:
-        q: (S,) of the recorded action.
-        v: (S,) mean over the target's actions.
-        ratio: (S,) of visits.
-        averaged: (S,) residuals at these visits; NaN for that at the time of the step.
-    """
-
-    q: FloatArray
-    v: FloatArray
-    ratio: FloatArray
-    averaged: FloatArray
-
-    @classmethod
-    def empty(cls, steps: int) -> _Filled:
-        q, v, ratio = np.zeros((3, steps))
-        return cls(q, v, ratio, np.full(steps, np.nan))
-
-
 def _fill(
-    fitted: CrossFitted,
-    values: Iterable[ActionValues | None],
-    place: _Place,
-    part: IntArray,
-    found: _Filled,
+    fitted: CrossFitted, values: Iterable[ActionValues | None], place: _Place, part: IntArray
 ) -> Baseline:
-    """Write the values fold by fold; None leaves those of a fold as they are.
+    """Return the values at some steps, fold by fold.
 
     Args:
         fitted: what the folds have learned.
-        values: of each fold, then those learned from all.
+        values: of each fold, then those learned from all; None where there are none.
         place: where values are wanted.
         part: (S,) fold of each step.
-        found: to be written to.
     """
     data, folds = place.answers.data, fitted.bounds.shape[1]
-    visited, direct = True, None
+    q, v, ratio = np.zeros((3, part.size))
+    averaged, visited, direct = np.full(part.size, np.nan), True, None
     for k, own in enumerate(values):
         if own is None:
             continue
@@ -286,47 +257,68 @@ def _fill(
         rows = np.flatnonzero(part == k)
         for begin in range(0, rows.size, _ROWS):
             here = rows[begin : begin + _ROWS]
-            found.q[here], found.v[here] = values_at(own, place, here, fitted.possible(k))
+            q[here], v[here] = values_at(own, place, here, fitted.possible(k))
         visits = getattr(own, "visits", None) if fitted.together else None
         visited = visited and visits is not None
         if visits is not None and rows.size:
-            found.ratio[rows], residuals = visits(data, rows)
-            found.averaged[rows] = np.nan if residuals is None else residuals
-    visits = Visits(found.ratio, found.averaged) if visited else None
-    return Baseline(found.q, found.v, visits, direct)
+            ratio[rows], residuals = visits(data, rows)
+            averaged[rows] = np.nan if residuals is None else residuals
+    return Baseline(q, v, Visits(ratio, averaged) if visited else None, direct)
 
 
-def _fill_folds(
+def _fill_together(
     fitted: CrossFitted,
     values: Sequence[Sequence[Any]],
     places: Sequence[_Place],
     part: IntArray,
-    filled: Sequence[_Filled],
-) -> None:
-    """Write the values of several targets at once, fold by fold and block by block.
+) -> list[Baseline]:
+    """Return the values of several targets at some steps, fold by fold and block by block.
 
     Args:
-        fitted: of any of the targets.
-        values: for each target those of each fold.
+        fitted: what the folds have learned, of any of the targets.
+        values: for each target those of each fold, and those learned from all if there are any.
         places: where values are wanted.
         part: (S,) fold of each step.
-        filled: to be written to.
     """
-    answers = [place.answers for place in places]
-    data, block = answers[0].data, max(_CACHED // len(places), _LEAST)
+    data, folds = places[0].answers.data, fitted.bounds.shape[1]
+    q, v, ratio = np.zeros((3, len(places), part.size))
+    block = max(_CACHED // len(places), _LEAST)
+    direct: Sequence[FloatArray | None] = [None] * len(places)
     for k, own in enumerate(zip(*values, strict=True)):
-        members, (low, high) = np.flatnonzero(part == k), fitted.possible(k)
+        if k == folds:
+            starts, bounds = data.offsets[:-1], fitted.possible(slice(None))
+            direct = _at_once(own, places, starts, bounds)[1]
+            continue
+        members, bounds = np.flatnonzero(part == k), fitted.possible(k)
         for begin in range(0, members.size, block):
             rows = members[begin : begin + block]
-            left = steps_left(data.steps[rows], fitted.horizon)
-            q, ratio = type(own[0]).of_targets(own, answers, rows)  # (P, A, n), (P, n)
-            np.clip(q, low[left], high[left], out=q)
-            chosen = choices(batches.take(data.actions, rows), rows.size, q.shape[1])
-            taken = q[:, chosen, np.arange(rows.size)]
-            for i, (place, found) in enumerate(zip(places, filled, strict=True)):
-                v = np.einsum("na,an->n", place.answers.probs(rows), q[i])
-                found.ratio[rows] = ratio[i]
-                found.q[rows], found.v[rows] = place.finite(rows, taken[i], v)
+            q[:, rows], v[:, rows], ratio[:, rows] = _at_once(own, places, rows, bounds)
+    unknown = np.full(part.size, np.nan)
+    return [
+        Baseline(*both, Visits(visits, unknown), start)
+        for *both, visits, start in zip(q, v, ratio, direct, strict=True)
+    ]
+
+
+def _at_once(
+    values: Sequence[Any],
+    places: Sequence[_Place],
+    rows: IntArray,
+    bounds: tuple[FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return q, v and ratios of visits (P, n) of several targets, as `values_at` does."""
+    data = places[0].answers.data
+    left = steps_left(data.steps[rows], bounds[0].size - 1)
+    everything, ratio = type(values[0]).of_targets(values, [x.answers for x in places], rows)
+    np.clip(everything, bounds[0][left], bounds[1][left], out=everything)  # (P, A, n)
+    chosen = choices(batches.take(data.actions, rows), rows.size, everything.shape[1])
+    q, v = everything[:, chosen, np.arange(rows.size)], np.empty(ratio.shape)
+    for row, place, own in zip(v, places, everything, strict=True):
+        np.einsum("na,an->n", place.answers.probs(rows), own, out=row)
+    if not (np.isfinite(q).all() and np.isfinite(v).all()):
+        for place, *pair in zip(places, q, v, strict=True):
+            place.finite(rows, *pair)
+    return q, v, ratio
 
 
 def cross_fit(

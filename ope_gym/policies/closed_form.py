@@ -94,7 +94,11 @@ class LinearSigmoid(_Finite):
     def probs(self, observations: Tree) -> FloatArray:
         """Return [P(0), P(1)] for each row, shape (n, 2)."""
         score = self._score(observations)
-        return np.exp(log_sigmoid(np.stack([-score, score], axis=1)))
+        small = np.exp(-np.abs(score))  # cannot overflow
+        large = 1.0 / (1.0 + small)
+        small *= large
+        likely = score >= 0.0
+        return np.stack([np.where(likely, small, large), np.where(likely, large, small)], axis=1)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw one action a row; written out because rollouts ask for one row at a time."""
