@@ -610,8 +610,8 @@ class Evaluator:
             own = None
         if own is None:
             return baseline
-        here = np.full(self._data.n_steps, np.nan)  # residuals of the given q, not of the usual one
-        return dataclasses.replace(baseline, visits=Visits(own.ratio, here))
+        # with residuals of the given q, not of the usual one
+        return dataclasses.replace(baseline, visits=Visits(own.ratio))
 
     def _problem(self, answers: Answers) -> Problem:
         """Return what the q model is to learn, with random numbers from the seed."""

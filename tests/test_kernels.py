@@ -15,7 +15,7 @@ from ope_gym import Compute, evaluate, evaluate_log_probs, kernels, leave_one_po
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
 from ope_gym.estimators.reductions import Column, StepSums, Weighted, pieces
-from ope_gym.inference import conclude
+from ope_gym.inference import conclude, errors
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.outcomes import tally
@@ -217,8 +217,8 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
     rng, n = np.random.default_rng(8), 2 * kernels._FEW
     psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
+    assert n < errors._FEW
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
-        (kernels.spread_sums, (psi, strata, means, factors), 6),
         (kernels.return_moments, (psi, weights, strata, means), 4),
         (kernels.placed_sums, (psi, weights, lengths, strata), 4),
     ]
@@ -227,6 +227,8 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
         kernel(*arguments, many)
         kernel.__wrapped__(*arguments, few)
         np.testing.assert_allclose(few, many, rtol=1e-12)
+    kernels.spread_sums(psi, strata, means, factors, spread := np.empty(6))
+    np.testing.assert_allclose(errors._sums(psi, strata, means, factors), spread, rtol=1e-12)
     signs, share = np.sign(psi), cast(Any, kernels.majority_share)
     assert share(signs, weights) == pytest.approx(share.__wrapped__(signs, weights), rel=1e-12)
 

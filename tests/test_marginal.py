@@ -71,7 +71,7 @@ def enumerated(wrong: str, gamma: float, greedy: bool) -> tuple[Weighted, FloatA
     baseline = Baseline(q[at], v[steps, states], visited)
     with np.errstate(divide="ignore"):
         ratios = np.log(target[states, actions] / behaviour[states, actions])
-    visits = baseline.marginal(data.rewards, data.offsets, gamma)
+    visits = baseline.marginal(baseline.residuals(data.rewards, data.offsets, gamma))
     start = baseline.at_start(data.offsets)
     chunk = Weighted(data.offsets, data.rewards, {}, start=start, visits=visits, step_ratios=ratios)
     return chunk, chance, small_mdps.value(mdp, target, gamma)
@@ -131,7 +131,7 @@ def weighed(data: Trajectories, target: Any) -> Weighted:
         data.offsets,
         data.rewards,
         {},
-        visits=baseline.marginal(data.rewards, data.offsets, 1.0),
+        visits=baseline.marginal(baseline.residuals(data.rewards, data.offsets, 1.0)),
         past=past_columns(data, target),
         unit=float(np.abs(data.rewards).max()),
     )

@@ -43,6 +43,7 @@ _STEPS = 5.0  # least number of effective steps for each column
 _LEVERAGE = 0.2  # least 1 - leverage of a step
 _MANY = 4  # targets from which it pays to make products of columns
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
+_PIECE = 1 << 10  # the same of products of columns
 _KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
 
 T = TypeVar("T")
@@ -382,10 +383,10 @@ class PastSquares:
         maps = [tuple(root.map.tobytes() for root in r.roots) for r in requests]
         for places, blocks in alike(chunks, maps):
             roots = [requests[place].roots for place in places]
+            b = [np.stack([x.coefficients for x in own]) for own in zip(*roots, strict=True)]
             for design in blocks:
-                for j, (z, left) in enumerate(design.orthonormal(roots[0])):
-                    b = np.stack([own[j].coefficients for own in roots])
-                    sums = _squares(z, (design.residuals - b @ z) / left)
+                for j, own in enumerate(design.orthonormal(roots[0])):
+                    sums = _squares(*own, design.residuals, b[j])
                     for place, square in zip(places, sums, strict=True):
                         found[place].sums[j] += square
         return found
@@ -401,12 +402,32 @@ def _orthonormal(columns: FloatArray, made: FloatArray) -> tuple[FloatArray, Flo
     return z, np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
 
 
-def _squares(z: FloatArray, left: FloatArray) -> FloatArray:
-    """Sum the squares (P, m, m) of orthonormal columns (m, n) times what is left (P, n)."""
-    if len(left) < _MANY:
-        return np.stack([scaled @ scaled.T for scaled in (z * one for one in left)])
+def _squares(
+    z: FloatArray, left: FloatArray, residuals: FloatArray, coefficients: FloatArray
+) -> FloatArray:
+    """Sum the squares (P, m, m) of columns times what is left of the residuals of P targets.
+
+    Args:
+        z: (m, n) orthonormal columns.
+        left: (n,) 1 - leverage.
+        residuals: (P, n).
+        coefficients: (P, m) of the residuals on the columns.
+    """
+    if len(residuals) < _MANY:
+        rest = (residuals - coefficients @ z) / left
+        return np.stack([scaled @ scaled.T for scaled in (z * one for one in rest)])
     first, second = np.triu_indices(len(z))
-    found = np.empty((len(left), len(z), len(z)))
-    found[:, first, second] = (left * left) @ (z[first] * z[second]).T
-    found[:, second, first] = found[:, first, second]
+    sums, ends = np.zeros((len(residuals), first.size)), np.cumsum(np.arange(len(z), 0, -1))
+    for begin in range(0, left.size, _PIECE):
+        here = slice(begin, begin + _PIECE)
+        some = np.ascontiguousarray(z[:, here])
+        rest = residuals[:, here] - coefficients @ some
+        rest /= left[here]
+        rest *= rest
+        products = np.empty((first.size, some.shape[1]))
+        for i, end in enumerate(ends):
+            np.multiply(some[i:], some[i], out=products[end - len(z) + i : end])
+        sums += rest @ products.T
+    found = np.empty((len(residuals), len(z), len(z)))
+    found[:, first, second] = found[:, second, first] = sums
     return found

@@ -56,9 +56,11 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
     if strata is None:
         strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
-        means = np.array([influence.mean()])
     else:
         strata, counts = _groups(strata)
+    if counts.size == 1:
+        means = np.array([influence.mean()])
+    else:
         means = np.bincount(strata, influence) / counts
     if counts.max() < 2 or not np.all(np.isfinite(means)):
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))

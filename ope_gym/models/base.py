@@ -100,11 +100,11 @@ class Visits:
         ratio: (S,) discounted visits of the target to the state and action of the step, divided
             by the mean number of recorded visits in an episode.
         residuals: (S,) r - q + gamma v of the next step, averaged over the times of these visits;
-            NaN for that at the time of the step.
+            NaN for that at the time of the step, None if all are.
     """
 
     ratio: FloatArray
-    residuals: FloatArray
+    residuals: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +124,18 @@ class Baseline:
     visits: Visits | None = None
     direct: FloatArray | None = None
 
-    def marginal(self, rewards: FloatArray, offsets: IntArray, gamma: float) -> FloatArray | None:
-        """Return ratios of visits and residuals at these visits, (2, S); None if unknown."""
+    def marginal(self, residuals: FloatArray) -> FloatArray | None:
+        """Return ratios of visits and residuals at these visits, (2, S); None if unknown.
+
+        Args:
+            residuals: (S,) at the time of each step, see `residuals`.
+        """
         if self.visits is None:
             return None
-        averaged, own = self.visits.residuals, self.residuals(rewards, offsets, gamma)
-        return np.stack([self.visits.ratio, np.where(np.isnan(averaged), own, averaged)])
+        averaged = self.visits.residuals
+        if averaged is not None:
+            residuals = np.where(np.isnan(averaged), residuals, averaged)
+        return np.stack([self.visits.ratio, residuals])
 
     def at_start(self, offsets: IntArray) -> FloatArray:
         """Return v (n,) at the first step of each episode."""
@@ -141,9 +147,11 @@ class Baseline:
         The doubly robust estimate is the mean of v at the start plus the weighted estimate of e
         in the place of r: sum_t gamma^t [w_t (r_t - q_t) + w_{t-1} v_t] sorted by weight.
         """
-        following = np.append(self.v[1:], 0.0)
-        following[offsets[1:] - 1] = 0.0
-        return np.asarray(rewards - self.q + gamma * following)
+        found = rewards - self.q
+        ahead = gamma * self.v[1:]
+        ahead[offsets[1:-1] - 1] = 0.0
+        found[:-1] += ahead
+        return np.asarray(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +301,8 @@ def _fill_together(
         for begin in range(0, members.size, block):
             rows = members[begin : begin + block]
             q[:, rows], v[:, rows], ratio[:, rows] = _at_once(own, places, rows, bounds)
-    unknown = np.full(part.size, np.nan)
     return [
-        Baseline(*both, Visits(visits, unknown), start)
+        Baseline(*both, Visits(visits), start)
         for *both, visits, start in zip(q, v, ratio, direct, strict=True)
     ]
 

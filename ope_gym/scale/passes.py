@@ -152,7 +152,7 @@ class Job:
         if baseline is not None:
             residuals = baseline.residuals(data.rewards, offsets, self.gamma)
             start, direct = baseline.at_start(offsets), baseline.direct
-            visits = baseline.marginal(data.rewards, offsets, self.gamma)
+            visits = baseline.marginal(residuals)
             past = past_columns(data, answers.target)
             if visits is not None and "basic" in bases and own.size:
                 basic = bases["basic"]
