@@ -117,7 +117,9 @@ def _read_only(value: Any) -> Any:
 
 # Compilation takes seconds where it happens for the first time, and most of them go into what looks
 # like little: arrays made inside a kernel, arithmetic on whole arrays or slices, `min` and `max`,
-# even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments.
+# even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments. A
+# counter in nested loops does not begin with 0, which numba first takes for a constant and then, loop
+# by loop, types all variables again, but with `begin - begin`.
 
 
 @intrinsic
@@ -278,7 +280,7 @@ def prefixes(
         False if an entry is NaN or above the limit.
     """
     last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
-    i, bad, base, stop = begin - 1, 0, offsets[begin], offsets[end]
+    i, bad, base, stop = begin - 1, begin - begin, offsets[begin], offsets[end]
     acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
     for k in range(rho.size):
         carry[0, k] = 0.0
@@ -350,7 +352,7 @@ def prefixes(
                 carry[0, k + 1] = b
                 carry[0, k + 2] = c
                 carry[0, k + 3] = d
-            lost = 0
+            lost = width - width
             for j in range(width):
                 lost += not (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
             if lost == 0 or attempt == 1:
@@ -702,7 +704,7 @@ def segment_influence(
         tail: (T,) scratch.
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
-    stretches, begin = ends.size, 0
+    stretches, begin = ends.size, ends.size - ends.size
     if peak.size == 1:  # as in `column_sums`
         for i in range(offsets.size - 1):
             v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak[0]
