@@ -565,27 +565,6 @@ def column_sums(
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
     n, horizon = offsets.size - 1, peak.size
-    if horizon == 1:  # one sum over all trajectories: a loop that vectorises, not n loops of a step
-        top = -np.inf
-        for i in range(n):
-            top = log_w[i] if log_w[i] > top else top
-        top = top if top < log_cap else log_cap
-        peak[0] = top
-        if top == -np.inf:
-            for i in range(n):
-                psi[i] = 0.0
-            return
-        paid = pay[0] * math.exp(top if top < 700.0 else 700.0)
-        once, twice, earned = 0.0, 0.0, 0.0
-        for i in range(n):
-            v = (log_w[i] if log_w[i] < log_cap else log_cap) - top
-            w = _exp(v) if v > -708.0 else 0.0
-            once += w
-            twice += w * w
-            earned += w * rewards[i]
-            psi[i] = paid * (w * rewards[i])
-        sums[0, 0], sums[1, 0], sums[2, 0] = once, twice, earned
-        return
     for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
@@ -705,12 +684,6 @@ def segment_influence(
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
     stretches, begin = ends.size, ends.size - ends.size
-    if peak.size == 1:  # as in `column_sums`
-        for i in range(offsets.size - 1):
-            v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak[0]
-            w = _exp(v) if v > -708.0 else 0.0
-            out[0, i] = factor[0] * w * (rewards[i] - mean[0])
-        return
     for j in range(stretches):
         low, total = np.inf, 0.0
         for t in range(ends[j] - 1, begin - 1, -1):
@@ -723,7 +696,7 @@ def segment_influence(
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         last = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
-        t = 0
+        t = start - start
         for j in range(stretches):
             total, stop = 0.0, ends[j] if ends[j] < length else length
             for u in range(t, stop):
@@ -736,6 +709,47 @@ def segment_influence(
                 total -= math.exp(last - floor[t]) * tail[t]
                 t = ends[j]
             out[j, i] = total
+
+
+# Of trajectories of one step there are one sum and no ends: a loop that vectorises, not n loops of a
+# step.
+
+
+@compiled(_ADD, writes=("peak", "sums", "psi"))
+def single_sums(
+    log_w: Any, log_cap: float, rewards: Any, peak: Any, sums: Any, psi: Any
+) -> None:
+    """Do what `column_sums` does for trajectories of one step; arguments as there, T = 1."""
+    top = -np.inf
+    for i in range(log_w.size):
+        top = log_w[i] if log_w[i] > top else top
+    top = top if top < log_cap else log_cap
+    peak[0] = top
+    if top == -np.inf:
+        for i in range(log_w.size):
+            psi[i] = 0.0
+        return
+    paid = math.exp(top if top < 700.0 else 700.0)
+    once, twice, earned = 0.0, 0.0, 0.0
+    for i in range(log_w.size):
+        v = (log_w[i] if log_w[i] < log_cap else log_cap) - top
+        w = _exp(v) if v > -708.0 else 0.0
+        once += w
+        twice += w * w
+        earned += w * rewards[i]
+        psi[i] = paid * (w * rewards[i])
+    sums[0, 0], sums[1, 0], sums[2, 0] = once, twice, earned
+
+
+@compiled(_ADD, writes=("out",))
+def single_influence(
+    log_w: Any, log_cap: float, rewards: Any, factor: float, mean: float, peak: float, out: Any
+) -> None:
+    """Do what `segment_influence` does for trajectories of one step; out is (n,)."""
+    for i in range(log_w.size):
+        v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak
+        w = _exp(v) if v > -708.0 else 0.0
+        out[i] = factor * w * (rewards[i] - mean)
 
 
 @compiled(writes=("terms", "last"))
@@ -781,40 +795,6 @@ def rival_terms(
 # Statistics of trajectories, each in as few passes as it takes; numpy would make a dozen.
 
 
-@compiled(_ADD, writes=("returns", "discounted", "out"))
-def episode_sums(
-    rewards: Any, offsets: Any, discount: Any, returns: Any, discounted: Any, out: Any
-) -> None:
-    """Sum the rewards of each trajectory, and find the lowest and the highest reward.
-
-    Args:
-        rewards: (S,).
-        offsets: (n + 1,).
-        discount: (T,) gamma^t; (0,) if there is none.
-        returns: (n,) written.
-        discounted: (n,) written where there is a discount.
-        out: (3,) written: the lowest and the highest reward, and the sum of all but the last
-            rewards of trajectories.
-    """
-    low, high, running = rewards[0], rewards[0], 0.0
-    for i in range(offsets.size - 1):
-        total, start, length = 0.0, offsets[i], offsets[i + 1] - offsets[i]
-        for t in range(length):
-            r = rewards[start + t]
-            low = r if r < low else low
-            high = r if r > high else high
-            total += r
-        returns[i] = total
-        if length > 1:
-            running += total - rewards[start + length - 1]
-        if discount.size > 0:
-            total = 0.0
-            for t in range(length):
-                total += discount[t] * rewards[start + t]
-            discounted[i] = total
-    out[0], out[1], out[2] = low, high, running
-
-
 @compiled(_ADD, writes=("out",))
 def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     """Sum R - 1 over all steps, R = w_t / w_{t-1} and w_{-1} = 1, where w_{t-1} > 0.
@@ -827,7 +807,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
     # largest whole number vectorise
     steps, top, total, square = 0, 0, 0.0, 0.0
-    if offsets.size - 1 == log_w.size:  # as in `column_sums`
+    if offsets.size - 1 == log_w.size:  # trajectories of one step
         steps = log_w.size
         for i in range(steps):
             ratio = _exp(log_w[i])

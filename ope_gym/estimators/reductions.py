@@ -353,6 +353,9 @@ def _column_sums(
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    if horizon == 1:
+        kernels.single_sums(log_w, log_cap, pay, peak, sums, psi)
+        return peak, sums, psi
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
     return peak, sums, psi
@@ -435,6 +438,9 @@ def normalised_influence(
     psi = np.full((max(len(ends), 1), offsets.size - 1), np.nan)
     if np.all(sums[0] > 0):
         factor, mean = counted / sums[0], sums[2] / sums[0]
+        if peak.size == 1:
+            kernels.single_influence(log_w, log_cap, pay, *factor, *mean, *peak, psi[0])
+            return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch
         kernels.segment_influence(

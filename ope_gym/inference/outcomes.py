@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of
+from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of, step_numbers
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
@@ -47,16 +47,19 @@ class RewardSums:
 def tally(
     rewards: FloatArray, offsets: IntArray, gamma: float
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
-    """Sum rewards (S,) in one pass: returns (n,), discounted returns (n,), and `RewardSums`."""
-    from ope_gym.kernels import episode_sums
-
-    n, ends = offsets.size - 1, np.empty(3)
-    discount = gamma ** np.arange(0 if gamma == 1.0 else longest_of(offsets))
-    returns = np.empty(n)
-    discounted = np.empty(n) if discount.size else returns
-    episode_sums(rewards, offsets, discount, returns, discounted, ends)
-    low, high, running = ends.tolist()
-    return returns, discounted, RewardSums(low, high, running, rewards.size - n)
+    """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`."""
+    steps = rewards.size - (offsets.size - 1)  # without the last ones
+    returns, running = rewards, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
+        if steps:
+            returns = np.add.reduceat(rewards, offsets[:-1])
+            running = float(np.sum(returns - rewards[offsets[1:] - 1]))
+        discounted = returns
+        if steps and gamma != 1.0:
+            discount = gamma ** np.arange(longest_of(offsets))
+            discounted = np.add.reduceat(discount[step_numbers(offsets)] * rewards, offsets[:-1])
+    low, high = float(rewards.min()), float(rewards.max())
+    return returns, discounted, RewardSums(low, high, running, steps)
 
 
 @dataclass(frozen=True, eq=False)
