@@ -45,6 +45,7 @@ from ope_gym.analysis.leave_one_out import leave_one_policy_out
 from ope_gym.analysis.overlap import overlap
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
+from ope_gym.compiling import compilation_shown
 from ope_gym.data.roster import Roster, join_rosters
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import (
@@ -172,7 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     try:
         _check_places(args)
-        said: Said = args.run(args)
+        with compilation_shown():
+            said: Said = args.run(args)
         _print(said.text)
         if said.to_json is not None and args.json:
             said.to_json(args.json)
