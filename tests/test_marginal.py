@@ -18,7 +18,7 @@ from ope_gym.estimators.auto import least_error, model_bias, rest_on, wary_error
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
 from ope_gym.estimators.markov import ALPHA, MarkovCheck, Root, _chance, check_markov
 from ope_gym.estimators.reductions import Column, Reduction, Weighted
-from ope_gym.estimators.run import Reduce, reduce_chunk, run
+from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import cautious_error, standard_error
@@ -175,6 +175,25 @@ def checked(setup: Setup, n: int, seed: int) -> float:
 def noisy(setup: Setup) -> Setup:
     """Add N(0, 1) to the rewards."""
     return dataclasses.replace(setup, process=dataclasses.replace(setup.process, noise="normal"))
+
+
+def test_targets_checked_together_are_checked_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All steps of the first five count, and not all of the others."""
+    monkeypatch.setattr("ope_gym.estimators.markov._PIECE", 100)
+    rng = np.random.default_rng(4)
+    setup = noisy(ring(rng, 1, states=5, horizon=7))
+    data = setup.simulate(60, rng)
+    one, targets = weighed(data, setup.policy), list[Weighted]()
+    for i in range(7):
+        ratio = np.where(rng.random(data.n_steps) < 0.1 * (i > 4), 0.0, 1.0)
+        visits = np.stack([ratio, rng.normal(size=data.n_steps)])
+        targets.append(dataclasses.replace(one, visits=visits, kept=one.kept))
+    together = run([aim(i, check_markov()) for i in range(7)], reduce_chunk(targets))
+    alone = [run([check_markov()], reduce_chunk(own))[0].chance for own in targets]
+    np.testing.assert_allclose([found.chance for found in together], alone, rtol=1e-9)
+    assert len({round(chance, 6) for chance in alone}) > 3  # it can tell targets apart
 
 
 def test_a_markov_state_is_rejected_as_rarely_as_said() -> None:
