@@ -86,6 +86,7 @@ def compiled(
 
     def decorate(function: F) -> F:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
+        options["no_cfunc_wrapper"] = True  # C code does not call it
         try:
             machine = njit(cache=True, **options)(function)
         except RuntimeError:  # there is no folder to keep it in
