@@ -64,11 +64,11 @@ def watch() -> None:
     """Let numba tell when it compiles."""
     from numba.core import event
 
-    class Listener(event.Listener):  # type: ignore[misc]
+    class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
             _line.begin()
 
         def on_end(self, event: Any) -> None:
             _line.end()
 
-    event.register("numba:compile", Listener())
+    event.register("numba:compile", Listener())  # type: ignore[no-untyped-call]

@@ -122,8 +122,8 @@ def _read_only(value: Any) -> Any:
 # Compilation takes seconds where it happens for the first time, and most of them go into what looks
 # like little: arrays made inside a kernel, arithmetic on whole arrays or slices, `min` and `max`,
 # even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments. A
-# counter in nested loops does not begin with 0, which numba first takes for a constant and then, loop
-# by loop, types all variables again, but with `begin - begin`.
+# counter in nested loops begins with `begin - begin`, not with 0: numba takes that for a constant,
+# and then infers all types again for each loop in which it turns out to be none.
 
 
 @intrinsic
@@ -715,14 +715,11 @@ def segment_influence(
             out[j, i] = total
 
 
-# Of trajectories of one step there are one sum and no ends: a loop that vectorises, not n loops of a
-# step.
+# Trajectories of one step have one sum and no ends: a loop that vectorises, not n loops of a step.
 
 
 @compiled(_ADD, writes=("peak", "sums", "psi"))
-def single_sums(
-    log_w: Any, log_cap: float, rewards: Any, peak: Any, sums: Any, psi: Any
-) -> None:
+def single_sums(log_w: Any, log_cap: float, rewards: Any, peak: Any, sums: Any, psi: Any) -> None:
     """Do what `column_sums` does for trajectories of one step; arguments as there, T = 1."""
     top = -np.inf
     for i in range(log_w.size):

@@ -28,8 +28,8 @@ from ope_gym.models import (
     TabularQ,
     cross_fit,
     default_model,
+    equations,
 )
-from ope_gym.models import equations
 from ope_gym.models.base import SAMPLES, q_all
 from ope_gym.models.linear import FeatureSurvey
 from ope_gym.models.linear_values import near_weights

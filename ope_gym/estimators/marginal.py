@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.markov import MarkovCheck, check_markov
 from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
 from ope_gym.estimators.run import ask, together
@@ -71,8 +71,7 @@ class Corrections:
             reached = k
             weight = np.exp(np.minimum(since, LARGEST))
             if self.gamma != 1.0:
-                steps = step_numbers(chunk.offsets)
-                weight *= (self.gamma ** np.arange(k + 1))[np.minimum(steps, k)]
+                weight *= (self.gamma ** np.arange(k + 1))[np.minimum(chunk.steps, k)]
             # 1 where the memory reaches the start, where both visit alike
             weight *= _earlier(ratio, k, early, 1.0)
             weight *= residuals

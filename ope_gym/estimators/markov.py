@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.weighted import Steps
 
@@ -138,7 +138,7 @@ class PastColumns:
 
     def __init__(self, chunk: Weighted) -> None:
         assert chunk.past is not None
-        self.steps, self._rewards = step_numbers(chunk.offsets), chunk.rewards / chunk.unit
+        self.steps, self._rewards = chunk.steps, chunk.rewards / chunk.unit
         self._actions, self._others = chunk.past
         total = np.cumsum(self._rewards) - self._rewards
         self._total = total - np.repeat(total[chunk.offsets[:-1]], np.diff(chunk.offsets))
@@ -184,7 +184,7 @@ class PastColumns:
 
 @dataclass(frozen=True)
 class Design:
-    """The residuals of a block of steps, of P targets, and the columns of past steps that may predict them.
+    """The residuals of a block of steps for P targets, and columns of past steps.
 
     Args:
         begin: first step of the block.

@@ -70,6 +70,14 @@ class Weighted:
     episodes: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> IntArray:
+        """(S,) number of each step in its trajectory."""
+        if "steps" not in self.kept:
+            self.kept["steps"] = step_numbers(self.offsets)
+        found: IntArray = self.kept["steps"]
+        return found
+
 
 def within_discount(chunk: Weighted, gamma: float) -> Weighted:
     """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
@@ -187,7 +195,7 @@ class Column:
         """Return log weights (S,) before the cap, what they multiply (S,), and the offsets."""
         log_w, pay = chunk.log_weights[self.scheme], chunk.rewards
         if self.clip is not None:
-            log_w = np.minimum(log_w, self.clip.limit[step_numbers(chunk.offsets)])
+            log_w = np.minimum(log_w, self.clip.limit[chunk.steps])
         if self.baseline:
             assert chunk.residuals is not None  # whoever asks has a q model
             pay = chunk.residuals
@@ -439,7 +447,8 @@ def normalised_influence(
     if np.all(sums[0] > 0):
         factor, mean = counted / sums[0], sums[2] / sums[0]
         if peak.size == 1:
-            kernels.single_influence(log_w, log_cap, pay, *factor, *mean, *peak, psi[0])
+            numbers = float(factor[0]), float(mean[0]), float(peak[0])
+            kernels.single_influence(log_w, log_cap, pay, *numbers, psi[0])
             return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch

@@ -41,7 +41,7 @@ FOLDS = 5
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
 _CACHED = 1 << 16  # steps times targets whose values stay in the cache
-_LEAST = 1 << 10  # fewest steps at once, because each time has its price
+_FEWEST, _MOST = 1 << 10, 1 << 13  # steps at once: each call has its price, and features theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,21 +290,18 @@ def _fill_together(
     """
     data, folds = places[0].answers.data, fitted.bounds.shape[1]
     q, v, ratio = np.zeros((3, len(places), part.size))
-    block = max(_CACHED // len(places), _LEAST)
-    direct: Sequence[FloatArray | None] = [None] * len(places)
+    block = int(np.clip(_CACHED // len(places), _FEWEST, _MOST))
+    direct: list[FloatArray | None] = [None] * len(places)
     for k, own in enumerate(zip(*values, strict=True)):
         if k == folds:
             starts, bounds = data.offsets[:-1], fitted.possible(slice(None))
-            direct = _at_once(own, places, starts, bounds)[1]
+            direct = [*_at_once(own, places, starts, bounds)[1]]
             continue
         members, bounds = np.flatnonzero(part == k), fitted.possible(k)
         for begin in range(0, members.size, block):
             rows = members[begin : begin + block]
             q[:, rows], v[:, rows], ratio[:, rows] = _at_once(own, places, rows, bounds)
-    return [
-        Baseline(*both, Visits(visits), start)
-        for *both, visits, start in zip(q, v, ratio, direct, strict=True)
-    ]
+    return [Baseline(q[i], v[i], Visits(ratio[i]), direct[i]) for i in range(len(places))]
 
 
 def _at_once(

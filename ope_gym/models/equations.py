@@ -49,7 +49,7 @@ _MANY = 6  # targets from which it pays to make products of features
 _NARROW = 40  # most features of which all products are made
 _ALIKE = 3.0  # least mean number of steps with one number, fold and action, for the same
 _RUN = 128  # most of them that are multiplied at once
-_RUNS = 16  # such products that are held at once
+_RUNS = 32  # such products that are held at once
 
 
 class Penalties(Protocol):
@@ -209,9 +209,7 @@ class NormalEquations:
         """The weights of the steps, shared by all folds so that the target is asked once."""
         return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
 
-    def _systems(
-        self, without: Sequence[int | None]
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _systems(self, without: Sequence[int | None]) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return matrices (m, A d, A d) with penalty, right sides (m, A d) and scales (m, A d).
 
         The features are first divided by the roots of their squares, so that one penalty serves

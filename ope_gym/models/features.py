@@ -31,7 +31,6 @@ from ope_gym.policies.encoding import Columns, flat_leaves
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 
-_MANY = 16  # linear combinations of features that are made at once
 CATEGORIES = 64  # an integer column that takes more values is a number
 
 
@@ -218,7 +217,7 @@ class Phi:
 
     def weigh(self, weights: FloatArray, plain: FloatArray, left: FloatArray) -> FloatArray:
         """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
-        if len(weights) >= _MANY:  # one product, for which it pays to make the powers
+        if len(weights) >= self.columns:  # one product, for which the powers are the smaller part
             return np.asarray(weights @ self.raised(plain, left, self.powers + 1))
         terms = weights.reshape(-1, self.columns) @ plain
         terms = terms.reshape(len(weights), self.powers + 1, -1)
