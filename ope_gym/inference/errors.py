@@ -59,7 +59,8 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     else:
         strata, counts = _groups(strata)
     if counts.size == 1:
-        means = np.array([influence.mean()])
+        with np.errstate(invalid="ignore"):  # of values that are not finite
+            means = np.array([influence.mean()])
     else:
         means = np.bincount(strata, influence) / counts
     if counts.max() < 2 or not np.all(np.isfinite(means)):
