@@ -525,6 +525,16 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
 
 
+@pytest.mark.parametrize("time", [0, 3])
+def test_steps_of_one_time_may_be_summed_first(monkeypatch: pytest.MonkeyPatch, time: int) -> None:
+    record = recorded(10, (300, 300))
+    found = []
+    for least in (0, 10**9):  # each time by itself, and powers of time at every step
+        monkeypatch.setattr("ope_gym.models.equations._AT_A_TIME", least)
+        found.append(fitted(LinearQ(time=time), record).theta)
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
 CUTS = [[0, 25], [0, 1, 9, 9, 25], list(range(26))]
 
 
