@@ -16,7 +16,15 @@ from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.auto import least_error, model_bias, rest_on, wary_error, weighted_blend
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
-from ope_gym.estimators.markov import ALPHA, MarkovCheck, Root, _chance, check_markov
+from ope_gym.estimators.markov import (
+    ALPHA,
+    MarkovCheck,
+    PastSquares,
+    PastSums,
+    Root,
+    _chance,
+    check_markov,
+)
 from ope_gym.estimators.reductions import Column, Reduction, Weighted
 from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
@@ -170,6 +178,29 @@ def checked(setup: Setup, n: int, seed: int) -> float:
     data = setup.simulate(n, np.random.default_rng(seed))
     (found,) = run([check_markov()], reduce_chunk(weighed(data, setup.policy)))
     return float(found.chance)
+
+
+@pytest.mark.parametrize("actions", [2, 3])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_steps_of_one_action_may_be_summed_apart(actions: int, everywhere: bool) -> None:
+    """Where actions are not known to exclude each other, all are multiplied with all columns."""
+    rng, steps = np.random.default_rng(0), 300
+    taken = rng.integers(actions, size=steps)[:, None] == np.arange(actions - 1)
+    others = rng.standard_normal((steps, 2)).astype(np.float32)
+    chunk = Weighted(
+        np.append(np.arange(0, steps, 7), steps),
+        rng.random(steps),
+        {},
+        visits=np.stack([(rng.random(steps) < 0.9) | everywhere, rng.standard_normal(steps)]),
+        past=(taken, others),
+    )
+    plain = dataclasses.replace(chunk, past=(taken.astype(float), others), kept={})
+    one, other = (PastSums().part(x) for x in (chunk, plain))
+    for a, b in zip([*one.square, *one.product], [*other.square, *other.product], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    request = PastSquares(tuple(map(Root.of, one.square, one.product)))
+    for a, b in zip(request.part(chunk).sums, request.part(plain).sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
 def noisy(setup: Setup) -> Setup:

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,8 +128,27 @@ def _chance(root: Root, square: FloatArray, effective: float, least: float) -> f
     return float(fdtrc(m, left, statistic * left / (m * freedom)))
 
 
+class Part(NamedTuple):
+    """Some steps of a block, and the columns of past steps that may predict their residuals.
+
+    Args:
+        here: (m,) which of the steps of the block that count; None for all.
+        columns: (p, m).
+        sets: for each set of columns, the rows of `columns` that are part of it and their place in
+            the set; all other columns of the set are 0 at these steps.
+    """
+
+    here: IntArray | None
+    columns: FloatArray
+    sets: tuple[tuple[slice, slice], ...]
+
+    def residuals(self, all_steps: FloatArray) -> FloatArray:
+        """Return those (P, m) of these steps."""
+        return all_steps if self.here is None else np.take(all_steps, self.here, axis=1)
+
+
 class PastColumns:
-    """Sets of columns of past steps, block by block: all at once take far more than the episodes.
+    """Columns of past steps, block by block: all at once take far more than the episodes.
 
     They do not depend on the target, so those of a small chunk are kept for the next one.
 
@@ -162,24 +182,54 @@ class PastColumns:
         found: T = self._made[key]
         return found
 
-    def sets(self, begin: int) -> list[FloatArray]:
-        """Return the sets of columns (p, m) of the block that begins at a step."""
-        return self.once(begin, lambda: self._sets(begin))
+    @property
+    def sizes(self) -> list[int]:
+        """How many columns each set has."""
+        actions = self._actions.shape[1]
+        plain = actions * _LAGS + self._others.shape[1] + 2
+        return [actions, plain] + [(actions + 1) * plain] * (0 < actions < _FEW)
 
-    def _sets(self, begin: int) -> list[FloatArray]:
+    def parts(self, begin: int, here: IntArray | None) -> list[Part]:
+        """Return the parts of the block that begins at a step, of those steps that count.
+
+        Where each step has one of a few actions, a part has the steps of one action: its columns
+        times the other actions are 0.
+        """
         rows = slice(begin, min(begin + _BLOCK, self.steps.size))
-        steps, actions = self.steps, self._actions
-        columns = [_lagged(actions, steps, rows, k) for k in range(1, _LAGS + 1)]
-        columns += [_lagged(self._others, steps, rows, 1)]
-        columns += [_lagged(self._rewards[:, None], steps, rows, 1)]
-        columns += [(self._total[rows] / np.sqrt(np.maximum(steps[rows], 1)))[None]]
-        plain = np.concatenate(columns)
-        sets = [plain[: actions.shape[1]], plain]
-        if 0 < actions.shape[1] < _FEW:
-            now = actions[rows].T.astype(np.float64)
-            now = np.concatenate([now, 1.0 - now.sum(axis=0, keepdims=True)])
-            sets.append(np.concatenate([plain * row for row in now]))
-        return sets
+        plain, now = self._plain(rows), self._actions[rows]
+        if here is not None:
+            plain, now = plain[:, here], now[here]
+        (actions, size), everything = self.sizes[:2], slice(None)
+        sets = (slice(actions), slice(actions)), (everything, everything)
+        if not 0 < actions < _FEW:
+            return [Part(None, plain, sets)]
+        if now.dtype == np.bool_ and (actions == 1 or not now.all(axis=1).any()):
+            parts = []
+            for a, chosen in enumerate([*now.T, ~now.any(axis=1)]):
+                some, place = np.flatnonzero(chosen), slice(a * size, (a + 1) * size)
+                own = (*sets, (everything, place))
+                parts += [Part(some, np.take(plain, some, axis=1), own)] * (some.size > 0)
+            return parts
+        factors = now.T.astype(np.float64)
+        factors = np.concatenate([factors, 1.0 - factors.sum(axis=0, keepdims=True)])
+        columns = np.concatenate([plain, *(plain * row for row in factors)])
+        sets = sets[0], (slice(size), everything)
+        return [Part(None, columns, (*sets, (slice(size, None), everything)))]
+
+    def _plain(self, rows: slice) -> FloatArray:
+        """Return the columns (p, n) of the second set, at some steps."""
+        steps, actions = self.steps[rows], self._actions
+        early = np.flatnonzero(steps < _LAGS)
+        found, row = np.zeros((self.sizes[1], steps.size)), 0
+        lags = [(actions, k) for k in range(1, _LAGS + 1)]
+        for columns, k in (*lags, (self._others, 1), (self._rewards[:, None], 1)):
+            own = found[row : row + columns.shape[1]]
+            first = max(rows.start - k, 0)
+            own[:, first + k - rows.start :] = columns[first : max(rows.stop - k, first)].T
+            own[:, early[steps[early] < k]] = 0.0
+            row += len(own)
+        np.divide(self._total[rows], np.sqrt(np.maximum(steps, 1)), out=found[-1])
+        return found
 
 
 @dataclass(frozen=True)
@@ -198,26 +248,31 @@ class Design:
     here: IntArray | None
     residuals: FloatArray
 
-    def sets(self) -> list[FloatArray]:
-        """Return the sets of columns (p, m)."""
-        sets = self.columns.sets(self.begin)
-        return sets if self.here is None else [x[:, self.here] for x in sets]
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of the steps that count, with their columns."""
+        return self._once("parts", lambda: self.columns.parts(self.begin, self.here))
 
     def squares(self) -> list[FloatArray]:
-        """Return for each set (p, p) the products of its columns with each other."""
-        if self.here is not None:
-            return [x @ x.T for x in self.sets()]
-        key = "squares", self.begin
-        return self.columns.once(key, lambda: [x @ x.T for x in self.sets()])
+        """Return for each part (p, p) the products of its columns with each other."""
+        return self._once("squares", lambda: [x.columns @ x.columns.T for x in self.parts])
 
-    def orthonormal(self, roots: Sequence[Root]) -> list[tuple[FloatArray, FloatArray]]:
-        """Return for each set (m, n) orthonormal columns, and 1 - leverage (n,) of each step."""
-        if self.here is not None:
-            return [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
-        key = "orthonormal", self.begin, *(r.map.tobytes() for r in roots)
-        return self.columns.once(
-            key, lambda: [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
+    def spare(self, roots: Sequence[Root]) -> list[list[FloatArray]]:
+        """Return for each part and each set 1 - leverage (m,) of its steps."""
+        key = "spare", *(r.map.tobytes() for r in roots)
+        return self._once(
+            key,
+            lambda: [
+                [
+                    _spare(part.columns[rows], root.map[place])
+                    for (rows, place), root in zip(part.sets, roots, strict=True)
+                ]
+                for part in self.parts
+            ],
         )
+
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        return make() if self.here is not None else self.columns.once((self.begin, key), make)
 
 
 def alike(
@@ -262,17 +317,6 @@ def _designs(chunks: Sequence[Weighted], seen: NDArray[np.bool_] | None) -> Iter
         answer = answer if here is None else answer[:, here]
         answer[~(np.abs(answer) > _ROUNDING)] = 0.0
         yield Design(begin, columns, here, answer)
-
-
-def _lagged(columns: NDArray[Any], steps: IntArray, rows: slice, k: int) -> FloatArray:
-    """Return some rows of the columns (S, p) as they were k steps earlier, (p, n); 0 before."""
-    found = np.zeros((columns.shape[1], rows.stop - rows.start))
-    first = max(rows.start - k, 0)
-    earlier = columns[first : max(rows.stop - k, first)]
-    if len(earlier):
-        found[:, first + k - rows.start :] = earlier.T
-    found[:, steps[rows] < k] = 0.0
-    return found
 
 
 @dataclass
@@ -338,14 +382,7 @@ class PastSums:
         found: list[_Sums] = [_Sums([], [], np.zeros(3), known=False) for _ in chunks]
         for places, blocks in alike(chunks):
             for design in blocks:
-                e = design.residuals
-                second = e * e
-                moments = [np.full(len(e), e.shape[1]), second.sum(axis=1)]
-                moments.append(np.sum(second * second, axis=1))
-                products = [e @ x.T for x in design.sets()]
-                for i, place in enumerate(places):
-                    own = [x[i] for x in products]
-                    some = _Sums(design.squares(), own, np.array([x[i] for x in moments]))
+                for place, some in zip(places, _sums(design), strict=True):
                     if found[place].known:
                         found[place].merge(some)
                     else:
@@ -355,6 +392,21 @@ class PastSums:
     def total(self, merged: _Sums) -> _Sums:
         """Return the sums over all trajectories."""
         return merged
+
+
+def _sums(design: Design) -> list[_Sums]:
+    """Return the sums of each target over a block."""
+    e, sizes = design.residuals, design.columns.sizes
+    second = e * e
+    moments = np.stack([np.full(len(e), e.shape[1]), second.sum(axis=1), (second**2).sum(axis=1)])
+    square = [np.zeros((size, size)) for size in sizes]
+    product = [np.zeros((len(e), size)) for size in sizes]
+    for part, own in zip(design.parts, design.squares(), strict=True):
+        crossed = part.residuals(e) @ part.columns.T
+        for j, (rows, place) in enumerate(part.sets):
+            square[j][place, place] += own[rows, rows]
+            product[j][:, place] += crossed[:, rows]
+    return [_Sums(square, [x[i] for x in product], moments[:, i]) for i in range(len(e))]
 
 
 @dataclass
@@ -379,16 +431,23 @@ class PastSquares:
     @staticmethod
     def parts(requests: Sequence[PastSquares], chunks: Sequence[Weighted]) -> list[_Squares]:
         """Sum over a chunk for several targets; where all their steps count, together."""
-        found = [_Squares([np.zeros(2 * x.coefficients.shape) for x in r.roots]) for r in requests]
+        found = [_Squares([np.zeros(2 * x.map.shape[:1]) for x in r.roots]) for r in requests]
         maps = [tuple(root.map.tobytes() for root in r.roots) for r in requests]
         for places, blocks in alike(chunks, maps):
             roots = [requests[place].roots for place in places]
-            b = [np.stack([x.coefficients for x in own]) for own in zip(*roots, strict=True)]
+            fitted = [
+                np.stack([x.map @ x.coefficients for x in own]) for own in zip(*roots, strict=True)
+            ]
             for design in blocks:
-                for j, own in enumerate(design.orthonormal(roots[0])):
-                    sums = _squares(*own, design.residuals, b[j])
-                    for place, square in zip(places, sums, strict=True):
-                        found[place].sums[j] += square
+                for part, spare in zip(design.parts, design.spare(roots[0]), strict=True):
+                    e = part.residuals(design.residuals)
+                    for j, (rows, put) in enumerate(part.sets):
+                        sums = _squares(part.columns[rows], spare[j], e, fitted[j][:, put])
+                        for place, square in zip(places, sums, strict=True):
+                            found[place].sums[j][put, put] += square
+        for own, request in zip(found, requests, strict=True):
+            pairs = zip(own.sums, request.roots, strict=True)
+            own.sums = [r.map.T @ square @ r.map for square, r in pairs]
         return found
 
     def total(self, merged: _Squares) -> _Squares:
@@ -396,38 +455,38 @@ class PastSquares:
         return merged
 
 
-def _orthonormal(columns: FloatArray, made: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return orthonormal columns (m, n), and 1 - leverage (n,) of each step."""
-    z = made.T @ columns
-    return z, np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
+def _spare(columns: FloatArray, made: FloatArray) -> FloatArray:
+    """Return 1 - leverage (n,) of each step, of columns (p, n) and the map (p, m) of a root."""
+    leverage = np.einsum("pn,pn->n", columns, (made @ made.T) @ columns)
+    return np.asarray(np.maximum(1.0 - leverage, _LEVERAGE))
 
 
 def _squares(
-    z: FloatArray, left: FloatArray, residuals: FloatArray, coefficients: FloatArray
+    columns: FloatArray, spare: FloatArray, residuals: FloatArray, coefficients: FloatArray
 ) -> FloatArray:
-    """Sum the squares (P, m, m) of columns times what is left of the residuals of P targets.
+    """Sum the squares (P, p, p) of columns times what is left of the residuals of P targets.
 
     Args:
-        z: (m, n) orthonormal columns.
-        left: (n,) 1 - leverage.
+        columns: (p, n).
+        spare: (n,) 1 - leverage.
         residuals: (P, n).
-        coefficients: (P, m) of the residuals on the columns.
+        coefficients: (P, p) of the residuals on the columns.
     """
     if len(residuals) < _MANY:
-        rest = (residuals - coefficients @ z) / left
-        return np.stack([scaled @ scaled.T for scaled in (z * one for one in rest)])
-    first, second = np.triu_indices(len(z))
-    sums, ends = np.zeros((len(residuals), first.size)), np.cumsum(np.arange(len(z), 0, -1))
-    for begin in range(0, left.size, _PIECE):
+        rest = (residuals - coefficients @ columns) / spare
+        return np.stack([scaled @ scaled.T for scaled in (columns * one for one in rest)])
+    first, second = np.triu_indices(len(columns))
+    sums, ends = np.zeros((len(residuals), first.size)), np.cumsum(np.arange(len(columns), 0, -1))
+    for begin in range(0, spare.size, _PIECE):
         here = slice(begin, begin + _PIECE)
-        some = np.ascontiguousarray(z[:, here])
+        some = np.ascontiguousarray(columns[:, here])
         rest = residuals[:, here] - coefficients @ some
-        rest /= left[here]
+        rest /= spare[here]
         rest *= rest
         products = np.empty((first.size, some.shape[1]))
         for i, end in enumerate(ends):
-            np.multiply(some[i:], some[i], out=products[end - len(z) + i : end])
+            np.multiply(some[i:], some[i], out=products[end - len(columns) + i : end])
         sums += rest @ products.T
-    found = np.empty((len(residuals), len(z), len(z)))
+    found = np.empty((len(residuals), len(columns), len(columns)))
     found[:, first, second] = found[:, second, first] = sums
     return found
