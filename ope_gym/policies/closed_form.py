@@ -87,8 +87,10 @@ class LinearSigmoid(_Finite):
     ) -> FloatArray:
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("theta", [policy.theta for policy in policies])
-        theta = np.stack([np.append(policy.theta, policy.bias) for policy in policies])
-        x = features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
+        theta = np.empty((len(policies), policies[0].theta.size + 1))
+        for row, policy in zip(theta, policies, strict=True):
+            row[:-1], row[-1] = policy.theta, policy.bias
+        x = features(observations, theta.shape[1] - 1)
         return log_sigmoid_stack(theta, x, choices(actions, len(x), 2))
 
     def probs(self, observations: Tree) -> FloatArray:
@@ -97,8 +99,9 @@ class LinearSigmoid(_Finite):
         small = np.exp(-np.abs(score))  # cannot overflow
         large = 1.0 / (1.0 + small)
         small *= large
-        likely = score >= 0.0
-        return np.stack([np.where(likely, small, large), np.where(likely, large, small)], axis=1)
+        likely, found = score >= 0.0, np.empty((2, score.size))
+        found[0], found[1] = np.where(likely, small, large), np.where(likely, large, small)
+        return found.T
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw one action a row; written out because rollouts ask for one row at a time."""
