@@ -196,7 +196,7 @@ def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
         return
     with (
         scratch_folder(compute.scratch) as folder,
-        start_workers(compute.workers, compute.ray) as workers,
+        start_workers(compute.workers, compute.ray, helped=True) as workers,
     ):
         yield Crew(workers, folder)
 

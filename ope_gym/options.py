@@ -70,7 +70,7 @@ class Compute:
     `LinearQ` where those in memory may take another model. The result names the model.
 
     Args:
-        workers: processes of this machine that read files; 1 does everything in this one.
+        workers: processes of this machine that read files, this one included.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         block_steps: about how many steps of files to hold in memory at once. Files with no more
