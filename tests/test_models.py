@@ -532,7 +532,7 @@ def test_steps_of_one_time_may_be_summed_first(monkeypatch: pytest.MonkeyPatch, 
     for least in (0, 10**9):  # each time by itself, and powers of time at every step
         monkeypatch.setattr("ope_gym.models.equations._AT_A_TIME", least)
         found.append(fitted(LinearQ(time=time), record).theta)
-    np.testing.assert_allclose(*found, rtol=1e-6)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
 
 
 CUTS = [[0, 25], [0, 1, 9, 9, 25], list(range(26))]
