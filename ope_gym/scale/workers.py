@@ -257,7 +257,6 @@ def _load() -> None:
     import numpy as np
 
     from ope_gym import kernels
-    from ope_gym.scale import passes  # noqa: F401
 
     kernels.cumulate(np.zeros(1), 0, 1, np.array([0, 1]), np.empty(1))
 
