@@ -122,7 +122,7 @@ class Evaluation(Mapping[str, Estimate]):
                     "low": e.interval.low,
                     "high": e.interval.high,
                     "ess": e.diagnostics.ess,
-                    "worth": e.worth,
+                    "fresh_episodes": e.fresh_episodes,
                     "max_share": e.diagnostics.max_share,
                     "mean_weight": e.diagnostics.mean_weight,
                     "verdict": e.verdict.colour,
@@ -162,7 +162,7 @@ class Evaluation(Mapping[str, Estimate]):
                 name,
                 *text.estimate_cells(e, self.best),
                 text.episodes(e.diagnostics.ess),
-                text.episodes(e.worth),
+                text.episodes(e.fresh_episodes),
                 e.verdict.colour,
             ]
             for name, e in self.ranked().items()

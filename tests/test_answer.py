@@ -44,14 +44,14 @@ def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estima
     sample = dataclasses.replace(estimate.sample, regime=changes.pop("regime", "held-out"))
     reasons = ("a first reason", *changes.pop("reasons", ()))
     verdict = Verdict(colour, reasons, ("some advice",))
-    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "worth": 37.4}
+    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "fresh_episodes": 37.4}
     usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
     return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
 
 
 def test_how_sure_an_estimate_is_does_not_depend_on_those_beside_it(made: Recorded) -> None:
     found = [
-        evaluate(made.trajectories, made.target, names)["NFIS"].worth
+        evaluate(made.trajectories, made.target, names)["NFIS"].fresh_episodes
         for names in (["NFIS"], ["NFIS", "NFCIS"], ["FCIS", "NFIS", "BIS"], "paper")
     ]
     assert len(set(found)) == 1
@@ -74,7 +74,7 @@ SURE = "is worth 281 (95 %: 256 to 306), as sure as about 37 fresh episodes woul
             "The policy may be worth 281 (95 %: 256 to 306), but do not use this number: a first "
             "reason.",
         ),
-        ({"worth": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
+        ({"fresh_episodes": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
         (
             {"colour": "red", "value": math.nan},
             "policy 1",

@@ -150,11 +150,11 @@ def test_the_tab_follows_the_dark_mode_of_tensorboard(
 def test_custom_scalars_show_the_recommended_estimate_first(
     board: tuple[screenshot.Browser, str], logdir: Path
 ) -> None:
-    first, beside, everyone, worth = take(board, "custom_scalars", logdir.parent)
+    first, beside, everyone, sure = take(board, "custom_scalars", logdir.parent)
     assert (first["title"], first["lines"], first["bands"]) == ("auto with its interval", 1, 1)
     assert beside["lines"] + beside["points"] >= 2  # the estimate and the return
     assert everyone["lines"] == len(ESTIMATORS)
-    assert worth["lines"] == 1
+    assert sure["lines"] == 1
 
 
 # Values of a training loop ----------------------------------------------------------------

@@ -764,7 +764,7 @@ def test_json_is_strict_and_complete(counts: tuple[int, ...], tmp_path: Path) ->
             assert estimate["standard_error"] is None
             assert estimate["interval"]["low"] is None
         assert estimate["verdict"]["colour"] == got[name].verdict.colour != "green"
-        assert estimate["verdict"]["precision"].startswith(("worth about", "effective sample"))
+        assert estimate["verdict"]["precision"].startswith(("as sure as about", "effective sample"))
 
 
 def test_infinite_values_become_none() -> None:

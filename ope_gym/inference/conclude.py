@@ -130,17 +130,18 @@ def conclude(
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
         interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
-    worth = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
+    fresh = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
     findings = Findings(
         computed.value,
         error,
-        worth,
+        fresh,
         tuple(alarms),
         tuple(cautions),
         known.notes if scheme not in ("", "basic") else (),
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
         known.certain and bool(scheme),
+        bool(scheme),
     )
     return Estimate(
         name,
@@ -155,7 +156,7 @@ def conclude(
         # pooled draws are not those of the other estimators: they pair with nothing
         None if replicates is None or computed.pooled else seed,
         dict(computed.report),
-        worth,
+        fresh,
         unseen,
         computed.basis,
         computed.bias,
@@ -221,6 +222,7 @@ def _judge_weights(
         in_sample=sample.regime == "in-sample" and not facts.held_out,
         effective=computed.freedom if computed.by_model else None,
         certain=facts.certain and bool(scheme),
+        weighted=bool(scheme),
         value_alone=True,
     )
     return diagnostics, judge(diagnostics, findings, sample.counts, sample.behaviours)

@@ -121,8 +121,8 @@ class Estimate:
         sample: the data it rests on.
         seed: of the bootstrap draws.
         report: numbers of its own: for "auto" the share `s` of the model in it.
-        worth: how many fresh episodes of the target would tell as much: the variance of its return
-            over the squared standard error; NaN if unknown.
+        fresh_episodes: how many fresh episodes of the target would tell as much: the variance of
+            its return over the squared standard error; NaN if unknown.
         unseen: by how much outcomes of a chance of 1 / ESS, none of which was seen, would lower and
             raise the value.
         basis: in words, what it rests on beside the weights.
@@ -142,7 +142,7 @@ class Estimate:
     replicates: FloatArray | None = field(default=None, repr=False)
     seed: int | None = field(default=None, repr=False)
     report: dict[str, float] = field(default_factory=dict, repr=False)
-    worth: float = np.nan
+    fresh_episodes: float = np.nan
     unseen: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
     basis: str = ""
     bias: float = field(default=0.0, repr=False)
@@ -238,7 +238,7 @@ class Estimate:
                 "precision": self.verdict.precision,
                 "notes": list(self.verdict.notes),
             },
-            "worth": finite(self.worth),
+            "fresh_episodes": finite(self.fresh_episodes),
             "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},
             "basis": self.basis,

@@ -28,7 +28,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
     e = evaluation[best]
-    found["ope/fresh_episodes"] = e.worth
+    found["ope/fresh_episodes"] = e.fresh_episodes
     found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
     capped = best in ESTIMATORS and ESTIMATORS[best].capped
     found |= {

@@ -47,8 +47,8 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
         return f"{who} may be worth {said}, but do not use this number: {reason}."
     if in_sample:
         reason = next((r for r in verdict.reasons if "in-sample" in r), reason)
-    elif known and math.isfinite(e.worth):
-        said += f", as sure as about {episodes(e.worth)} fresh episodes would make you"
+    elif known and math.isfinite(e.fresh_episodes):
+        said += f", as sure as about {episodes(e.fresh_episodes)} fresh episodes would make you"
     care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
     return f"{who} is worth {said}.{care}"
 

@@ -42,7 +42,7 @@ export function badge(colour) {
 
 function forest(e) {
   const rows = e.estimates.map((row) => ({
-    ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.worth === null ? '' : brief(row.worth, 2)],
+    ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.fresh_episodes === null ? '' : brief(row.fresh_episodes, 2)],
   }));
   const level = `${Math.round(100 * e.level)}%`;
   const svg = intervals(rows, {

@@ -269,7 +269,7 @@ function drawHeadline() {
     page.headline.append(make('h1', {}, defined(last.verdict) ? badge(VERDICTS[last.verdict]) : '',
       `The policy is worth ${brief(last.value)}`
       + (defined(last.low) && defined(last.high) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
-      + (defined(last.worth) ? `, as sure as about ${brief(last.worth, 2)} fresh episodes would make you.`
+      + (defined(last.fresh_episodes) ? `, as sure as about ${brief(last.fresh_episodes, 2)} fresh episodes would make you.`
         : `, by ${LABELS[last.name] ?? last.name}.`)));
   }
 }
@@ -287,7 +287,7 @@ function lastPoint() {
   const point = (exact.length ? exact : found).reduce((a, b) => (b.step > a.step ? b : a));
   if (point.name !== judged(Object.keys(series))) return point;
   const at = (columns) => columns?.value[columns.step.indexOf(point.step)];
-  return { ...point, worth: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
+  return { ...point, fresh_episodes: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
 }
 
 /** Return the series that `ope/fresh_episodes` and `ope/verdict` belong to. */
