@@ -261,10 +261,20 @@ def test_a_hidden_state_is_found() -> None:
 
 def test_without_a_past_there_is_nothing_to_check() -> None:
     setup = ring(np.random.default_rng(0), 1, states=5, horizon=1)
-    assert np.isnan(checked(noisy(setup), 50, 0))
-    silent = MarkovCheck(np.nan)
-    assert silent.passed
-    assert "could not be checked" in silent.basis
+    chunk = weighed(noisy(setup).simulate(50, np.random.default_rng(0)), setup.policy)
+    (found,) = run([check_markov()], reduce_chunk(chunk))
+    assert (found.past, found.failed, found.unchecked, found.cautions) == (False, False, False, ())
+    assert found.basis == "rests on the q model; there are no past steps that a state could hide"
+
+
+def test_a_check_that_could_not_be_done_has_neither_passed_nor_failed() -> None:
+    setup = noisy(ring(np.random.default_rng(0), 1, states=5, horizon=3))
+    chunk = weighed(setup.simulate(2, np.random.default_rng(0)), setup.policy)  # six steps
+    (found,) = run([check_markov()], reduce_chunk(chunk))
+    assert (found.past, found.failed, found.unchecked) == (True, False, True)
+    (caution,) = found.cautions
+    assert "too few steps tell whether the observation hides" in caution
+    assert found.basis == "assumes a Markov state; not checked"
 
 
 @pytest.mark.parametrize("make", [ring, delayed])
@@ -285,11 +295,14 @@ def test_the_check_is_the_same_from_several_chunks(make: Callable[..., Setup]) -
 
 def test_the_bias_of_the_model_by_hand() -> None:
     gaps, errors = np.array([1.0, -4.0, np.nan, 9.0]), np.array([0.1, 1.0, 0.1, np.nan])
-    assert model_bias(gaps, errors, True) == pytest.approx(np.sqrt(16 - 9))
-    assert model_bias(gaps[:3], errors[:3], False) == pytest.approx(5.0)
-    assert model_bias(gaps, errors, False) == pytest.approx(9.0)  # a model that failed: all gaps
-    assert model_bias(gaps[:1], np.ones(1), True) == 0.0
-    assert model_bias(gaps[2:], errors[2:], True) == 0.0
+    passed, failed, unchecked = MarkovCheck(0.5), MarkovCheck(0.01), MarkovCheck(np.nan)
+    assert model_bias(gaps, errors, passed) == pytest.approx(np.sqrt(16 - 9))
+    assert model_bias(gaps[:3], errors[:3], failed) == pytest.approx(5.0)
+    assert model_bias(gaps, errors, failed) == pytest.approx(9.0)  # a model that failed: all gaps
+    assert model_bias(gaps[:1], np.ones(1), passed) == 0.0
+    assert model_bias(gaps[2:], errors[2:], passed) == 0.0
+    assert model_bias(gaps[:3], errors[:3], unchecked) == 4.0  # gaps as they are
+    assert model_bias(gaps, errors, unchecked) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -333,8 +346,11 @@ def test_moving_an_estimate_towards_the_model_by_hand() -> None:
     expected = (1 - share) * weights.influence + share * steady
     np.testing.assert_allclose(found.influence, expected, atol=1e-12)
     assert (found.by_model, found.basis, found.cautions) == (False, "", weights.cautions)
-    passed = dataclasses.replace(model, markov=MarkovCheck(0.5))
-    assert rest_on(weights, passed, np.zeros(n), setting_for(n)).report["s"] > share
+    shares = []
+    for chance in (np.nan, 0.5):  # not checked: between failed and passed
+        other = dataclasses.replace(model, markov=MarkovCheck(chance))
+        shares.append(rest_on(weights, other, np.zeros(n), setting_for(n)).report["s"])
+    assert share < shares[0] < shares[1]
 
 
 def test_resting_on_a_model_that_passed_by_hand() -> None:

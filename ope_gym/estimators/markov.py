@@ -46,6 +46,9 @@ _MANY = 4  # targets from which it pays to make products of columns
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
 _PIECE = 1 << 10  # the same of products of columns
 _KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
+_UNCHECKED = (
+    "rests on the q model, and too few steps tell whether the observation hides part of the state"
+)
 
 T = TypeVar("T")
 
@@ -55,20 +58,30 @@ class MarkovCheck:
     """The result of the check.
 
     Args:
-        chance: probability of such residuals if the past does not matter; NaN if unknown.
+        chance: probability of such residuals if the past does not matter; NaN if it was not
+            checked.
+        past: whether there are past steps that could matter; episodes of one step have none.
     """
 
     chance: float
+    past: bool = True
 
     @property
-    def passed(self) -> bool:
-        """Whether nothing speaks against a Markov state."""
-        return not self.chance < ALPHA
+    def failed(self) -> bool:
+        """Whether past steps predict the residuals."""
+        return self.chance < ALPHA
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it is unknown if past steps predict the residuals."""
+        return bool(np.isnan(self.chance))
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """A warning if the check failed."""
-        if self.passed:
+        """A warning if the check failed, or was not possible."""
+        if self.unchecked:
+            return (_UNCHECKED,)
+        if not self.failed:
             return ()
         return (
             f"past steps predict the residuals of the q model (p {_shown(self.chance)}): the "
@@ -78,9 +91,11 @@ class MarkovCheck:
     @property
     def basis(self) -> str:
         """Say in words what an estimate from the model rests on."""
-        if np.isnan(self.chance):
-            return "assumes a Markov state, which could not be checked"
-        result = "passed" if self.passed else "failed"
+        if not self.past:
+            return "rests on the q model; there are no past steps that a state could hide"
+        if self.unchecked:
+            return "assumes a Markov state; not checked"
+        result = "failed" if self.failed else "passed"
         return (
             f"assumes a Markov state; the test whether past steps predict the residuals {result} "
             f"(p {_shown(self.chance)})"
@@ -96,8 +111,10 @@ def check_markov() -> Steps[MarkovCheck]:
     (sums,) = yield (PastSums(),)
     if not sums.known or not all(np.all(np.isfinite(square)) for square in sums.square):
         return MarkovCheck(np.nan)
-    if not sums.moments[1] > 0.0:  # q is exact: there is nothing to predict
-        return MarkovCheck(1.0)
+    if not sums.past:
+        return MarkovCheck(1.0, past=False)
+    if not sums.moments[1] > 0.0:  # q is exact, and there is nothing to predict; or no step counts
+        return MarkovCheck(1.0 if sums.moments[0] else np.nan)
     roots = tuple(Root.of(a, b) for a, b in zip(sums.square, sums.product, strict=True))
     (squares,) = yield (PastSquares(roots),)
     steps, second, fourth = sums.moments
@@ -328,12 +345,14 @@ class _Sums:
         product: for each set, (p,) their products with the residuals.
         moments: (3,) number of residuals, sums of their second and fourth powers.
         known: whether all chunks have what is needed.
+        past: whether any episode has more than one step.
     """
 
     square: list[FloatArray]
     product: list[FloatArray]
     moments: FloatArray
     known: bool = True
+    past: bool = True
 
     def merge(self, other: _Sums) -> None:
         """Add the sums of later chunks."""
@@ -343,6 +362,7 @@ class _Sums:
         self.square = [a + b for a, b in zip(self.square, other.square, strict=True)]
         self.product = [a + b for a, b in zip(self.product, other.product, strict=True)]
         self.moments = self.moments + other.moments
+        self.past = self.past or other.past
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,6 +407,8 @@ class PastSums:
                         found[place].merge(some)
                     else:
                         found[place] = some
+        for own, chunk in zip(found, chunks, strict=True):
+            own.past = chunk.rewards.size > chunk.offsets.size - 1
         return found
 
     def total(self, merged: _Sums) -> _Sums:
