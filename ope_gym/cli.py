@@ -53,7 +53,7 @@ from ope_gym.estimators.table import (
     ESTIMATORS,
     PAPER,
     RECOMMENDED,
-    recommended_first,
+    by_recommendation,
 )
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
@@ -913,7 +913,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 def _list_estimators() -> str:
     """Return a line for each estimator, with its use."""
     lines = ["estimators (* by default, + with --estimators paper, all with --estimators all):"]
-    for name in recommended_first(ESTIMATORS):
+    for name in by_recommendation(ESTIMATORS):
         mark = "*" if name in RECOMMENDED else "+" if name in PAPER else " "
         lines.append(f"  {mark} {name:6} {ESTIMATORS[name].use}")
     aliases = text.grouped({alias: name for alias, name in ALIASES.items()})

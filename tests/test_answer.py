@@ -25,6 +25,7 @@ from ope_gym.options import Offer, estimator_names, one_estimator
 from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, register_converter
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page
+from ope_gym.report.scalars import scalars
 from tests.builders import Recorded, Table, recorded
 from wrappers import RecordTrajectories, collect
 
@@ -155,6 +156,37 @@ def test_a_table_shows_the_recommended_first_whatever_the_order(made: Recorded) 
     assert list(found.select(["DM", "NFIS"])) == ["NFIS", "DM"]
     assert list(found.select(["ADR"])) == list(found)
     assert evaluate(made.trajectories, made.target, ["FIS", "BIS"]).best.name == "FIS"
+
+
+def test_without_auto_and_nfis_the_headline_is_the_first_reliable_one_and_names_it(
+    evaluation: Evaluation,
+) -> None:
+    """By weights against all before one before none, without a cap, normalised before plain."""
+    nfis = evaluation["NFIS"]
+
+    def asked(**colours: str) -> Evaluation:
+        made = {n: changed(nfis, colour, name=n) for n, colour in colours.items()}
+        return Evaluation(made, "policy 1")
+
+    for colours, want in (
+        ({"BIS": "red", "DM": "green", "FIS": "amber"}, "DM"),
+        ({"DM": "green", "BIS": "green", "FCIS": "green", "FIS": "green"}, "FIS"),
+        ({"DM": "amber", "NBIS": "red", "BIS": "amber"}, "BIS"),
+        ({"DM": "red", "BIS": "red", "NBIS": "red"}, "NBIS"),
+        ({"BIS": "green", "auto": "red"}, "auto"),
+        ({"BIS": "green", "NFIS": "red"}, "NFIS"),
+    ):
+        found = asked(**colours)
+        assert found.best.name == want == next(iter(found.ranked()))
+        assert list(found) == list(colours)
+        named = "" if want in ("auto", "NFIS") else f" by {want}"
+        assert f"worth 281{named} (95 %: 256 to 306)" in found.headline
+    first = asked(BIS="green", FIS="red")
+    assert first.headline.startswith("Policy 1 is worth 281 by BIS (95 %")
+    assert list(first.ranked()) == ["BIS", "FIS"]
+    assert scalars(first)["ope/verdict"] == 0.0  # FIS: the same one at every step of a run
+    lost = Evaluation({"BIS": changed(nfis, "red", name="BIS", value=math.nan)}, "policy 1")
+    assert lost.headline == "The value of policy 1 by BIS is unknown: a first reason."
 
 
 def test_groups_give_what_the_data_allow(made: Recorded) -> None:

@@ -466,6 +466,8 @@ def test_even_weights_allow_one_episode_what_chance_gives_the_largest_return() -
         got = verdict(diagnostics(ess, influence_share=share), weighted=weighted)
         assert got.colour == colour
         assert bool(got.advice) == (colour == "amber")
+        usual = "one episode makes up 28% of the squared error, which is usual for the largest of"
+        assert (colour == "green") == any(note.startswith(usual) for note in got.notes)
     # another reason does not bring back the advice for an influence that is allowed
     assert verdict(diagnostics(140.0, influence_share=0.28), cautions=("other",)).advice == ()
     assert influence_limit(2000.0, 2000) == influence_limit(2000.0, 3000) == 0.1

@@ -279,7 +279,7 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     few = made.trajectories.select(episodes=slice(0, 6))
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
     lines = evaluation_markdown(evaluation.named("policy 3"), notes=["A note."]).splitlines()
-    assert lines[0] == f"**{headline(evaluation['BIS'], 'policy 3')}**"
+    assert lines[0] == f"**{headline(evaluation['NBIS'], 'policy 3')}**"
     assert lines[2].startswith("6 episodes, ")
     assert lines[4].startswith("**Data: in-sample, optimistic.** The target was trained")
     header, rule, *rows = [line for line in lines if line.startswith("|")]

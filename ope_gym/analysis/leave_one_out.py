@@ -20,6 +20,7 @@ import numpy as np
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
+from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Options, OptionValues, one_estimator, refuse_value_alone
 from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
@@ -29,8 +30,6 @@ from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_COLOURS = ("green", "amber", "red")
 
 
 def leave_one_policy_out(
@@ -289,7 +288,7 @@ class Calibration(Mapping[int, Check]):
         """Return by colour of the verdict the number of policies, and of those that agree."""
         counts = Counter(check.estimate.verdict.colour for check in self.values())
         agree = Counter(c.estimate.verdict.colour for c in self.values() if c.agrees)
-        return {colour: (counts[colour], agree[colour]) for colour in _COLOURS}
+        return {colour: (counts[colour], agree[colour]) for colour in COLOURS}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings; undefined numbers are None."""

@@ -17,12 +17,12 @@ estimate that trusts the model less, with its standard error S_j:
 
 If the check of `ope_gym.estimators.markov` passes, only what chance does not explain counts,
 b^2 = max_j (g_j^2 - 9 S_j^2), or 0. If it fails, M is known to be biased, and
-b = max_j |g_j| + S_j. With too few steps for the check, chance is no excuse: b = max_j |g_j|. The
-error of J includes s b.
+b = max_j |g_j| + S_j. With too few steps for the check the gaps decide as if it had passed, but a
+value that rests on the model is then amber at best. The error of J includes s b.
 
 Errors here are the cautious ones of ess-t, widened as its intervals are: where few episodes carry
 the weights, or the gap, it says little against M. Only Var A is not widened if the check fails:
-noisy weights are no reason to take a model that is known to be wrong. If it does not fail, the
+noisy weights are no reason to take a model that is known to be wrong. If the check passes, the
 error of A is at least that of ESS episodes with the spread of the recorded returns: a smaller one
 is luck where the reward is rare, and M is as good where q explains the returns.
 
@@ -62,7 +62,6 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.marginal import MEMORIES, Marginal, marginal
-from ope_gym.estimators.markov import MarkovCheck
 from ope_gym.estimators.reductions import Clip, Column, Columns, Returns, Starts, StepSums
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
@@ -131,23 +130,23 @@ def _share(
     weights: Computed, model: Marginal, returns: FloatArray, setting: Setting
 ) -> tuple[float, float, FloatArray]:
     """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
-    groups, ess, failed = setting.groups, float(np.min(weights.ess)), model.markov.failed
+    groups, ess, passed = setting.groups, float(np.min(weights.ess)), not model.markov.failed
     unit = _size(weights.influence, model.influence, model.gaps, returns)
     own, steady = weights.influence / unit, (model.influence - model.value) / unit
     # a model that failed the check is not taken because the weights are noisy
-    error = cautious_error(own, groups) if failed else wary_error(own, groups, ess)
+    error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
     least = 0.0
-    if not failed and ess > 0.0:
+    if passed and ess > 0.0:
         least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
     distances = [(model.influence - model.start) / unit, *(model.gaps / unit)]
     direct, by_weights = model.direct / unit, weights.value / unit
     gaps = np.array([model.value / unit - direct, *np.mean(distances[1:], axis=1)])
     errors = [wary_error(gap, groups) for gap in distances]
     errors.append(max(wary_error(own - steady, groups, ess), least))
-    bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), model.markov)
+    bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), passed)
     calm = cautious_error(steady, groups)
     if not np.isfinite(error):  # nothing is known of the weights, or of any spread
-        stay = np.isfinite(weights.value) and (np.isnan(calm) or failed)
+        stay = np.isfinite(weights.value) and (np.isnan(calm) or not passed)
         return (0.0 if stay else 1.0), bias * unit, np.eye(2)
     spread = covariance_within(np.stack([own, steady]), groups)
     share = least_error(max(error, least), calm, float(spread[0, 1]), bias)
@@ -178,26 +177,25 @@ def wary_error(influence: FloatArray, groups: IntArray, ess: float = np.inf) -> 
     return float(error * stdtrit(ess - 1.0, 0.975) / ndtri(0.975) * np.sqrt(ess / (ess - 1.0)))
 
 
-def model_bias(gaps: FloatArray, errors: FloatArray, check: MarkovCheck) -> float:
+def model_bias(gaps: FloatArray, errors: FloatArray, passed: bool) -> float:
     """Bound the bias of the model by its distances from estimates that trust it less.
 
     Args:
         gaps: (m,) the distances.
-        errors: (m,) their standard errors; a gap whose error is unknown says nothing against a
-            model that passed.
-        check: of the model. If it passed, only what exceeds three standard errors counts; if it
-            could not be done, the whole gap; if it failed, one standard error more.
+        errors: (m,) their standard errors; a gap whose error is unknown says nothing for a model
+            that passed.
+        passed: whether nothing else speaks against the model; then only what exceeds three
+            standard errors counts, otherwise all, and one standard error more.
     """
-    if check.failed or check.unchecked:
+    if not passed:
         errors = np.nan_to_num(errors, nan=0.0)  # an unknown error takes nothing from the gap
     known = np.isfinite(gaps) & np.isfinite(errors)
     if not known.any():
         return 0.0
-    if check.failed:
-        return float(np.max(np.abs(gaps[known]) + errors[known]))
-    apart = 0.0 if check.unchecked else _APART
-    square = float(np.max(gaps[known] ** 2 - (apart * errors[known]) ** 2))
-    return float(np.sqrt(max(square, 0.0)))
+    if passed:
+        square = float(np.max(gaps[known] ** 2 - (_APART * errors[known]) ** 2))
+        return float(np.sqrt(max(square, 0.0)))
+    return float(np.max(np.abs(gaps[known]) + errors[known]))
 
 
 def least_error(first: float, second: float, covariance: float, bias: float) -> float:

@@ -14,6 +14,7 @@ from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
 
+COLOURS = ("green", "amber", "red")  # of verdicts
 GREEN_ESS, AMBER_ESS = 40.0, 4.0
 GREEN_SHARE = 0.05  # of one episode in the weights
 GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error; see `influence_limit`
@@ -279,6 +280,11 @@ def judge(
         notes += (
             f"at {d.support_violations} visited steps the target may take an action that no usable "
             "behaviour policy takes, but it rarely does",
+        )
+    if d.influence_share > GREEN_INFLUENCE and not _decisive(d, findings, trajectories):
+        notes += (
+            f"one episode makes up {d.influence_share:.0%} of the squared error, which is usual "
+            f"for the largest of {trajectories:,} returns with a long tail",
         )
     precision = _precision(d, findings.fresh_episodes, trajectories)
     return Verdict(

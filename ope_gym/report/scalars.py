@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import ESTIMATORS, by_recommendation
 from ope_gym.inference.diagnostics import SCALARS
 from ope_gym.inference.estimate import Estimate
 
@@ -23,7 +23,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     1 amber, 2 green), and `diagnostics/<estimator>/` with the names of
     `ope_gym.inference.diagnostics.SCALARS`.
     """
-    best = next(iter(evaluation.ranked()))
+    best = by_recommendation(evaluation)[0]  # whatever its colour: the same all through a run
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
