@@ -47,6 +47,7 @@ from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
 from ope_gym.compiling import compilation_shown
 from ope_gym.data.roster import Roster, join_rosters
+from ope_gym.data.spaces import brief
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import (
     ALIASES,
@@ -264,7 +265,8 @@ def _described(data: Trajectories, numbers: Sequence[int]) -> Iterator[str]:
     """Yield lines about a file whose policies have these numbers."""
     yield repr(data)
     if data.observation_space is not None:
-        yield f"observations {data.observation_space}, actions {data.action_space}"
+        seen = brief(data.observation_space, bounds=True)
+        yield f"observations {seen}, actions {brief(data.action_space, bounds=True)}"
     if data.horizon is not None:
         yield f"time limit {data.horizon}"
     start = data.policy_ids[data.offsets[:-1]]

@@ -50,6 +50,10 @@ BY = ("cvar", "quantile", "mean")
 FEW = 10.0  # effective episodes below which a number is marked as a guess
 _WEIGHTS = {"fused": "NFIS", "basic": "NBIS"}
 _KINDS = ("ess-t", "percentile")
+_OTHER_MEAN = (
+    "all lines use the weights of whole episodes; evaluate weighs each step by the actions up to "
+    "it, and auto uses a q model, too: their mean differs and is usually more precise"
+)
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,7 @@ class Distribution:
         lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in found):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
+        lines.append(text.wrap(_OTHER_MEAN))
         return "\n".join(lines)
 
     def __str__(self) -> str:
