@@ -46,7 +46,7 @@ function forest(e) {
   }));
   const level = `${Math.round(100 * e.level)}%`;
   const svg = intervals(rows, {
-    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 88,
+    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 98,
   });
   const told = [`${level} intervals (${e.method}); the last column is about how many fresh episodes would be as accurate`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');
