@@ -68,9 +68,9 @@ _LEGEND = (
     "- pairs: for bets on pairs with common seeds;\n"
     "- without data, with data: for a duel without and with recorded episodes.\n\n"
     "Saved: by a duel with data, compared with pairs / with a duel without data. Wrong and "
-    "decided: pairs / without / with data. Episodes are cut off at the limit, which makes long duels look "
-    "shorter. How far a duel trusts the data, and whom it plays more often, was chosen on problems "
-    "of this kind, with other episodes."
+    "decided: pairs / without / with data. Episodes are cut off at the limit, which makes long "
+    "duels look shorter. How far a duel trusts the data, and whom it plays more often, was chosen "
+    "on problems of this kind, with other episodes."
 )
 
 
