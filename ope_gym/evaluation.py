@@ -211,11 +211,12 @@ class _Block:
 
 
 class Evaluator:
-    """Episodes made ready once, to evaluate any number of targets.
+    """Prepare episodes once, to evaluate any number of targets.
 
-    For episodes in memory the mixtures of the behaviours, which do not depend on the target, are
-    computed for the first and kept: a further target costs its own log-probabilities and its q
-    model; `evaluate_all` shares more. The arguments are those of `evaluate`.
+    For episodes in memory, the mixtures of the behaviours do not depend on the target: they are
+    computed for the first one and kept, so that a further target costs only its own
+    log-probabilities and its q model. `evaluate_all` shares more. The arguments are those of
+    `evaluate`.
     """
 
     def __init__(
@@ -261,11 +262,11 @@ class Evaluator:
         return self._roster.steps
 
     def name_of(self, target: Target) -> str:
-        """Return the name of a target: "policy 3", with a file that has it of several."""
+        """Return the name of a target, such as "policy 3"; of several files, with the file."""
         return self.source.name_of(target)
 
     def passes(self, target: Target) -> int:
-        """Return how often an evaluation does all steps, as its progress counts them."""
+        """Return how many passes over all steps an evaluation makes, as its progress counts."""
         if self._data is not None:
             return 1
         policy = self._policy(target)
@@ -309,7 +310,7 @@ class Evaluator:
             targets: policies, numbers of recorded ones, or "last".
             origins: of each, as in `ope_gym.evaluate`.
             crew: workers that are there already, from `hire`; by default they are started anew.
-            done: called with 1 after each target; those of a group are done at about one time.
+            done: called with 1 after each target; those of a group finish at about the same time.
         """
         given = [None] * len(targets) if origins is None else origins
         hired: AbstractContextManager[Crew]

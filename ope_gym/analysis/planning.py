@@ -147,8 +147,8 @@ def episodes_needed(
         target: the policy to evaluate, the number of a recorded one, or "last".
         standard_error: to be reached.
         policy: to collect with: the number of a recorded one, "last", a policy, or "target" for the
-            target itself; None for all that recorded and the target.
-        estimator: "NFIS" or "FIS"; "auto" is about as precise as NFIS, or more.
+            target itself; None for every policy that recorded, and the target.
+        estimator: "NFIS" or "FIS"; auto, whose error cannot be predicted, is usually more precise.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
             there are any.
         gamma: discount within [0, 1].

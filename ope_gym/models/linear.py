@@ -61,14 +61,15 @@ class LinearQ:
     of 16 draws. The weights w_t = (prod_{u<=t} pi(a_u|s_u) / mu(a_u|s_u))^nearness, with the
     behaviour policy mu, make the fit most accurate where the target goes; w = 1 if mu is unknown.
 
-    Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on what sets the
-    actions apart, so that an action hardly ever taken has about the values of the others.
+    Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on the differences
+    between actions, so that an action that was hardly ever taken gets about the values of the
+    others.
 
     Cost: one pass, O(steps × actions × d c) for c features without time, and memory of folds ×
     actions² × d c; several targets share the pass.
-    Use it for Box observations of moderate size. Weakness: a value with edges is smoothed, and
-    with gamma = 1 and long episodes errors add up over the steps; the values are clipped to what
-    the rewards allow. For more flexibility give features, or use NetworkQ.
+    Use it for Box observations of moderate size. Weakness: it smooths edges of the value, and with
+    gamma = 1 and long episodes errors add up over the steps; the values are clipped to what the
+    rewards allow. For more flexibility give features, or use NetworkQ.
 
     Args:
         features: a callable from a batch of observations (of (observations, actions) if actions
@@ -76,7 +77,8 @@ class LinearQ:
         ridge: penalty of all weights.
         pull: penalty of differences between actions.
         time: highest power of the share of the horizon that is left; 0: q does not depend on it.
-        nearness: how much more steps count that the target would reach, 0 (all equally) to 1.
+        nearness: how much more those steps count that the target is likely to reach, from 0 (all
+            steps count alike) to 1.
     """
 
     features: Map | Learned | None = None

@@ -62,11 +62,12 @@ class FreeEstimate:
         settled: whether steps of later policies have confirmed it.
         spread: standard deviation of a return.
         episodes: recorded and fresh episodes that it rests on, whole or in part.
-        shares: weight of each way to the value.
-        steady: whether all recent episodes returned about the same, and the value is known as well
-            as that: then one of them tells it, and fresh ones would not tell more.
-        ended: episodes whose returns are known, of those it rests on; None if that does not matter.
-        bounds: that the value lies within: the lowest and highest return of the run so far.
+        shares: weight of each method in the value.
+        steady: whether all recent episodes returned about the same, and the value is known at least
+            as well as that: one episode then tells it, and fresh ones would not tell more.
+        ended: how many of the episodes that it rests on have ended, so that their returns are
+            known; None if that does not matter.
+        bounds: the lowest and highest return of the run so far, between which the value lies.
     """
 
     timesteps: int

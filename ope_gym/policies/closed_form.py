@@ -167,7 +167,7 @@ class SoftmaxLinear(_Finite):
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
 class EpsilonGreedyTable(_Finite):
-    """A greedy action for every state, left with probability ε for one of all A actions.
+    """A greedy action for every state; with probability ε, one of all A actions instead.
 
     States are the cells of a table: one Discrete space (observations an int array) or several
     (a tuple of int arrays as for Blackjack, or the columns of a MultiDiscrete array).

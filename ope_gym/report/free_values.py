@@ -129,7 +129,7 @@ class FreeWriter(events.Closing):
         """Write the numbers of an estimate, and its details for the OPE tab.
 
         Args:
-            estimate: to write; nothing is, where its value or an end of its band is not finite.
+            estimate: to write; it is left out if its value or an end of its band is not finite.
             kind: "provisional", "settled" or "fresh"; by default one of the first two.
         """
         kind = _checked(kind, estimate)

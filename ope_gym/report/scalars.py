@@ -19,7 +19,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
     Tags are `ope/<estimator>/value|low|high` for every estimator. The recommended one also has
-    `ope/fresh_episodes` (about as many fresh episodes would be as accurate), `ope/verdict` (0 red,
+    `ope/fresh_episodes` (about how many fresh episodes would be as accurate), `ope/verdict` (0 red,
     1 amber, 2 green), and `diagnostics/<estimator>/` with the names of
     `ope_gym.inference.diagnostics.SCALARS`.
     """
