@@ -290,7 +290,7 @@ class Evaluator:
         Args:
             target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
-            crew: workers that are there already, from `hire`; by default they are started anew.
+            crew: workers that already run, from `hire`; by default new ones are started.
         """
         return self.evaluate_all([target], origins=[origin], crew=crew)[0]
 
@@ -309,7 +309,7 @@ class Evaluator:
         Args:
             targets: policies, numbers of recorded ones, or "last".
             origins: of each, as in `ope_gym.evaluate`.
-            crew: workers that are there already, from `hire`; by default they are started anew.
+            crew: workers that already run, from `hire`; by default new ones are started.
             done: called with 1 after each target; those of a group finish at about the same time.
         """
         given = [None] * len(targets) if origins is None else origins
