@@ -18,7 +18,7 @@ COLOURS = ("green", "amber", "red")  # of verdicts
 GREEN_ESS, AMBER_ESS = 40.0, 4.0
 GREEN_SHARE = 0.05  # of one episode in the weights
 GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error; see `influence_limit`
-_EVEN = 0.7  # of the episodes: an effective sample size at which the weights count as even
+EVEN = 0.7  # of the episodes: an effective sample size at which the weights count as even
 _CHANCE = 0.01  # that the largest of n exponential returns has a larger share than is allowed
 NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave the support
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
@@ -396,7 +396,7 @@ def influence_limit(ess: float, trajectories: int) -> float:
     >>> [round(influence_limit(ess, 120), 2) for ess in (120.0, 84.0, 83.0)]
     [0.37, 0.37, 0.1]
     """
-    if ess < _EVEN * trajectories:
+    if ess < EVEN * trajectories:
         return GREEN_INFLUENCE
     x = np.log(trajectories / -np.log1p(-_CHANCE)) - 1.0
     return max(GREEN_INFLUENCE, float(x**2 / (trajectories + x**2)))
