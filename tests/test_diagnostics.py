@@ -21,7 +21,7 @@ from ope_gym.inference.diagnostics import (
     judge,
     pareto_k,
 )
-from ope_gym.inference.errors import spread_of
+from ope_gym.inference.errors import calm, spread_of
 from ope_gym.inference.intervals import ess_t
 from ope_gym.policies import DiagonalGaussian
 from ope_gym.weights.behaviours import behaviours_of
@@ -457,25 +457,29 @@ def test_one_episode_that_makes_much_of_the_error_is_amber() -> None:
 def test_even_weights_allow_one_episode_what_chance_gives_the_largest_return() -> None:
     limit = influence_limit(140.0, 200)
     assert limit == pytest.approx(0.2836, abs=1e-4)  # x = ln(200 / 0.01005) - 1 = 8.898
-    for share, ess, weighted, colour in (
+    for share, ess, is_calm, colour in (
         (0.28, 140.0, True, "green"),
         (0.29, 140.0, True, "amber"),
         (0.28, 139.0, True, "amber"),  # uneven
-        (0.28, 200.0, False, "amber"),  # a model alone cannot tell
+        (0.28, 200.0, False, "amber"),  # long tails, or no weights
     ):
-        got = verdict(diagnostics(ess, influence_share=share), weighted=weighted)
+        got = verdict(diagnostics(ess, influence_share=share), calm=is_calm)
         assert got.colour == colour
         assert bool(got.advice) == (colour == "amber")
         usual = "one episode makes up 28% of the squared error, which is usual for the largest of"
         assert (colour == "green") == any(note.startswith(usual) for note in got.notes)
     # another reason does not bring back the advice for an influence that is allowed
-    assert verdict(diagnostics(140.0, influence_share=0.28), cautions=("other",)).advice == ()
+    allowed = verdict(diagnostics(140.0, influence_share=0.28), cautions=("other",), calm=True)
+    assert allowed.advice == ()
     assert influence_limit(2000.0, 2000) == influence_limit(2000.0, 3000) == 0.1
 
 
 def test_the_largest_of_fresh_exponential_returns_is_rarely_called_decisive() -> None:
     """Of 400 samples of 120 about four are; and their intervals keep the level of 95 %."""
-    returns = np.random.default_rng(0).exponential(size=(400, 120))
+    rng = np.random.default_rng(0)
+    returns = rng.exponential(size=(400, 120))
+    assert sum(calm(row) for row in returns) >= 390
+    assert sum(calm(row) for row in rng.lognormal(0.0, 2.0, size=(400, 120))) <= 10
     found = [spread_of(row) for row in returns]
     decisive = sum(s.tails.largest > influence_limit(120.0, 120) for s in found)
     assert decisive <= 4 + 3 * 2

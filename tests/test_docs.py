@@ -17,7 +17,7 @@ import pytest
 import ope_gym
 from ope_gym.cli import make_parser
 from ope_gym.data.blocks import MAGIC
-from ope_gym.inference import diagnostics, intervals, regimes
+from ope_gym.inference import diagnostics, errors, intervals, regimes
 from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
 
@@ -236,7 +236,8 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     limits = [f"{100 * diagnostics.influence_limit(n, n):.0f} %" for n in (120, 300, 1000)]
     said = "{} of the squared error for n = 120, {} for 300, {} from about 1,000 on".format(*limits)
     assert said in plain
-    assert f"With uneven weights the limit is {made:g} %" in plain
+    assert f"at most {errors.LONG:g} of their interquartile ranges" in plain
+    assert f"With uneven weights, or with longer tails, the limit is {made:g} %" in plain
 
 
 def test_tags_are_those_that_are_written() -> None:

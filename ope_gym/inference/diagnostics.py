@@ -220,7 +220,7 @@ class Findings:
         effective: effective number of episodes where the estimate rests on a model more than on the
             weights; None where it rests on the weights.
         certain: whether the target is deterministic, and the estimate has weights.
-        weighted: whether it has weights at all, so that they can tell how even they are.
+        calm: whether it has weights, and its influence values no long tails.
         value_alone: whether no error was asked for.
     """
 
@@ -233,7 +233,7 @@ class Findings:
     in_sample: bool = False
     effective: float | None = None
     certain: bool = False
-    weighted: bool = True
+    calm: bool = False
     value_alone: bool = False
 
 
@@ -375,28 +375,29 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     return scarce, few
 
 
-def influence_limit(ess: float, trajectories: int) -> float:
+def influence_limit(ess: float, trajectories: int, calm: bool = True) -> float:
     """Return how much of the squared error a single episode may make up in a green estimate.
 
-    At least a tenth. With even weights the episodes are nearly the target's own, and even a plain
-    mean of n fresh returns has a largest one: the intervals keep their level for returns with an
-    exponential tail, such as the lengths of episodes, so what chance gives the largest of n of
-    these is allowed, too. It exceeds its mean by less than
+    A tenth, as a rule. But with even weights the episodes are nearly the target's own, and even in
+    a plain mean of n fresh returns one is the largest. Where the influence values are calm, what
+    chance gives the largest of n exponential returns is allowed, too: it exceeds its mean by less
+    than
 
         x = ln(n / -ln(1 - a)) - 1,   with probability 1 - a, a = 0.01
 
     and has the share x^2 / (n + x^2): 37 % for n = 120, 22 % for 300, a tenth from about 1,000 on.
-    With uneven weights there is no such allowance: what the sample lacks are the episodes with
-    large weights, and intervals do miss the value then.
+    With uneven weights, and with long tails, what the sample lacks are the episodes that would have
+    moved the estimate most, and intervals do miss the value.
 
     Args:
         ess: effective sample size of the weights.
         trajectories: n.
+        calm: whether the tails are short, see `ope_gym.inference.errors.calm`.
 
     >>> [round(influence_limit(ess, 120), 2) for ess in (120.0, 84.0, 83.0)]
     [0.37, 0.37, 0.1]
     """
-    if ess < EVEN * trajectories:
+    if not calm or ess < EVEN * trajectories:
         return GREEN_INFLUENCE
     x = np.log(trajectories / -np.log1p(-_CHANCE)) - 1.0
     return max(GREEN_INFLUENCE, float(x**2 / (trajectories + x**2)))
@@ -404,8 +405,7 @@ def influence_limit(ess: float, trajectories: int) -> float:
 
 def _decisive(d: Diagnostics, findings: Findings, trajectories: int) -> bool:
     """Tell whether a single episode makes up more of the squared error than is allowed."""
-    ess = d.ess if findings.weighted else 0.0
-    return d.influence_share > influence_limit(ess, trajectories)
+    return d.influence_share > influence_limit(d.ess, trajectories, findings.calm)
 
 
 def _counting(ess: float, trajectories: int, step: int) -> str:
