@@ -37,7 +37,7 @@ from ope_gym.models.transitions import (
     monomials,
     within,
 )
-from ope_gym.online.advantages import Advantages, timed
+from ope_gym.online.advantages import Advantages, timed, timed_sum
 from ope_gym.online.stream import Window
 from ope_gym.policies import FinitePolicy, Policy
 
@@ -298,6 +298,6 @@ def _fit_v(
     low, high = played.ahead.min(), played.ahead.max()
 
     def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:
-        return np.asarray(np.clip(timed(features(states), step, horizon) @ theta, low, high))
+        return np.asarray(np.clip(timed_sum(features(states), step, horizon, theta), low, high))
 
     return v
