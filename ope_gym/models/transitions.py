@@ -30,7 +30,8 @@ _ENDING_DEGREE = 2
 _OUTSIDE = 1.05  # where places are clipped: high powers would extrapolate wildly
 _ENDING_RIDGE = 1e-4  # penalty of squared coefficients, which keeps a sharp edge finite
 _NEWTON = 40
-_STEADY = 4096  # most steps without an end from which ends are learned
+_NEAR, _FAR = 3072, 1024  # steps without an end from which ends are learned, near ones and others
+_ROUGH = 8  # Newton steps to tell these apart
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
 _NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
@@ -188,7 +189,8 @@ def fit_ending(
 ) -> Ending:
     """Learn where episodes end from the states after each step.
 
-    Of many steps that did not end a part is enough: it moves the logit by the log of its share.
+    Of many steps that did not end, those count that came near the end, by a rough first fit; a few
+    at random stand for all others.
 
     Args:
         following: (n, d) the states.
@@ -196,17 +198,22 @@ def fit_ending(
         centre: (d,) of the states.
         scale: (d,) of the states.
     """
-    on = np.flatnonzero(~ended)
-    stride = max(1, -(-on.size // _STEADY))
-    kept = np.sort(np.append(np.flatnonzero(ended), on[::stride]))
-    following, ended = following[kept], ended[kept]
     low, high = following.min(axis=0), following.max(axis=0)
     middle, half = (low + high) / 2, (high - low) / 2
     half = np.where(half > 0, half, 1.0)
     x = _ending_features(following, centre, scale, middle, half)
-    weights = _logistic(x, ended)
-    weights[0] -= np.log(stride)
-    return Ending(centre, scale, middle, half, weights)
+    over, on = np.flatnonzero(ended), np.flatnonzero(~ended)
+    counts = np.ones(len(x))
+    if on.size > _NEAR + _FAR:
+        rng = np.random.default_rng(0)  # every fourth step would be of every fourth environment
+        rough = np.append(over, rng.choice(on, _FAR, replace=False))
+        guess = _logistic(x[rough], ended[rough], newton=_ROUGH)
+        on = on[np.argsort(x[on] @ guess)]
+        far = rng.choice(on[:-_NEAR], _FAR, replace=False)
+        counts[far] = (on.size - _NEAR) / _FAR
+        kept = np.concatenate([over, on[-_NEAR:], far])
+        x, ended, counts = x[kept], ended[kept], counts[kept]
+    return Ending(centre, scale, middle, half, _logistic(x, ended, counts))
 
 
 def _ending_features(
@@ -301,24 +308,38 @@ def _least_squares(x: FloatArray, y: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.lstsq(x, y, rcond=_RCOND)[0], dtype=np.float64)
 
 
-def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
-    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton."""
+def _logistic(
+    x: FloatArray,
+    y: NDArray[np.bool_],
+    counts: FloatArray | float = 1.0,
+    newton: int = _NEWTON,
+) -> FloatArray:
+    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton.
+
+    Args:
+        x: (n, E) features, 1 first.
+        y: (n,) what came of it.
+        counts: (n,) how many rows each stands for.
+        newton: most iterations.
+    """
+    counts = np.broadcast_to(counts, y.shape)
     ridge = _ENDING_RIDGE * np.eye(x.shape[1])
     weights = np.zeros(x.shape[1])
-    weights[0] = np.log(y.mean() + 1e-12) - np.log(1 - y.mean() + 1e-12)
+    share = np.average(y, weights=counts)
+    weights[0] = np.log(share + 1e-12) - np.log(1 - share + 1e-12)
     logit = x @ weights
-    loss = _log_loss(logit, y, weights)
-    for _ in range(_NEWTON):
+    loss = _log_loss(logit, y, weights, counts)
+    for _ in range(newton):
         p = _sigmoid(logit)
         rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others add nothing to slope or curvature
-        some, slope = x[rows], p[rows] - y[rows]
-        bent = some * np.sqrt(p[rows] * (1 - p[rows]))[:, None]
+        some, slope = x[rows], counts[rows] * (p[rows] - y[rows])
+        bent = some * np.sqrt(counts[rows] * p[rows] * (1 - p[rows]))[:, None]
         curve = bent.T @ bent + ridge
         way = np.linalg.solve(curve, some.T @ slope + ridge @ weights)
         move = x @ way
         size = 1.0
         while True:
-            new = _log_loss(logit - size * move, y, weights - size * way)
+            new = _log_loss(logit - size * move, y, weights - size * way, counts)
             if new <= loss or size < 1e-8:
                 break
             size /= 2
@@ -329,10 +350,12 @@ def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
     return weights
 
 
-def _log_loss(logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray) -> float:
+def _log_loss(
+    logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray, counts: FloatArray
+) -> float:
     signed = np.where(y, -logit, logit)
     losses = np.maximum(signed, 0.0) + np.log1p(np.exp(-np.abs(signed)))
-    return float(losses.sum() + 0.5 * _ENDING_RIDGE * (weights @ weights))
+    return float(losses @ counts + 0.5 * _ENDING_RIDGE * (weights @ weights))
 
 
 def _sigmoid(logit: FloatArray) -> FloatArray:

@@ -240,7 +240,7 @@ class FreeEvaluation:
 
     def _aside(self) -> int:
         """Return how many vector steps must follow a policy before its value is settled."""
-        steps = np.clip(_SETTLED * self._length, _LEAST, _MOST)
+        steps = min(max(_SETTLED * self._length, _LEAST), _MOST)  # asked after every rollout
         return -(-int(steps) // self.stream.num_envs)
 
     def _widest(self) -> int:
