@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.models.features import Map, Polynomial
-from ope_gym.online.stream import Window, rows_by_place, runs
+from ope_gym.online.stream import Window, blocks, rows_by_place, runs
 from ope_gym.policies import FinitePolicy, Policy
 
 _LAMBDA = 0.9  # of LSTD and of the generalised advantages, for one step
@@ -159,7 +159,8 @@ def fit_advantages(
     def v(some: FloatArray, step: NDArray[Any]) -> FloatArray:
         return np.asarray(np.clip(timed_sum(some, step, horizon, theta), low, high))
 
-    then = np.where(window.ended, 0.0, v(features(window.following), window.step + 1))
+    ahead = [v(features(window.following[b]), window.step[b] + 1) for b in blocks(window.size)]
+    then = np.where(window.ended, 0.0, np.concatenate(ahead))
     delta = window.rewards + gamma * then - v(now, window.step)
     advantage = np.zeros(window.size)
     if now.shape[1] > 1:

@@ -38,7 +38,7 @@ from ope_gym.models.transitions import (
     within,
 )
 from ope_gym.online.advantages import Advantages, timed, timed_sum
-from ope_gym.online.stream import Window
+from ope_gym.online.stream import Window, blocks
 from ope_gym.policies import FinitePolicy, Policy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
@@ -241,7 +241,12 @@ class Simulation:
 
     def corrected(self, window: Window) -> Advantages:
         """Return the value with its corrections at each step of a window."""
-        wrong = self.wrong(vars(window), window.step) * self.gamma**window.step
+        names = ("observations", "following", "actions", "rewards", "ended")
+        parts = [
+            self.wrong({name: getattr(window, name)[part] for name in names}, window.step[part])
+            for part in blocks(window.size)
+        ]
+        wrong = np.concatenate(parts) * self.gamma**window.step
         return Advantages(window, np.stack([wrong, np.zeros_like(wrong)]), self.value)
 
     def wrong(self, rows: Mapping[str, NDArray[Any]], step: NDArray[np.int64]) -> FloatArray:

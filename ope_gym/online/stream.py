@@ -29,6 +29,7 @@ GROUPS = 8  # of steps, to leave out one at a time
 MOST_NUMBERS = 64  # observations with more, such as images, are not kept
 _STARTS = 1024  # latest first observations that are kept
 _FULL = 40  # steps in each interval of ages, on average
+_BLOCK = 4096  # rows whose features are computed together, where these are not kept
 _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a time
 
 
@@ -123,6 +124,11 @@ def rows_by_place(place: IntArray) -> list[IntArray]:
     small = place.astype(np.uint16) if place.max(initial=0) < 2**16 else place  # sorts faster
     order = np.argsort(small, kind="stable")
     return np.split(order, np.cumsum(np.bincount(place))[:-1])
+
+
+def blocks(size: int) -> list[slice]:
+    """Cut rows into blocks whose features stay in the cache: fresh memory for all is slow."""
+    return [slice(at, at + _BLOCK) for at in range(0, size, _BLOCK)]
 
 
 def runs(group: IntArray) -> list[tuple[int, slice]]:
