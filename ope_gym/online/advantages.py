@@ -228,10 +228,12 @@ def _fit_v(window: Window, features: Map, horizon: int | None, gamma: float) -> 
     places = rows_by_place(window.place[rows] // k)
     trace = _traces(phi, places, (gamma * _LAMBDA) ** k)
     halves = [[part for g, part in runs(group) if g % 2 == half] for half in (0, 1)]
-    lefts, rights = [], []
-    for parts in halves:
-        lefts.append(sum(trace[part].T @ change[part] for part in parts))
-        rights.append(sum(trace[part].T @ rewards[part] for part in parts))
+    width = phi.shape[1]
+    lefts, rights = np.zeros((2, width, width)), np.zeros((2, width))
+    for half, parts in enumerate(halves):
+        for part in parts:
+            lefts[half] += trace[part].T @ change[part]
+            rights[half] += trace[part].T @ rewards[part]
     size = np.einsum("ij,ij->j", phi, phi)
     size = (size + 1e-9 * size.max()) / (1 - _LAMBDA**k)
 

@@ -145,7 +145,9 @@ class Simulator:
         taken = actions[:, 0].astype(np.int64) if finite else 0
         return self._move(states, features @ self.coefficients, taken)
 
-    def _move(self, states: FloatArray, found: FloatArray, taken: Any) -> Any:
+    def _move(
+        self, states: FloatArray, found: FloatArray, taken: Any
+    ) -> tuple[FloatArray, FloatArray]:
         """Return what `step` does, from the increments and rewards (n, A (d + 1)) of all blocks."""
         chosen = found.reshape(len(states), -1, states.shape[1] + 1)[np.arange(len(states)), taken]
         return within(states + chosen[:, :-1], self.low, self.high), chosen[:, -1]
@@ -299,7 +301,7 @@ def _fit_v(
     gram = phi.T @ phi
     gram[np.diag_indices_from(gram)] *= 1.0 + 1e-4
     gram[np.diag_indices_from(gram)] += 1e-9 * np.trace(gram)
-    theta = np.linalg.solve(gram, phi.T @ played.ahead[some])
+    theta = np.asarray(np.linalg.solve(gram, phi.T @ played.ahead[some]), dtype=np.float64)
     low, high = played.ahead.min(), played.ahead.max()
 
     def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:

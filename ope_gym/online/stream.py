@@ -110,9 +110,9 @@ class Window:
         table = np.concatenate([whole, left], axis=1)  # (2 + m, 1 + groups, spans)
         table = np.where(table[0] > 0.5, table, known[width])
         rates = table[1:] / np.maximum(table[0], 1.0)
-        known = np.where(table[0] > 0.5, np.arange(spans), 0)
-        known = np.maximum.accumulate(known, axis=1)
-        rates[0] = np.take_along_axis(rates[0], known, axis=1)
+        seen = np.where(table[0] > 0.5, np.arange(spans), 0)
+        seen = np.maximum.accumulate(seen, axis=1)
+        rates[0] = np.take_along_axis(rates[0], seen, axis=1)
         rates = np.repeat(rates, width, axis=2)[:, :, :ages]
         lasts = np.cumprod(1.0 - rates[0], axis=1)
         lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)

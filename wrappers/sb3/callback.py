@@ -351,12 +351,12 @@ class OPECallback(EventCallback):
         if self._eval_freq is not None:
             return self._eval_freq
         model: Any = self.model
-        usual = max(_OFTEN, model._total_timesteps // _POINTS)
+        usual = max(_OFTEN, int(model._total_timesteps) // _POINTS)
         if self._free is None:
             return usual
         left = model._total_timesteps - self.num_timesteps
         spacing = affordable_spacing(model, self._free.free.horizon, left, self._budget)
-        spacing -= model.n_steps * model.n_envs // 2  # at the end of the rollout that is nearest
+        spacing -= int(model.n_steps * model.n_envs) // 2  # at the end of the rollout that is nearest
         if spacing > usual and self.verbose:
             print(
                 f"Evaluations come about every {spacing:,} timesteps, so that they take about "

@@ -1,4 +1,4 @@
-"""How often a policy can be valued within a share of the CPU time that its training takes.
+"""How often a policy can be valued within a share of the CPU time of its training.
 
 Both times are counted, not measured: vector steps and gradient steps of the training, rows and
 features of an evaluation. So a run with a seed is evaluated at the same timesteps on every machine,
@@ -21,6 +21,7 @@ __all__ = ["affordable_spacing"]
 
 # CPU milliseconds of one machine; only their ratios matter (`benchmarks/callback_overhead.py`).
 _STEP, _UPDATE = 0.55, 2.0  # a step of all environments, and a gradient step
+_RECORD = 0.008  # recording a step of all environments
 _FIT, _COLUMN, _PRODUCT = 25.0, 0.5, 1e-3  # least squares on `_ROWS` rows of few to many columns
 _ROWS = 32_768
 _LEARN, _PLAY = 10.0, 0.11  # learning an environment, and a step of all episodes played there
@@ -42,7 +43,8 @@ def affordable_spacing(model: Any, horizon: int | None, timesteps: int, share: f
     updates = getattr(model, "n_epochs", 1) * -(-rollout // getattr(model, "batch_size", rollout))
     training = timesteps / rollout * (model.n_steps * _STEP + updates * _UPDATE)
     first, again = _evaluation(model, horizon)
-    count = int((share * training + again) / (first + again))  # the last one is not valued again
+    left = share * training - timesteps / model.n_envs * _RECORD
+    count = int((left + again) / (first + again))  # the last one is not valued again
     return -(-timesteps // max(count, 1))
 
 
