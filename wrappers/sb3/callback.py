@@ -356,7 +356,7 @@ class OPECallback(EventCallback):
             return usual
         left = model._total_timesteps - self.num_timesteps
         spacing = affordable_spacing(model, self._free.free.horizon, left, self._budget)
-        spacing -= int(model.n_steps * model.n_envs) // 2  # at the end of the rollout that is nearest
+        spacing -= int(model.n_steps * model.n_envs) // 2  # the nearest rollout
         if spacing > usual and self.verbose:
             print(
                 f"Evaluations come about every {spacing:,} timesteps, so that they take about "
