@@ -17,12 +17,9 @@ from ope_gym.inference.diagnostics import (
     Diagnostics,
     Findings,
     Verdict,
-    influence_limit,
     judge,
     pareto_k,
 )
-from ope_gym.inference.errors import calm, spread_of
-from ope_gym.inference.intervals import ess_t
 from ope_gym.policies import DiagonalGaussian
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensitySums
@@ -452,43 +449,6 @@ def test_one_episode_that_makes_much_of_the_error_is_amber() -> None:
     assert rare.alarms == ()
     assert "one episode makes up 12% of the squared error" in str(rare)
     assert rare.advice == ("collect about 20 episodes with the target policy itself",)
-
-
-def test_even_weights_allow_one_episode_what_chance_gives_the_largest_return() -> None:
-    limit = influence_limit(140.0, 200)
-    assert limit == pytest.approx(0.2836, abs=1e-4)  # x = ln(200 / 0.01005) - 1 = 8.898
-    for share, ess, is_calm, colour in (
-        (0.28, 140.0, True, "green"),
-        (0.29, 140.0, True, "amber"),
-        (0.28, 139.0, True, "amber"),  # uneven
-        (0.28, 200.0, False, "amber"),  # long tails, or no weights
-    ):
-        got = verdict(diagnostics(ess, influence_share=share), calm=is_calm)
-        assert got.colour == colour
-        assert bool(got.advice) == (colour == "amber")
-        usual = "one episode makes up 28% of the squared error, which is usual for the largest of"
-        assert (colour == "green") == any(note.startswith(usual) for note in got.notes)
-    # another reason does not bring back the advice for an influence that is allowed
-    allowed = verdict(diagnostics(140.0, influence_share=0.28), cautions=("other",), calm=True)
-    assert allowed.advice == ()
-    assert influence_limit(2000.0, 2000) == influence_limit(2000.0, 3000) == 0.1
-
-
-def test_the_largest_of_fresh_exponential_returns_is_rarely_called_decisive() -> None:
-    """Of 400 samples of 120 about four are; and their intervals keep the level of 95 %."""
-    rng = np.random.default_rng(0)
-    returns = rng.exponential(size=(400, 120))
-    assert sum(calm(row) for row in returns) >= 390
-    assert sum(calm(row) for row in rng.lognormal(0.0, 2.0, size=(400, 120))) <= 10
-    found = [spread_of(row) for row in returns]
-    decisive = sum(s.tails.largest > influence_limit(120.0, 120) for s in found)
-    assert decisive <= 4 + 3 * 2
-    assert sum(s.tails.largest > 0.1 for s in found) > 300  # most are above a tenth
-    held = sum(
-        1.0 in ess_t(row.mean(), s.cautious, 120.0, 0.95, s.tails)
-        for row, s in zip(returns, found, strict=True)
-    )
-    assert held >= 380 - 3 * 4.4
 
 
 def test_advice_is_a_number_of_episodes_of_a_policy() -> None:

@@ -18,14 +18,13 @@ from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import (
-    GREEN_INFLUENCE,
     Diagnostics,
     Findings,
     Verdict,
     judge,
     weight_diagnostics,
 )
-from ope_gym.inference.errors import Spread, Tails, calm, spread_of
+from ope_gym.inference.errors import Spread, Tails, spread_of
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
 from ope_gym.inference.outcomes import Outcomes
@@ -93,8 +92,7 @@ def conclude(
     """
     sample, scheme = known.sample, composition.scheme
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    values = computed.influence if computed.spread is None else computed.spread
-    spread = spread_of(values, strata)
+    spread = spread_of(computed.influence if computed.spread is None else computed.spread, strata)
     if spread.error <= _ROUNDING * abs(computed.value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
@@ -143,7 +141,6 @@ def conclude(
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
         known.certain and bool(scheme),
-        bool(scheme) and spread.tails.largest > GREEN_INFLUENCE and calm(values),
     )
     return Estimate(
         name,

@@ -10,7 +10,6 @@ from ope_gym.arrays import FloatArray, IntArray
 
 _FEW = 4_096  # values that numpy sums in less time than it takes to load machine code
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
-LONG = 1.5  # standard deviation over interquartile range, beyond which tails are long
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,6 @@ def _sums(
     second = u * u
     sums = [float(np.sum(x)) for x in (second, second * u, second * second)]
     return [scale, low / scale, high / scale, *sums]
-
-
-def calm(influence: FloatArray) -> bool:
-    """Tell whether the tails of influence values (n,) are short enough for an interval by ess-t.
-
-    Their standard deviation is at most 1.5 interquartile ranges: it is 0.74 of them for normal
-    values, 0.91 for exponential ones, 1.5 for the lognormal with sigma 1. ess-t keeps its level for
-    these, but not for longer tails (sigma 2, Pareto with an infinite variance, rare disasters).
-    """
-    low, high = np.quantile(influence, [0.25, 0.75])
-    return bool(np.std(influence) <= LONG * (high - low))
 
 
 def standard_error(influence: FloatArray, strata: IntArray) -> float:
