@@ -35,6 +35,7 @@ _TILE = 256  # steps of a row handled at once: a tile of four rows stays in the 
 _OVERFLOW = 1e280  # below exp(700), where `_exp` stops: no term of a smaller sum was cut
 _UNDERFLOW = 1e-280  # above exp(-708), where `_exp` stops: a larger sum has lost nothing
 NEVER = -1e300  # stands for the log of a probability of 0 where -inf times 0 would be NaN
+REFUSED, DISTANT = 1, 2  # what `prefixes` returns where it could not do its work
 _FEW = 512  # trajectories whose statistics plain Python sums in a millisecond
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
@@ -43,6 +44,7 @@ _SQRT_2 = 1.4142135623730951
 _MANTISSA = (1 << 52) - 1  # bits of a float below its exponent
 _ONE = 1023 << 52  # bits of 1.0
 _WHOLE = 1075 << 52  # bits of 2**52: a whole number below goes into the lowest bits
+_BITS_700 = int(np.float64(700.0).view(np.int64))
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
 _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
@@ -140,6 +142,20 @@ def _float(context: Any, x: Any) -> Any:
     return types.float64(types.int64), generate
 
 
+@intrinsic
+def _wide(context: Any) -> Any:
+    """Let vectors have 512 bits in the calling function, where the processor has such.
+
+    LLVM prefers 256, because the first processors with wide vectors lowered their clock for them.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
 # The exponential takes most of the time here, and a call of the C library keeps a loop from being
 # vectorised. So it is written out:
 #
@@ -154,8 +170,10 @@ def _float(context: Any, x: Any) -> Any:
 #
 # The last step needs an exponent that exists. The smallest float of full precision is 2^-1022 =
 # exp(-708.4), the largest exp(709.8): x is held within [-708, 700], which leaves room above for
-# sums of ten thousand terms. Where 3e-308 is not as good as 0, because it multiplies something or
-# is counted, callers write `_exp(v) if v > -708.0 else 0.0`; that also turns NaN into 0.
+# sums of ten thousand terms. The upper bound compares bits, whose order as whole numbers is that of
+# the floats above 0: two comparisons of floats would be merged into four instructions. Where 3e-308
+# is not as good as 0, because it multiplies something or is counted, callers write
+# `_exp(v) if v > -708.0 else 0.0`; that also turns NaN into 0.
 #
 # k ln 2 is rounded, so the relative error grows like 2e-17 |x|. All sums here are scaled so that
 # their largest term has x near 0, and a term at x counts exp(x) of that: the error stays below one
@@ -164,12 +182,13 @@ def _float(context: Any, x: Any) -> Any:
 def _exp(x: float) -> float:
     """Return exp(x) by plain arithmetic that vectorises; x is held within [-708, 700]."""
     y = x if x > -708.0 else -708.0
-    y = y if y < 700.0 else 700.0
+    bits: Any = _bits(y)  # type: ignore[call-arg]
+    y = _float(bits if bits < _BITS_700 else _BITS_700)
     shifted = y * _LOG2_E + _ROUND
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
-    return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg]
+    return _float(_bits(p) + (_bits(shifted) << 52))
 
 
 # The logarithm in the same way: x = 2^e m with m within [sqrt(1/2), sqrt(2)], and from
@@ -216,25 +235,26 @@ def _rest(total: float, x: float) -> float:
 # exponential, and after 2,000 steps, when log P is -1,400 or less, every sum has lost three digits.
 # We take M_t = sum_u<=t m_u, m_u the largest log-probability of step u under the behaviour b that
 # recorded the trajectory and three others, and sum for each behaviour the differences
-# log p_k,u - m_u, which stay small where they matter. Only M_t and log P_b,t are large sums, and
-# the rounding errors of these two are carried along (`_rest`). If another behaviour finds the
-# actions exp(645) times as likely as those four, or each step has another one that finds it likely,
-# the sum of the exponentials overflows or underflows: tiles in which that happens are done again,
-# with the largest difference as a pivot.
+# log p_k,u - m_u, which stay small where they matter. The log weight is log P_e,t - log mixture_t,
+# so the target's log-probabilities enter as differences, too: sum_u (log p_e,u - m_u). No sum is
+# large; that one is taken with its rounding errors carried along (`_rest`). Every 1,024 steps of a
+# trajectory, M_t moves to the likeliest behaviour if that is exp(300) away. If another behaviour
+# gets exp(645) times as likely as those four in between, or each step has another one that finds it
+# likely, the sum of the exponentials overflows or underflows: trajectories in which that happens
+# are left to `distant_prefixes`.
 #
-# Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so exponentials are
-# taken of several steps at a time. The prefix sums cannot be: each needs the one before. They are
-# made for four behaviours at once, whose four chains of additions the processor overlaps, into a
-# tile of (4, 256) that is still in the cache when the exponentials read it; eight such tiles of a
-# behaviour in a row, so that memory is read in long stretches. Where a trajectory begins the sum so
-# far is multiplied by 0 (`keep`) in the same instruction that adds the next number, so short
-# episodes cost no more than long ones; for this log-probabilities of -inf count as -1e300, whose
-# exponential is 0 all the same.
+# Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so differences and
+# exponentials are taken of several steps at a time. The prefix sums cannot be: each needs the one
+# before. They are made for four behaviours at once, whose four chains of additions the processor
+# overlaps, in a tile of (4, 256) that stays in the cache; two steps of a behaviour in a row,
+# because the processor writes two numbers at a time if they are neighbours. Four tiles of a
+# behaviour follow each other, so that memory is read in long stretches. A NaN stays in its prefix
+# sum, so looking at the last one finds it.
 
 
 @compiled(
     _CONTRACT,
-    writes=("own", "mixture", "rows", "pivot", "total", "keep", "most", "carry"),
+    writes=("basic", "fused", "rows", "total", "most", "high", "carry"),
 )
 def prefixes(
     log_probs: Any,
@@ -245,16 +265,16 @@ def prefixes(
     offsets: Any,
     rho: Any,
     limit: float,
-    own: Any,
-    mixture: Any,
+    target: Any,
+    basic: Any,
+    fused: Any,
     rows: Any,
-    pivot: Any,
     total: Any,
-    keep: Any,
     most: Any,
+    high: Any,
     carry: Any,
-) -> bool:
-    """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
+) -> int:
+    """Compute log weights of trajectories begin..end-1, in one pass over (K, steps).
 
     Args:
         log_probs: (K, columns) log-probability of the taken action under each behaviour.
@@ -265,117 +285,215 @@ def prefixes(
         offsets: (n + 1,) steps of each trajectory.
         rho: (padded,) share of the trajectories of each behaviour, 0 beyond the last.
         limit: largest log-probability allowed.
-        own: written: log P_b(i),t; this and the next from the first step of `begin` on.
-        mixture: written: log sum_k rho_k P_k,t.
+        target: (S,) log-probability of the taken action under the target.
+        basic: written: log P_e,t - log P_b(i),t, from the first step of `begin` on; (0,) if it is
+            not wanted.
+        fused: written: log P_e,t - log sum_k rho_k P_k,t, from the first step of `begin` on.
         rows: (4, tile) scratch; see `prefix_scratch`.
-        pivot: (tiles,) scratch.
         total: (tiles,) scratch.
-        keep: (tiles,) scratch.
         most: (tiles,) scratch.
-        carry: (2, padded) scratch.
+        high: (tiles,) scratch.
+        carry: (padded,) scratch.
 
     Returns:
-        False if an entry is NaN or above the limit.
+        REFUSED if an entry is NaN or above the limit, or -inf under the own behaviour; DISTANT if
+        sums got too large or too small, so that `fused` has NaN for `distant_prefixes`; else 0.
     """
+    _wide()  # type: ignore[call-arg]
     last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
-    i, bad, base, stop = begin - 1, 0, offsets[begin], offsets[end]
+    bad, lost, base, stop, wanted = 0, 0, offsets[begin], offsets[end], basic.size > 0
     acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
-    for k in range(rho.size):
-        carry[0, k] = 0.0
-    for row in range(base, stop, wide):
-        width, column, at = wide, row - shift, row - base
-        if row + wide > stop:
+    first = begin  # the trajectory that the first step of a stretch is of
+    row = base
+    while row < stop:
+        # up to the next multiple of `wide` of the trajectory: results do not depend on its place
+        width, column, at = wide - (row - offsets[first]) % wide, row - shift, row - base
+        if row + width > offsets[first + 1]:
+            width = wide
+        if row + width > stop:
             width = stop - row
-        for j in range(width):
-            keep[j] = 1.0
-            if offsets[i + 1] == row + j:
-                i += 1
-                acted, acted_rest, keep[j] = 0.0, 0.0, 0.0
-            x = log_probs[ids[i], column + j]
-            acted_rest += _rest(acted, x)
-            acted += x
-            own[at + j] = acted + acted_rest
-            most[j] = x
-            pivot[j] = 0.0
+        i, j = first, 0
+        while j < width:
+            size = offsets[i + 1] - row if offsets[i + 1] - row < width else width
+            for u in range(j, size):
+                # an unsigned index cannot count from the end, which saves a comparison
+                x = log_probs[ids[i], np.uintp(column + u)]
+                most[np.uintp(u)] = x
+                bad += not x > -np.inf  # also for NaN
+            j = size
+            i += offsets[i + 1] == row + j
         for third in range(3):
             k = third * last // 2
             for j in range(width):
-                # an unsigned index cannot count from the end, which saves a comparison
                 x = log_probs[k, np.uintp(column + j)]
                 most[j] = x if x > most[j] else most[j]
         for j in range(width):
-            top, top_rest = top * keep[j], top_rest * keep[j]
-            top_rest += _rest(top, most[j])
-            top += most[j]
-            mixture[at + j] = top + top_rest
-        for k in range(rho.size):
-            carry[1, k] = carry[0, k]
-        for attempt in range(2):
-            for j in range(width):
-                total[j] = 0.0
-            for k in range(0, last + 1, 4):
-                # beyond the last behaviour: that one again, with a share of zero
-                k1 = k + 1 if k + 1 < last else last
-                k2 = k + 2 if k + 2 < last else last
-                k3 = k + 3 if k + 3 < last else last
-                a, b, c, d = carry[1, k], carry[1, k + 1], carry[1, k + 2], carry[1, k + 3]
-                share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
-                for left in range(0, width, tile):
-                    size, here = tile, column + left
-                    if left + tile > width:
-                        size = width - left
-                    for j in range(size):
-                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
-                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
-                        kept, m = keep[np.uintp(left + j)], most[np.uintp(left + j)]
-                        a = a * kept + ((x if x > NEVER else NEVER) - m)
-                        b = b * kept + ((y if y > NEVER else NEVER) - m)
-                        c = c * kept + ((z if z > NEVER else NEVER) - m)
-                        d = d * kept + ((u if u > NEVER else NEVER) - m)
-                        rows[0, j] = a
-                        rows[1, j] = b
-                        rows[2, j] = c
-                        rows[3, j] = d
-                    for j in range(size):
-                        p = pivot[np.uintp(left + j)]
-                        total[np.uintp(left + j)] += (
-                            share_a * _exp(rows[0, j] - p) + share_b * _exp(rows[1, j] - p)
-                        ) + (share_c * _exp(rows[2, j] - p) + share_d * _exp(rows[3, j] - p))
-                    for j in range(size):
-                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
-                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
-                        # also for NaN
-                        bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (u <= limit))
-                carry[0, k] = a
-                carry[0, k + 1] = b
-                carry[0, k + 2] = c
-                carry[0, k + 3] = d
-            lost = 0
-            for j in range(width):
-                lost += not (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
-            if lost == 0 or attempt == 1:
-                break
-            for j in range(width):  # a pivot of 0 is kept where there is something left
-                pivot[j] = 0.0 if _UNDERFLOW < total[j] < _OVERFLOW else -np.inf
-            for k in range(last + 1):
-                if rho[k] > 0.0:
-                    a = carry[1, k]
-                    for j in range(width):
-                        x = log_probs[k, column + j]
-                        a = a * keep[j] + ((x if x > NEVER else NEVER) - most[j])
-                        if a > pivot[j] and not _UNDERFLOW < total[j] < _OVERFLOW:
-                            pivot[j] = a
+            total[j] = 0.0
+            high[j] = -np.inf
+            fused[np.uintp(at + j)] = target[np.uintp(row + j)] - most[j]
+        then, i, j = i, first, 0
+        while j < width:
+            size = offsets[i + 1] - row if offsets[i + 1] - row < width else width
+            if offsets[i] == row + j:
+                acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
+            for u in range(j, size):
+                x = fused[np.uintp(at + u)]
+                top_rest += _rest(top, x)
+                top += x
+                fused[np.uintp(at + u)] = top + top_rest
+            if wanted:
+                for u in range(j, size):
+                    x = target[np.uintp(row + u)] - log_probs[ids[i], np.uintp(column + u)]
+                    acted_rest += _rest(acted, x)
+                    acted += x
+                    basic[np.uintp(at + u)] = acted + acted_rest
+            j = size
+            i += offsets[i + 1] == row + j
+        for k in range(0, last + 1, 4):
+            # beyond the last behaviour: that one again, with a share of zero
+            k1 = k + 1 if k + 1 < last else last
+            k2 = k + 2 if k + 2 < last else last
+            k3 = k + 3 if k + 3 < last else last
+            a, b, c, d = carry[k], carry[k + 1], carry[k + 2], carry[k + 3]
+            share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+            i = first
+            for left in range(0, width, tile):
+                size, here = tile, column + left
+                if left + tile > width:
+                    size = width - left
+                for j in range(size):
+                    x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
+                    z, v = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
+                    m, h = most[np.uintp(left + j)], high[np.uintp(left + j)]
+                    rows[0, j] = x - m
+                    rows[1, j] = y - m
+                    rows[2, j] = z - m
+                    rows[3, j] = v - m
+                    x = x if x > y else y
+                    z = z if z > v else v
+                    x = x if x > z else z
+                    high[np.uintp(left + j)] = x if x > h else h
+                j = 0
+                while j < size:
+                    n = offsets[i + 1] - row - left
+                    n = n if n < size else size
+                    if offsets[i] == row + left + j:
+                        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+                    if (n - j) % 2 == 1:
+                        u = np.uintp(j)
+                        a += rows[0, u]
+                        b += rows[1, u]
+                        c += rows[2, u]
+                        d += rows[3, u]
+                        rows[0, u] = a
+                        rows[1, u] = b
+                        rows[2, u] = c
+                        rows[3, u] = d
+                        j += 1
+                    for even in range(j, n, 2):
+                        u, v = np.uintp(even), np.uintp(even + 1)
+                        x = a + rows[0, u]
+                        a = x + rows[0, v]
+                        rows[0, u] = x
+                        rows[0, v] = a
+                        x = b + rows[1, u]
+                        b = x + rows[1, v]
+                        rows[1, u] = x
+                        rows[1, v] = b
+                        x = c + rows[2, u]
+                        c = x + rows[2, v]
+                        rows[2, u] = x
+                        rows[2, v] = c
+                        x = d + rows[3, u]
+                        d = x + rows[3, v]
+                        rows[3, u] = x
+                        rows[3, v] = d
+                    j = n
+                    bad += not ((a == a) & (b == b) & (c == c) & (d == d))
+                    i += offsets[i + 1] == row + left + j
+                for j in range(size):
+                    total[np.uintp(left + j)] += (
+                        share_a * _exp(rows[0, j]) + share_b * _exp(rows[1, j])
+                    ) + (share_c * _exp(rows[2, j]) + share_d * _exp(rows[3, j]))
+            carry[k] = a
+            carry[k + 1] = b
+            carry[k + 2] = c
+            carry[k + 3] = d
         for j in range(width):
-            mixture[at + j] += pivot[j] + _log(total[j])
-    return bad == 0
+            bad += not high[j] <= limit
+            known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
+            lost += not known
+            fused[np.uintp(at + j)] -= _log(total[j]) if known else np.nan
+        first, row, x = then, row + width, NEVER
+        for k in range(last + 1):
+            x = carry[k] if carry[k] > x and rho[k] > 0.0 else x
+        # NEVER if all behaviours that count are impossible
+        if abs(x) > 300.0 and x > NEVER and (row - offsets[first]) % wide == 0:
+            top_rest += _rest(top, -x)
+            top -= x
+            for k in range(rho.size):
+                carry[k] -= x
+    return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
+
+
+@compiled(writes=("fused", "running"))
+def distant_prefixes(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    offsets: Any,
+    rho: Any,
+    target: Any,
+    fused: Any,
+    running: Any,
+) -> None:
+    """Compute log P_e,t - log sum_k rho_k P_k,t of trajectories that `prefixes` has left NaN in.
+
+    The largest prefix of each step is its pivot, so behaviours may be however far apart.
+
+    Args:
+        log_probs: (K, columns), and the next five, as for `prefixes`.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        offsets: (n + 1,).
+        rho: (K,) or more.
+        target: (S,).
+        fused: written where there is NaN, from the first step of `begin` on.
+        running: (K,) or more, scratch.
+    """
+    base, behaviours = offsets[begin], log_probs.shape[0]
+    for i in range(begin, end):
+        top, rest, left = 0.0, 0.0, 0
+        for j in range(offsets[i] - base, offsets[i + 1] - base):
+            left += fused[j] != fused[j]
+        if left == 0:
+            continue
+        for k in range(behaviours):
+            running[k] = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            most, pivot, total = -np.inf, -np.inf, 0.0
+            for k in range(behaviours):
+                most = max(most, log_probs[k, j - shift])
+            rest += _rest(top, target[j] - most)
+            top += target[j] - most
+            for k in range(behaviours):
+                running[k] += log_probs[k, j - shift] - most
+                if rho[k] > 0.0:
+                    pivot = max(pivot, running[k])
+            for k in range(behaviours):
+                if rho[k] > 0.0 and pivot > -np.inf:
+                    total += rho[k] * math.exp(running[k] - pivot)
+            fused[j - base] = top + rest - (pivot + math.log(total))
 
 
 def prefix_scratch(rho: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the shares of K behaviours padded to a multiple of four, and scratch of `prefixes`."""
     padded = np.zeros(-(-rho.size // 4) * 4)
     padded[: rho.size] = rho
-    vectors = np.empty((4, 8 * _TILE))
-    return padded, (np.empty((4, _TILE)), *vectors, np.empty((2, padded.size)))
+    vectors = np.empty((3, 4 * _TILE))
+    return padded, (np.empty((4, _TILE)), *vectors, np.zeros(padded.size))
 
 
 # The optimal scheme has f(p) = p / (1 - a p) where the fused one has f(p) = p. Split off the fused

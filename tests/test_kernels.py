@@ -95,6 +95,20 @@ def test_sums_that_underflow_or_overflow_are_done_again(far: int) -> None:
     assert (np.abs(fused(data) - by_the_mixture(data)) / size).max() < 1e-12
 
 
+@pytest.mark.parametrize(("spread", "slow"), [(1.0, 0), (30.0, 1)])
+def test_long_trajectories_of_policies_that_differ(
+    spread: float, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest prefix falls exp(-800) below the product of the largest of each step."""
+    data = logged([30, 3000, 2100], 3, spread=spread)
+    calls: list[object] = []
+    found = kernels.distant_prefixes
+    monkeypatch.setattr(kernels, "distant_prefixes", lambda *a: calls.append(found(*a)))
+    rounding = -1e-15 * float(data.behaviour_log_probs.sum(axis=1).min())  # of the reference
+    np.testing.assert_allclose(fused(data), by_the_mixture(data), rtol=0, atol=rounding)
+    assert len(calls) == slow
+
+
 def by_the_mixture(data: Data) -> NDArray[np.float64]:
     """log P_e - log mixture, where the reference takes the own prefix away and adds it again."""
     rho = np.bincount(data.behaviour_ids) / data.behaviour_ids.size

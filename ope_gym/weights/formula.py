@@ -104,6 +104,8 @@ def log_weights(
     optimal = "optimal" in wanted
     a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
     basic = all(scheme == "basic" for scheme in wanted)
+    direct = "fused" in wanted and {"basic", "fused"}.issuperset(wanted)
+    nothing = np.zeros(0 if direct or basic else steps)  # log-probabilities of a certain target
     ids = behaviour_ids.astype(np.int64, copy=False)
     result = {scheme: np.empty(steps) for scheme in wanted}
 
@@ -127,22 +129,34 @@ def log_weights(
             if not good:
                 _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
             return
-        size = stop - start
-        target, own, mixture = np.empty((3, size))
-        extra = np.empty(size if optimal else 0)
-        kernels.cumulate(target_log_probs, begin, end, offsets, target)
+        target = target_log_probs if direct else nothing
+        if direct:  # the kernel writes the weights themselves
+            own = result["basic"][start:stop] if "basic" in result else np.empty(0)
+            mixture = result["fused"][start:stop]
+        else:
+            own, mixture = np.empty((2, stop - start))
         padded, scratch = kernels.prefix_scratch(rho)
-        good = kernels.prefixes(
-            block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
+        found = kernels.prefixes(
+            block, shift, begin, end, ids, offsets, padded, limit, target, own, mixture, *scratch
         )
-        if optimal and good:
+        if found == kernels.REFUSED:
+            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
+        if found == kernels.DISTANT:
+            kernels.distant_prefixes(
+                block, shift, begin, end, offsets, padded, target, mixture, np.empty(rho.size)
+            )
+        if direct:
+            return
+        np.negative(own, out=own)
+        np.negative(mixture, out=mixture)
+        prefix, extra = np.empty(stop - start), np.empty(stop - start if optimal else 0)
+        kernels.cumulate(target_log_probs, begin, end, offsets, prefix)
+        if optimal:
             x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(
                 block, shift, begin, end, offsets, rho, a, own, mixture, x, y, z, extra
             )
-        if not good or own.min() == -np.inf:
-            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
-        prefixes = Prefixes(target, own, mixture, extra)
+        prefixes = Prefixes(prefix, own, mixture, extra)
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
 
