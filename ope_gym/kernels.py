@@ -436,6 +436,57 @@ def prefixes(
     return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
 
 
+@compiled(_CONTRACT, writes=("basic", "fused", "total"))
+def single_steps(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    ids: Any,
+    rho: Any,
+    limit: float,
+    target: Any,
+    basic: Any,
+    fused: Any,
+    total: Any,
+) -> int:
+    """Do the work of `prefixes` on trajectories of one step each, which need no prefix sums.
+
+    Args and return value as there. One kernel for both would take longer to compile.
+    """
+    _wide()  # type: ignore[call-arg]
+    last, tile, bad, lost = log_probs.shape[0] - 1, total.size, 0, 0
+    for row in range(begin, end, tile):
+        width, column, at = tile, row - shift, row - begin
+        if row + tile > end:
+            width = end - row
+        for j in range(width):
+            total[j] = 0.0
+        for k in range(0, last + 1, 4):
+            k1 = k + 1 if k + 1 < last else last
+            k2 = k + 2 if k + 2 < last else last
+            k3 = k + 3 if k + 3 < last else last
+            share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+            for j in range(width):
+                x, y = log_probs[k, np.uintp(column + j)], log_probs[k1, np.uintp(column + j)]
+                z, v = log_probs[k2, np.uintp(column + j)], log_probs[k3, np.uintp(column + j)]
+                bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (v <= limit))
+                total[j] += (share_a * _exp(x) + share_b * _exp(y)) + (
+                    share_c * _exp(z) + share_d * _exp(v)
+                )
+        for j in range(width):
+            x = log_probs[np.uintp(ids[np.uintp(row + j)]), np.uintp(column + j)]
+            bad += not x > -np.inf
+            if basic.size > 0:
+                basic[np.uintp(at + j)] = target[np.uintp(row + j)] - x
+        for j in range(width):
+            known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
+            lost += not known
+            x = target[np.uintp(row + j)] - _log(total[j])
+            fused[np.uintp(at + j)] = x if known else np.nan
+    return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
+
+
 @compiled(writes=("fused", "running"))
 def distant_prefixes(
     log_probs: Any,
@@ -619,15 +670,14 @@ def cumulate_ratios(
     """
     good = True
     for i in range(begin, end):
-        above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
+        total, rest, k = 0.0, 0.0, ids[i]
         for j in range(offsets[i], offsets[i + 1]):
-            x = log_probs[k, j - shift]
+            x = log_probs[k, np.uintp(j - shift)]
             good &= (x <= limit) & (x > -np.inf)
-            rest_above += _rest(above, target[j])
-            above += target[j]
-            rest_below += _rest(below, x)
-            below += x
-            out[j] = (above + rest_above) - (below + rest_below)
+            ratio = target[np.uintp(j)] - x
+            rest += _rest(total, ratio)
+            total += ratio
+            out[np.uintp(j)] = total + rest
     return good
 
 

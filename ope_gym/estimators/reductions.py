@@ -17,13 +17,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, annuity, longest_of, offsets_of, step_numbers
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    annuity,
+    cuts_of,
+    longest_of,
+    offsets_of,
+    step_numbers,
+)
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
 from ope_gym.inference.outcomes import tally
 
@@ -94,9 +101,7 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
 
 def pieces(chunk: Weighted, steps: int) -> list[Weighted]:
     """Cut a chunk into pieces of about so many steps; they are views, and lack what is whole."""
-    places = np.searchsorted(chunk.offsets, np.arange(0, chunk.offsets[-1], steps))
-    cuts = np.unique(np.append(places, chunk.offsets.size - 1))
-    return [_piece(chunk, int(a), int(b)) for a, b in pairwise(cuts)]
+    return [_piece(chunk, begin, end) for begin, end in cuts_of(chunk.offsets, steps)]
 
 
 def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:

@@ -8,13 +8,12 @@ so that all requests of a round are answered in a single pass over the trajector
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, cores
+from ope_gym.arrays import FloatArray, IntArray, in_threads
 from ope_gym.estimators.reductions import (
     Column,
     Reduction,
@@ -134,9 +133,8 @@ def reduce_chunk(chunk: Any) -> Reduce:
         apart = [request for request in requests if cut and getattr(request, "in_threads", False)]
         merged: list[Any] = []
         if apart:
-            with ThreadPoolExecutor(min(cores(), len(cut))) as pool:
-                for parts in pool.map(lambda piece: [r.part(piece) for r in apart], cut):
-                    merge_all(merged, parts)
+            for parts in in_threads(lambda piece: [r.part(piece) for r in apart], cut):
+                merge_all(merged, parts)
         known = dict(zip(apart, merged, strict=True))
         return [r.total(known[r] if r in known else r.part(chunk)) for r in requests]
 

@@ -17,13 +17,12 @@ The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a facto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, cores
+from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, in_threads
 
 _BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
 _STEPS = 1 << 16  # and steps
@@ -136,9 +135,25 @@ def log_weights(
         else:
             own, mixture = np.empty((2, stop - start))
         padded, scratch = kernels.prefix_scratch(rho)
-        found = kernels.prefixes(
-            block, shift, begin, end, ids, offsets, padded, limit, target, own, mixture, *scratch
-        )
+        if threads and end - begin == stop - start:
+            found = kernels.single_steps(
+                block, shift, begin, end, ids, padded, limit, target, own, mixture, scratch[1]
+            )
+        else:
+            found = kernels.prefixes(
+                block,
+                shift,
+                begin,
+                end,
+                ids,
+                offsets,
+                padded,
+                limit,
+                target,
+                own,
+                mixture,
+                *scratch,
+            )
         if found == kernels.REFUSED:
             _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
         if found == kernels.DISTANT:
@@ -163,10 +178,8 @@ def log_weights(
     chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
     # policies need not be thread-safe, and few elements are not worth a thread
     threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
-    workers = min(len(chunks), cores()) if threads else 1
-    if workers > 1:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(run, *zip(*chunks, strict=True)))
+    if threads:
+        in_threads(lambda chunk: run(*chunk), chunks)
     else:
         for begin, end in chunks:
             run(begin, end)
