@@ -44,10 +44,10 @@ def check_offsets(offsets: ArrayLike, steps: int) -> IntArray:
             f"offsets has shape {array.shape} and type {array.dtype}; "
             "it must be (n + 1,) integers: trajectory i is rows offsets[i]:offsets[i + 1]"
         )
-    array = array.astype(np.int64)
-    short = np.flatnonzero(np.diff(array) <= 0)
-    if short.size:
-        i = int(short[0])
+    array = array.astype(np.int64, copy=False)
+    longer = array[1:] > array[:-1]
+    if not longer.all():
+        i = int(np.argmin(longer))
         raise ValueError(
             f"offsets goes from {array[i]} to {array[i + 1]} at episode {i}; it must increase, "
             "because every episode has at least one step"
@@ -116,9 +116,17 @@ def first_outside(values: FloatArray, low: float, high: float) -> int:
     >>> first_outside(np.array([0.5, 2.0, np.nan]), 0.0, 1.0)
     1
     """
-    if not values.size or (values.min() >= low and values.max() <= high):
+    if not values.size:
+        return -1
+    least, most = ends_of(values)
+    if least >= low and most <= high:
         return -1
     return int(np.argmin((values >= low) & (values <= high)))
+
+
+def ends_of(values: FloatArray) -> tuple[float, float]:
+    """Return the smallest and the largest value; NaN if there is one."""
+    return float(values.min()), float(values.max())
 
 
 def offsets_of(lengths: ArrayLike) -> IntArray:
@@ -262,6 +270,47 @@ def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if errors:
         raise errors[min(errors)]
     return results
+
+
+def at_once(rows: int, *calls: Callable[[], Any]) -> list[Any]:
+    """Return what each call returns; they run at the same time if they are about many rows."""
+    return [call() for call in calls] if rows < MANY else in_threads(lambda call: call(), calls)
+
+
+def slices_of(size: int) -> list[slice]:
+    """Cut rows into slices that are worth a thread each; few rows stay together."""
+    piece = MANY // 2 if size >= MANY else size
+    return [slice(begin, begin + piece) for begin in range(0, size, piece)]
+
+
+def exponentials(values: FloatArray, top: float = 0.0) -> FloatArray:
+    """Return exp(values - top) of (n,), on all cores if they are many.
+
+    >>> exponentials(np.array([1.0, 2.0]), 2.0)[1]
+    np.float64(1.0)
+    """
+    result = np.empty(values.size)
+
+    def fill(part: slice) -> None:
+        np.exp(np.subtract(values[part], top, out=result[part]), out=result[part])
+
+    in_threads(fill, slices_of(values.size))
+    return result
+
+
+def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArray:
+    """Sum values (n,) by groups (n,), as `np.bincount` does, on all cores if they are many.
+
+    >>> group_sums(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0])).tolist()
+    [5.0, 2.0]
+    """
+    parts = slices_of(groups.size)
+    if len(parts) == 1:
+        return np.bincount(groups, values, minlength=size)
+    size = max(size, int(groups.max()) + 1)
+    return np.asarray(
+        sum(in_threads(lambda part: np.bincount(groups[part], values[part], size), parts))
+    )
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

@@ -722,7 +722,7 @@ def column_sums(
         log_cap: upper bound put on them (inf: none).
         rewards: (S,).
         offsets: (n + 1,).
-        peak: (T,) -inf; written: M_t.
+        peak: (T,) -inf; written: M_t. If T is 1, M_0, since numpy is fast at finding it.
         gone: (T + 1,) -inf; written: the largest last log weight of trajectories that ended by t.
         pay: (T,) gamma^t; written: gamma^t exp(M_t).
         weight: (T,) scratch.
@@ -730,13 +730,10 @@ def column_sums(
         ended: (2, T + 1) zeros, scratch: sum w, sum w^2 of the last weights, by length.
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
+    _wide()  # type: ignore[call-arg]
     n, horizon = offsets.size - 1, peak.size
     if horizon == 1:  # one sum over all trajectories: a loop that vectorises, not n loops of a step
-        top = -np.inf
-        for i in range(n):
-            top = log_w[i] if log_w[i] > top else top
-        top = top if top < log_cap else log_cap
-        peak[0] = top
+        top = peak[0]
         if top == -np.inf:
             for i in range(n):
                 psi[i] = 0.0
@@ -756,7 +753,7 @@ def column_sums(
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
         for t in range(length):
-            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            v = log_w[np.uintp(start + t)] if log_w[np.uintp(start + t)] < log_cap else log_cap
             if v > peak[t]:
                 peak[t] = v
         if v > gone[length]:
@@ -772,17 +769,18 @@ def column_sums(
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
         for t in range(length):  # three loops, since each vectorises by itself
-            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            v = log_w[np.uintp(start + t)] if log_w[np.uintp(start + t)] < log_cap else log_cap
             v -= peak[t]  # NaN if all are -inf, and then 0
             weight[t] = _exp(v) if v > -708.0 else 0.0
         for t in range(length):
             w = weight[t]
             sums[0, t] += w
             sums[1, t] += w * w
-            sums[2, t] += w * rewards[start + t]
+            sums[2, t] += w * rewards[np.uintp(start + t)]
         total = 0.0
-        for t in range(length):  # a loop that writes too would add up in an order that depends on
-            total += pay[t] * (weight[t] * rewards[start + t])  # where the arrays lie in memory
+        # a loop that writes too would add up in an order that depends on where the arrays lie
+        for t in range(length):
+            total += pay[t] * (weight[t] * rewards[np.uintp(start + t)])
         psi[i] = total
         v = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
         v -= gone[length]
@@ -830,8 +828,8 @@ def dense_columns(
         for j in range(out.shape[2]):
             t = t0 + j
             if t < length:
-                out[0, i, j] = math.exp(min(log_w[start + t], log_cap) - peak[t])
-                out[1, i, j] = out[0, i, j] * rewards[start + t]
+                out[0, i, j] = math.exp(min(log_w[np.uintp(start + t)], log_cap) - peak[t])
+                out[1, i, j] = out[0, i, j] * rewards[np.uintp(start + t)]
             else:
                 out[0, i, j] = math.exp(last - peak[t])
                 out[1, i, j] = 0.0
@@ -870,6 +868,7 @@ def segment_influence(
         tail: (T,) scratch.
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
+    _wide()  # type: ignore[call-arg]
     stretches, begin = ends.size, 0
     if peak.size == 1:  # as in `column_sums`
         for i in range(offsets.size - 1):
@@ -893,10 +892,11 @@ def segment_influence(
         for j in range(stretches):
             total, stop = 0.0, ends[j] if ends[j] < length else length
             for u in range(t, stop):
-                v = log_w[start + u] if log_w[start + u] < log_cap else log_cap
-                v -= peak[u]
+                v = log_w[np.uintp(start + u)] if log_w[np.uintp(start + u)] < log_cap else log_cap
+                v -= peak[np.uintp(u)]
                 w = _exp(v) if v > -708.0 else 0.0
-                total += factor[u] * w * (rewards[start + u] - mean[u])
+                w *= rewards[np.uintp(start + u)] - mean[np.uintp(u)]
+                total += factor[np.uintp(u)] * w
             t = stop if stop > t else t
             if t < ends[j]:
                 total -= math.exp(last - floor[t]) * tail[t]
@@ -947,11 +947,9 @@ def rival_terms(
 # Statistics of trajectories, each in as few passes as it takes; numpy would make a dozen.
 
 
-@compiled(_ADD, writes=("returns", "discounted", "out"))
-def episode_sums(
-    rewards: Any, offsets: Any, discount: Any, returns: Any, discounted: Any, out: Any
-) -> None:
-    """Sum the rewards of each trajectory, and find the lowest and the highest reward.
+@compiled(_ADD, writes=("returns", "discounted"))
+def episode_sums(rewards: Any, offsets: Any, discount: Any, returns: Any, discounted: Any) -> float:
+    """Sum the rewards of each trajectory; return the sum of all but the last ones.
 
     Args:
         rewards: (S,).
@@ -959,26 +957,22 @@ def episode_sums(
         discount: (T,) gamma^t; (0,) if there is none.
         returns: (n,) written.
         discounted: (n,) written where there is a discount.
-        out: (3,) written: the lowest and the highest reward, and the sum of all but the last
-            rewards of trajectories.
     """
-    low, high, running = rewards[0], rewards[0], 0.0
+    _wide()  # type: ignore[call-arg]
+    running = 0.0
     for i in range(offsets.size - 1):
         total, start, length = 0.0, offsets[i], offsets[i + 1] - offsets[i]
         for t in range(length):
-            r = rewards[start + t]
-            low = r if r < low else low
-            high = r if r > high else high
-            total += r
+            total += rewards[np.uintp(start + t)]
         returns[i] = total
         if length > 1:
             running += total - rewards[start + length - 1]
         if discount.size > 0:
             total = 0.0
             for t in range(length):
-                total += discount[t] * rewards[start + t]
+                total += discount[t] * rewards[np.uintp(start + t)]
             discounted[i] = total
-    out[0], out[1], out[2] = low, high, running
+    return running
 
 
 @compiled(_ADD, writes=("out",))
@@ -990,6 +984,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         offsets: (n + 1,).
         out: (4,) written: number of such steps, largest R, sum of R - 1 and of its square.
     """
+    _wide()  # type: ignore[call-arg]
     # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
     # largest whole number vectorise
     steps, top, total, square = 0, 0, 0.0, 0.0
@@ -1011,8 +1006,9 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
             total += ratio - 1.0
             square += (ratio - 1.0) * (ratio - 1.0)
             for j in range(start + 1, stop):
-                known = log_w[j - 1] > -np.inf
-                ratio = _exp(log_w[j] - log_w[j - 1] if known else 0.0)  # 1 adds nothing
+                known = log_w[np.uintp(j - 1)] > -np.inf
+                # a ratio of 1 adds nothing
+                ratio = _exp(log_w[np.uintp(j)] - log_w[np.uintp(j - 1)] if known else 0.0)
                 bits = _bits(ratio)
                 top = bits if bits > top else top
                 steps += known
@@ -1023,35 +1019,26 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
 
 @compiled(_ADD, writes=("out",), few=_FEW)
 def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
-    """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i, over the largest |u|.
+    """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i.
 
     Args:
-        psi: (n,) influence values.
+        psi: (n,) influence values, finite.
         strata: (n,).
         means: by stratum.
-        factors: by stratum.
-        out: (6,) written: the largest |u|, then, of u over that, the smallest (at most 0), the
-            largest (at least 0), and the sums of u^2, u^3 and u^4; zeros if all u are 0.
+        factors: by stratum, such that |u| is about 1 at most.
+        out: (5,) written: the smallest u (at most 0), the largest (at least 0), and the sums of
+            u^2, u^3 and u^4.
     """
-    low, high = 0.0, 0.0
+    low, high, square, cube, fourth = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(psi)):
         k = strata[i]
         u = (psi[i] - means[k]) * factors[k]
         low = u if u < low else low
         high = u if u > high else high
-    scale = high if high > -low else -low
-    square, cube, fourth = 0.0, 0.0, 0.0
-    if scale > 0.0:
-        for i in range(len(psi)):
-            k = strata[i]
-            u = (psi[i] - means[k]) * factors[k] / scale
-            square += u * u
-            cube += u * u * u
-            fourth += (u * u) * (u * u)
-        low /= scale
-        high /= scale
-    out[0], out[1], out[2] = scale, low, high
-    out[3], out[4], out[5] = square, cube, fourth
+        square += u * u
+        cube += u * u * u
+        fourth += (u * u) * (u * u)
+    out[0], out[1], out[2], out[3], out[4] = low, high, square, cube, fourth
 
 
 @compiled(_ADD, writes=("out",), few=_FEW)
@@ -1093,26 +1080,34 @@ def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) 
 
 
 @compiled(writes=(), few=_FEW)
-def majority_share(values: Any, weights: Any) -> float:
+def majority_share(values: Any, weights: Any, unit: Any) -> float:
     """Return the share of the weights (n,) that the value (n,) with more than half of them has.
 
-    If no value has, the share of some value. By the vote of Boyer and Moore: weights of different
-    values cancel each other, and what is left is of the majority, if there is one.
+    Values are equal if they are so many units (1,) after rounding. If no value has a majority, the
+    share of some value. By the vote of Boyer and Moore: weights of different values cancel each
+    other, and what is left is of the majority, if there is one.
     """
-    candidate, lead, total = values[0], 0.0, 0.0
+    candidate, lead, total, own = 0.0, 0.0, 0.0, 0.0
     for i in range(len(values)):
         total += weights[i]
-        if values[i] == candidate:
+        value = (values[i] / unit[0] + _ROUND) - _ROUND  # the nearest whole number
+        if value == candidate:
             lead += weights[i]
         else:
             lead -= weights[i]
             if lead < 0.0:
-                candidate, lead = values[i], -lead
-    own = 0.0
+                candidate, lead = value, -lead
     for i in range(len(values)):
-        if values[i] == candidate:
+        if (values[i] / unit[0] + _ROUND) - _ROUND == candidate:
             own += weights[i]
     return own / total if total > 0.0 else np.nan
+
+
+@compiled(writes=("out",))
+def pick(log_probs: Any, ids: Any, ends: Any, out: Any) -> None:
+    """Write log_probs[ids[i], ends[i] - 1], the own one of each trajectory's last step."""
+    for i in range(ids.size):
+        out[i] = log_probs[np.uintp(ids[i]), np.uintp(ends[i] - 1)]
 
 
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the

@@ -220,7 +220,7 @@ def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
         values = rng.integers(4, size=9).astype(np.float64)
         weights = rng.random(9)
         shares = [weights[values == v].sum() / weights.sum() for v in range(4)]
-        got = kernels.majority_share(values, weights)
+        got = kernels.majority_share(values, weights, np.ones(1))
         if max(shares) > 0.5:
             assert got == pytest.approx(max(shares), rel=1e-14)
         else:
@@ -232,7 +232,7 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
     psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
-        (kernels.spread_sums, (psi, strata, means, factors), 6),
+        (kernels.spread_sums, (psi, strata, means, factors), 5),
         (kernels.return_moments, (psi, weights, strata, means), 4),
         (kernels.placed_sums, (psi, weights, lengths, strata), 4),
     ]
@@ -242,7 +242,9 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
         kernel.__wrapped__(*arguments, few)
         np.testing.assert_allclose(few, many, rtol=1e-12)
     signs, share = np.sign(psi), cast(Any, kernels.majority_share)
-    assert share(signs, weights) == pytest.approx(share.__wrapped__(signs, weights), rel=1e-12)
+    unit = np.ones(1)
+    want = share.__wrapped__(signs, weights, unit)
+    assert share(signs, weights, unit) == pytest.approx(want, rel=1e-12)
 
 
 def test_the_largest_values_are_the_largest() -> None:

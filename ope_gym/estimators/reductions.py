@@ -15,7 +15,7 @@ last weight, so its sums are extended by the sums of its last weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -114,8 +114,12 @@ def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:
     def trajectories(column: FloatArray | None) -> FloatArray | None:
         return None if column is None else column[begin:end]
 
+    if longest_of(chunk.offsets) == 1:
+        offsets = chunk.offsets[: end - begin + 1]  # 0, 1, 2, ... wherever it begins
+    else:
+        offsets = chunk.offsets[begin : end + 1] - start
     return Weighted(
-        chunk.offsets[begin : end + 1] - start,
+        offsets,
         chunk.rewards[start:stop],
         {scheme: log_w[start:stop] for scheme, log_w in chunk.log_weights.items()},
         residuals=steps(chunk.residuals),
@@ -157,7 +161,22 @@ class Arrays:
 
     def joined(self) -> FloatArray:
         """Return one array for all trajectories."""
+        whole = self.parts[0].base
+        if whole is not None and _cut(whole, self.parts):
+            return whole
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=-1)
+
+
+def _cut(whole: Any, parts: Sequence[FloatArray]) -> bool:
+    """Tell whether parts are views that an array was cut into, in their order."""
+    if not isinstance(whole, np.ndarray) or not (whole.ndim == 1 and whole.flags.c_contiguous):
+        return False
+    place = whole.ctypes.data
+    for part in parts:
+        if part.base is not whole or part.ctypes.data != place or not part.flags.c_contiguous:
+            return False
+        place += part.nbytes
+    return place == whole.ctypes.data + whole.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +278,8 @@ class StepSums:
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
             psi = np.zeros(psi.size)
-        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        last = log_w if peak.size == 1 else log_w[offsets[1:] - 1]
+        last = last if np.isinf(log_cap) else np.minimum(last, log_cap)
         clipped = 0
         if self.column.clip is not None:
             clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
@@ -357,6 +377,8 @@ def _column_sums(
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
+    if horizon == 1:
+        peak[0] = min(float(log_w.max()), log_cap)
     sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)

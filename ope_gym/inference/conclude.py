@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, at_once
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
@@ -92,14 +92,20 @@ def conclude(
     """
     sample, scheme = known.sample, composition.scheme
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    spread = spread_of(computed.influence if computed.spread is None else computed.spread, strata)
+    values = computed.influence if computed.spread is None else computed.spread
+    support = known.support.get(scheme)
+    spread, described = at_once(
+        values.size,
+        lambda: spread_of(values, strata),
+        lambda: weight_diagnostics(
+            computed, known.ids, sample.counts.size, support, known.calibration
+        ),
+    )
     if spread.error <= _ROUNDING * abs(computed.value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
     diagnostics = dataclasses.replace(
-        weight_diagnostics(
-            computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
-        ),
+        described,
         influence_share=spread.tails.largest,
         missing_mass=known.missing.get(scheme or "fused"),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, finite
+from ope_gym.arrays import FloatArray, IntArray, exponentials, finite, group_sums
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
@@ -76,10 +76,9 @@ class Diagnostics:
         Without an upper end where one weight makes more than 5 % of the error: larger ones may be
         missing.
         """
-        with np.errstate(over="ignore"):
-            last = np.exp(self.log_last)
-        if not np.all(np.isfinite(last)):
+        if not np.isfinite(self.mean_weight * self.log_last.size):
             return -np.inf, np.inf
+        last = exponentials(self.log_last)
         spread = spread_of(last)
         shape = spread.tails
         found = ess_t(self.mean_weight, spread.cautious, last.size, 0.999, shape)
@@ -146,9 +145,9 @@ def weight_diagnostics(
     ess_curve, log_last = computed.ess, computed.log_last
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
-    top, last = float(log_last.max()), computed.last
-    total = np.bincount(behaviour_ids, last, minlength=behaviours)
-    square = np.bincount(behaviour_ids, last * last, minlength=behaviours)
+    top, last = computed.top, computed.last
+    total = group_sums(behaviour_ids, last, behaviours)
+    square = group_sums(behaviour_ids, last * last, behaviours)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, ends_of, group_sums, in_threads, slices_of
 
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
@@ -57,26 +57,37 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
 
     if strata is None:
         strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
-        means = np.array([influence.mean()])
     else:
         strata, counts = _groups(strata)
-        means = np.bincount(strata, influence) / counts
+    if counts.size > 1:
+        means = group_sums(strata, influence) / counts
+    else:
+        with np.errstate(invalid="ignore"):
+            means = np.array([influence.mean()])
     if counts.max() < 2 or not np.all(np.isfinite(means)):
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
-    # u over the largest |u|, whose squares could overflow, and by the means first: sum x^2 - n
-    # mean^2 would lose all digits of a small spread
-    found = np.empty(6)
-    spread_sums(influence, strata, means, np.sqrt(counts / (counts - 1.0)), found)
-    scale, low, high, square, cube, fourth = found.tolist()
-    if not scale > 0.0:
-        return Spread(scale, scale, Tails(0.0, np.inf, np.nan))  # 0, or NaN
-    scale /= influence.size
+    # by the means first: sum x^2 - n mean^2 would lose all digits of a small spread; and over the
+    # largest |psi|, since squares could overflow
+    unit = max(*map(abs, ends_of(influence)), float(np.finfo(np.float64).tiny))
+    factors = np.sqrt(counts / (counts - 1.0)) / unit
+
+    def sums_of(part: slice) -> FloatArray:
+        found = np.empty(5)
+        spread_sums(influence[part], strata[part], means, factors, found)
+        return found
+
+    parts = np.array(in_threads(sums_of, slices_of(influence.size)))
+    low, high = float(parts[:, 0].min()), float(parts[:, 1].max())
+    square, cube, fourth = parts[:, 2:].sum(axis=0).tolist()
+    scale, largest = unit / influence.size, max(-low, high) ** 2
+    if not square > 0.0:
+        return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN
     peaked = fourth / square**2 - 1.0 / influence.size
     freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
     return Spread(
         scale * float(np.sqrt(square)),
         scale * float(np.sqrt(square + low**2 + high**2)),
-        Tails(scale * cube / square, freedom, 1.0 / square),
+        Tails(scale * cube / square, freedom, largest / square),
     )
 
 
@@ -139,15 +150,19 @@ def _groups(strata: IntArray) -> tuple[IntArray, IntArray]:
     return _groups(home[strata])
 
 
-def joined(strata: IntArray) -> IntArray:
+def joined(strata: IntArray, counts: IntArray | None = None) -> IntArray:
     """Join neighbours among strata of one trajectory each, so that their spread can be seen.
 
     The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
     counts as spread: for independent trajectories errors come out too large, never too small in
     expectation; a little where neighbours are alike, as in the history of a learner. Strata of
     several trajectories, and few of one, are left as they are.
+
+    Args:
+        strata: (n,).
+        counts: how many trajectories each stratum has, if it is known.
     """
-    single = np.bincount(strata) == 1
+    single = (np.bincount(strata) if counts is None else counts) == 1
     lone = int(np.count_nonzero(single))
     if lone < 2 * NEIGHBOURS:
         return strata

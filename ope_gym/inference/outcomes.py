@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of
+from ope_gym.arrays import (
+    MANY,
+    FloatArray,
+    IntArray,
+    annuity_of,
+    cuts_of,
+    ends_of,
+    group_sums,
+    in_threads,
+    longest_of,
+)
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
@@ -47,15 +56,23 @@ class RewardSums:
 def tally(
     rewards: FloatArray, offsets: IntArray, gamma: float
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
-    """Sum rewards (S,) in one pass: returns (n,), discounted returns (n,), and `RewardSums`."""
+    """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`."""
     from ope_gym.kernels import episode_sums
 
-    n, ends = offsets.size - 1, np.empty(3)
-    discount = gamma ** np.arange(0 if gamma == 1.0 else longest_of(offsets))
+    n, longest = offsets.size - 1, longest_of(offsets)
+    low, high = ends_of(rewards)
+    if longest == 1:
+        return rewards, rewards, RewardSums(low, high, 0.0, 0)
+    discount = gamma ** np.arange(0 if gamma == 1.0 else longest)
     returns = np.empty(n)
     discounted = np.empty(n) if discount.size else returns
-    episode_sums(rewards, offsets, discount, returns, discounted, ends)
-    low, high, running = ends.tolist()
+
+    def sum_of(begin: int, end: int) -> float:
+        parts = (part[begin:end] for part in (returns, discounted))
+        return episode_sums(rewards, offsets[begin : end + 1], discount, *parts)
+
+    cuts = cuts_of(offsets, MANY) if rewards.size >= MANY else [(0, n)]
+    running = sum(in_threads(lambda cut: sum_of(*cut), cuts))
     return returns, discounted, RewardSums(low, high, running, rewards.size - n)
 
 
@@ -70,12 +87,14 @@ class Outcomes:
         allowed: lowest and highest return if every step of the longest episode paid the lowest or
             the highest reward that was seen, or 0; None if no reward but 0 was seen.
         limited: whether the longest possible episode is known, from a time limit.
+        largest: the largest |return| that was seen.
     """
 
     returns: FloatArray
     seen: tuple[float, float]
     allowed: tuple[float, float] | None
     limited: bool
+    largest: float
 
     @classmethod
     def of(
@@ -84,12 +103,12 @@ class Outcomes:
         """Describe the outcomes of episodes with discounted returns (n,)."""
         unit = annuity_of(gamma, longest)
         rate = unit * rewards.running / rewards.steps if rewards.steps else 0.0
-        ends = np.array([returns.min(), returns.max(), 0.0, rate])
+        low, high = (rewards.low, rewards.high) if longest == 1 else ends_of(returns)
+        ends = np.array([low, high, 0.0, rate])
         allowed = min(rewards.low, 0.0) * unit, max(rewards.high, 0.0) * unit
         known = rewards.low != 0.0 or rewards.high != 0.0
-        return cls(
-            returns, (float(ends.min()), float(ends.max())), allowed if known else None, limited
-        )
+        seen = float(ends.min()), float(ends.max())
+        return cls(returns, seen, allowed if known else None, limited, max(-low, high))
 
     def unseen(self, value: float, ess: float, weights: FloatArray) -> tuple[float, float]:
         """Return by how much outcomes of a chance of 1 / ESS would lower and raise the value.
@@ -108,15 +127,10 @@ class Outcomes:
 
         if not (np.isfinite(value) and ess > 1.0):
             return 0.0, 0.0
-        share = majority_share(self._kinds, weights)
+        unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
+        share = majority_share(self.returns, weights, np.array([unit]))
         lump, (low, high) = max(0.0, 2.0 * share - 1.0) / ess, self.seen
         return lump * max(0.0, value - low), lump * max(0.0, high - value)
-
-    @cached_property
-    def _kinds(self) -> FloatArray:
-        """(n,) whole numbers, equal for equal returns."""
-        unit = EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
-        return np.round(self.returns / unit)
 
     def shifted(self, interval: Interval, missing: float) -> Interval:
         """Return the interval if a share of the episodes may have any return to expect."""
@@ -151,12 +165,16 @@ class Outcomes:
         """
         from ope_gym.kernels import return_moments
 
-        unit, found = float(max(self.returns.max(), -self.returns.min())), np.empty(4)
+        unit, found = self.largest, np.empty(4)
         if unit == 0.0:
             return 0.0
-        returns = self.returns / unit  # whose squares could overflow
+        returns = self.returns
+        if 1e-100 < unit < 1e100:
+            unit = 1.0
+        else:  # squares could overflow or underflow
+            returns = returns / unit
         counts = np.bincount(strata)
-        means = np.bincount(strata, returns) / np.maximum(counts, 1)
+        means = group_sums(strata, returns) / np.maximum(counts, 1)
         return_moments(returns, weights, strata, means, found)
         total, square, apart, inside = found.tolist()
         inside /= max(returns.size - int(np.count_nonzero(counts)), 1)
