@@ -306,7 +306,7 @@ def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArra
     """
     parts = slices_of(groups.size)
     if len(parts) == 1:
-        return np.bincount(groups, values, minlength=size)
+        return np.asarray(np.bincount(groups, values, minlength=size), dtype=np.float64)
     size = max(size, int(groups.max()) + 1)
     return np.asarray(
         sum(in_threads(lambda part: np.bincount(groups[part], values[part], size), parts))

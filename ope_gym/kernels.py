@@ -992,7 +992,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         steps = log_w.size
         for i in range(steps):
             ratio = _exp(log_w[i])
-            bits: Any = _bits(ratio)  # type: ignore[call-arg]
+            bits: Any = _bits(ratio)
             top = bits if bits > top else top
             total += ratio - 1.0
             square += (ratio - 1.0) * (ratio - 1.0)
@@ -1000,7 +1000,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         for i in range(offsets.size - 1):
             start, stop = offsets[i], offsets[i + 1]
             ratio = _exp(log_w[start])
-            bits = _bits(ratio)  # type: ignore[call-arg]
+            bits = _bits(ratio)
             top = bits if bits > top else top
             steps += 1
             total += ratio - 1.0
@@ -1014,7 +1014,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
                 steps += known
                 total += ratio - 1.0
                 square += (ratio - 1.0) * (ratio - 1.0)
-    out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
+    out[0], out[1], out[2], out[3] = steps, _float(top), total, square
 
 
 @compiled(_ADD, writes=("out",), few=_FEW)
@@ -1066,19 +1066,6 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
     out[0], out[1], out[2], out[3] = total, square, apart, inside
 
 
-@compiled(_ADD, writes=("out",), few=_FEW)
-def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) -> None:
-    """Sum four columns (n,), each times the place 0.5, 1.5, ... of its trajectory, into (4,)."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(returns)):
-        place = i + 0.5
-        a += place * returns[i]
-        b += place * log_probs[i]
-        c += place * lengths[i]
-        d += place * ids[i]
-    out[0], out[1], out[2], out[3] = a, b, c, d
-
-
 @compiled(writes=(), few=_FEW)
 def majority_share(values: Any, weights: Any, unit: Any) -> float:
     """Return the share of the weights (n,) that the value (n,) with more than half of them has.
@@ -1101,13 +1088,6 @@ def majority_share(values: Any, weights: Any, unit: Any) -> float:
         if (values[i] / unit[0] + _ROUND) - _ROUND == candidate:
             own += weights[i]
     return own / total if total > 0.0 else np.nan
-
-
-@compiled(writes=("out",))
-def pick(log_probs: Any, ids: Any, ends: Any, out: Any) -> None:
-    """Write log_probs[ids[i], ends[i] - 1], the own one of each trajectory's last step."""
-    for i in range(ids.size):
-        out[i] = log_probs[np.uintp(ids[i]), np.uintp(ends[i] - 1)]
 
 
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the

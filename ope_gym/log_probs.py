@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import (
-    MANY,
     FloatArray,
     IntArray,
     as_floats,
@@ -27,7 +26,7 @@ from ope_gym.estimators.run import reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
-from ope_gym.inference.bootstrap import fingerprint, make_draws
+from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
@@ -104,9 +103,12 @@ def evaluate_log_probs(
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
-    check_finite(rewards, "rewards", offsets)
     target = check_column(target_log_probs, "target_log_probs", steps)
-    check_log_probs(target, "target_log_probs", offsets, density)
+    at_once(
+        steps,
+        partial(check_finite, rewards, "rewards", offsets),
+        partial(check_log_probs, target, "target_log_probs", offsets, density),
+    )
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
@@ -245,14 +247,9 @@ def _known(
     returns, discounted, sums = tally(rewards, offsets, sample.gamma)
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:
-        own = np.empty(ids.size)
-        if ids.size < MANY or not rows.flags.c_contiguous:
-            own = rows[ids, offsets[1:] - 1]
-        else:
-            from ope_gym.kernels import pick
-
-            pick(rows, ids, offsets[1:], own)
-        mark = fingerprint(returns, own, np.diff(offsets), ids)
+        some = marked(ids.size)
+        ends, chosen = offsets[1:][some], ids[some]
+        mark = fingerprint(returns, rows[chosen, ends - 1], ends - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
     return Known(sample, ids, outcomes, alarms=alarms)
 

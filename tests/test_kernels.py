@@ -229,12 +229,11 @@ def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
 
 def test_few_trajectories_are_summed_as_many_are() -> None:
     rng, n = np.random.default_rng(8), 2 * kernels._FEW
-    psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
+    psi, weights = rng.standard_normal(n), rng.random(n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
         (kernels.spread_sums, (psi, strata, means, factors), 5),
         (kernels.return_moments, (psi, weights, strata, means), 4),
-        (kernels.placed_sums, (psi, weights, lengths, strata), 4),
     ]
     for kernel, arguments, size in cases:
         many, few = np.zeros(size), np.zeros(size)

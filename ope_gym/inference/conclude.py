@@ -132,7 +132,11 @@ def conclude(
         interval = undefined(level, kind.name)
         alarms.append(_NO_REWARD)
     else:
-        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.last)
+        unseen, _ = at_once(
+            values.size,
+            lambda: known.outcomes.unseen(computed.value, evidence.ess, computed.last),
+            lambda: diagnostics.mean_weight_interval,
+        )
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
         interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
