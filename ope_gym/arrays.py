@@ -298,19 +298,26 @@ def exponentials(values: FloatArray, top: float = 0.0) -> FloatArray:
     return result
 
 
-def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArray:
-    """Sum values (n,) by groups (n,), as `np.bincount` does, on all cores if they are many.
+def group_sums(
+    groups: IntArray, values: FloatArray, size: int = 0, squared: bool = False
+) -> FloatArray:
+    """Sum values (n,), or their squares, by groups (n,), as `np.bincount` does.
+
+    On all cores if they are many.
 
     >>> group_sums(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0])).tolist()
     [5.0, 2.0]
     """
     parts = slices_of(groups.size)
-    if len(parts) == 1:
-        return np.asarray(np.bincount(groups, values, minlength=size), dtype=np.float64)
-    size = max(size, int(groups.max()) + 1)
-    return np.asarray(
-        sum(in_threads(lambda part: np.bincount(groups[part], values[part], size), parts))
-    )
+    if len(parts) > 1:
+        size = max(size, int(groups.max()) + 1)
+
+    def sums_of(part: slice) -> FloatArray:
+        some = values[part]
+        found = np.bincount(groups[part], some * some if squared else some, minlength=size)
+        return np.asarray(found, dtype=np.float64)
+
+    return np.asarray(sum(in_threads(sums_of, parts)))
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ last weight, so its sums are extended by the sums of its last weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -27,8 +27,10 @@ from ope_gym.arrays import (
     IntArray,
     annuity,
     cuts_of,
+    in_threads,
     longest_of,
     offsets_of,
+    slices_of,
     step_numbers,
 )
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
@@ -114,12 +116,8 @@ def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:
     def trajectories(column: FloatArray | None) -> FloatArray | None:
         return None if column is None else column[begin:end]
 
-    if longest_of(chunk.offsets) == 1:
-        offsets = chunk.offsets[: end - begin + 1]  # 0, 1, 2, ... wherever it begins
-    else:
-        offsets = chunk.offsets[begin : end + 1] - start
     return Weighted(
-        offsets,
+        chunk.offsets[begin : end + 1] - start,
         chunk.rewards[start:stop],
         {scheme: log_w[start:stop] for scheme, log_w in chunk.log_weights.items()},
         residuals=steps(chunk.residuals),
@@ -161,22 +159,7 @@ class Arrays:
 
     def joined(self) -> FloatArray:
         """Return one array for all trajectories."""
-        whole = self.parts[0].base
-        if whole is not None and _cut(whole, self.parts):
-            return whole
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=-1)
-
-
-def _cut(whole: Any, parts: Sequence[FloatArray]) -> bool:
-    """Tell whether parts are views that an array was cut into, in their order."""
-    if not isinstance(whole, np.ndarray) or not (whole.ndim == 1 and whole.flags.c_contiguous):
-        return False
-    place = whole.ctypes.data
-    for part in parts:
-        if part.base is not whole or part.ctypes.data != place or not part.flags.c_contiguous:
-            return False
-        place += part.nbytes
-    return place == whole.ctypes.data + whole.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,12 +360,32 @@ def _column_sums(
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
+    ended, psi, weight = np.zeros((2, horizon + 1)), np.empty(n), np.empty(horizon)
     if horizon == 1:
         peak[0] = min(float(log_w.max()), log_cap)
-    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
-    paid, weight = discounts(gamma, horizon), np.empty(horizon)
-    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
-    return peak, sums, psi
+
+    def sums_of(part: slice) -> FloatArray:
+        sums, paid = np.zeros((3, horizon)), discounts(gamma, horizon)
+        steps, cut = _steps_of(part, offsets)
+        kernels.column_sums(
+            log_w[steps], log_cap, pay[steps], cut, peak, gone, paid, weight, sums, ended, psi[part]
+        )
+        return sums
+
+    return peak, np.asarray(sum(in_threads(sums_of, _parts_of(offsets)))), psi
+
+
+def _parts_of(offsets: IntArray) -> list[slice]:
+    """Cut trajectories for threads if they have one step each; others come in `pieces`."""
+    n = offsets.size - 1
+    return slices_of(n) if longest_of(offsets) == 1 else [slice(0, n)]
+
+
+def _steps_of(part: slice, offsets: IntArray) -> tuple[slice, IntArray]:
+    """Return the steps of one of `_parts_of` trajectories, and its offsets."""
+    if (part.start, part.stop) == (0, offsets.size - 1):
+        return slice(None), offsets
+    return part, offsets[: min(part.stop, offsets.size - 1) - part.start + 1]
 
 
 def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
@@ -464,9 +467,24 @@ def normalised_influence(
         factor, mean = counted / sums[0], sums[2] / sums[0]
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch
-        kernels.segment_influence(
-            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
-        )
+
+        def fill(part: slice) -> None:
+            steps, cut = _steps_of(part, offsets)
+            kernels.segment_influence(
+                log_w[steps],
+                log_cap,
+                pay[steps],
+                cut,
+                factor,
+                mean,
+                peak,
+                cuts,
+                floor,
+                tail,
+                psi[:, part],
+            )
+
+        in_threads(fill, _parts_of(offsets))
     return psi
 
 

@@ -22,6 +22,7 @@ from ope_gym.inference.diagnostics import (
     Findings,
     Verdict,
     judge,
+    mean_weight_interval,
     weight_diagnostics,
 )
 from ope_gym.inference.errors import Spread, Tails, spread_of
@@ -135,7 +136,7 @@ def conclude(
         unseen, _ = at_once(
             values.size,
             lambda: known.outcomes.unseen(computed.value, evidence.ess, computed.last),
-            lambda: diagnostics.mean_weight_interval,
+            partial(_keep_interval, diagnostics, computed),
         )
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
@@ -171,6 +172,13 @@ def conclude(
         computed.bias,
         computed.freedom,
     )
+
+
+def _keep_interval(diagnostics: Diagnostics, computed: Computed) -> None:
+    """Make the interval of the mean weight from last weights that are known already."""
+    mean, unit = diagnostics.mean_weight, float(np.exp(min(computed.top, 709.0)))
+    found = mean_weight_interval(mean, computed.last, unit)
+    vars(diagnostics)["mean_weight_interval"] = found  # where the cached property looks for it
 
 
 def value_alone(

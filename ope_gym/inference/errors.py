@@ -55,13 +55,13 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
     from ope_gym.kernels import spread_sums
 
-    if strata is None:
-        strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
-    else:
+    counts, parts = np.array([influence.size]), slices_of(influence.size)
+    if strata is not None:
         strata, counts = _groups(strata)
-    if counts.size > 1:
+    if strata is not None and counts.size > 1:
         means = group_sums(strata, influence) / counts
     else:
+        strata = None
         with np.errstate(invalid="ignore"):
             means = np.array([influence.mean()])
     if counts.max() < 2 or not np.all(np.isfinite(means)):
@@ -71,14 +71,17 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     unit = max(*map(abs, ends_of(influence)), float(np.finfo(np.float64).tiny))
     factors = np.sqrt(counts / (counts - 1.0)) / unit
 
+    one = np.zeros(influence[parts[0]].size if strata is None else 0, dtype=np.int64)
+
     def sums_of(part: slice) -> FloatArray:
-        found = np.empty(5)
-        spread_sums(influence[part], strata[part], means, factors, found)
+        values, found = influence[part], np.empty(5)
+        groups = one[: values.size] if strata is None else strata[part]
+        spread_sums(values, groups, means, factors, found)
         return found
 
-    parts = np.array(in_threads(sums_of, slices_of(influence.size)))
-    low, high = float(parts[:, 0].min()), float(parts[:, 1].max())
-    square, cube, fourth = parts[:, 2:].sum(axis=0).tolist()
+    found = np.array(in_threads(sums_of, parts))
+    low, high = float(found[:, 0].min()), float(found[:, 1].max())
+    square, cube, fourth = found[:, 2:].sum(axis=0).tolist()
     scale, largest = unit / influence.size, max(-low, high) ** 2
     if not square > 0.0:
         return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN
