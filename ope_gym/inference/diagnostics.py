@@ -77,6 +77,8 @@ class Diagnostics:
         Without an upper end where one weight makes more than 5 % of the error: larger ones may be
         missing.
         """
+        if not np.isfinite(self.mean_weight * self.log_last.size):
+            return -np.inf, np.inf
         return mean_weight_interval(self.mean_weight, exponentials(self.log_last))
 
     @property
