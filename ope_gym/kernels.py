@@ -235,13 +235,12 @@ def _rest(total: float, x: float) -> float:
 # exponential, and after 2,000 steps, when log P is -1,400 or less, every sum has lost three digits.
 # We take M_t = sum_u<=t m_u, m_u the largest log-probability of step u under the behaviour b that
 # recorded the trajectory and three others, and sum for each behaviour the differences
-# log p_k,u - m_u, which stay small where they matter. The log weight is log P_e,t - log mixture_t,
-# so the target's log-probabilities enter as differences, too: sum_u (log p_e,u - m_u). No sum is
-# large; that one is taken with its rounding errors carried along (`_rest`). Every 1,024 steps of a
-# trajectory, M_t moves to the likeliest behaviour if that is exp(300) away. If another behaviour
-# gets exp(645) times as likely as those four in between, or each step has another one that finds it
-# likely, the sum of the exponentials overflows or underflows: trajectories in which that happens
-# are left to `distant_prefixes`.
+# log p_k,u - m_u, which stay small where they matter. Only M_t and log P_b,t are large sums, and
+# the rounding errors of these two are carried along (`_rest`). Every 1,024 steps of a trajectory,
+# M_t moves to the likeliest behaviour if that is exp(300) away. If another behaviour gets exp(645)
+# times as likely as those four in between, or each step has another one that finds it likely, the
+# sum of the exponentials overflows or underflows: trajectories in which that happens are left to
+# `distant_prefixes`.
 #
 # Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so differences and
 # exponentials are taken of several steps at a time. The prefix sums cannot be: each needs the one
@@ -254,7 +253,7 @@ def _rest(total: float, x: float) -> float:
 
 @compiled(
     _CONTRACT,
-    writes=("basic", "fused", "rows", "total", "most", "high", "carry"),
+    writes=("own", "mixture", "rows", "total", "most", "high", "carry"),
 )
 def prefixes(
     log_probs: Any,
@@ -265,16 +264,15 @@ def prefixes(
     offsets: Any,
     rho: Any,
     limit: float,
-    target: Any,
-    basic: Any,
-    fused: Any,
+    own: Any,
+    mixture: Any,
     rows: Any,
     total: Any,
     most: Any,
     high: Any,
     carry: Any,
 ) -> int:
-    """Compute log weights of trajectories begin..end-1, in one pass over (K, steps).
+    """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
 
     Args:
         log_probs: (K, columns) log-probability of the taken action under each behaviour.
@@ -285,10 +283,8 @@ def prefixes(
         offsets: (n + 1,) steps of each trajectory.
         rho: (padded,) share of the trajectories of each behaviour, 0 beyond the last.
         limit: largest log-probability allowed.
-        target: (S,) log-probability of the taken action under the target.
-        basic: written: log P_e,t - log P_b(i),t, from the first step of `begin` on; (0,) if it is
-            not wanted.
-        fused: written: log P_e,t - log sum_k rho_k P_k,t, from the first step of `begin` on.
+        own: written: log P_b(i),t, from the first step of `begin` on; (0,) if it is not wanted.
+        mixture: written: log sum_k rho_k P_k,t, from the first step of `begin` on.
         rows: (4, tile) scratch; see `prefix_scratch`.
         total: (tiles,) scratch.
         most: (tiles,) scratch.
@@ -297,11 +293,11 @@ def prefixes(
 
     Returns:
         REFUSED if an entry is NaN or above the limit, or -inf under the own behaviour; DISTANT if
-        sums got too large or too small, so that `fused` has NaN for `distant_prefixes`; else 0.
+        sums got too large or too small, so that `mixture` has NaN for `distant_prefixes`; else 0.
     """
     _wide()  # type: ignore[call-arg]
     last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
-    bad, lost, base, stop, wanted = 0, 0, offsets[begin], offsets[end], basic.size > 0
+    bad, lost, base, stop, wanted = 0, 0, offsets[begin], offsets[end], own.size > 0
     acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
     first = begin  # the trajectory that the first step of a stretch is of
     row = base
@@ -330,23 +326,22 @@ def prefixes(
         for j in range(width):
             total[j] = 0.0
             high[j] = -np.inf
-            fused[np.uintp(at + j)] = target[np.uintp(row + j)] - most[j]
         then, i, j = i, first, 0
         while j < width:
             size = offsets[i + 1] - row if offsets[i + 1] - row < width else width
             if offsets[i] == row + j:
                 acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
             for u in range(j, size):
-                x = fused[np.uintp(at + u)]
+                x = most[np.uintp(u)]
                 top_rest += _rest(top, x)
                 top += x
-                fused[np.uintp(at + u)] = top + top_rest
+                mixture[np.uintp(at + u)] = top + top_rest
             if wanted:
                 for u in range(j, size):
-                    x = target[np.uintp(row + u)] - log_probs[ids[i], np.uintp(column + u)]
+                    x = log_probs[ids[i], np.uintp(column + u)]
                     acted_rest += _rest(acted, x)
                     acted += x
-                    basic[np.uintp(at + u)] = acted + acted_rest
+                    own[np.uintp(at + u)] = acted + acted_rest
             j = size
             i += offsets[i + 1] == row + j
         for k in range(0, last + 1, 4):
@@ -423,20 +418,20 @@ def prefixes(
             bad += not high[j] <= limit
             known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
             lost += not known
-            fused[np.uintp(at + j)] -= _log(total[j]) if known else np.nan
+            mixture[np.uintp(at + j)] += _log(total[j]) if known else np.nan
         first, row, x = then, row + width, NEVER
         for k in range(last + 1):
             x = carry[k] if carry[k] > x and rho[k] > 0.0 else x
         # NEVER if all behaviours that count are impossible
         if abs(x) > 300.0 and x > NEVER and (row - offsets[first]) % wide == 0:
-            top_rest += _rest(top, -x)
-            top -= x
+            top_rest += _rest(top, x)
+            top += x
             for k in range(rho.size):
                 carry[k] -= x
     return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
 
 
-@compiled(_CONTRACT, writes=("basic", "fused", "total"))
+@compiled(_CONTRACT, writes=("own", "mixture", "total"))
 def single_steps(
     log_probs: Any,
     shift: int,
@@ -445,9 +440,8 @@ def single_steps(
     ids: Any,
     rho: Any,
     limit: float,
-    target: Any,
-    basic: Any,
-    fused: Any,
+    own: Any,
+    mixture: Any,
     total: Any,
 ) -> int:
     """Do the work of `prefixes` on trajectories of one step each, which need no prefix sums.
@@ -477,17 +471,16 @@ def single_steps(
         for j in range(width):
             x = log_probs[np.uintp(ids[np.uintp(row + j)]), np.uintp(column + j)]
             bad += not x > -np.inf
-            if basic.size > 0:
-                basic[np.uintp(at + j)] = target[np.uintp(row + j)] - x
+            if own.size > 0:
+                own[np.uintp(at + j)] = x
         for j in range(width):
             known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
             lost += not known
-            x = target[np.uintp(row + j)] - _log(total[j])
-            fused[np.uintp(at + j)] = x if known else np.nan
+            mixture[np.uintp(at + j)] = _log(total[j]) if known else np.nan
     return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
 
 
-@compiled(writes=("fused", "running"))
+@compiled(writes=("mixture", "running"))
 def distant_prefixes(
     log_probs: Any,
     shift: int,
@@ -495,30 +488,28 @@ def distant_prefixes(
     end: int,
     offsets: Any,
     rho: Any,
-    target: Any,
-    fused: Any,
+    mixture: Any,
     running: Any,
 ) -> None:
-    """Compute log P_e,t - log sum_k rho_k P_k,t of trajectories that `prefixes` has left NaN in.
+    """Compute log sum_k rho_k P_k,t of the trajectories in which `prefixes` has left NaN.
 
     The largest prefix of each step is its pivot, so behaviours may be however far apart.
 
     Args:
-        log_probs: (K, columns), and the next five, as for `prefixes`.
+        log_probs: (K, columns), and the next four, as for `prefixes`.
         shift: the step that column 0 holds.
         begin: first trajectory.
         end: one past the last trajectory.
         offsets: (n + 1,).
         rho: (K,) or more.
-        target: (S,).
-        fused: written where there is NaN, from the first step of `begin` on.
+        mixture: written where there is NaN, from the first step of `begin` on.
         running: (K,) or more, scratch.
     """
     base, behaviours = offsets[begin], log_probs.shape[0]
     for i in range(begin, end):
         top, rest, left = 0.0, 0.0, 0
         for j in range(offsets[i] - base, offsets[i + 1] - base):
-            left += fused[j] != fused[j]
+            left += mixture[j] != mixture[j]
         if left == 0:
             continue
         for k in range(behaviours):
@@ -527,8 +518,8 @@ def distant_prefixes(
             most, pivot, total = -np.inf, -np.inf, 0.0
             for k in range(behaviours):
                 most = max(most, log_probs[k, j - shift])
-            rest += _rest(top, target[j] - most)
-            top += target[j] - most
+            rest += _rest(top, most)
+            top += most
             for k in range(behaviours):
                 running[k] += log_probs[k, j - shift] - most
                 if rho[k] > 0.0:
@@ -536,7 +527,7 @@ def distant_prefixes(
             for k in range(behaviours):
                 if rho[k] > 0.0 and pivot > -np.inf:
                     total += rho[k] * math.exp(running[k] - pivot)
-            fused[j - base] = top + rest - (pivot + math.log(total))
+            mixture[j - base] = top + rest + (pivot + math.log(total))
 
 
 def prefix_scratch(rho: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -670,14 +661,15 @@ def cumulate_ratios(
     """
     good = True
     for i in range(begin, end):
-        total, rest, k = 0.0, 0.0, ids[i]
+        above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
         for j in range(offsets[i], offsets[i + 1]):
-            x = log_probs[k, np.uintp(j - shift)]
+            x, y = log_probs[k, np.uintp(j - shift)], target[np.uintp(j)]
             good &= (x <= limit) & (x > -np.inf)
-            ratio = target[np.uintp(j)] - x
-            rest += _rest(total, ratio)
-            total += ratio
-            out[np.uintp(j)] = total + rest
+            rest_above += _rest(above, y)
+            above += y
+            rest_below += _rest(below, x)
+            below += x
+            out[np.uintp(j)] = (above + rest_above) - (below + rest_below)
     return good
 
 

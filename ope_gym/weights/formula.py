@@ -103,8 +103,6 @@ def log_weights(
     optimal = "optimal" in wanted
     a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
     basic = all(scheme == "basic" for scheme in wanted)
-    direct = "fused" in wanted and {"basic", "fused"}.issuperset(wanted)
-    nothing = np.zeros(0 if direct or basic else steps)  # log-probabilities of a certain target
     ids = behaviour_ids.astype(np.int64, copy=False)
     result = {scheme: np.empty(steps) for scheme in wanted}
 
@@ -128,50 +126,30 @@ def log_weights(
             if not good:
                 _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
             return
-        target = target_log_probs if direct else nothing
-        if direct:  # the kernel writes the weights themselves
-            own = result["basic"][start:stop] if "basic" in result else np.empty(0)
-            mixture = result["fused"][start:stop]
-        else:
-            own, mixture = np.empty((2, stop - start))
+        size, single = stop - start, threads and end - begin == stop - start
+        own, mixture = np.empty(0 if wanted == ["fused"] else size), np.empty(size)
+        extra = np.empty(size if optimal else 0)
         padded, scratch = kernels.prefix_scratch(rho)
-        if threads and end - begin == stop - start:
-            found = kernels.single_steps(
-                block, shift, begin, end, ids, padded, limit, target, own, mixture, scratch[1]
-            )
+        given = (block, shift, begin, end, ids)
+        if single:
+            target = target_log_probs[start:stop]
+            found = kernels.single_steps(*given, padded, limit, own, mixture, scratch[1])
         else:
-            found = kernels.prefixes(
-                block,
-                shift,
-                begin,
-                end,
-                ids,
-                offsets,
-                padded,
-                limit,
-                target,
-                own,
-                mixture,
-                *scratch,
-            )
+            target = np.empty(size)
+            kernels.cumulate(target_log_probs, begin, end, offsets, target)
+            found = kernels.prefixes(*given, offsets, padded, limit, own, mixture, *scratch)
         if found == kernels.REFUSED:
             _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
         if found == kernels.DISTANT:
             kernels.distant_prefixes(
-                block, shift, begin, end, offsets, padded, target, mixture, np.empty(rho.size)
+                block, shift, begin, end, offsets, padded, mixture, np.empty(rho.size)
             )
-        if direct:
-            return
-        np.negative(own, out=own)
-        np.negative(mixture, out=mixture)
-        prefix, extra = np.empty(stop - start), np.empty(stop - start if optimal else 0)
-        kernels.cumulate(target_log_probs, begin, end, offsets, prefix)
         if optimal:
             x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(
                 block, shift, begin, end, offsets, rho, a, own, mixture, x, y, z, extra
             )
-        prefixes = Prefixes(prefix, own, mixture, extra)
+        prefixes = Prefixes(target, own, mixture, extra)
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
 
