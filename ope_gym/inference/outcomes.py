@@ -60,20 +60,23 @@ def tally(
     from ope_gym.kernels import episode_sums
 
     n, longest = offsets.size - 1, longest_of(offsets)
-    low, high = ends_of(rewards)
     if longest == 1:
-        return rewards, rewards, RewardSums(low, high, 0.0, 0)
+        return rewards, rewards, RewardSums(*ends_of(rewards), 0.0, 0)
     discount = gamma ** np.arange(0 if gamma == 1.0 else longest)
     returns = np.empty(n)
     discounted = np.empty(n) if discount.size else returns
 
-    def sum_of(begin: int, end: int) -> float:
+    def sums_of(cut: tuple[int, int]) -> tuple[float, float, float]:
+        begin, end = cut
+        some = offsets[begin : end + 1]
         parts = (part[begin:end] for part in (returns, discounted))
-        return episode_sums(rewards, offsets[begin : end + 1], discount, *parts)
+        running = episode_sums(rewards, some, discount, *parts)
+        return (*ends_of(rewards[some[0] : some[-1]]), running)
 
-    cuts = cuts_of(offsets, MANY) if rewards.size >= MANY else [(0, n)]
-    running = sum(in_threads(lambda cut: sum_of(*cut), cuts))
-    return returns, discounted, RewardSums(low, high, running, rewards.size - n)
+    cuts = cuts_of(offsets, MANY // 2) if rewards.size >= MANY else [(0, n)]
+    lows, highs, running = zip(*in_threads(sums_of, cuts), strict=True)
+    sums = RewardSums(min(lows), max(highs), sum(running), rewards.size - n)
+    return returns, discounted, sums
 
 
 @dataclass(frozen=True, eq=False)
