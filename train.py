@@ -39,6 +39,7 @@ import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
+from ope_gym.compiling import compilation_shown
 from ope_gym.flags import FLAGS, WITHOUT_BETTING
 from ope_gym.options import estimator_names
 from ope_gym.policies import Policy
@@ -296,7 +297,8 @@ def main(arguments: list[str] | None = None) -> int:
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     try:
-        return conduct(run)
+        with compilation_shown(_silent(args)):
+            return conduct(run)
     except KeyboardInterrupt as stop:
         print(f"\nstopped; the episodes are in {logdir / 'episodes.ope'}", file=sys.stderr)
         return stopping.exit_code(stop)

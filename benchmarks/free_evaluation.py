@@ -206,7 +206,7 @@ def replay(path: Path) -> list[Point]:
     ]
 
 
-def worth(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
+def equivalent(errors: np.ndarray, points: list[Point]) -> tuple[float, float]:
     """Return W and the standard error of its log, by leaving out runs, or tenths of few runs."""
     noise = np.array([p.returns.var(ddof=1) / p.returns.size for p in points])
     spread = np.array([p.returns.var(ddof=1) for p in points])
@@ -254,7 +254,7 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
         for way, some, value, band in ways:
             some = [p for p in some if np.isfinite(value(p))]
             errors = np.array([value(p) - true[id(p)] for p in some])
-            w, error = worth(errors, some)
+            w, error = equivalent(errors, some)
             covers = "" if band is None else f"{np.mean([_holds(band(p), p) for p in some]):.0%}"
             case = f"{name}, {len(paths)} runs, {len(some)} points"
             low, high = w / np.exp(error), w * np.exp(error)

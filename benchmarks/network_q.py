@@ -89,7 +89,7 @@ def cartpole(seeds: int) -> list[str]:
     heads += [f"mean standard error {name}" for name in NAMES[1:]]
     said = (
         f"`python benchmarks/network_q.py --seeds {seeds}`: CartPole with a limit of {HORIZON} "
-        f"steps, {EPISODES} episodes of three policies, {steps.mean():,.0f} steps in the mean; the "
+        f"steps, {EPISODES} episodes of three policies, {steps.mean():,.0f} steps on average; the "
         f"target is worth {truth:.1f}."
     )
     return [said, "", *table(heads, rows)]

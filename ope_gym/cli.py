@@ -45,14 +45,16 @@ from ope_gym.analysis.leave_one_out import leave_one_policy_out
 from ope_gym.analysis.overlap import overlap
 from ope_gym.analysis.planning import MOST_EPISODES, episodes_needed
 from ope_gym.analysis.ranking import DRAWS, rank
+from ope_gym.compiling import compilation_shown
 from ope_gym.data.roster import Roster, join_rosters
+from ope_gym.data.spaces import brief
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import (
     ALIASES,
     ESTIMATORS,
     PAPER,
     RECOMMENDED,
-    recommended_first,
+    by_recommendation,
 )
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
@@ -172,7 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     try:
         _check_places(args)
-        said: Said = args.run(args)
+        with compilation_shown():
+            said: Said = args.run(args)
         _print(said.text)
         if said.to_json is not None and args.json:
             said.to_json(args.json)
@@ -262,7 +265,8 @@ def _described(data: Trajectories, numbers: Sequence[int]) -> Iterator[str]:
     """Yield lines about a file whose policies have these numbers."""
     yield repr(data)
     if data.observation_space is not None:
-        yield f"observations {data.observation_space}, actions {data.action_space}"
+        seen = brief(data.observation_space, bounds=True)
+        yield f"observations {seen}, actions {brief(data.action_space, bounds=True)}"
     if data.horizon is not None:
         yield f"time limit {data.horizon}"
     start = data.policy_ids[data.offsets[:-1]]
@@ -911,7 +915,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 def _list_estimators() -> str:
     """Return a line for each estimator, with its use."""
     lines = ["estimators (* by default, + with --estimators paper, all with --estimators all):"]
-    for name in recommended_first(ESTIMATORS):
+    for name in by_recommendation(ESTIMATORS):
         mark = "*" if name in RECOMMENDED else "+" if name in PAPER else " "
         lines.append(f"  {mark} {name:6} {ESTIMATORS[name].use}")
     aliases = text.grouped({alias: name for alias, name in ALIASES.items()})

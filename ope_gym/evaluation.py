@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NONE = np.empty(0, dtype=np.int64)
-_TOGETHER = 16  # most targets that are evaluated at a time
+_TOGETHER = 64  # most targets that are evaluated at a time
 _IN_MEMORY = 1 << 21  # steps times targets whose weights are held at a time
 _IN_FILES = 1 << 26  # the same in the folder for scratch
 _KEPT_DRAWS = 1 << 20  # steps up to which the mixtures of drawn policies are kept
@@ -196,7 +196,7 @@ def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
         return
     with (
         scratch_folder(compute.scratch) as folder,
-        start_workers(compute.workers, compute.ray) as workers,
+        start_workers(compute.workers, compute.ray, helped=True) as workers,
     ):
         yield Crew(workers, folder)
 
@@ -211,11 +211,12 @@ class _Block:
 
 
 class Evaluator:
-    """Episodes made ready once, to evaluate any number of targets.
+    """Prepare episodes once, to evaluate any number of targets.
 
-    For episodes in memory the mixtures of the behaviours, which do not depend on the target, are
-    computed for the first and kept: a further target costs its own log-probabilities and its q
-    model; `evaluate_all` shares more. The arguments are those of `evaluate`.
+    For episodes in memory, the mixtures of the behaviours do not depend on the target: they are
+    computed for the first one and kept, so that a further target costs only its own
+    log-probabilities and its q model. `evaluate_all` shares more. The arguments are those of
+    `evaluate`.
     """
 
     def __init__(
@@ -261,11 +262,11 @@ class Evaluator:
         return self._roster.steps
 
     def name_of(self, target: Target) -> str:
-        """Return the name of a target: "policy 3", with a file that has it of several."""
+        """Return the name of a target, such as "policy 3"; of several files, with the file."""
         return self.source.name_of(target)
 
     def passes(self, target: Target) -> int:
-        """Return how often an evaluation does all steps, as its progress counts them."""
+        """Return how many passes over all steps an evaluation makes, as its progress counts."""
         if self._data is not None:
             return 1
         policy = self._policy(target)
@@ -289,7 +290,7 @@ class Evaluator:
         Args:
             target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
-            crew: workers that are there already, from `hire`; by default they are started anew.
+            crew: workers that already run, from `hire`; by default new ones are started.
         """
         return self.evaluate_all([target], origins=[origin], crew=crew)[0]
 
@@ -308,8 +309,8 @@ class Evaluator:
         Args:
             targets: policies, numbers of recorded ones, or "last".
             origins: of each, as in `ope_gym.evaluate`.
-            crew: workers that are there already, from `hire`; by default they are started anew.
-            done: called with 1 after each target; those of a group are done at about one time.
+            crew: workers that already run, from `hire`; by default new ones are started.
+            done: called with 1 after each target; those of a group finish at about the same time.
         """
         given = [None] * len(targets) if origins is None else origins
         hired: AbstractContextManager[Crew]
@@ -610,8 +611,8 @@ class Evaluator:
             own = None
         if own is None:
             return baseline
-        here = np.full(self._data.n_steps, np.nan)  # residuals of the given q, not of the usual one
-        return dataclasses.replace(baseline, visits=Visits(own.ratio, here))
+        # with residuals of the given q, not of the usual one
+        return dataclasses.replace(baseline, visits=Visits(own.ratio))
 
     def _problem(self, answers: Answers) -> Problem:
         """Return what the q model is to learn, with random numbers from the seed."""

@@ -21,6 +21,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ope_gym import compiling
+
+compiling.watch()
 F = TypeVar("F", bound=Callable[..., object])
 
 # Flags of LLVM's fast arithmetic. All of them at once ("fastmath=True") would assume that there is
@@ -39,7 +42,7 @@ REFUSED, DISTANT = 1, 2  # what `prefixes` returns where it could not do its wor
 _FEW = 512  # trajectories whose statistics plain Python sums in a millisecond
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
-# Constants of `_exp`, `_log` and `log_sigmoid`.
+# Constants of `_exp`, `_log` and `log_sigmoids`.
 _SQRT_2 = 1.4142135623730951
 _MANTISSA = (1 << 52) - 1  # bits of a float below its exponent
 _ONE = 1023 << 52  # bits of 1.0
@@ -85,6 +88,7 @@ def compiled(
 
     def decorate(function: F) -> F:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
+        options["no_cfunc_wrapper"] = True  # C code does not call it
         try:
             machine = njit(cache=True, **options)(function)
         except RuntimeError:  # there is no folder to keep it in
@@ -119,7 +123,9 @@ def _read_only(value: Any) -> Any:
 
 # Compilation takes seconds where it happens for the first time, and most of them go into what looks
 # like little: arrays made inside a kernel, arithmetic on whole arrays or slices, `min` and `max`,
-# even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments.
+# even of two numbers. So kernels are loops over numbers, and their scratch arrays are arguments. A
+# counter in nested loops begins with `begin - begin`, not with 0: numba takes that for a constant,
+# and then infers all types again for each loop in which it turns out to be none.
 
 
 @intrinsic
@@ -297,7 +303,8 @@ def prefixes(
     """
     _wide()  # type: ignore[call-arg]
     last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
-    bad, lost, base, stop, wanted = 0, 0, offsets[begin], offsets[end], own.size > 0
+    bad, lost = begin - begin, begin - begin
+    base, stop, wanted = offsets[begin], offsets[end], own.size > 0
     acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
     first = begin  # the trajectory that the first step of a stretch is of
     row = base
@@ -714,7 +721,7 @@ def column_sums(
         log_cap: upper bound put on them (inf: none).
         rewards: (S,).
         offsets: (n + 1,).
-        peak: (T,) -inf; written: M_t. If T is 1, M_0, since numpy is fast at finding it.
+        peak: (T,) -inf; written: M_t.
         gone: (T + 1,) -inf; written: the largest last log weight of trajectories that ended by t.
         pay: (T,) gamma^t; written: gamma^t exp(M_t).
         weight: (T,) scratch.
@@ -724,23 +731,6 @@ def column_sums(
     """
     _wide()  # type: ignore[call-arg]
     n, horizon = offsets.size - 1, peak.size
-    if horizon == 1:  # one sum over all trajectories: a loop that vectorises, not n loops of a step
-        top = peak[0]
-        if top == -np.inf:
-            for i in range(n):
-                psi[i] = 0.0
-            return
-        paid = pay[0] * math.exp(top if top < 700.0 else 700.0)
-        once, twice, earned = 0.0, 0.0, 0.0
-        for i in range(n):
-            v = (log_w[i] if log_w[i] < log_cap else log_cap) - top
-            w = _exp(v) if v > -708.0 else 0.0
-            once += w
-            twice += w * w
-            earned += w * rewards[i]
-            psi[i] = paid * (w * rewards[i])
-        sums[0, 0], sums[1, 0], sums[2, 0] = once, twice, earned
-        return
     for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
@@ -861,13 +851,7 @@ def segment_influence(
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
     _wide()  # type: ignore[call-arg]
-    stretches, begin = ends.size, 0
-    if peak.size == 1:  # as in `column_sums`
-        for i in range(offsets.size - 1):
-            v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak[0]
-            w = _exp(v) if v > -708.0 else 0.0
-            out[0, i] = factor[0] * w * (rewards[i] - mean[0])
-        return
+    stretches, begin = ends.size, ends.size - ends.size
     for j in range(stretches):
         low, total = np.inf, 0.0
         for t in range(ends[j] - 1, begin - 1, -1):
@@ -880,7 +864,7 @@ def segment_influence(
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         last = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
-        t = 0
+        t = start - start
         for j in range(stretches):
             total, stop = 0.0, ends[j] if ends[j] < length else length
             for u in range(t, stop):
@@ -894,6 +878,37 @@ def segment_influence(
                 total -= math.exp(last - floor[t]) * tail[t]
                 t = ends[j]
             out[j, i] = total
+
+
+# Trajectories of one step have one sum and no ends: a loop that vectorises, not n loops of a step.
+
+
+@compiled(_ADD, writes=("sums", "psi"))
+def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any) -> None:
+    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,)."""
+    _wide()  # type: ignore[call-arg]
+    paid = math.exp(top if top < 700.0 else 700.0)
+    once, twice, earned = 0.0, 0.0, 0.0
+    for i in range(log_w.size):
+        v = (log_w[i] if log_w[i] < log_cap else log_cap) - top  # NaN if all are -inf, and then 0
+        w = _exp(v) if v > -708.0 else 0.0
+        once += w
+        twice += w * w
+        earned += w * rewards[i]
+        psi[i] = paid * (w * rewards[i])
+    sums[0], sums[1], sums[2] = once, twice, earned
+
+
+@compiled(_ADD, writes=("out",))
+def single_influence(
+    log_w: Any, log_cap: float, rewards: Any, factor: float, mean: float, peak: float, out: Any
+) -> None:
+    """Do what `segment_influence` does for trajectories of one step; out is (n,)."""
+    _wide()  # type: ignore[call-arg]
+    for i in range(log_w.size):
+        v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak
+        w = _exp(v) if v > -708.0 else 0.0
+        out[i] = factor * w * (rewards[i] - mean)
 
 
 @compiled(writes=("terms", "last"))
@@ -939,34 +954,6 @@ def rival_terms(
 # Statistics of trajectories, each in as few passes as it takes; numpy would make a dozen.
 
 
-@compiled(_ADD, writes=("returns", "discounted"))
-def episode_sums(rewards: Any, offsets: Any, discount: Any, returns: Any, discounted: Any) -> float:
-    """Sum the rewards of each trajectory; return the sum of all but the last ones.
-
-    Args:
-        rewards: (S,).
-        offsets: (n + 1,).
-        discount: (T,) gamma^t; (0,) if there is none.
-        returns: (n,) written.
-        discounted: (n,) written where there is a discount.
-    """
-    _wide()  # type: ignore[call-arg]
-    running = 0.0
-    for i in range(offsets.size - 1):
-        total, start, length = 0.0, offsets[i], offsets[i + 1] - offsets[i]
-        for t in range(length):
-            total += rewards[np.uintp(start + t)]
-        returns[i] = total
-        if length > 1:
-            running += total - rewards[start + length - 1]
-        if discount.size > 0:
-            total = 0.0
-            for t in range(length):
-                total += discount[t] * rewards[np.uintp(start + t)]
-            discounted[i] = total
-    return running
-
-
 @compiled(_ADD, writes=("out",))
 def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     """Sum R - 1 over all steps, R = w_t / w_{t-1} and w_{-1} = 1, where w_{t-1} > 0.
@@ -980,7 +967,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
     # largest whole number vectorise
     steps, top, total, square = 0, 0, 0.0, 0.0
-    if offsets.size - 1 == log_w.size:  # as in `column_sums`
+    if offsets.size - 1 == log_w.size:  # trajectories of one step
         steps = log_w.size
         for i in range(steps):
             ratio = _exp(log_w[i])
@@ -1009,7 +996,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     out[0], out[1], out[2], out[3] = steps, _float(top), total, square
 
 
-@compiled(_ADD, writes=("out",), few=_FEW)
+@compiled(_ADD, writes=("out",))
 def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
     """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i.
 
@@ -1088,13 +1075,37 @@ def majority_share(values: Any, weights: Any, unit: Any) -> float:
 # polynomial in s^2, which vectorise, in place of library calls, which on most machines do not.
 
 
-@compiled(_CONTRACT)
-def log_sigmoid(x: Any) -> Any:
-    """Overwrite x (m, n) by ln σ(x) = min(x, 0) - log1p(exp(-|x|)), within 1e-15, and return it."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            value = x[i, j]
-            u = _exp(-abs(value))
-            low = 0.0 if value >= 0.0 else value  # NaN stays NaN
-            x[i, j] = low - 2.0 * _artanh(u / (2.0 + u))
-    return x
+@compiled(_CONTRACT, writes=("columns", "total", "out"))
+def log_sigmoids(theta: Any, x: Any, chosen: Any, columns: Any, total: Any, out: Any) -> None:
+    """Write ln σ(±θ_k·(x, 1)) of K policies and n steps, plus for action 1, within 1e-15.
+
+    Args:
+        theta: (K, d + 1).
+        x: (n, d).
+        chosen: (n,) actions 0 or 1.
+        columns: (d + 1, tile) scratch.
+        total: (tile,) scratch.
+        out: (K, n) written.
+    """
+    _wide()  # type: ignore[call-arg]
+    n, d, tile = x.shape[0], x.shape[1], total.size
+    for begin in range(0, n, tile):
+        width = tile if begin + tile <= n else n - begin
+        for j in range(width):
+            sign = 1.0 if chosen[begin + j] == 1 else -1.0
+            for i in range(d):
+                columns[i, j] = sign * x[begin + j, i]
+            columns[d, j] = sign
+        for k in range(theta.shape[0]):
+            factor = theta[k, d]
+            for j in range(width):
+                total[j] = factor * columns[d, j]
+            for i in range(d):
+                factor = theta[k, i]
+                for j in range(width):
+                    total[j] += factor * columns[i, j]
+            for j in range(width):
+                value = total[j]
+                u = _exp(-abs(value))
+                low = 0.0 if value >= 0.0 else value  # NaN stays NaN
+                out[k, begin + j] = low - 2.0 * _artanh(u / (2.0 + u))

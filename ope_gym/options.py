@@ -33,10 +33,10 @@ class Weighting:
 
     Args:
         cap: upper bound of the weights of capped estimators.
-        mixture: the behaviours in the denominator of an episode's fused weights: "all"; a number:
-            so many, its own and others from all over the training history, which costs as many
-            policy evaluations a step; "auto": all up to 256 behaviours, 64 if there are more. See
-            `ope_gym.weights.mixtures`.
+        mixture: the behaviours in the denominator of an episode's fused weights: "all"; a number,
+            for that many, its own among them and the others spread over the training history, each
+            of which costs a policy evaluation at every step; "auto" for all of up to 256
+            behaviours, and 64 if there are more. See `ope_gym.weights.mixtures`.
         reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
             learned from other episodes), or a pair of arrays (S,): mean and variance.
     """
@@ -66,17 +66,17 @@ class Weighting:
 class Compute:
     """Choices of processes and memory.
 
-    None changes a result, but for the default q model: episodes that are read in blocks take a
-    `LinearQ` where those in memory may take another model. The result names the model.
+    None of them changes a result, except through the default q model: episodes that are read in
+    blocks get `LinearQ`, where those in memory may get another model. The result names it.
 
     Args:
-        workers: processes of this machine that read files; 1 does everything in this one.
+        workers: processes of this machine that read files, this one included.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         block_steps: about how many steps of files to hold in memory at once. Files with no more
             than that in all are read whole.
-        scratch: a folder on a disk for the weights of files, 8 bytes a step for each weighting
-            scheme and for the reward; without it later passes evaluate all policies again.
+        scratch: a folder on a disk for the weights of files, 8 bytes per step for each weighting
+            scheme and for the reward; without it, every later pass evaluates all policies again.
         progress: called with the number of steps just done; by `rank` and `leave_one_policy_out`
             with 1 after each policy.
     """

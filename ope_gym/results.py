@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ope_gym.estimators.table import ALIASES, recommended_first
+from ope_gym.estimators.table import ALIASES, RECOMMENDED, by_recommendation
+from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
 from ope_gym.report import html, text
@@ -57,12 +58,20 @@ class Evaluation(Mapping[str, Estimate]):
 
     @property
     def best(self) -> Estimate:
-        """Return the recommended estimate: auto, else NFIS, else the first that was asked for."""
-        return next(iter(self.ranked().values()))
+        """Return the recommended estimate: auto, else NFIS, else the most reliable of the others.
+
+        Of the others it is the first green one, or without any the first amber one, in the order of
+        `ope_gym.estimators.table.by_recommendation`.
+        """
+        order = by_recommendation(self)
+        if order[0] not in RECOMMENDED and len(order) > 1:
+            order.sort(key=lambda name: COLOURS.index(self[name].verdict.colour))
+        return self[order[0]]
 
     def ranked(self) -> dict[str, Estimate]:
         """Return the estimates with the recommended ones first, as a table shows them."""
-        return {name: self[name] for name in recommended_first(self)}
+        front = [name for name in (self.best.name, *RECOMMENDED) if name in self._estimates]
+        return {name: self[name] for name in dict.fromkeys([*front, *self])}
 
     @property
     def headline(self) -> str:
@@ -82,7 +91,7 @@ class Evaluation(Mapping[str, Estimate]):
     @property
     def sample(self) -> Sample:
         """Return the sample that all estimates rest on."""
-        return self.best.sample
+        return next(iter(self._estimates.values())).sample
 
     def difference(self, other: Evaluation) -> Differences:
         """Return the paired differences self - other by estimator: which target is better."""
@@ -122,7 +131,7 @@ class Evaluation(Mapping[str, Estimate]):
                     "low": e.interval.low,
                     "high": e.interval.high,
                     "ess": e.diagnostics.ess,
-                    "worth": e.worth,
+                    "fresh_episodes": e.fresh_episodes,
                     "max_share": e.diagnostics.max_share,
                     "mean_weight": e.diagnostics.mean_weight,
                     "verdict": e.verdict.colour,
@@ -162,7 +171,7 @@ class Evaluation(Mapping[str, Estimate]):
                 name,
                 *text.estimate_cells(e, self.best),
                 text.episodes(e.diagnostics.ess),
-                text.episodes(e.worth),
+                text.episodes(e.fresh_episodes),
                 e.verdict.colour,
             ]
             for name, e in self.ranked().items()

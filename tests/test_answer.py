@@ -25,6 +25,7 @@ from ope_gym.options import Offer, estimator_names, one_estimator
 from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, register_converter
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page
+from ope_gym.report.scalars import scalars
 from tests.builders import Recorded, Table, recorded
 from wrappers import RecordTrajectories, collect
 
@@ -44,14 +45,14 @@ def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estima
     sample = dataclasses.replace(estimate.sample, regime=changes.pop("regime", "held-out"))
     reasons = ("a first reason", *changes.pop("reasons", ()))
     verdict = Verdict(colour, reasons, ("some advice",))
-    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "worth": 37.4}
+    usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "fresh_episodes": 37.4}
     usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
     return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
 
 
 def test_how_sure_an_estimate_is_does_not_depend_on_those_beside_it(made: Recorded) -> None:
     found = [
-        evaluate(made.trajectories, made.target, names)["NFIS"].worth
+        evaluate(made.trajectories, made.target, names)["NFIS"].fresh_episodes
         for names in (["NFIS"], ["NFIS", "NFCIS"], ["FCIS", "NFIS", "BIS"], "paper")
     ]
     assert len(set(found)) == 1
@@ -74,7 +75,7 @@ SURE = "is worth 281 (95 %: 256 to 306), as sure as about 37 fresh episodes woul
             "The policy may be worth 281 (95 %: 256 to 306), but do not use this number: a first "
             "reason.",
         ),
-        ({"worth": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
+        ({"fresh_episodes": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
         (
             {"colour": "red", "value": math.nan},
             "policy 1",
@@ -155,6 +156,37 @@ def test_a_table_shows_the_recommended_first_whatever_the_order(made: Recorded) 
     assert list(found.select(["DM", "NFIS"])) == ["NFIS", "DM"]
     assert list(found.select(["ADR"])) == list(found)
     assert evaluate(made.trajectories, made.target, ["FIS", "BIS"]).best.name == "FIS"
+
+
+def test_without_auto_and_nfis_the_headline_is_the_first_reliable_one_and_names_it(
+    evaluation: Evaluation,
+) -> None:
+    """By weights against all before one before none, without a cap, normalised before plain."""
+    nfis = evaluation["NFIS"]
+
+    def asked(**colours: str) -> Evaluation:
+        made = {n: changed(nfis, colour, name=n) for n, colour in colours.items()}
+        return Evaluation(made, "policy 1")
+
+    for colours, want in (
+        ({"BIS": "red", "DM": "green", "FIS": "amber"}, "DM"),
+        ({"DM": "green", "BIS": "green", "FCIS": "green", "FIS": "green"}, "FIS"),
+        ({"DM": "amber", "NBIS": "red", "BIS": "amber"}, "BIS"),
+        ({"DM": "red", "BIS": "red", "NBIS": "red"}, "NBIS"),
+        ({"BIS": "green", "auto": "red"}, "auto"),
+        ({"BIS": "green", "NFIS": "red"}, "NFIS"),
+    ):
+        found = asked(**colours)
+        assert found.best.name == want == next(iter(found.ranked()))
+        assert list(found) == list(colours)
+        named = "" if want in ("auto", "NFIS") else f" by {want}"
+        assert f"worth 281{named} (95 %: 256 to 306)" in found.headline
+    first = asked(BIS="green", FIS="red")
+    assert first.headline.startswith("Policy 1 is worth 281 by BIS (95 %")
+    assert list(first.ranked()) == ["BIS", "FIS"]
+    assert scalars(first)["ope/verdict"] == 0.0  # FIS: the same one at every step of a run
+    lost = Evaluation({"BIS": changed(nfis, "red", name="BIS", value=math.nan)}, "policy 1")
+    assert lost.headline == "The value of policy 1 by BIS is unknown: a first reason."
 
 
 def test_groups_give_what_the_data_allow(made: Recorded) -> None:

@@ -24,7 +24,8 @@ SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference"}
 WEIGHED = STORED | {"options", "weights", "models"}
 MAY_IMPORT = {
     "arrays": {"kernels"},
-    "kernels": set(),
+    "compiling": set(),
+    "kernels": {"compiling"},
     "batches": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},

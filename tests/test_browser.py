@@ -150,11 +150,34 @@ def test_the_tab_follows_the_dark_mode_of_tensorboard(
 def test_custom_scalars_show_the_recommended_estimate_first(
     board: tuple[screenshot.Browser, str], logdir: Path
 ) -> None:
-    first, beside, everyone, worth = take(board, "custom_scalars", logdir.parent)
+    first, beside, everyone, sure = take(board, "custom_scalars", logdir.parent)
     assert (first["title"], first["lines"], first["bands"]) == ("auto with its interval", 1, 1)
     assert beside["lines"] + beside["points"] >= 2  # the estimate and the return
     assert everyone["lines"] == len(ESTIMATORS)
-    assert worth["lines"] == 1
+    assert sure["lines"] == 1
+
+
+def test_runs_have_labels_that_tell_them_apart(
+    board: tuple[screenshot.Browser, str], logdir: Path
+) -> None:
+    """Cut at folders, never down to a bare number; of long names what differs is kept."""
+    browser, address = board
+    take(board, "ope", logdir.parent)
+    code = f"{address}data/plugin/ope/svg.js"
+    for names, wanted in (
+        (["PPO_1", "PPO_2"], ["PPO_1", "PPO_2"]),
+        (["a/b/PPO_1", "a/b/PPO_2"], ["PPO_1", "PPO_2"]),
+        (["a/cart/1", "a/cart/2"], ["cart/1", "cart/2"]),
+        (["x/cart/1", "x/pole/1"], ["cart/1", "pole/1"]),
+        (["a/b"], ["a/b"]),
+        (
+            [f"CartPole-v1__train__{seed}__1763457000" for seed in (0, 1)],
+            ["CartPole-v…0__1763457000", "CartPole-v…1__1763457000"],
+        ),
+        (["q" * 20 + end + "q" * 20 for end in "12"], ["q" * 20 + end + "q" * 20 for end in "12"]),
+    ):
+        found = browser.evaluate(f"import('{code}').then((m) => [...m.labels({names!r}).values()])")
+        assert found == wanted
 
 
 # Values of a training loop ----------------------------------------------------------------
@@ -233,3 +256,5 @@ def many_runs(browser: screenshot.Browser, logdir: Path) -> None:
     seen = browser.evaluate(f"{strokes} + ' ' + e.getAttribute('stroke'))")
     assert "more_3 var(--s1)" in seen
     assert sum(line.endswith("var(--faint)") for line in seen) == 8
+    shown = f"[...{inside}.querySelectorAll('.run a')].map(e => [e.title, e.innerText])"
+    assert ["more_3", "more_3"] in browser.evaluate(shown)

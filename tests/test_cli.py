@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from ope_gym import (
     Betting,
@@ -307,6 +308,22 @@ def test_info_numbers_policies_over_all_files(
         found = [line for line in said if line.startswith(f"policy {number}: ")]
         assert found
         assert all(line.endswith(repr(policy)) for line in found)
+
+
+def test_info_shows_the_range_of_a_box_and_not_all_its_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.ope"
+    low, high = np.zeros((8, 8, 3)), np.arange(8 * 8 * 3.0).reshape(8, 8, 3)
+    box = spaces.Box(low, high, dtype=np.float64)
+    space = spaces.Dict(seen=box, known=spaces.Discrete(2))
+    data = made(0, 12, 9)
+    seen = {"known": np.ones(data.n_steps, np.int64), "seen": np.zeros((data.n_steps, 8, 8, 3))}
+    dataclasses.replace(data, observation_space=space, observations=seen).save(path)
+    assert command(["info", str(path)]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("observations ")]
+    boxes = "Dict('seen': Box((8, 8, 3), float64, 0 to 191), 'known': Discrete(2))"
+    assert line.startswith(f"observations {boxes}, actions ")
 
 
 def test_info_numbers_the_policies_of_one_file_as_the_other_commands_do(

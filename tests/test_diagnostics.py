@@ -13,7 +13,16 @@ import scipy.stats
 from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference.diagnostics import Diagnostics, Findings, Verdict, judge, pareto_k
+from ope_gym.inference.diagnostics import (
+    Diagnostics,
+    Findings,
+    Verdict,
+    influence_limit,
+    judge,
+    pareto_k,
+)
+from ope_gym.inference.errors import calm, spread_of
+from ope_gym.inference.intervals import ess_t
 from ope_gym.policies import DiagonalGaussian
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensitySums
@@ -428,27 +437,64 @@ def test_reasons_add_up() -> None:
 
 def test_precision_is_said_whatever_the_colour() -> None:
     for d in (diagnostics(), diagnostics(3.0)):
-        said = verdict(d, worth=29.3).precision
+        said = verdict(d, fresh_episodes=29.3).precision
         assert said == (
-            "worth about 29 fresh episodes of the target "
+            "as sure as about 29 fresh episodes of the target "
             f"(effective sample size {d.ess:.0f} of 200 episodes)"
         )
     assert verdict(diagnostics()).reasons == ("effective sample size 100 of 200 episodes",)
 
 
-def test_one_episode_that_makes_much_of_the_error_is_amber_though_weights_are_even() -> None:
+def test_one_episode_that_makes_much_of_the_error_is_amber() -> None:
     assert verdict(diagnostics(influence_share=0.1)).colour == "green"
-    rare = verdict(diagnostics(influence_share=0.12), worth=100.0)
+    rare = verdict(diagnostics(influence_share=0.12), fresh_episodes=100.0)
     assert rare.colour == "amber"
     assert rare.alarms == ()
     assert "one episode makes up 12% of the squared error" in str(rare)
     assert rare.advice == ("collect about 20 episodes with the target policy itself",)
 
 
+def test_even_weights_allow_one_episode_what_chance_gives_the_largest_return() -> None:
+    limit = influence_limit(140.0, 200)
+    assert limit == pytest.approx(0.2836, abs=1e-4)  # x = ln(200 / 0.01005) - 1 = 8.898
+    for share, ess, is_calm, colour in (
+        (0.28, 140.0, True, "green"),
+        (0.29, 140.0, True, "amber"),
+        (0.28, 139.0, True, "amber"),  # uneven
+        (0.28, 200.0, False, "amber"),  # long tails, or no weights
+    ):
+        got = verdict(diagnostics(ess, influence_share=share), calm=is_calm)
+        assert got.colour == colour
+        assert bool(got.advice) == (colour == "amber")
+        usual = "one episode makes up 28% of the squared error, which is usual for the largest of"
+        assert (colour == "green") == any(note.startswith(usual) for note in got.notes)
+    # another reason does not bring back the advice for an influence that is allowed
+    allowed = verdict(diagnostics(140.0, influence_share=0.28), cautions=("other",), calm=True)
+    assert allowed.advice == ()
+    assert influence_limit(2000.0, 2000) == influence_limit(2000.0, 3000) == 0.1
+
+
+def test_the_largest_of_fresh_exponential_returns_is_rarely_called_decisive() -> None:
+    """Of 400 samples of 120 about four are; and their intervals keep the level of 95 %."""
+    rng = np.random.default_rng(0)
+    returns = rng.exponential(size=(400, 120))
+    assert sum(calm(row) for row in returns) >= 390
+    assert sum(calm(row) for row in rng.lognormal(0.0, 2.0, size=(400, 120))) <= 10
+    found = [spread_of(row) for row in returns]
+    decisive = sum(s.tails.largest > influence_limit(120.0, 120) for s in found)
+    assert decisive <= 4 + 3 * 2
+    assert sum(s.tails.largest > 0.1 for s in found) > 300  # most are above a tenth
+    held = sum(
+        1.0 in ess_t(row.mean(), s.cautious, 120.0, 0.95, s.tails)
+        for row, s in zip(returns, found, strict=True)
+    )
+    assert held >= 380 - 3 * 4.4
+
+
 def test_advice_is_a_number_of_episodes_of_a_policy() -> None:
     got = verdict(diagnostics(22.0))  # 18 short; an episode of policy 9 is worth .6
     assert got.advice == ("collect about 30 more episodes of policy 9",)
-    precise = verdict(diagnostics(30.0), worth=11.2, n=20)  # the error is what counts
+    precise = verdict(diagnostics(30.0), fresh_episodes=11.2, n=20)  # the error is what counts
     assert precise.advice == ("collect about 5 more episodes of policy 9",)
     poor = verdict(diagnostics(3.0, behaviour_ess=np.array([2.0, 1.0])))
     assert poor.advice == ("collect about 37 episodes with the target policy itself",)
@@ -481,27 +527,28 @@ def test_advice_is_about_right() -> None:
     added = acted(rng, RIGHT, RIGHT, n=int(advice.split()[2]))
     added = dataclasses.replace(added, rewards=rng.normal(size=added.n_steps))
     second = evaluate(data.merge(added), target, estimators="NFIS", origin="fixed")["NFIS"]
-    have = min(second.diagnostics.ess, second.worth)
+    have = min(second.diagnostics.ess, second.fresh_episodes)
     assert have == pytest.approx(40, abs=6)
 
 
-def test_worth_is_the_number_of_fresh_episodes_that_would_have_this_error() -> None:
+def test_fresh_episodes_are_as_many_as_would_have_this_error() -> None:
     """On-policy it is their number; a constant reward at every other step changes nothing."""
     rng = np.random.default_rng(5)
     half = np.full(120, math.log(0.5))
     rewards = rng.normal(size=120)
     got = evaluate_log_probs(half, [half], [0] * 120, rewards, np.arange(121), ("NFIS", "BIS"))
     for name in ("NFIS", "BIS"):
-        assert got[name].worth == pytest.approx(120, rel=1e-9)
-    assert got.to_dict()["estimates"]["BIS"]["worth"] == got["BIS"].worth
+        assert got[name].fresh_episodes == pytest.approx(120, rel=1e-9)
+    assert got.to_dict()["estimates"]["BIS"]["fresh_episodes"] == got["BIS"].fresh_episodes
     discounted = evaluate_log_probs(
         half, [half], [0] * 60, rewards, np.arange(0, 121, 2), "NFIS", gamma=0.5
     )["NFIS"]
     spread = np.var(rewards[::2] + 0.5 * rewards[1::2], ddof=1)
-    assert discounted.worth == pytest.approx(spread / discounted.standard_error**2, rel=1e-9)
+    want = spread / discounted.standard_error**2
+    assert discounted.fresh_episodes == pytest.approx(want, rel=1e-9)
 
 
-def test_worth_by_hand_with_weights() -> None:
+def test_fresh_episodes_by_hand_with_weights() -> None:
     data = by_weights()
     got = evaluate_log_probs(*data, estimators="FIS")["FIS"]
     w, returns = np.exp(got.diagnostics.log_last), np.array([1.0, 2.0, 12.0])
@@ -510,7 +557,7 @@ def test_worth_by_hand_with_weights() -> None:
     weighted = w @ (returns - mean) ** 2 / w.sum() * size / (size - 1)
     inside = 0.5 / 1  # 1 and 2 share a behaviour, 12 is alone
     want = (size * weighted + 5 * inside) / (size + 5)
-    assert got.worth == pytest.approx(want / got.standard_error**2)
+    assert got.fresh_episodes == pytest.approx(want / got.standard_error**2)
 
 
 def test_a_logged_number_that_the_snapshot_contradicts_is_named() -> None:

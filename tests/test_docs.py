@@ -17,7 +17,7 @@ import pytest
 import ope_gym
 from ope_gym.cli import make_parser
 from ope_gym.data.blocks import MAGIC
-from ope_gym.inference import diagnostics, intervals, regimes
+from ope_gym.inference import diagnostics, errors, intervals, regimes
 from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
 
@@ -220,7 +220,7 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     for words in (
         f"| ESS | below {few:g}, or 0 from some step on | below {enough:g} |",
         f"| weights | | one episode holds more than {held:g} % of them;",
-        f"| influence | | one episode makes more than {made:g} % of the squared error |",
+        f"| influence | | one episode makes more than {made:g} % of the squared error; with even ",
         f"or they average below {high:g}, perhaps by chance |",
         f"| mean weight | clearly below {low:g}; below {high:g} where weights were clipped |",
         f"| clearly below {high:g} |",
@@ -230,7 +230,14 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     ):
         assert words in text, words
     green = f"an ESS of at least {enough:g}, no episode with more than {held:g} % of the weights"
-    assert f"{green} or {made:g} % of the squared error" in " ".join(text.split())
+    plain = " ".join(text.split())
+    assert f"{green} or too much of the squared error" in plain
+    assert f"If the ESS is at least {diagnostics.EVEN:g} of the episodes" in plain
+    limits = [f"{100 * diagnostics.influence_limit(n, n):.0f} %" for n in (120, 300, 1000)]
+    said = "{} of the squared error for n = 120, {} for 300, {} from about 1,000 on".format(*limits)
+    assert said in plain
+    assert f"at most {errors.LONG:g} of their interquartile ranges" in plain
+    assert f"With uneven weights, or with longer tails, the limit is {made:g} %" in plain
 
 
 def test_tags_are_those_that_are_written() -> None:

@@ -678,7 +678,8 @@ def test_the_table_says_what_it_rests_on_and_why_not_to_trust_it() -> None:
         assert cells[0] == name
         assert abs(float(cells[1]) - got[name].value) <= got[name].standard_error / 20
         assert cells[-1] == got[name].verdict.colour != "green"
-    assert lines[17].startswith("all: optimistic, because the policy learned, or may have learned")
+    assert lines[17].startswith("auto, DM, MDR: rests on the q model, and too few steps tell")
+    assert lines[19].startswith("all: optimistic, because the policy learned, or may have learned")
     said = " ".join(line.strip() for line in lines[17:])
     assert all(reason in said for e in got.values() for reason in e.verdict.reasons)
     assert f"what would help: {got.best.verdict.advice[0]}" in said
@@ -764,7 +765,7 @@ def test_json_is_strict_and_complete(counts: tuple[int, ...], tmp_path: Path) ->
             assert estimate["standard_error"] is None
             assert estimate["interval"]["low"] is None
         assert estimate["verdict"]["colour"] == got[name].verdict.colour != "green"
-        assert estimate["verdict"]["precision"].startswith(("worth about", "effective sample"))
+        assert estimate["verdict"]["precision"].startswith(("as sure as about", "effective sample"))
 
 
 def test_infinite_values_become_none() -> None:

@@ -80,7 +80,7 @@ def test_few_episodes_are_worth_no_more_than_themselves(
     ended: int, verdict: str, said: str
 ) -> None:
     found = estimate(1, 2.0, 1.0, ended=ended)
-    assert found.worth == (400.0 if ended >= 10 else ended)
+    assert found.fresh_episodes == (400.0 if ended >= 10 else ended)
     assert colour(found) == verdict
     assert said in in_words(found)
 
@@ -130,7 +130,8 @@ def test_the_writer_writes_numbers_details_and_four_charts(tmp_path: Path, hande
     document = json.loads(written.tensor_proto.string_val[0])
     assert document["headline"] == free_headline(estimate(100, 8.0), 0.9)
     assert "(90 %: " in document["headline"]
-    assert (document["verdict"], document["worth"], document["level"]) == ("green", 16.0, 0.9)
+    shown = [document[key] for key in ("verdict", "fresh_episodes", "level")]
+    assert shown == ["green", 16.0, 0.9]
     assert document["shares"] == {"advantages": 0.75, "simulation": 0.25}
     (layout,) = events.Tensors("custom_scalars__config__")
     charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category

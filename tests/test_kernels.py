@@ -23,7 +23,7 @@ from ope_gym import (
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
 from ope_gym.estimators.reductions import Column, StepSums, Weighted, pieces
-from ope_gym.inference import conclude
+from ope_gym.inference import conclude, errors
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.outcomes import tally
@@ -295,8 +295,8 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
     rng, n = np.random.default_rng(8), 2 * kernels._FEW
     psi, weights = rng.standard_normal(n), rng.random(n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
+    assert n < errors._FEW
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
-        (kernels.spread_sums, (psi, strata, means, factors), 5),
         (kernels.return_moments, (psi, weights, strata, means), 4),
     ]
     for kernel, arguments, size in cases:
@@ -304,6 +304,8 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
         kernel(*arguments, many)
         kernel.__wrapped__(*arguments, few)
         np.testing.assert_allclose(few, many, rtol=1e-12)
+    kernels.spread_sums(psi, strata, means, factors, spread := np.empty(5))
+    np.testing.assert_allclose(errors._sums(psi, strata, means, factors), spread, rtol=1e-12)
     signs, share = np.sign(psi), cast(Any, kernels.majority_share)
     unit = np.ones(1)
     want = share.__wrapped__(signs, weights, unit)

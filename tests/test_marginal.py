@@ -16,9 +16,17 @@ from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.auto import least_error, model_bias, rest_on, wary_error, weighted_blend
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
-from ope_gym.estimators.markov import ALPHA, MarkovCheck, Root, _chance, check_markov
+from ope_gym.estimators.markov import (
+    ALPHA,
+    MarkovCheck,
+    PastSquares,
+    PastSums,
+    Root,
+    _chance,
+    check_markov,
+)
 from ope_gym.estimators.reductions import Column, Reduction, Weighted
-from ope_gym.estimators.run import Reduce, reduce_chunk, run
+from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import cautious_error, standard_error
@@ -71,7 +79,7 @@ def enumerated(wrong: str, gamma: float, greedy: bool) -> tuple[Weighted, FloatA
     baseline = Baseline(q[at], v[steps, states], visited)
     with np.errstate(divide="ignore"):
         ratios = np.log(target[states, actions] / behaviour[states, actions])
-    visits = baseline.marginal(data.rewards, data.offsets, gamma)
+    visits = baseline.marginal(baseline.residuals(data.rewards, data.offsets, gamma))
     start = baseline.at_start(data.offsets)
     chunk = Weighted(data.offsets, data.rewards, {}, start=start, visits=visits, step_ratios=ratios)
     return chunk, chance, small_mdps.value(mdp, target, gamma)
@@ -131,7 +139,7 @@ def weighed(data: Trajectories, target: Any) -> Weighted:
         data.offsets,
         data.rewards,
         {},
-        visits=baseline.marginal(data.rewards, data.offsets, 1.0),
+        visits=baseline.marginal(baseline.residuals(data.rewards, data.offsets, 1.0)),
         past=past_columns(data, target),
         unit=float(np.abs(data.rewards).max()),
     )
@@ -172,9 +180,51 @@ def checked(setup: Setup, n: int, seed: int) -> float:
     return float(found.chance)
 
 
+@pytest.mark.parametrize("actions", [2, 3])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_steps_of_one_action_may_be_summed_apart(actions: int, everywhere: bool) -> None:
+    """Where actions are not known to exclude each other, all are multiplied with all columns."""
+    rng, steps = np.random.default_rng(0), 300
+    taken = rng.integers(actions, size=steps)[:, None] == np.arange(actions - 1)
+    others = rng.standard_normal((steps, 2)).astype(np.float32)
+    chunk = Weighted(
+        np.append(np.arange(0, steps, 7), steps),
+        rng.random(steps),
+        {},
+        visits=np.stack([(rng.random(steps) < 0.9) | everywhere, rng.standard_normal(steps)]),
+        past=(taken, others),
+    )
+    plain = dataclasses.replace(chunk, past=(taken.astype(float), others), kept={})
+    one, other = (PastSums().part(x) for x in (chunk, plain))
+    for a, b in zip([*one.square, *one.product], [*other.square, *other.product], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    request = PastSquares(tuple(map(Root.of, one.square, one.product)))
+    for a, b in zip(request.part(chunk).sums, request.part(plain).sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
 def noisy(setup: Setup) -> Setup:
     """Add N(0, 1) to the rewards."""
     return dataclasses.replace(setup, process=dataclasses.replace(setup.process, noise="normal"))
+
+
+def test_targets_checked_together_are_checked_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All steps of the first five count, and not all of the others."""
+    monkeypatch.setattr("ope_gym.estimators.markov._PIECE", 100)
+    rng = np.random.default_rng(4)
+    setup = noisy(ring(rng, 1, states=5, horizon=7))
+    data = setup.simulate(60, rng)
+    one, targets = weighed(data, setup.policy), list[Weighted]()
+    for i in range(7):
+        ratio = np.where(rng.random(data.n_steps) < 0.1 * (i > 4), 0.0, 1.0)
+        visits = np.stack([ratio, rng.normal(size=data.n_steps)])
+        targets.append(dataclasses.replace(one, visits=visits, kept=one.kept))
+    together = run([aim(i, check_markov()) for i in range(7)], reduce_chunk(targets))
+    alone = [run([check_markov()], reduce_chunk(own))[0].chance for own in targets]
+    np.testing.assert_allclose([found.chance for found in together], alone, rtol=1e-9)
+    assert len({round(chance, 6) for chance in alone}) > 3  # it can tell targets apart
 
 
 def test_a_markov_state_is_rejected_as_rarely_as_said() -> None:
@@ -211,10 +261,20 @@ def test_a_hidden_state_is_found() -> None:
 
 def test_without_a_past_there_is_nothing_to_check() -> None:
     setup = ring(np.random.default_rng(0), 1, states=5, horizon=1)
-    assert np.isnan(checked(noisy(setup), 50, 0))
-    silent = MarkovCheck(np.nan)
-    assert silent.passed
-    assert "could not be checked" in silent.basis
+    chunk = weighed(noisy(setup).simulate(50, np.random.default_rng(0)), setup.policy)
+    (found,) = run([check_markov()], reduce_chunk(chunk))
+    assert (found.past, found.failed, found.unchecked, found.cautions) == (False, False, False, ())
+    assert found.basis == "rests on the q model; there are no past steps that a state could hide"
+
+
+def test_a_check_that_could_not_be_done_has_neither_passed_nor_failed() -> None:
+    setup = noisy(ring(np.random.default_rng(0), 1, states=5, horizon=3))
+    chunk = weighed(setup.simulate(2, np.random.default_rng(0)), setup.policy)  # six steps
+    (found,) = run([check_markov()], reduce_chunk(chunk))
+    assert (found.past, found.failed, found.unchecked) == (True, False, True)
+    (caution,) = found.cautions
+    assert "too few steps tell whether the observation hides" in caution
+    assert found.basis == "assumes a Markov state; not checked"
 
 
 @pytest.mark.parametrize("make", [ring, delayed])
@@ -310,6 +370,10 @@ def test_resting_on_a_model_that_passed_by_hand() -> None:
         expected = (first + second) ** 2 / (first**2 / ess + second**2 / n)
         assert found.freedom == pytest.approx(min(expected, n), rel=1e-6)
     assert expected < 0.9 * n
+    unchecked = dataclasses.replace(model, markov=MarkovCheck(np.nan))
+    doubted = rest_on(weights, unchecked, np.zeros(n), setting_for(n))
+    assert (doubted.value, doubted.bias) == (found.value, 0.0)  # the same number, and a caution
+    assert (doubted.cautions, doubted.basis) == (unchecked.markov.cautions, unchecked.markov.basis)
 
 
 def test_auto_without_visits_is_the_estimate_by_weights() -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories, evaluate
-from ope_gym.arrays import folds_within
+from ope_gym.arrays import folds_within, offsets_of
 from ope_gym.models import (
     ActionValues,
     Baseline,
@@ -28,12 +28,13 @@ from ope_gym.models import (
     TabularQ,
     cross_fit,
     default_model,
+    equations,
 )
 from ope_gym.models.base import SAMPLES, q_all
 from ope_gym.models.linear import FeatureSurvey
 from ope_gym.models.linear_values import near_weights
 from ope_gym.options import Compute
-from ope_gym.policies import DiagonalGaussian, Uniform
+from ope_gym.policies import DiagonalGaussian, SoftmaxLinear, Uniform
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
@@ -484,6 +485,37 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
     np.testing.assert_array_equal(one, alike)
 
 
+def test_many_targets_are_summed_as_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three actions, with many steps of a number, which are cut, and with one of some."""
+    rng = np.random.default_rng(3)
+    lengths = np.array([9, *rng.integers(1, 5, size=60)])
+    steps = int(lengths.sum())
+    data = Trajectories.from_arrays(
+        rng.normal(size=(steps, 2)),
+        rng.integers(3, size=steps),
+        rng.normal(size=steps),
+        np.full(steps, -np.log(3.0)),
+        offsets=offsets_of(lengths),
+        policies=[Uniform(3)],
+        terminated=True,
+    )
+    targets = [SoftmaxLinear(rng.normal(size=(3, 2))) for _ in range(3)]
+    fold, found = rng.integers(2, size=lengths.size), list[NDArray[np.float64]]()
+    monkeypatch.setattr(equations, "_ALIKE", 2.0)
+    for many, run in ((9, 128), (3, 128), (3, 4)):
+        monkeypatch.setattr(equations, "_MANY", many)
+        monkeypatch.setattr(equations, "_RUN", run)
+        monkeypatch.setattr(equations, "_RUNS", 2)
+        survey = FeatureSurvey(LinearQ(), targets[0])
+        survey.update(data)
+        own = survey.equations_of(targets, gamma=0.9, horizon=9, folds=2)
+        equations.update_all(own, data, fold, [Answers(target, data) for target in targets])
+        found.append(np.stack([one.sums for one in own]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-12, atol=1e-12)
+    assert not np.array_equal(found[1], found[0])  # it was another way
+
+
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorded(10, (300, 300))
     whole = fitted(LinearQ(), record)
@@ -491,6 +523,16 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ope_gym.models.equations._CACHED", 1)  # 64 of one group
     parts = fitted(LinearQ(), record)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
+
+
+@pytest.mark.parametrize("time", [0, 3])
+def test_steps_of_one_time_may_be_summed_first(monkeypatch: pytest.MonkeyPatch, time: int) -> None:
+    record = recorded(10, (300, 300))
+    found = []
+    for least in (0, 10**9):  # each time by itself, and powers of time at every step
+        monkeypatch.setattr("ope_gym.models.equations._AT_A_TIME", least)
+        found.append(fitted(LinearQ(time=time), record).theta)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
 
 
 CUTS = [[0, 25], [0, 1, 9, 9, 25], list(range(26))]

@@ -417,7 +417,7 @@ def test_few_episodes_have_wide_bands_and_claim_no_more_than_themselves() -> Non
     assert 0 < len(few) < len(found)
     for e in few:
         assert e.ended is not None
-        assert e.worth <= e.ended
+        assert e.fresh_episodes <= e.ended
         half = stats.t.ppf(0.975, max(e.ended - 1, 1)) * e.standard_error
         assert e.low <= e.possible(e.value - half) + 1e-9
         assert e.high >= e.possible(e.value + half) - 1e-9

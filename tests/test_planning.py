@@ -308,6 +308,8 @@ def test_what_cannot_be_reached_is_said(made: builders.Recorded) -> None:
     assert done.best is not None
     assert done.best.episodes == 0
     assert "nothing more is needed" in str(done)
+    for said in (str(plan), str(done)):  # which estimator, and that auto differs
+        assert "\nby NFIS, because its error after more episodes can be predicted; auto" in said
     json.dumps(plan.to_dict(), allow_nan=False)
 
 

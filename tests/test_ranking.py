@@ -98,6 +98,11 @@ def test_sharing_between_targets_changes_no_number(
 ) -> None:
     """LinearQ, mixtures and passes over files are shared; some targets lack support."""
     monkeypatch.setattr("ope_gym.evaluation._TOGETHER", 3)
+    small = {"models.equations": {"_MANY": 2, "_ALIKE": 1.0, "_RUN": 8, "_RUNS": 3}}
+    small |= {"estimators.markov": {"_MANY": 2, "_PIECE": 50}}
+    for module, limits in small.items():
+        for name, value in limits.items():
+            monkeypatch.setattr(f"ope_gym.{module}.{name}", value)
     rng, path = np.random.default_rng(1), tmp_path / "episodes.ope"
     acted = [LinearSigmoid(rng.normal(size=2)) for _ in range(3)]
     sure = SoftmaxLinear(np.array([[0.0, 0.0], [1e5, 0.0]]))  # never takes some recorded actions

@@ -475,7 +475,7 @@ def test_other_algorithms_are_valued_by_fresh_episodes_alone(
     assert [e.timesteps for e in ope.evaluations] == [40, 80]
     assert all(e.shares == {"fresh": 1.0} for e in ope.evaluations)
     assert [e.episodes for e in ope.evaluations] == [3, 3]
-    assert all(round(e.worth) == 3 for e in ope.evaluations)
+    assert all(round(e.fresh_episodes) == 3 for e in ope.evaluations)
     out = capsys.readouterr().out
     assert f"Only the fresh episodes count with {algorithm.__name__}: " in out
     assert "Data: 3 fresh episodes of that policy." in out
@@ -899,10 +899,10 @@ def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFi
             shown = [(e.step, e.value) for e in events.Scalars(f"ope/{kind}/{end}")]
             expected = [(e.timesteps, getattr(e, end)) for e in estimates]
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
-    worth = [e.value for e in events.Scalars("ope/fresh_episodes")]
-    np.testing.assert_allclose(worth, [e.worth for e in ope.evaluations], rtol=1e-6)
+    counts = [e.value for e in events.Scalars("ope/fresh_episodes")]
+    np.testing.assert_allclose(counts, [e.fresh_episodes for e in ope.evaluations], rtol=1e-6)
     verdicts = [e.value for e in events.Scalars("ope/verdict")]
-    assert verdicts == [0.0 if w < 4 else 1.0 if w < 10 else 2.0 for w in worth]
+    assert verdicts == [0.0 if w < 4 else 1.0 if w < 10 else 2.0 for w in counts]
     (layout,) = events.Tensors("custom_scalars__config__")
     (shape,) = layout.tensor_proto.string_val
     assert b"rollout/(return|ep_rew_mean)$" in shape

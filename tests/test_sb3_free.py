@@ -452,7 +452,7 @@ def test_fresh_values_have_t_intervals() -> None:
     error = np.std([1, 2, 3, 6], ddof=1) / 2
     assert found.standard_error == pytest.approx(error)
     assert found.high - 3.0 == pytest.approx(3.182446 * error, rel=1e-6)  # t of 3 degrees
-    assert found.worth == pytest.approx(4.0)
+    assert found.fresh_episodes == pytest.approx(4.0)
     equal = value_of(np.full(5, 500.0), 7, 0.95, seen=np.array([100.0, 500.0]))
     assert equal.low < 500.0 < equal.high  # five equal returns do not make it certain
     assert np.isinf(value_of(np.array([1.0]), 7, 0.95).high)

@@ -150,7 +150,7 @@ def test_alarms_by_hand() -> None:
     (missing,) = found_faults(part, [gone], 1)
     assert (missing["red"], missing["share"]) == (0.5, 0.75)
     claims = outside_claims({"groups": {}, "faults": [whole, wrong], "names": ("NFIS", "auto")})
-    assert [claim.words.split()[0] for claim in claims] == ["faults", "without"]
+    assert [claim.words.split()[0] for claim in claims] == ["Faults", "Without"]
     assert claims[0].evidence[0].difference == pytest.approx(0.05)
     assert claims[1].evidence[0].difference == pytest.approx(0.01 - 1 / 3)
 

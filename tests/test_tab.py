@@ -203,8 +203,8 @@ def test_details_of_the_nearest_step(
 ) -> None:
     with EvaluationWriter(tmp_path / "run") as writer:
         for step in (10, 20, 30):
-            worth = replace(evaluation["NFIS"], worth=float(step))
-            writer.add_evaluation(Evaluation({"NFIS": worth}), step)
+            shown = replace(evaluation["NFIS"], fresh_episodes=float(step))
+            writer.add_evaluation(Evaluation({"NFIS": shown}), step)
         writer.add_report(evaluation.named("policy 30"), 30, {}, figures=False)
         targets: dict[str, Target] = {"first": 0, "new": made.target}
         writer.add_ranking(rank(made.trajectories, targets, "NFIS"), 20)
@@ -213,7 +213,7 @@ def test_details_of_the_nearest_step(
     last = asked("")["evaluation"]
     assert last["step"] == 30
     assert last["headline"].startswith("Policy 30")  # of two at one step the one written last
-    assert asked("&step=22")["evaluation"]["estimates"][0]["worth"] == 20.0
+    assert asked("&step=22")["evaluation"]["estimates"][0]["fresh_episodes"] == 20.0
     assert asked("&step=22")["evaluation"]["step"] == 20
     assert asked("&step=-5")["evaluation"]["step"] == 10
     ranking = asked("&step=30")["ranking"]

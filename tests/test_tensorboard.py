@@ -82,7 +82,7 @@ def test_scalars_hold_the_numbers(tmp_path: Path, evaluation: Evaluation) -> Non
     assert "ope/fresh/low" not in read(tmp_path / "fresh").Tags()["scalars"]  # error unknown
     best = evaluation["NFIS"]  # recommended: auto is not there
     expected = {
-        "ope/fresh_episodes": best.worth,
+        "ope/fresh_episodes": best.fresh_episodes,
         "ope/verdict": float(["red", "amber", "green"].index(best.verdict.colour)),
         "diagnostics/NFIS/ess": best.diagnostics.ess,
         "diagnostics/NFIS/max_share": best.diagnostics.max_share,
@@ -134,13 +134,13 @@ def test_the_layout_has_four_charts_the_recommended_estimate_first(
         "ope/NFIS/low",
         "ope/NFIS/high",
     )
-    beside, all_of_them, worth = more.chart
+    beside, all_of_them, sure = more.chart
     tags = ["ope/NFIS/value", "ope/settled/value", "rollout/return", "rollout/ep_rew_mean"]
     for tag in [*tags, "ope/provisional/value", "ope/fresh/value", "eval/mean_reward"]:
         assert any(re.match(pattern, tag) for pattern in beside.multiline.tag), tag
     assert not any(re.match(pattern, "ope/BIS/value") for pattern in beside.multiline.tag)
     assert list(all_of_them.multiline.tag) == [f"ope/{name}/value$" for name in NAMES]
-    assert list(worth.multiline.tag) == ["ope/fresh_episodes$"]
+    assert list(sure.multiline.tag) == ["ope/fresh_episodes$"]
 
 
 def test_undefined_estimates_are_skipped_and_marked(
@@ -279,7 +279,7 @@ def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
     few = made.trajectories.select(episodes=slice(0, 6))
     evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
     lines = evaluation_markdown(evaluation.named("policy 3"), notes=["A note."]).splitlines()
-    assert lines[0] == f"**{headline(evaluation['BIS'], 'policy 3')}**"
+    assert lines[0] == f"**{headline(evaluation['NBIS'], 'policy 3')}**"
     assert lines[2].startswith("6 episodes, ")
     assert lines[4].startswith("**Data: in-sample, optimistic.** The target was trained")
     header, rule, *rows = [line for line in lines if line.startswith("|")]
@@ -358,8 +358,8 @@ def test_a_report_of_more_estimators_keeps_worth_and_verdict(
         writer.add_evaluation(evaluation.select(["NFIS"]), 3)
         writer.add_report(evaluation, 3, {}, figures=False)
     events = read(tmp_path)
-    (worth,) = events.Scalars("ope/fresh_episodes")
-    assert worth.value == pytest.approx(evaluation["NFIS"].worth, rel=1e-6)
+    (sure,) = events.Scalars("ope/fresh_episodes")
+    assert sure.value == pytest.approx(evaluation["NFIS"].fresh_episodes, rel=1e-6)
     assert len(events.Scalars("ope/NFIS/value")) == len(events.Scalars("ope/BIS/value")) == 1
 
 
@@ -393,8 +393,8 @@ def test_a_document_holds_what_the_tab_draws(
     assert [row["name"] for row in found["estimates"]] == ["NFIS", "BIS", "NFCIS"]
     for row in found["estimates"]:
         e = evaluation[row["name"]]
-        ends = (e.value, e.interval.low, e.interval.high, e.diagnostics.ess, e.worth)
-        shown = [row[key] for key in ("value", "low", "high", "ess", "worth")]
+        ends = (e.value, e.interval.low, e.interval.high, e.diagnostics.ess, e.fresh_episodes)
+        shown = [row[key] for key in ("value", "low", "high", "ess", "fresh_episodes")]
         assert shown == pytest.approx(ends, rel=5e-4), row["name"]
         assert row["verdict"] == e.verdict.colour
         assert row["reasons"] == list(e.verdict.reasons)[:6]

@@ -34,8 +34,8 @@ from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import open_source
-from ope_gym.scale.tasks import WorkerError, compute
-from ope_gym.scale.workers import _AHEAD, Workers, start_workers
+from ope_gym.scale.tasks import Pool, WorkerError, compute
+from ope_gym.scale.workers import _AHEAD, RemoteWorkers, Workers, start_workers
 from tests.builders import assert_same
 from tests.file_builders import clocked, functions, made, mixed_files
 
@@ -75,6 +75,65 @@ def test_results_come_in_order_and_few_are_ahead_of_the_oldest(
     assert [i for i, _ in found] == list(range(3 * ahead))
     assert os.getpid() not in {pid for _, pid in found}
     assert list(crew.in_order(abs, [])) == []
+
+
+class Slow(Pool):
+    """A pool whose processes start when they are told to, and finish when they are waited for."""
+
+    helped = True
+
+    def __init__(self, started: bool) -> None:
+        self.started, self.received, self.most = started, list[bytes](), 0
+        self.waiting = 0
+
+    def size(self) -> int:
+        return 1
+
+    def ready(self) -> bool:
+        return self.started
+
+    def send(self, function: Any, item: bytes) -> Any:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        return function, item
+
+    def done(self, handle: Any) -> bool:
+        return False
+
+    def receive(self, handle: Any, name: str) -> bytes:
+        self.waiting -= 1
+        self.received.append(handle[1])
+        function, packed_item = handle
+        return compute(function, packed_item, "a slow process")
+
+
+def test_this_process_does_all_until_others_have_started() -> None:
+    pool = Slow(started=False)
+    assert list(RemoteWorkers(pool).in_order(abs, range(-20, 0))) == list(range(20, 0, -1))
+    assert not pool.received
+    assert pool.most == 1  # so that one that has started is not idle while this one works
+
+
+def test_this_process_helps_others_that_have_started() -> None:
+    pool, here = Slow(started=True), list[int]()
+
+    def noted(i: int) -> int:
+        here.append(i)
+        return -i
+
+    results = RemoteWorkers(pool).in_order(noted, range(20))
+    for i, result in enumerate(results):
+        assert result == -i
+        assert max(here) <= i + 2 * _AHEAD  # few results wait for their turn
+    assert 0 < len(pool.received) < 20
+    assert pool.most == _AHEAD
+
+
+def test_an_error_of_this_process_comes_in_its_turn() -> None:
+    results = RemoteWorkers(Slow(started=False)).in_order(partial(_raises, "file"), range(5))
+    with pytest.warns(UserWarning, match="before"), pytest.raises(FileNotFoundError) as caught:
+        list(results)
+    assert str(caught.value.__cause__).startswith("item 1 failed in this process:\nTraceback")
 
 
 # Errors and warnings --------------------------------------------------------------------------

@@ -29,9 +29,9 @@ def collect(
     """Play and record complete episodes with a policy, and return the number of the policy.
 
     Each sub-env of a vector env plays a share of the episodes that is fixed in advance, the first
-    `episodes % num_envs` one more than the others. (The first episodes to end, whichever they are,
-    would be the short ones.) Episodes beyond the share of a sub-env are not recorded. An episode
-    that is open when the call begins is dropped.
+    `episodes % num_envs` one more than the others. (To take the first episodes that end would
+    favour short ones.) Episodes beyond the share of a sub-env are not recorded. An episode that is
+    open when the call begins is dropped.
 
     >>> import gymnasium as gym
     >>> from ope_gym.policies import Uniform

@@ -37,13 +37,13 @@ class RecordTrajectories(
     Args:
         env: The environment.
         held_out: Share of the episodes that the learner must not train on: the property `held_out`
-            says whether the current one is held out. Episode i, counted from 0 by start, is if
-            ⌊(i + 1)·share⌋ > ⌊i·share⌋.
+            says whether the current one is held out. Episode i, counted from 0 in the order of the
+            starts, is held out if ⌊(i + 1)·share⌋ > ⌊i·share⌋.
         path: A file to which finished episodes are appended as they end. A process that is killed
             loses only the open episode; `Trajectories.load` reads the rest.
         append: Whether to continue a file that exists. By default it is continued with a warning,
             as Gymnasium's RecordVideo warns of a folder that exists; nothing in it is overwritten.
-            True continues it without, and False raises FileExistsError.
+            True continues it without a warning, and False raises FileExistsError.
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 

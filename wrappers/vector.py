@@ -150,7 +150,7 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         Args:
             actions: One action for each sub-env.
             log_prob: (num_envs,) natural logs of the probabilities (densities) with which they were
-                chosen; where a sub-env is only reset, anything. Without them the policy computes
+                chosen; any number where a sub-env is only reset. Without them the policy computes
                 them later.
         """
         session = self._session

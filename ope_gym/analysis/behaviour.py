@@ -110,8 +110,8 @@ class BehaviourFit:
     Attributes:
         trajectories: the episodes, to be given to `ope_gym.evaluate` and all other functions.
         policies: by name of the logger, the policy fitted to all of its episodes.
-        model: that was fitted.
-        losses: held-out log loss a step of every model that was tried.
+        model: name of the one that was fitted.
+        losses: log loss per held-out step of every model that was tried.
         loggers: how well the actions of each are predicted.
         reliability: estimated probabilities against frequencies, over all loggers.
     """
@@ -129,7 +129,7 @@ class BehaviourFit:
         return all(one.calibrated for one in self.loggers)
 
     def overlap(self, target: Target) -> TargetOverlap:
-        """Tell how much of what a target does the loggers do, at the recorded steps."""
+        """Tell how much of what a target does the loggers do as well, at the recorded steps."""
         data = self.trajectories
         policy = resolve_policy(data.policies, target)
         chosen = policy.log_prob(data.observations, data.actions)

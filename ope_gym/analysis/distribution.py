@@ -50,6 +50,10 @@ BY = ("cvar", "quantile", "mean")
 FEW = 10.0  # effective episodes below which a number is marked as a guess
 _WEIGHTS = {"fused": "NFIS", "basic": "NBIS"}
 _KINDS = ("ess-t", "percentile")
+_OTHER_MEAN = (
+    "all lines use the weights of whole episodes; evaluate weighs each step by the actions up to "
+    "it, and auto uses a q model, too: their mean differs and is usually more precise"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Hold the distribution function with a band that holds all of it at once; m distinct returns.
+    """Hold the distribution function, with a band that contains all of it; m distinct returns.
 
     Args:
         x: (m,) returns, ascending.
@@ -150,7 +154,7 @@ class Distribution:
         return Quantity("std. deviation", float(np.sqrt(v.value)), ends, v.rests_on)
 
     def quantile(self, level: float) -> Quantity:
-        """Return the lowest return up to which at least `level` of the episodes come.
+        """Return the smallest return that a share `level` of the episodes does not exceed.
 
         Args:
             level: within (0, 1), 0.5 for the median.
@@ -164,7 +168,7 @@ class Distribution:
     def cvar(self, tail: float = TAIL) -> Quantity:
         """Return the mean of the worst share of the episodes (conditional value at risk).
 
-        The lower tail: returns are good, so the worst are the lowest. At tail = 1 it is the mean.
+        This is the lower tail, because higher returns are better. With tail = 1 it is the mean.
 
         Args:
             tail: the share, within (0, 1].
@@ -186,7 +190,7 @@ class Distribution:
 
     @cached_property
     def band(self) -> Band:
-        """The distribution function at every return, and a band that holds all of it at once."""
+        """The distribution function at every return, and a band that contains all of it at once."""
         w = self.weighted
         last = np.append(np.flatnonzero(np.diff(w.returns) > 0), w.returns.size - 1)
         value = np.minimum(np.cumsum(w.shares)[last], 1.0)
@@ -245,6 +249,7 @@ class Distribution:
         lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in found):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
+        lines.append(text.wrap(_OTHER_MEAN))
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -328,8 +333,8 @@ def distribution(
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         target: the policy to evaluate, the number of a recorded one, or "last".
         weights: "fused" for weights against the mixture of all behaviours, "basic" for those
-            against the policy that recorded the episode: for policies that cannot be asked, and
-            for adaptive data.
+            against the policy that recorded the episode, which serve where the other policies are
+            unknown, and for adaptive data.
         origin: as in `ope_gym.evaluate`.
         held_out: as in `ope_gym.evaluate`.
         gamma: discount of the returns, within [0, 1].

@@ -151,8 +151,8 @@ class Duel:
             policy: "a" or "b", as `next` says.
             episode: the episode as trajectories, with actions drawn from the policy; or its return
                 alone, discounted by gamma, which says less. Give all episodes as trajectories, or
-                all as returns: a single episode compares both policies only if what is told of it
-                does not depend on who was drawn to play.
+                all as returns: a round of one episode is fair to both policies only if what is told
+                of the episode does not depend on who was drawn to play it.
         """
         if policy not in NAMES:
             raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")
@@ -385,13 +385,14 @@ def duel(
         reward_range: instead of bounds: lowest and highest possible reward of a step.
         horizon: with reward_range: the longest possible episode; by default the recorded limit.
         deviation: instead of bounds: the largest possible standard deviation of the difference of
-            two returns with the same seed. Exact for every such distribution, skewed or not; a
-            number that is twice too large makes a duel four times as long.
-        symmetric: instead of bounds: the difference of two independent returns is symmetric around
-            its mean, as it is for policies whose returns have the same distribution but for a
-            shift. Valid then, also with heavy tails and infinite variance; every episode has a seed
-            of its own, because with common seeds equal distributions are not enough. Where one
-            policy fails rarely and badly it is wrong, and so may the duel be.
+            two returns with the same seed. Valid for every such distribution, skewed or not; twice
+            the true number makes a duel four times as long.
+        symmetric: instead of bounds: assume that the difference of two independent returns is
+            symmetric around its mean, as it is if the returns of the two policies have the same
+            distribution except for a shift. All statements are then valid, even with heavy tails
+            and infinite variance. Every episode has a seed of its own, because with common seeds
+            equal distributions are not enough. If one policy fails rarely and badly, the assumption
+            is wrong, and the duel may be, too.
         margin: a difference that does not matter, 0 or more: with it a duel of two policies that
             are about equal ends as "too close" before the limit.
         level: probability with which all statements hold, at every look.

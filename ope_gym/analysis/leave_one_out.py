@@ -20,6 +20,7 @@ import numpy as np
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
+from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import Options, OptionValues, one_estimator, refuse_value_alone
 from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
@@ -29,8 +30,6 @@ from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_COLOURS = ("green", "amber", "red")
 
 
 def leave_one_policy_out(
@@ -43,15 +42,15 @@ def leave_one_policy_out(
 ) -> Calibration:
     """Estimate each recorded policy from the others' episodes and compare with its own returns.
 
-    Held-out episodes make a clean check. With the others, a policy is estimated from the episodes
-    that it learned from, so that estimates of later policies are too high, as they are in use.
+    Held-out episodes make a clean check. With the others, a policy is estimated from episodes that
+    it learned from, so the estimates of later policies are too high, just as they are in real use.
 
     Args:
         episodes: recorded episodes, as in `ope_gym.evaluate`; they are read into memory.
         estimator: a name of `ope_gym.ESTIMATORS`.
         policies: numbers of those to check, or "last"; by default all that recorded.
-        limit: of more policies than this, as many are checked, evenly spread; each takes about as
-            long as an evaluation.
+        limit: if there are more policies than this, only so many are checked, evenly spread; each
+            takes about as long as an evaluation.
         options: those of `ope_gym.Options`: `held_out`, `q_model`, `gamma`, `interval`, `level`,
             `weighting`, `compute`, `seed`.
 
@@ -264,7 +263,7 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def coverage(self) -> float:
-        """Return the share of the intervals that hold the own mean; NaN without any."""
+        """Return the share of intervals that contain the policy's own mean; NaN without any."""
         covers = [check.covers for check in self.values() if check.covers is not None]
         return float(np.mean(covers)) if covers else math.nan
 
@@ -286,10 +285,10 @@ class Calibration(Mapping[int, Check]):
 
     @property
     def colours(self) -> dict[str, tuple[int, int]]:
-        """Return by colour of the verdict the number of policies, and of those that agree."""
+        """Return by colour of the verdict how many policies have it, and how many of them agree."""
         counts = Counter(check.estimate.verdict.colour for check in self.values())
         agree = Counter(c.estimate.verdict.colour for c in self.values() if c.agrees)
-        return {colour: (counts[colour], agree[colour]) for colour in _COLOURS}
+        return {colour: (counts[colour], agree[colour]) for colour in COLOURS}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings; undefined numbers are None."""

@@ -53,9 +53,9 @@ def overlap(
         A_ij = (sum over episodes of sqrt(P_i P_j))^2,  P the probability of an episode's actions
 
     It is the squared Bhattacharyya coefficient: 1 if two policies are the same, 0 if no episode is
-    possible under both. Where j can do all that i does, an episode of j is in the long run worth at
-    most A_ij episodes of i: ESS / n_j -> 1 / E_j[w^2] <= A_ij by Hölder's inequality. Unlike the
-    ESS of a few episodes it also falls when j never shows what i would do.
+    possible under both. Where j can do all that i does, an episode of j tells in the long run at
+    most as much as A_ij episodes of i: ESS / n_j -> 1 / E_j[w^2] <= A_ij by Hölder's inequality.
+    Unlike the ESS of a few episodes it also falls when j never shows what i would do.
 
     The sum is estimated from all episodes against their mixture; from the episodes of j alone where
     the mixture is not known: a policy cannot be asked, or the policy changed during episodes.

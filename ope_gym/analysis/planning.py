@@ -100,8 +100,12 @@ class Plan:
             f"{self.estimator} has a standard error of {text.number(self.standard_error, 3)} "
             f"from {self.trajectories:,} episodes; to reach {self.wanted:.3g}:"
         )
+        other = text.wrap(
+            f"by {self.estimator}, because its error after more episodes can be predicted; auto, "
+            "the first choice of evaluate, has another value and usually a smaller error"
+        )
         if self.standard_error <= self.wanted:
-            return f"{head} nothing more is needed"
+            return f"{head} nothing more is needed\n{other}"
         rows = [["collect of", "episodes", "std.err then", "rests on ESS"]]
         for need in self.needs:
             many = f">{self.limit:,}" if need.episodes is None else f"{need.episodes:,}"
@@ -121,6 +125,7 @@ class Plan:
             else f"collect {best.episodes:,} more episode{'' if best.episodes == 1 else 's'} of "
             f"{best.name} to reach a standard error of {self.wanted:.3g}"
         )
+        lines.append(other)
         return "\n".join(lines)
 
 
@@ -142,8 +147,8 @@ def episodes_needed(
         target: the policy to evaluate, the number of a recorded one, or "last".
         standard_error: to be reached.
         policy: to collect with: the number of a recorded one, "last", a policy, or "target" for the
-            target itself; None for all that recorded and the target.
-        estimator: "NFIS" or "FIS"; "auto" is about as precise as NFIS, or more.
+            target itself; None for every policy that recorded, and the target.
+        estimator: "NFIS" or "FIS"; auto, whose error cannot be predicted, is usually more precise.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
             there are any.
         gamma: discount within [0, 1].

@@ -43,7 +43,7 @@ def rank(
 
     Differences are paired: the luck of the same episodes cancels as far as two policies share it.
     The largest of several estimates tends to exceed the value behind it, the more so the noisier
-    they are. The probability of being best and the cautious choice allow for that, the rank does
+    they are. The probability of being best and the cautious choice allow for that; the rank does
     not.
 
     Args:

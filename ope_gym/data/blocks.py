@@ -355,7 +355,7 @@ def read_block(
         size: Bytes of the file.
         last: Checksum of the block before it, 0 if there is none; None if it is not known.
         whole: A payload of more bytes is checked, but not held in memory; None holds all.
-        verify: Whether to check also a payload that is not held.
+        verify: Whether to compare the contents with their checksum.
     """
     frame = _read_frame(file, offset, size)
     crc, length, payload = zlib.crc32(frame.text), frame.end - frame.start, None
@@ -363,14 +363,14 @@ def read_block(
         payload = file.read(length)
         if len(payload) < length:
             raise FileCut(offset, size - offset)
-        crc = zlib.crc32(payload, crc)
+        crc = zlib.crc32(payload, crc) if verify else crc
     elif verify:
         while length:
             piece = file.read(min(length, _PIECE))
             if not piece:
                 raise FileCut(offset, size - offset)
             crc, length = zlib.crc32(piece, crc), length - len(piece)
-    if (payload is not None or verify) and crc != frame.contents:
+    if verify and crc != frame.contents:
         raise ChecksumError("the contents of a block do not match their checksum")
     block = _parse(frame, offset, last, file, payload)
     if payload is not None:

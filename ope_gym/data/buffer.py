@@ -105,7 +105,7 @@ class TrajectoryBuffer(Viewable):
         return self._policies.add(as_policy(policy, "policy"))
 
     def change_policy(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
-        """Record that from step `clock` of the loop on `policy_id` acts.
+        """Record that the policy `policy_id` acts from step `clock` of the loop on.
 
         After the first change inside an episode, the behaviour policy of every episode with a
         start clock is the schedule: the policies it would have followed had it lasted.

@@ -110,10 +110,10 @@ def from_minari(
 ) -> Trajectories:
     """Read the trajectories of a Minari dataset.
 
-    A dataset that `to_minari` wrote comes back bit by bit. Other datasets do not say who acted:
-    their policy is an `UnknownPolicy`, and without `log_prob` the probabilities are unknown, too
-    (NaN, and `has_propensities` is false). Such data serve only DM, which has no importance
-    weights; with `log_prob` also the estimators with basic weights (BIS, NBIS and their kin).
+    A dataset that `to_minari` wrote comes back exactly. Other datasets do not say who acted: their
+    policy is an `UnknownPolicy`, and without `log_prob` the probabilities are unknown, too (NaN,
+    and `has_propensities` is false). Such data serve only DM, which has no importance weights; with
+    `log_prob` also the estimators with basic weights (BIS, NBIS and their kin).
 
     `minari.combine_datasets` drops the policies that `to_minari` wrote. Read the parts, and
     `merge` them.

@@ -236,7 +236,10 @@ class FileSection:
             parts = [self._no_rows()]
         try:
             by_step = {
-                name: batches.concatenate([part[name] for part in parts]) for name in BY_STEP
+                name: batches.concatenate([part[name] for part in parts])
+                if len(parts) > 1
+                else parts[0][name]
+                for name in BY_STEP
             }
         except MALFORMED as error:
             raise self.damaged(offset, error) from error

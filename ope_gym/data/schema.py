@@ -207,7 +207,8 @@ def renumber(
     table = np.array(numbers, dtype=np.int32)
     schedules = [Schedule(s.clocks, table[s.policies]) for s in part.schedules]
     ids = np.where(part.schedule_ids < 0, -1, part.schedule_ids + first_schedule)
-    policy_ids = table[part.policy_ids] if len(part) else part.policy_ids
+    same = np.array_equal(table, np.arange(table.size))
+    policy_ids = part.policy_ids if same or not len(part) else table[part.policy_ids]
     changed = dataclasses.replace(
         part, policy_ids=read_only(policy_ids), schedule_ids=read_only(ids.astype(np.int32))
     )

@@ -56,18 +56,24 @@ def is_discrete(space: Space | None) -> bool | None:
     return True if isinstance(space, known) else None
 
 
-def brief(space: object) -> str:
-    """Describe a space without the bounds of its boxes.
+def brief(space: object, *, bounds: bool = False) -> str:
+    """Describe a space without the bounds of its boxes, or with the lowest and highest of them.
 
     >>> brief(spaces.Dict(x=spaces.Box(-1, 1, (3,)), y=spaces.Discrete(2)))
     "Dict('x': Box((3,), float32), 'y': Discrete(2))"
+    >>> brief(spaces.Box(np.float32([-2, 0]), np.float32([1, np.inf])), bounds=True)
+    'Box((2,), float32, -2 to inf)'
     """
     if isinstance(space, spaces.Box):
-        return f"Box({space.shape}, {space.dtype})"
+        ends = ""
+        if bounds and space.low.size:
+            ends = f", {space.low.min():.4g} to {space.high.max():.4g}"
+        return f"Box({space.shape}, {space.dtype}{ends})"
     if isinstance(space, spaces.Dict):
-        return f"Dict({', '.join(f'{k!r}: {brief(x)}' for k, x in space.spaces.items())})"
+        parts = [f"{key!r}: {brief(x, bounds=bounds)}" for key, x in space.spaces.items()]
+        return f"Dict({', '.join(parts)})"
     if isinstance(space, spaces.Tuple):
-        return f"Tuple({', '.join(map(brief, space.spaces))})"
+        return f"Tuple({', '.join(brief(x, bounds=bounds) for x in space.spaces)})"
     return str(space)
 
 

@@ -283,9 +283,9 @@ class Trajectories(Columns, Viewable):
     ) -> Trajectories:
         """Read a table with a row for each step.
 
-        The rows of an episode are in one stretch and in the order of time. A table in which rows
-        are missing, doubled or in disorder, or hold no number, is refused with column and row.
-        Tables that `to_frame` or `to_parquet` wrote need no further argument.
+        The rows of an episode must be together, in the order of time. A table with missing,
+        duplicated or unordered rows, or with entries that are not numbers, is refused, with column
+        and row. Tables that `to_frame` or `to_parquet` wrote need no further argument.
 
         >>> table = {"episode": ["a", "a", "b"], "step": [0, 1, 0], "x": [0.5, 0.1, 0.3],
         ...          "y": [1.0, 2.0, 3.0], "action": [0, 1, 1], "reward": [1.0, 0.0, 2.0],
@@ -299,7 +299,7 @@ class Trajectories(Columns, Viewable):
                 serves for files that do not fit into memory.
             episode: Column with a name or number of the episode.
             step: Column that counts the steps of each episode, from 0 or all from 1; None if the
-                rows are in order and nobody counted.
+                rows are in order and there is no such column.
             observation: Column of the observations; a list of columns for a vector; a tuple or
                 dict of these for Tuple and Dict spaces. A column may hold lists of numbers, all of
                 the same shape; flat lists take the shape of the space. By default "observation",
@@ -307,8 +307,9 @@ class Trajectories(Columns, Viewable):
             action: Column or columns of the actions, by default "action".
             reward: Column of the rewards.
             log_prob: Column of the natural logs of the probabilities (densities) with which the
-                actions were chosen; by default "log_prob", if there is one. Without it, they are
-                those of known policies, or unknown (`has_propensities` is false).
+                actions were chosen; by default "log_prob", if there is one. Without it, the
+                policies compute them if they are known; else they are unknown (`has_propensities`
+                is false).
             policy: Column that says who acted; by default "policy", if there is one.
             terminated: Column, true in the last row of an episode that ended by itself; or True or
                 False for all. By default "terminated", if there is one. Where a table has neither

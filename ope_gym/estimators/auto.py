@@ -17,7 +17,8 @@ estimate that trusts the model less, with its standard error S_j:
 
 If the check of `ope_gym.estimators.markov` passes, only what chance does not explain counts,
 b^2 = max_j (g_j^2 - 9 S_j^2), or 0. If it fails, M is known to be biased, and
-b = max_j |g_j| + S_j. The error of J includes s b.
+b = max_j |g_j| + S_j. With too few steps for the check the gaps decide as if it had passed, but a
+value that rests on the model is then amber at best. The error of J includes s b.
 
 Errors here are the cautious ones of ess-t, widened as its intervals are: where few episodes carry
 the weights, or the gap, it says little against M. Only Var A is not widened if the check fails:
@@ -129,7 +130,7 @@ def _share(
     weights: Computed, model: Marginal, returns: FloatArray, setting: Setting
 ) -> tuple[float, float, FloatArray]:
     """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
-    groups, ess, passed = setting.groups, float(np.min(weights.ess)), model.markov.passed
+    groups, ess, passed = setting.groups, float(np.min(weights.ess)), not model.markov.failed
     unit = _size(weights.influence, model.influence, model.gaps, returns)
     own, steady = weights.influence / unit, (model.influence - model.value) / unit
     # a model that failed the check is not taken because the weights are noisy

@@ -54,11 +54,11 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
     mass[cell] = data.probs[np.arange(n), data.actions]
     n_context, n_cell = np.bincount(context), np.bincount(cell)
     mean = np.bincount(cell, data.rewards) / n_cell
-    worth = np.bincount(cell_context, mass * mean, minlength=n_context.size)  # v(x)
+    average = np.bincount(cell_context, mass * mean, minlength=n_context.size)  # v(x)
     weights = n_context[context] * mass[cell] / n_cell[cell]
     residual = weights * (data.rewards - mean[cell])
-    influence = worth[context] + residual
-    value, total = float(np.mean(worth[context])), weights.sum()
+    influence = average[context] + residual
+    value, total = float(np.mean(average[context])), weights.sum()
     if total == 0:  # as for weights: no estimate, not an estimate of 0
         value, influence = np.nan, np.full(n, np.nan)
     largest = weights.max() if total > 0 else 1.0

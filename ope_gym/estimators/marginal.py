@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.markov import MarkovCheck, check_markov
 from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
 from ope_gym.estimators.run import ask, together
@@ -61,18 +61,19 @@ class Corrections:
             return Arrays(np.full((len(self.memories), n), np.nan))
         (ratio, residuals), begins = chunk.visits, chunk.offsets[:-1]
         found = [np.add.reduceat(ratio * residuals, begins)]
-        steps = step_numbers(chunk.offsets)
-        since, reached = np.zeros(steps.size), 0  # log weight of the last actions, and how many
+        lengths, early = np.diff(chunk.offsets), np.empty(0, dtype=np.int64)
+        since, reached = np.zeros(ratio.size), 0  # log weight of the last actions, and how many
         for k in self.memories[1:]:
             assert chunk.step_ratios is not None  # whoever compares memories asks for them
             for j in range(reached, k):
-                since += _earlier(chunk.step_ratios, j, steps, 0.0)
+                since += _earlier(chunk.step_ratios, j, early, 0.0)
+                early = np.append(early, (begins + j)[lengths > j])  # the steps 0 to j
             reached = k
             weight = np.exp(np.minimum(since, LARGEST))
             if self.gamma != 1.0:
-                weight *= (self.gamma ** np.arange(k + 1))[np.minimum(steps, k)]
+                weight *= (self.gamma ** np.arange(k + 1))[np.minimum(chunk.steps, k)]
             # 1 where the memory reaches the start, where both visit alike
-            weight *= _earlier(ratio, k, steps, 1.0)
+            weight *= _earlier(ratio, k, early, 1.0)
             weight *= residuals
             found.append(np.add.reduceat(weight, begins))
         return Arrays(np.stack(found))
@@ -83,11 +84,11 @@ class Corrections:
         return found if np.isfinite(found[0]).all() else np.full_like(found, np.nan)
 
 
-def _earlier(values: FloatArray, k: int, steps: IntArray, start: float) -> FloatArray:
-    """Return the values (S,) of k steps earlier, `start` where an episode had not begun."""
+def _earlier(values: FloatArray, k: int, early: IntArray, start: float) -> FloatArray:
+    """Return the values (S,) of k steps earlier, `start` at steps when an episode had not begun."""
     found = np.empty(values.size)
     found[k:] = values[: max(values.size - k, 0)]
-    found[np.flatnonzero(steps < k)] = start
+    found[early] = start
     return found
 
 

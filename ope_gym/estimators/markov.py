@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.weighted import Steps
 
@@ -41,8 +42,13 @@ _SINGULAR = 1e-6  # relative size of directions that the columns do not span
 _LEARNED = 1.25  # variance of a residual with a q learned from four folds of five
 _STEPS = 5.0  # least number of effective steps for each column
 _LEVERAGE = 0.2  # least 1 - leverage of a step
+_MANY = 4  # targets from which it pays to make products of columns
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
+_PIECE = 1 << 10  # the same of products of columns
 _KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
+_UNCHECKED = (
+    "rests on the q model, and too few steps tell whether the observation hides part of the state"
+)
 
 T = TypeVar("T")
 
@@ -52,20 +58,30 @@ class MarkovCheck:
     """The result of the check.
 
     Args:
-        chance: probability of such residuals if the past does not matter; NaN if unknown.
+        chance: probability of such residuals if the past does not matter; NaN if it was not
+            checked.
+        past: whether there are past steps that could matter; episodes of one step have none.
     """
 
     chance: float
+    past: bool = True
 
     @property
-    def passed(self) -> bool:
-        """Whether nothing speaks against a Markov state."""
-        return not self.chance < ALPHA
+    def failed(self) -> bool:
+        """Whether past steps predict the residuals."""
+        return self.chance < ALPHA
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it is unknown if past steps predict the residuals."""
+        return bool(np.isnan(self.chance))
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """A warning if the check failed."""
-        if self.passed:
+        """A warning if the check failed, or was not possible."""
+        if self.unchecked:
+            return (_UNCHECKED,)
+        if not self.failed:
             return ()
         return (
             f"past steps predict the residuals of the q model (p {_shown(self.chance)}): the "
@@ -75,9 +91,11 @@ class MarkovCheck:
     @property
     def basis(self) -> str:
         """Say in words what an estimate from the model rests on."""
-        if np.isnan(self.chance):
-            return "assumes a Markov state, which could not be checked"
-        result = "passed" if self.passed else "failed"
+        if not self.past:
+            return "rests on the q model; there are no past steps that a state could hide"
+        if self.unchecked:
+            return "assumes a Markov state; not checked"
+        result = "failed" if self.failed else "passed"
         return (
             f"assumes a Markov state; the test whether past steps predict the residuals {result} "
             f"(p {_shown(self.chance)})"
@@ -93,8 +111,10 @@ def check_markov() -> Steps[MarkovCheck]:
     (sums,) = yield (PastSums(),)
     if not sums.known or not all(np.all(np.isfinite(square)) for square in sums.square):
         return MarkovCheck(np.nan)
-    if not sums.moments[1] > 0.0:  # q is exact: there is nothing to predict
-        return MarkovCheck(1.0)
+    if not sums.past:
+        return MarkovCheck(1.0, past=False)
+    if not sums.moments[1] > 0.0:  # q is exact, and there is nothing to predict; or no step counts
+        return MarkovCheck(1.0 if sums.moments[0] else np.nan)
     roots = tuple(Root.of(a, b) for a, b in zip(sums.square, sums.product, strict=True))
     (squares,) = yield (PastSquares(roots),)
     steps, second, fourth = sums.moments
@@ -125,8 +145,27 @@ def _chance(root: Root, square: FloatArray, effective: float, least: float) -> f
     return float(fdtrc(m, left, statistic * left / (m * freedom)))
 
 
+class Part(NamedTuple):
+    """Some steps of a block, and the columns of past steps that may predict their residuals.
+
+    Args:
+        here: (m,) which of the steps of the block that count; None for all.
+        columns: (p, m).
+        sets: for each set of columns, the rows of `columns` that are part of it and their place in
+            the set; all other columns of the set are 0 at these steps.
+    """
+
+    here: IntArray | None
+    columns: FloatArray
+    sets: tuple[tuple[slice, slice], ...]
+
+    def residuals(self, all_steps: FloatArray) -> FloatArray:
+        """Return those (P, m) of these steps."""
+        return all_steps if self.here is None else np.take(all_steps, self.here, axis=1)
+
+
 class PastColumns:
-    """Sets of columns of past steps, block by block: all at once take far more than the episodes.
+    """Columns of past steps, block by block: all at once take far more than the episodes.
 
     They do not depend on the target, so those of a small chunk are kept for the next one.
 
@@ -136,7 +175,7 @@ class PastColumns:
 
     def __init__(self, chunk: Weighted) -> None:
         assert chunk.past is not None
-        self.steps, self._rewards = step_numbers(chunk.offsets), chunk.rewards / chunk.unit
+        self.steps, self._rewards = chunk.steps, chunk.rewards / chunk.unit
         self._actions, self._others = chunk.past
         total = np.cumsum(self._rewards) - self._rewards
         self._total = total - np.repeat(total[chunk.offsets[:-1]], np.diff(chunk.offsets))
@@ -160,35 +199,65 @@ class PastColumns:
         found: T = self._made[key]
         return found
 
-    def sets(self, begin: int) -> list[FloatArray]:
-        """Return the sets of columns (p, m) of the block that begins at a step."""
-        return self.once(begin, lambda: self._sets(begin))
+    @property
+    def sizes(self) -> list[int]:
+        """How many columns each set has."""
+        actions = self._actions.shape[1]
+        plain = actions * _LAGS + self._others.shape[1] + 2
+        return [actions, plain] + [(actions + 1) * plain] * (0 < actions < _FEW)
 
-    def _sets(self, begin: int) -> list[FloatArray]:
+    def parts(self, begin: int, here: IntArray | None) -> list[Part]:
+        """Return the parts of the block that begins at a step, of those steps that count.
+
+        Where each step has one of a few actions, a part has the steps of one action: its columns
+        times the other actions are 0.
+        """
         rows = slice(begin, min(begin + _BLOCK, self.steps.size))
-        steps, actions = self.steps, self._actions
-        columns = [_lagged(actions, steps, rows, k) for k in range(1, _LAGS + 1)]
-        columns += [_lagged(self._others, steps, rows, 1)]
-        columns += [_lagged(self._rewards[:, None], steps, rows, 1)]
-        columns += [(self._total[rows] / np.sqrt(np.maximum(steps[rows], 1)))[None]]
-        plain = np.concatenate(columns)
-        sets = [plain[: actions.shape[1]], plain]
-        if 0 < actions.shape[1] < _FEW:
-            now = actions[rows].T.astype(np.float64)
-            now = np.concatenate([now, 1.0 - now.sum(axis=0, keepdims=True)])
-            sets.append(np.concatenate([plain * row for row in now]))
-        return sets
+        plain, now = self._plain(rows), self._actions[rows]
+        if here is not None:
+            plain, now = plain[:, here], now[here]
+        (actions, size), everything = self.sizes[:2], slice(None)
+        sets = (slice(actions), slice(actions)), (everything, everything)
+        if not 0 < actions < _FEW:
+            return [Part(None, plain, sets)]
+        if now.dtype == np.bool_ and (actions == 1 or not now.all(axis=1).any()):
+            parts = []
+            for a, chosen in enumerate([*now.T, ~now.any(axis=1)]):
+                some, place = np.flatnonzero(chosen), slice(a * size, (a + 1) * size)
+                own = (*sets, (everything, place))
+                parts += [Part(some, np.take(plain, some, axis=1), own)] * (some.size > 0)
+            return parts
+        factors = now.T.astype(np.float64)
+        factors = np.concatenate([factors, 1.0 - factors.sum(axis=0, keepdims=True)])
+        columns = np.concatenate([plain, *(plain * row for row in factors)])
+        sets = sets[0], (slice(size), everything)
+        return [Part(None, columns, (*sets, (slice(size, None), everything)))]
+
+    def _plain(self, rows: slice) -> FloatArray:
+        """Return the columns (p, n) of the second set, at some steps."""
+        steps, actions = self.steps[rows], self._actions
+        early = np.flatnonzero(steps < _LAGS)
+        found, row = np.zeros((self.sizes[1], steps.size)), 0
+        lags = [(actions, k) for k in range(1, _LAGS + 1)]
+        for columns, k in (*lags, (self._others, 1), (self._rewards[:, None], 1)):
+            own = found[row : row + columns.shape[1]]
+            first = max(rows.start - k, 0)
+            own[:, first + k - rows.start :] = columns[first : max(rows.stop - k, first)].T
+            own[:, early[steps[early] < k]] = 0.0
+            row += len(own)
+        np.divide(self._total[rows], np.sqrt(np.maximum(steps, 1)), out=found[-1])
+        return found
 
 
 @dataclass(frozen=True)
 class Design:
-    """The residuals of a block of steps, and the columns of past steps that may predict them.
+    """The residuals of a block of steps for P targets, and columns of past steps.
 
     Args:
         begin: first step of the block.
         columns: where its columns come from.
         here: which of its steps count; None for all.
-        residuals: (m,) theirs.
+        residuals: (P, m) theirs, of each target.
     """
 
     begin: int
@@ -196,56 +265,75 @@ class Design:
     here: IntArray | None
     residuals: FloatArray
 
-    def sets(self) -> list[FloatArray]:
-        """Return the sets of columns (p, m)."""
-        sets = self.columns.sets(self.begin)
-        return sets if self.here is None else [x[:, self.here] for x in sets]
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of the steps that count, with their columns."""
+        return self._once("parts", lambda: self.columns.parts(self.begin, self.here))
 
     def squares(self) -> list[FloatArray]:
-        """Return for each set (p, p) the products of its columns with each other."""
-        if self.here is not None:
-            return [x @ x.T for x in self.sets()]
-        key = "squares", self.begin
-        return self.columns.once(key, lambda: [x @ x.T for x in self.sets()])
+        """Return for each part (p, p) the products of its columns with each other."""
+        return self._once("squares", lambda: [x.columns @ x.columns.T for x in self.parts])
 
-    def orthonormal(self, roots: Sequence[Root]) -> list[tuple[FloatArray, FloatArray]]:
-        """Return for each set (m, n) orthonormal columns, and 1 - leverage (n,) of each step."""
-        if self.here is not None:
-            return [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
-        key = "orthonormal", self.begin, *(r.map.tobytes() for r in roots)
-        return self.columns.once(
-            key, lambda: [_orthonormal(x, r.map) for x, r in zip(self.sets(), roots, strict=True)]
+    def spare(self, roots: Sequence[Root]) -> list[list[FloatArray]]:
+        """Return for each part and each set 1 - leverage (m,) of its steps."""
+        key = "spare", *(r.map.tobytes() for r in roots)
+        return self._once(
+            key,
+            lambda: [
+                [
+                    _spare(part.columns[rows], root.map[place])
+                    for (rows, place), root in zip(part.sets, roots, strict=True)
+                ]
+                for part in self.parts
+            ],
         )
 
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        return make() if self.here is not None else self.columns.once((self.begin, key), make)
 
-def designs(chunk: Weighted) -> Iterator[Design]:
-    """Yield the residuals of a chunk with columns of past steps, block by block."""
+
+def alike(
+    chunks: Sequence[Weighted], keys: Sequence[object] | None = None
+) -> Iterator[tuple[list[int], Iterator[Design]]]:
+    """Yield the places of chunks whose steps all count, then others, and their designs together.
+
+    Args:
+        chunks: the same steps, weighed for several targets.
+        keys: only chunks with equal ones are taken together.
+    """
+    groups: dict[object, list[int]] = {}
+    seen: dict[int, NDArray[np.bool_] | None] = {}
+    for place, chunk in enumerate(chunks):
+        if chunk.visits is None or chunk.past is None:
+            continue
+        seen[place] = _counting(chunk)
+        key = None if keys is None else keys[place]
+        groups.setdefault(key if seen[place] is None else (place,), []).append(place)
+    for places in groups.values():
+        yield places, _designs([chunks[place] for place in places], seen[places[0]])
+
+
+def _counting(chunk: Weighted) -> NDArray[np.bool_] | None:
+    """Return which steps (S,) other folds have seen, and the next step, too; None for all."""
     assert chunk.visits is not None
-    ratio, residuals = chunk.visits
-    columns = PastColumns.of(chunk)
-    seen = ratio != 0
+    seen = chunk.visits[0] != 0
+    if seen.all():
+        return None
     ahead = np.append(seen[1:], True)
     ahead[chunk.offsets[1:] - 1] = True
-    seen &= ahead
-    everywhere = bool(seen.all())
-    for begin in range(0, seen.size, _BLOCK):
+    return np.asarray(seen & ahead)
+
+
+def _designs(chunks: Sequence[Weighted], seen: NDArray[np.bool_] | None) -> Iterator[Design]:
+    """Yield the residuals of several targets with columns of past steps, block by block."""
+    columns, unit = PastColumns.of(chunks[0]), chunks[0].unit
+    for begin in range(0, columns.steps.size, _BLOCK):
         rows = slice(begin, begin + _BLOCK)
-        here = None if everywhere else np.flatnonzero(seen[rows])
-        answer = residuals[rows] if here is None else residuals[rows][here]
-        answer = answer / chunk.unit
+        here = None if seen is None else np.flatnonzero(seen[rows])
+        answer = np.stack([x.visits[1, rows] for x in chunks if x.visits is not None]) / unit
+        answer = answer if here is None else answer[:, here]
         answer[~(np.abs(answer) > _ROUNDING)] = 0.0
         yield Design(begin, columns, here, answer)
-
-
-def _lagged(columns: NDArray[Any], steps: IntArray, rows: slice, k: int) -> FloatArray:
-    """Return some rows of the columns (S, p) as they were k steps earlier, (p, n); 0 before."""
-    found = np.zeros((columns.shape[1], rows.stop - rows.start))
-    first = max(rows.start - k, 0)
-    earlier = columns[first : max(rows.stop - k, first)]
-    if len(earlier):
-        found[:, first + k - rows.start :] = earlier.T
-    found[:, steps[rows] < k] = 0.0
-    return found
 
 
 @dataclass
@@ -257,12 +345,14 @@ class _Sums:
         product: for each set, (p,) their products with the residuals.
         moments: (3,) number of residuals, sums of their second and fourth powers.
         known: whether all chunks have what is needed.
+        past: whether any episode has more than one step.
     """
 
     square: list[FloatArray]
     product: list[FloatArray]
     moments: FloatArray
     known: bool = True
+    past: bool = True
 
     def merge(self, other: _Sums) -> None:
         """Add the sums of later chunks."""
@@ -272,6 +362,7 @@ class _Sums:
         self.square = [a + b for a, b in zip(self.square, other.square, strict=True)]
         self.product = [a + b for a, b in zip(self.product, other.product, strict=True)]
         self.moments = self.moments + other.moments
+        self.past = self.past or other.past
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,24 +394,41 @@ class PastSums:
 
     def part(self, chunk: Weighted) -> _Sums:
         """Sum over a chunk."""
-        if chunk.visits is None or chunk.past is None:
-            return _Sums([], [], np.zeros(3), known=False)
-        found: _Sums | None = None
-        for design in designs(chunk):
-            e = design.residuals
-            second = e * e
-            moments = np.array([e.size, np.sum(second), np.sum(second * second)])
-            some = _Sums(design.squares(), [x @ e for x in design.sets()], moments)
-            if found is None:
-                found = some
-            else:
-                found.merge(some)
-        assert found is not None  # a chunk has steps
+        return self.parts([self], [chunk])[0]
+
+    @staticmethod
+    def parts(requests: Sequence[PastSums], chunks: Sequence[Weighted]) -> list[_Sums]:
+        """Sum over a chunk for several targets; where all their steps count, together."""
+        found: list[_Sums] = [_Sums([], [], np.zeros(3), known=False) for _ in chunks]
+        for places, blocks in alike(chunks):
+            for design in blocks:
+                for place, some in zip(places, _sums(design), strict=True):
+                    if found[place].known:
+                        found[place].merge(some)
+                    else:
+                        found[place] = some
+        for own, chunk in zip(found, chunks, strict=True):
+            own.past = chunk.rewards.size > chunk.offsets.size - 1
         return found
 
     def total(self, merged: _Sums) -> _Sums:
         """Return the sums over all trajectories."""
         return merged
+
+
+def _sums(design: Design) -> list[_Sums]:
+    """Return the sums of each target over a block."""
+    e, sizes = design.residuals, design.columns.sizes
+    second = e * e
+    moments = np.stack([np.full(len(e), e.shape[1]), second.sum(axis=1), (second**2).sum(axis=1)])
+    square = [np.zeros((size, size)) for size in sizes]
+    product = [np.zeros((len(e), size)) for size in sizes]
+    for part, own in zip(design.parts, design.squares(), strict=True):
+        crossed = part.residuals(e) @ part.columns.T
+        for j, (rows, place) in enumerate(part.sets):
+            square[j][place, place] += own[rows, rows]
+            product[j][:, place] += crossed[:, rows]
+    return [_Sums(square, [x[i] for x in product], moments[:, i]) for i in range(len(e))]
 
 
 @dataclass
@@ -340,10 +448,28 @@ class PastSquares:
 
     def part(self, chunk: Weighted) -> _Squares:
         """Sum over a chunk."""
-        found = _Squares([np.zeros((r.map.shape[1], r.map.shape[1])) for r in self.roots])
-        for design in designs(chunk):
-            pairs = zip(design.orthonormal(self.roots), self.roots, strict=True)
-            found.merge(_Squares([_square(*own, design.residuals, r) for own, r in pairs]))
+        return self.parts([self], [chunk])[0]
+
+    @staticmethod
+    def parts(requests: Sequence[PastSquares], chunks: Sequence[Weighted]) -> list[_Squares]:
+        """Sum over a chunk for several targets; where all their steps count, together."""
+        found = [_Squares([np.zeros(2 * x.map.shape[:1]) for x in r.roots]) for r in requests]
+        maps = [tuple(root.map.tobytes() for root in r.roots) for r in requests]
+        for places, blocks in alike(chunks, maps):
+            roots = [requests[place].roots for place in places]
+            fitted = [
+                np.stack([x.map @ x.coefficients for x in own]) for own in zip(*roots, strict=True)
+            ]
+            for design in blocks:
+                for part, spare in zip(design.parts, design.spare(roots[0]), strict=True):
+                    e = part.residuals(design.residuals)
+                    for j, (rows, put) in enumerate(part.sets):
+                        sums = _squares(part.columns[rows], spare[j], e, fitted[j][:, put])
+                        for place, square in zip(places, sums, strict=True):
+                            found[place].sums[j][put, put] += square
+        for own, request in zip(found, requests, strict=True):
+            pairs = zip(own.sums, request.roots, strict=True)
+            own.sums = [r.map.T @ square @ r.map for square, r in pairs]
         return found
 
     def total(self, merged: _Squares) -> _Squares:
@@ -351,13 +477,38 @@ class PastSquares:
         return merged
 
 
-def _orthonormal(columns: FloatArray, made: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return orthonormal columns (m, n), and 1 - leverage (n,) of each step."""
-    z = made.T @ columns
-    return z, np.maximum(1.0 - np.einsum("mn,mn->n", z, z), _LEVERAGE)
+def _spare(columns: FloatArray, made: FloatArray) -> FloatArray:
+    """Return 1 - leverage (n,) of each step, of columns (p, n) and the map (p, m) of a root."""
+    leverage = np.einsum("pn,pn->n", columns, (made @ made.T) @ columns)
+    return np.asarray(np.maximum(1.0 - leverage, _LEVERAGE))
 
 
-def _square(z: FloatArray, left: FloatArray, residuals: FloatArray, root: Root) -> FloatArray:
-    """Sum the squares (m, m) of orthonormal columns times the residuals (n,) that are left."""
-    scaled = z * ((residuals - root.coefficients @ z) / left)
-    return np.asarray(scaled @ scaled.T)
+def _squares(
+    columns: FloatArray, spare: FloatArray, residuals: FloatArray, coefficients: FloatArray
+) -> FloatArray:
+    """Sum the squares (P, p, p) of columns times what is left of the residuals of P targets.
+
+    Args:
+        columns: (p, n).
+        spare: (n,) 1 - leverage.
+        residuals: (P, n).
+        coefficients: (P, p) of the residuals on the columns.
+    """
+    if len(residuals) < _MANY:
+        rest = (residuals - coefficients @ columns) / spare
+        return np.stack([scaled @ scaled.T for scaled in (columns * one for one in rest)])
+    first, second = np.triu_indices(len(columns))
+    sums, ends = np.zeros((len(residuals), first.size)), np.cumsum(np.arange(len(columns), 0, -1))
+    for begin in range(0, spare.size, _PIECE):
+        here = slice(begin, begin + _PIECE)
+        some = np.ascontiguousarray(columns[:, here])
+        rest = residuals[:, here] - coefficients @ some
+        rest /= spare[here]
+        rest *= rest
+        products = np.empty((first.size, some.shape[1]))
+        for i, end in enumerate(ends):
+            np.multiply(some[i:], some[i], out=products[end - len(columns) + i : end])
+        sums += rest @ products.T
+    found = np.empty((len(residuals), len(columns), len(columns)))
+    found[:, first, second] = found[:, second, first] = sums
+    return found

@@ -79,6 +79,14 @@ class Weighted:
     episodes: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> IntArray:
+        """(S,) number of each step in its trajectory."""
+        if "steps" not in self.kept:
+            self.kept["steps"] = step_numbers(self.offsets)
+        found: IntArray = self.kept["steps"]
+        return found
+
 
 def within_discount(chunk: Weighted, gamma: float) -> Weighted:
     """Keep the steps that gamma leaves any weight: the first ones alone if gamma is 0."""
@@ -135,7 +143,7 @@ class Reduction(Protocol):
 
     One that holds numbers of all trajectories also has `slice(trajectories)`, which keeps those
     that a task needs. One with `in_threads = True` is made of `pieces` of a large chunk, several
-    at a time.
+    at a time. One with a static `parts(requests, chunks)` makes those of several targets together.
     """
 
     def part(self, chunk: Weighted) -> Any:
@@ -194,7 +202,7 @@ class Column:
         """Return log weights (S,) before the cap, what they multiply (S,), and the offsets."""
         log_w, pay = chunk.log_weights[self.scheme], chunk.rewards
         if self.clip is not None:
-            log_w = np.minimum(log_w, self.clip.limit[step_numbers(chunk.offsets)])
+            log_w = np.minimum(log_w, self.clip.limit[chunk.steps])
         if self.baseline:
             assert chunk.residuals is not None  # whoever asks has a q model
             pay = chunk.residuals
@@ -360,32 +368,21 @@ def _column_sums(
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
-    ended, psi, weight = np.zeros((2, horizon + 1)), np.empty(n), np.empty(horizon)
+    psi = np.empty(n)
     if horizon == 1:
-        peak[0] = min(float(log_w.max()), log_cap)
+        top = min(float(log_w.max()), log_cap)
 
-    def sums_of(part: slice) -> FloatArray:
-        sums, paid = np.zeros((3, horizon)), discounts(gamma, horizon)
-        steps, cut = _steps_of(part, offsets)
-        kernels.column_sums(
-            log_w[steps], log_cap, pay[steps], cut, peak, gone, paid, weight, sums, ended, psi[part]
-        )
-        return sums
+        def sums_of(part: slice) -> FloatArray:
+            found = np.empty(3)
+            kernels.single_sums(log_w[part], log_cap, pay[part], top, found, psi[part])
+            return found
 
-    return peak, np.asarray(sum(in_threads(sums_of, _parts_of(offsets)))), psi
-
-
-def _parts_of(offsets: IntArray) -> list[slice]:
-    """Cut trajectories for threads if they have one step each; others come in `pieces`."""
-    n = offsets.size - 1
-    return slices_of(n) if longest_of(offsets) == 1 else [slice(0, n)]
-
-
-def _steps_of(part: slice, offsets: IntArray) -> tuple[slice, IntArray]:
-    """Return the steps of one of `_parts_of` trajectories, and its offsets."""
-    if (part.start, part.stop) == (0, offsets.size - 1):
-        return slice(None), offsets
-    return part, offsets[: min(part.stop, offsets.size - 1) - part.start + 1]
+        single = sum(in_threads(sums_of, slices_of(n)))
+        return np.array([top]), np.reshape(single, (3, 1)), psi
+    sums, ended = np.zeros((3, horizon)), np.zeros((2, horizon + 1))
+    paid, weight = discounts(gamma, horizon), np.empty(horizon)
+    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
+    return peak, sums, psi
 
 
 def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
@@ -465,26 +462,19 @@ def normalised_influence(
     psi = np.full((max(len(ends), 1), offsets.size - 1), np.nan)
     if np.all(sums[0] > 0):
         factor, mean = counted / sums[0], sums[2] / sums[0]
+        if peak.size == 1:
+            numbers = float(factor[0]), float(mean[0]), float(peak[0])
+
+            def fill(part: slice) -> None:
+                kernels.single_influence(log_w[part], log_cap, pay[part], *numbers, psi[0, part])
+
+            in_threads(fill, slices_of(psi.shape[1]))
+            return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch
-
-        def fill(part: slice) -> None:
-            steps, cut = _steps_of(part, offsets)
-            kernels.segment_influence(
-                log_w[steps],
-                log_cap,
-                pay[steps],
-                cut,
-                factor,
-                mean,
-                peak,
-                cuts,
-                floor,
-                tail,
-                psi[:, part],
-            )
-
-        in_threads(fill, _parts_of(offsets))
+        kernels.segment_influence(
+            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
+        )
     return psi
 
 

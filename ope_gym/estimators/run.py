@@ -137,9 +137,25 @@ def reduce_chunk(chunk: Any) -> Reduce:
             for parts in in_threads(lambda piece: [r.part(piece) for r in apart], cut):
                 merge_all(merged, parts)
         known = dict(zip(apart, merged, strict=True))
-        return [r.total(known[r] if r in known else r.part(chunk)) for r in requests]
+        rest = [r for r in requests if r not in known]
+        known |= zip(rest, parts_of(rest, chunk), strict=True)
+        return [r.total(known[r]) for r in requests]
 
     return reduce
+
+
+def parts_of(requests: Sequence[Any], chunk: Any) -> list[Any]:
+    """Return the parts of a chunk, those of like requests about several targets made together."""
+    together: dict[type, list[Aimed]] = {}
+    for request in requests:
+        if isinstance(request, Aimed) and hasattr(request.request, "parts"):
+            together.setdefault(type(request.request), []).append(request)
+    known: dict[Any, Any] = {}
+    for kind, some in together.items():
+        if len(some) > 1:
+            found = kind.parts([one.request for one in some], [chunk[one.target] for one in some])  # type: ignore[attr-defined]
+            known |= zip(some, found, strict=True)
+    return [known[r] if r in known else r.part(chunk) for r in requests]
 
 
 def merge_all(merged: list[Any], parts: Sequence[Any]) -> None:

@@ -159,12 +159,24 @@ ALIASES = {  # names that others use; per decision, as all estimators here are
 }
 
 
-def recommended_first(names: Iterable[str]) -> list[str]:
-    """Return names of estimators with the recommended ones in front.
+def by_recommendation(names: Iterable[str]) -> list[str]:
+    """Return names of estimators in the order of recommendation.
 
-    >>> recommended_first(["BIS", "NFIS", "DM", "auto"])
-    ['auto', 'NFIS', 'BIS', 'DM']
+    auto and NFIS; then weights against the mixture of all behaviours, against one behaviour, and
+    none at all; of those without a cap before with one, and normalised before plain.
+
+    >>> by_recommendation(["DM", "BIS", "NBIS", "NFCIS", "FIS", "FWDR", "NFIS"])
+    ['NFIS', 'FWDR', 'FIS', 'NFCIS', 'NBIS', 'BIS', 'DM']
     """
-    listed = list(names)
-    front = [name for name in RECOMMENDED if name in listed]
-    return front + [name for name in listed if name not in RECOMMENDED]
+    schemes = ("fused", "optimal", "basic", "")
+    known = list(ESTIMATORS)
+
+    def place(name: str) -> tuple[int, ...]:
+        if name in RECOMMENDED:
+            return (0, RECOMMENDED.index(name))
+        if name not in ESTIMATORS:
+            return (2,)
+        c = ESTIMATORS[name]
+        return (1, schemes.index(c.scheme), c.capped, not c.normalised, known.index(name))
+
+    return sorted(names, key=place)

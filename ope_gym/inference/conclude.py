@@ -18,6 +18,7 @@ from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import (
+    GREEN_INFLUENCE,
     Diagnostics,
     Findings,
     Verdict,
@@ -25,7 +26,7 @@ from ope_gym.inference.diagnostics import (
     mean_weight_interval,
     weight_diagnostics,
 )
-from ope_gym.inference.errors import Spread, Tails, spread_of
+from ope_gym.inference.errors import Spread, Tails, calm, spread_of
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
 from ope_gym.inference.outcomes import Outcomes
@@ -141,17 +142,18 @@ def conclude(
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
         interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
-    worth = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
+    fresh = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
     findings = Findings(
         computed.value,
         error,
-        worth,
+        fresh,
         tuple(alarms),
         tuple(cautions),
         known.notes if scheme not in ("", "basic") else (),
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
         known.certain and bool(scheme),
+        bool(scheme) and spread.tails.largest > GREEN_INFLUENCE and calm(values),
     )
     return Estimate(
         name,
@@ -166,7 +168,7 @@ def conclude(
         # pooled draws are not those of the other estimators: they pair with nothing
         None if replicates is None or computed.pooled else seed,
         dict(computed.report),
-        worth,
+        fresh,
         unseen,
         computed.basis,
         computed.bias,

@@ -15,9 +15,12 @@ from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
 
+COLOURS = ("green", "amber", "red")  # of verdicts
 GREEN_ESS, AMBER_ESS = 40.0, 4.0
 GREEN_SHARE = 0.05  # of one episode in the weights
-GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error
+GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error; see `influence_limit`
+EVEN = 0.7  # of the episodes: an effective sample size at which the weights count as even
+_CHANCE = 0.01  # that the largest of n exponential returns has a larger share than is allowed
 NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave the support
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
 # the numbers that dashboards and logs follow over the training
@@ -215,7 +218,7 @@ class Findings:
     Args:
         value: the estimate; NaN if the weights do not support one.
         error: its standard error; NaN if undefined.
-        worth: episodes of the target that would tell as much; NaN if unknown.
+        fresh_episodes: of the target that would tell as much; NaN if unknown.
         alarms: reasons that make the result red.
         cautions: reasons that make it amber.
         notes: remarks that leave the colour alone.
@@ -223,18 +226,20 @@ class Findings:
         effective: effective number of episodes where the estimate rests on a model more than on the
             weights; None where it rests on the weights.
         certain: whether the target is deterministic, and the estimate has weights.
+        calm: whether it has weights, and its influence values no long tails.
         value_alone: whether no error was asked for.
     """
 
     value: float
     error: float
-    worth: float = np.nan
+    fresh_episodes: float = np.nan
     alarms: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     in_sample: bool = False
     effective: float | None = None
     certain: bool = False
+    calm: bool = False
     value_alone: bool = False
 
 
@@ -246,8 +251,9 @@ def judge(
 ) -> Verdict:
     """Judge an estimate: red for an alarm or no usable evidence, green for a calibrated interval.
 
-    Green needs an effective sample size of 40, no episode with more than 5 % of the weights or more
-    than 10 % of the squared error, and nothing that speaks against it. Amber is between.
+    Green needs an effective sample size of 40, no episode with more than 5 % of the weights, none
+    whose share of the squared error is above `influence_limit`, and nothing that speaks against it.
+    Amber is between.
 
     Args:
         diagnostics: of the estimate.
@@ -281,7 +287,12 @@ def judge(
             f"at {d.support_violations} visited steps the target may take an action that no usable "
             "behaviour policy takes, but it rarely does",
         )
-    precision = _precision(d, findings.worth, trajectories)
+    if d.influence_share > GREEN_INFLUENCE and not _decisive(d, findings, trajectories):
+        notes += (
+            f"one episode makes up {d.influence_share:.0%} of the squared error, which is usual "
+            f"for the largest of {trajectories:,} returns with a long tail",
+        )
+    precision = _precision(d, findings.fresh_episodes, trajectories)
     return Verdict(
         colour,
         (*red, *scarce, *amber, *few) or (precision,),
@@ -337,8 +348,10 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         scarce.append(f"{_counting(ess, trajectories, d.ess_step)}: too few to use")
     elif ess < GREEN_ESS:
         few.append(f"{_counting(ess, trajectories, d.ess_step)}; {GREEN_ESS:g} would be enough")
-    if ess >= AMBER_ESS and findings.worth < AMBER_ESS and findings.error > 0.0:
-        scarce.append(f"no more accurate than {findings.worth:.1f} fresh episodes: too few to use")
+    if ess >= AMBER_ESS and findings.fresh_episodes < AMBER_ESS and findings.error > 0.0:
+        scarce.append(
+            f"no more accurate than {findings.fresh_episodes:.1f} fresh episodes: too few to use"
+        )
     if np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
     elif (
@@ -352,7 +365,7 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         return scarce, few
     if findings.error == 0:
         few.append("all episodes agree, so the error is unknown: a rare outcome may be missing")
-    elif d.influence_share > GREEN_INFLUENCE and ess >= GREEN_ESS:
+    elif ess >= GREEN_ESS and _decisive(d, findings, trajectories):
         few.append(
             f"one episode makes up {d.influence_share:.0%} of the squared error: a few extreme "
             "returns decide the value, and others may be missing"
@@ -368,6 +381,39 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
     return scarce, few
 
 
+def influence_limit(ess: float, trajectories: int, calm: bool = True) -> float:
+    """Return how much of the squared error a single episode may make up in a green estimate.
+
+    A tenth, as a rule. But with even weights the episodes are nearly the target's own, and even in
+    a plain mean of n fresh returns one is the largest. Where the influence values are calm, what
+    chance gives the largest of n exponential returns is allowed, too: it exceeds its mean by less
+    than
+
+        x = ln(n / -ln(1 - a)) - 1,   with probability 1 - a, a = 0.01
+
+    and has the share x^2 / (n + x^2): 37 % for n = 120, 22 % for 300, a tenth from about 1,000 on.
+    With uneven weights, and with long tails, what the sample lacks are the episodes that would have
+    moved the estimate most, and intervals do miss the value.
+
+    Args:
+        ess: effective sample size of the weights.
+        trajectories: n.
+        calm: whether the tails are short, see `ope_gym.inference.errors.calm`.
+
+    >>> [round(influence_limit(ess, 120), 2) for ess in (120.0, 84.0, 83.0)]
+    [0.37, 0.37, 0.1]
+    """
+    if not calm or ess < EVEN * trajectories:
+        return GREEN_INFLUENCE
+    x = np.log(trajectories / -np.log1p(-_CHANCE)) - 1.0
+    return max(GREEN_INFLUENCE, float(x**2 / (trajectories + x**2)))
+
+
+def _decisive(d: Diagnostics, findings: Findings, trajectories: int) -> bool:
+    """Tell whether a single episode makes up more of the squared error than is allowed."""
+    return d.influence_share > influence_limit(d.ess, trajectories, findings.calm)
+
+
 def _counting(ess: float, trajectories: int, step: int) -> str:
     """Say how many episodes are left in effect."""
     size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
@@ -376,12 +422,12 @@ def _counting(ess: float, trajectories: int, step: int) -> str:
     return f"the effective sample size falls to {size} of {trajectories:,} episodes at step {step}"
 
 
-def _precision(d: Diagnostics, worth: float, trajectories: int) -> str:
+def _precision(d: Diagnostics, fresh: float, trajectories: int) -> str:
     """Say how much the episodes tell."""
     said = f"effective sample size {d.ess:.0f} of {trajectories:,} episodes"
-    if not np.isfinite(worth):
+    if not np.isfinite(fresh):
         return said
-    return f"worth about {worth:,.0f} fresh episodes of the target ({said})"
+    return f"as sure as about {fresh:,.0f} fresh episodes of the target ({said})"
 
 
 def _plain(value: Any) -> Any:
@@ -408,7 +454,7 @@ def _advice(
         )
     if findings.in_sample:
         return (f"collect about {GREEN_ESS:g} fresh episodes {target}, or hold some out",)
-    have = min(d.ess, findings.worth) if np.isfinite(findings.worth) else d.ess
+    have = min(d.ess, findings.fresh_episodes) if np.isfinite(findings.fresh_episodes) else d.ess
     if findings.certain and have < GREEN_ESS:
         return (_DETERMINISTIC,)
     if have < GREEN_ESS:
@@ -421,7 +467,7 @@ def _advice(
             whose = names[best].partition(" (")[0]  # a fold of a logger is no one to collect from
             return (f"collect about {_episodes(number, 'more ')} of {whose}",)
         return (f"collect about {_episodes(int(np.ceil(missing)))} {target}",)
-    if d.influence_share > GREEN_INFLUENCE:
+    if _decisive(d, findings, int(counts.sum())):
         number = int(np.ceil(have * (d.influence_share / GREEN_INFLUENCE - 1.0)))
         return (f"collect about {_episodes(number)} {target}",)
     return ()

@@ -121,10 +121,10 @@ class Estimate:
         sample: the data it rests on.
         seed: of the bootstrap draws.
         report: numbers of its own: for "auto" the share `s` of the model in it.
-        worth: how many fresh episodes of the target would tell as much: the variance of its return
-            over the squared standard error; NaN if unknown.
-        unseen: by how much outcomes of a chance of 1 / ESS, none of which was seen, would lower and
-            raise the value.
+        fresh_episodes: how many fresh episodes of the target would tell as much: the variance of
+            its return over the squared standard error; NaN if unknown.
+        unseen: by how much outcomes with a probability of 1 / ESS that were not seen would lower
+            and raise the value.
         basis: in words, what it rests on beside the weights.
         bias: bound on a bias that the influence values do not show; it is in the standard error.
         freedom: effective number of trajectories where it rests on more than the weights; None for
@@ -142,7 +142,7 @@ class Estimate:
     replicates: FloatArray | None = field(default=None, repr=False)
     seed: int | None = field(default=None, repr=False)
     report: dict[str, float] = field(default_factory=dict, repr=False)
-    worth: float = np.nan
+    fresh_episodes: float = np.nan
     unseen: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
     basis: str = ""
     bias: float = field(default=0.0, repr=False)
@@ -166,15 +166,15 @@ class Estimate:
 
     @property
     def effective(self) -> float:
-        """Effective number of trajectories that its interval supposes."""
+        """Effective number of trajectories behind its interval."""
         return self.diagnostics.ess if self.freedom is None else self.freedom
 
     def difference(self, other: Estimate) -> Difference:
         """Return the paired difference self - other, of two targets or two estimators.
 
-        Its interval is made of percentiles of the shared bootstrap draws where both have them, of
-        ess-t from the influence values otherwise. Bounds on biases widen it: nobody knows whether
-        they are alike.
+        Its interval has the percentiles of the shared bootstrap draws where both have them; else it
+        is ess-t, from the influence values. Bounds on the biases widen it, because the two biases
+        need not cancel.
         """
         self._refuse_unlike(other)
         value = self.value - other.value
@@ -238,7 +238,7 @@ class Estimate:
                 "precision": self.verdict.precision,
                 "notes": list(self.verdict.notes),
             },
-            "worth": finite(self.worth),
+            "fresh_episodes": finite(self.fresh_episodes),
             "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},
             "basis": self.basis,

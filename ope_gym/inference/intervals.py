@@ -128,7 +128,7 @@ class Bootstrap:
 class Betting:
     """Bound the value for every n by betting against it; rewards must be bounded.
 
-    It is made from the plain weights, so it holds the value, not always the normalised estimate.
+    It is made from plain weights, so it contains the value, but not always the normalised estimate.
 
     Args:
         reward_range: lowest and highest possible reward.

@@ -23,6 +23,7 @@ from ope_gym.arrays import (
     group_sums,
     in_threads,
     longest_of,
+    step_numbers,
 )
 from ope_gym.inference.intervals import Interval
 
@@ -57,26 +58,31 @@ def tally(
     rewards: FloatArray, offsets: IntArray, gamma: float
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
     """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`."""
-    from ope_gym.kernels import episode_sums
-
-    n, longest = offsets.size - 1, longest_of(offsets)
+    longest = longest_of(offsets)
     if longest == 1:
         return rewards, rewards, RewardSums(*ends_of(rewards), 0.0, 0)
-    discount = gamma ** np.arange(0 if gamma == 1.0 else longest)
-    returns = np.empty(n)
-    discounted = np.empty(n) if discount.size else returns
+    discount = gamma ** np.arange(longest) if gamma != 1.0 else np.empty(0)
 
-    def sums_of(cut: tuple[int, int]) -> tuple[float, float, float]:
-        begin, end = cut
-        some = offsets[begin : end + 1]
-        parts = (part[begin:end] for part in (returns, discounted))
-        running = episode_sums(rewards, some, discount, *parts)
-        return (*ends_of(rewards[some[0] : some[-1]]), running)
+    def sums_of(cut: tuple[int, int]) -> tuple[FloatArray, FloatArray, RewardSums]:
+        some = offsets[cut[0] : cut[1] + 1] - offsets[cut[0]]
+        paid = rewards[offsets[cut[0]] : offsets[cut[1]]]
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
+            returns = np.add.reduceat(paid, some[:-1])
+            running = float(np.sum(returns - paid[some[1:] - 1]))
+            discounted = returns
+            if discount.size:
+                discounted = np.add.reduceat(discount[step_numbers(some)] * paid, some[:-1])
+        sums = RewardSums(*ends_of(paid), running, paid.size - returns.size)
+        return returns, discounted, sums
 
-    cuts = cuts_of(offsets, MANY // 2) if rewards.size >= MANY else [(0, n)]
-    lows, highs, running = zip(*in_threads(sums_of, cuts), strict=True)
-    sums = RewardSums(min(lows), max(highs), sum(running), rewards.size - n)
-    return returns, discounted, sums
+    if rewards.size < MANY:
+        return sums_of((0, offsets.size - 1))
+    returns, discounted, parts = zip(*in_threads(sums_of, cuts_of(offsets, MANY // 2)), strict=True)
+    total = parts[0]
+    for part in parts[1:]:
+        total.merge(part)
+    joined = np.concatenate(returns)
+    return joined, np.concatenate(discounted) if discount.size else joined, total
 
 
 @dataclass(frozen=True, eq=False)

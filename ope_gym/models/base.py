@@ -40,7 +40,8 @@ from ope_gym.weights.answers import Answers
 FOLDS = 5
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
-_CACHED = 1 << 13  # steps whose features stay in the cache
+_CACHED = 1 << 16  # steps times targets whose values stay in the cache
+_FEWEST, _MOST = 1 << 10, 1 << 13  # steps at once: each call has its price, and features theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,8 @@ class ActionValues(Protocol):
 
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
-    see `Visits`, or None for those at the time of the step. `of_folds`, of a finite action set,
-    gives both for all folds of several targets at once, as that of LinearQ.
+    see `Visits`, or None for those at the time of the step. `of_targets`, of a finite action
+    set, gives both for several targets at once, as that of LinearQ.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -99,11 +100,11 @@ class Visits:
         ratio: (S,) discounted visits of the target to the state and action of the step, divided
             by the mean number of recorded visits in an episode.
         residuals: (S,) r - q + gamma v of the next step, averaged over the times of these visits;
-            NaN for that at the time of the step.
+            NaN for that at the time of the step, None if all are.
     """
 
     ratio: FloatArray
-    residuals: FloatArray
+    residuals: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +124,18 @@ class Baseline:
     visits: Visits | None = None
     direct: FloatArray | None = None
 
-    def marginal(self, rewards: FloatArray, offsets: IntArray, gamma: float) -> FloatArray | None:
-        """Return ratios of visits and residuals at these visits, (2, S); None if unknown."""
+    def marginal(self, residuals: FloatArray) -> FloatArray | None:
+        """Return ratios of visits and residuals at these visits, (2, S); None if unknown.
+
+        Args:
+            residuals: (S,) at the time of each step, see `residuals`.
+        """
         if self.visits is None:
             return None
-        averaged, own = self.visits.residuals, self.residuals(rewards, offsets, gamma)
-        return np.stack([self.visits.ratio, np.where(np.isnan(averaged), own, averaged)])
+        averaged = self.visits.residuals
+        if averaged is not None:
+            residuals = np.where(np.isnan(averaged), residuals, averaged)
+        return np.stack([self.visits.ratio, residuals])
 
     def at_start(self, offsets: IntArray) -> FloatArray:
         """Return v (n,) at the first step of each episode."""
@@ -140,9 +147,11 @@ class Baseline:
         The doubly robust estimate is the mean of v at the start plus the weighted estimate of e
         in the place of r: sum_t gamma^t [w_t (r_t - q_t) + w_{t-1} v_t] sorted by weight.
         """
-        following = np.append(self.v[1:], 0.0)
-        following[offsets[1:] - 1] = 0.0
-        return np.asarray(rewards - self.q + gamma * following)
+        found = rewards - self.q
+        ahead = gamma * self.v[1:]
+        ahead[offsets[1:-1] - 1] = 0.0
+        found[:-1] += ahead
+        return np.asarray(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,64 +226,35 @@ def baselines(
     """
     rng = np.random.default_rng(0) if rng is None else rng
     places = [_Place(asked, rng, first) for asked in answers]
-    part, folds = fold[answers[0].data.episode_ids], several[0].bounds.shape[1]
+    part = fold[answers[0].data.episode_ids]
     rest = [iter(own.values if part.size else ()) for own in several]
     heads = [list(itertools.islice(values, 1)) for values in rest]  # a table may be large
-    filled = [_Filled.empty(part.size) for _ in several]
     if all(
-        own.together and head and hasattr(head[0], "of_folds")
+        own.together and head and hasattr(head[0], "of_targets")
         for own, head in zip(several, heads, strict=True)
     ):
-        for head, values in zip(heads, rest, strict=True):
-            head += itertools.islice(values, folds - 1)
-        _fill_folds(several[0], heads, places, part, filled)
-        heads = [[None] * folds for _ in heads]
+        known = [[*head, *values] for head, values in zip(heads, rest, strict=True)]
+        return _fill_together(several[0], known, places, part)
     return [
-        _fill(own, itertools.chain(*values), place, part, found)
-        for own, *values, place, found in zip(several, heads, rest, places, filled, strict=True)
+        _fill(own, itertools.chain(*values), place, part)
+        for own, *values, place in zip(several, heads, rest, places, strict=True)
     ]
 
 
-@dataclass
-class _Filled:
-    """The values of all steps, being filled in.
-
-    Args:
-        q: (S,) of the recorded action.
-        v: (S,) mean over the target's actions.
-        ratio: (S,) of visits.
-        averaged: (S,) residuals at these visits; NaN for that at the time of the step.
-    """
-
-    q: FloatArray
-    v: FloatArray
-    ratio: FloatArray
-    averaged: FloatArray
-
-    @classmethod
-    def empty(cls, steps: int) -> _Filled:
-        q, v, ratio = np.zeros((3, steps))
-        return cls(q, v, ratio, np.full(steps, np.nan))
-
-
 def _fill(
-    fitted: CrossFitted,
-    values: Iterable[ActionValues | None],
-    place: _Place,
-    part: IntArray,
-    found: _Filled,
+    fitted: CrossFitted, values: Iterable[ActionValues | None], place: _Place, part: IntArray
 ) -> Baseline:
-    """Write the values fold by fold; None leaves those of a fold as they are.
+    """Return the values at some steps, fold by fold.
 
     Args:
         fitted: what the folds have learned.
-        values: of each fold, then those learned from all.
+        values: of each fold, then those learned from all; None where there are none.
         place: where values are wanted.
         part: (S,) fold of each step.
-        found: to be written to.
     """
     data, folds = place.answers.data, fitted.bounds.shape[1]
-    visited, direct = True, None
+    q, v, ratio = np.zeros((3, part.size))
+    averaged, visited, direct = np.full(part.size, np.nan), True, None
     for k, own in enumerate(values):
         if own is None:
             continue
@@ -285,47 +265,64 @@ def _fill(
         rows = np.flatnonzero(part == k)
         for begin in range(0, rows.size, _ROWS):
             here = rows[begin : begin + _ROWS]
-            found.q[here], found.v[here] = values_at(own, place, here, fitted.possible(k))
+            q[here], v[here] = values_at(own, place, here, fitted.possible(k))
         visits = getattr(own, "visits", None) if fitted.together else None
         visited = visited and visits is not None
         if visits is not None and rows.size:
-            found.ratio[rows], residuals = visits(data, rows)
-            found.averaged[rows] = np.nan if residuals is None else residuals
-    visits = Visits(found.ratio, found.averaged) if visited else None
-    return Baseline(found.q, found.v, visits, direct)
+            ratio[rows], residuals = visits(data, rows)
+            averaged[rows] = np.nan if residuals is None else residuals
+    return Baseline(q, v, Visits(ratio, averaged) if visited else None, direct)
 
 
-def _fill_folds(
+def _fill_together(
     fitted: CrossFitted,
     values: Sequence[Sequence[Any]],
     places: Sequence[_Place],
     part: IntArray,
-    filled: Sequence[_Filled],
-) -> None:
-    """Write the values of all folds of several targets at once, block by block.
+) -> list[Baseline]:
+    """Return the values of several targets at some steps, fold by fold and block by block.
 
     Args:
-        fitted: of any of the targets.
-        values: for each target those of each fold.
+        fitted: what the folds have learned, of any of the targets.
+        values: for each target those of each fold, and those learned from all if there are any.
         places: where values are wanted.
         part: (S,) fold of each step.
-        filled: to be written to.
     """
-    folds = len(values[0])
-    possible = np.array([fitted.possible(k) for k in range(folds)])
-    low, high = possible[:, 0], possible[:, 1]
+    data, folds = places[0].answers.data, fitted.bounds.shape[1]
+    q, v, ratio = np.zeros((3, len(places), part.size))
+    block = int(np.clip(_CACHED // len(places), _FEWEST, _MOST))
+    direct: list[FloatArray | None] = [None] * len(places)
+    for k, own in enumerate(zip(*values, strict=True)):
+        if k == folds:
+            starts, bounds = data.offsets[:-1], fitted.possible(slice(None))
+            direct = [*_at_once(own, places, starts, bounds)[1]]
+            continue
+        members, bounds = np.flatnonzero(part == k), fitted.possible(k)
+        for begin in range(0, members.size, block):
+            rows = members[begin : begin + block]
+            q[:, rows], v[:, rows], ratio[:, rows] = _at_once(own, places, rows, bounds)
+    return [Baseline(q[i], v[i], Visits(ratio[i]), direct[i]) for i in range(len(places))]
+
+
+def _at_once(
+    values: Sequence[Any],
+    places: Sequence[_Place],
+    rows: IntArray,
+    bounds: tuple[FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return q, v and ratios of visits (P, n) of several targets, as `values_at` does."""
     data = places[0].answers.data
-    for begin in range(0, part.size, _CACHED):
-        rows = begin + np.argsort(part[begin : begin + _CACHED], kind="stable")
-        own = part[rows]
-        bounds = np.searchsorted(own, np.arange(folds + 1))
-        left = steps_left(data.steps[rows], fitted.horizon)
-        within = low[own, left], high[own, left]
-        answers = [place.answers for place in places]
-        of_folds = type(values[0][0]).of_folds(values, answers, rows, bounds)
-        for place, found, (everything, ratio) in zip(places, filled, of_folds, strict=True):
-            found.ratio[rows] = ratio
-            found.q[rows], found.v[rows] = place.clipped(rows, everything, *within)
+    left = steps_left(data.steps[rows], bounds[0].size - 1)
+    everything, ratio = type(values[0]).of_targets(values, [x.answers for x in places], rows)
+    np.clip(everything, bounds[0][left], bounds[1][left], out=everything)  # (P, A, n)
+    chosen = choices(batches.take(data.actions, rows), rows.size, everything.shape[1])
+    q, v = everything[:, chosen, np.arange(rows.size)], np.empty(ratio.shape)
+    for row, place, own in zip(v, places, everything, strict=True):
+        np.einsum("na,an->n", place.answers.probs(rows), own, out=row)
+    if not (np.isfinite(q).all() and np.isfinite(v).all()):
+        for place, *pair in zip(places, q, v, strict=True):
+            place.finite(rows, *pair)
+    return q, v, ratio
 
 
 def cross_fit(

@@ -29,10 +29,10 @@ class Critic:
     with any other q.
 
     Cost: one forward pass over the steps, A or 16 of them with q.
-    Use it where the loop has a critic of a policy near the target. Weaknesses: V knows no action,
-    so the part of the variance that the choice of action makes stays. A critic that was trained on
-    these very episodes is not cross-fitted, and the estimate inherits its optimism. Most critics do
-    not know how many steps are left.
+    Use it where the loop has a critic of a policy near the target. Weaknesses: V does not tell
+    actions apart, so the variance that comes from the choice of actions stays. A critic that was
+    trained on these very episodes is not cross-fitted, and the estimate inherits its optimism. Most
+    critics do not know how many steps are left.
 
     Args:
         q: callable on numpy batches (observations, actions) -> (n,); with `all_actions` it is

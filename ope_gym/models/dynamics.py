@@ -53,14 +53,14 @@ class DynamicsQ:
 
         q(s, a, t) = r(s, a) + γ P(on | s, a) V(s + f_a(s), t + 1)
 
-    f, r and the chance of the end are learned from the recorded steps, V from episodes of the
-    target played in that model (see above).
+    f, r and the probability that the episode goes on are learned from the recorded steps, V from
+    episodes of the target that are played in this model (see above).
 
     Use it where states are a few real numbers that move smoothly, as those of a mechanical system:
     it learns from all steps of all policies alike, and reaches states that the target visits but
-    the data do not. Weakness: transitions are taken as their mean, so noise of the environment is
-    not in the model; a state that is not Markov (frames, hidden parts) misleads it; an end that no
-    recorded episode met is unknown to it. Cost: O(S F² + episodes · length · A · G) with F
+    the data do not. Weakness: it predicts the mean next state, so it leaves out the noise of the
+    environment; a state that is not Markov (frames, hidden parts) misleads it; it does not know of
+    endings that no recorded episode reached. Cost: O(S F² + episodes · length · A · G) with F
     monomials of the state and G value features; one to two seconds for 20,000 steps of CartPole.
 
     Args:

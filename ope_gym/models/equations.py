@@ -12,7 +12,14 @@ Since u_next = u - 1 / horizon, u_next^l is a sum of powers of u (the binomial t
 
     rows f_i u^k with k <= 2 p, times columns w f_j, w pi(b|s_next) f_next,j and w r
 
-The rows are the same for all targets. The sums are put in their places when they are solved.
+The rows are the same for all targets. The sums are put in their places when they are solved. All
+steps with the same number t have the same u, so where there are many of them
+
+    sum u^k f_i times columns = sum_t u_t^k sum over the steps numbered t of f_i times columns
+
+takes about a (2 p + 1)th of the products. Many targets are summed the other way round. Products
+f_i f_j and f_i f_next,j are the same for all of them, so for each t there is a product of
+(targets, steps) with (steps, products), and one with the powers of u.
 """
 
 from __future__ import annotations
@@ -36,8 +43,14 @@ from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
-_SORTED = 1 << 20  # elements of features that are put in order at once
-_CACHED = 1 << 17  # of those that are read again at once and should stay in the cache
+_SORTED = 1 << 21  # elements of features that are put in order at once
+_CACHED = 1 << 18  # of those that are read again at once and should stay in the cache
+_AT_A_TIME = 12  # steps at the same time for which a matrix product of their own is worth its call
+_MANY = 6  # targets from which it pays to make products of features
+_NARROW = 40  # most features of which all products are made
+_ALIKE = 3.0  # least mean number of steps with one number, fold and action, for the same
+_RUN = 128  # most of them that are multiplied at once
+_RUNS = 32  # such products that are held at once
 
 
 class Penalties(Protocol):
@@ -130,19 +143,31 @@ class NormalEquations:
         if self._keeps(other.near):
             self.sums += other.sums
 
-    def values(self, without: int | None) -> LinearValues | FiniteLinearValues:
-        """Return the q of all folds but one, or of all."""
+    def whole(self) -> LinearValues | FiniteLinearValues:
+        """Return the q of all folds."""
+        return self._values([None])[0]
+
+    def fold_values(self) -> list[LinearValues | FiniteLinearValues]:
+        """Return for each fold the q of all others, and last that of all."""
+        return self._values([*range(self.folds), None])
+
+    def _values(self, without: Sequence[int | None]) -> list[LinearValues | FiniteLinearValues]:
+        """Return the q of all folds but one, for each of some; None, the last, leaves none out."""
         kind = FiniteLinearValues if self.phi.actions else LinearValues
-        theta, dual = self._of_all
-        if without is not None:
-            system, answer, scale = self._system(without)
-            theta = _solved(system, answer) * scale
+        systems, answers, scales = self._systems(without)
+        thetas = _solved(systems, answers) * scales
+        # A' alpha = sum of E_pi phi over the first steps, for the visits
+        whole, scale = systems[-1], scales[-1]
+        dual = _solved(whole.T[None], (self.starts * scale)[None])[0] * scale
         shape = max(self.phi.actions, 1), -1
-        return kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
+        return [
+            kind(self.phi, theta.reshape(shape), dual.reshape(shape), self._near_weights)
+            for theta in thetas
+        ]
 
     def cross_fitted(self) -> CrossFitted:
         """Return for each fold the values learned from the others, and those learned from all."""
-        values = [self.values(k) for k in [*range(self.folds), None]]
+        values = self.fold_values()
         bounds = bounds_of_others(self.bounds)
         return CrossFitted(values, self.phi.target, self.gamma, self.phi.horizon, bounds, True)
 
@@ -185,49 +210,41 @@ class NormalEquations:
         """The weights of the steps, shared by all folds so that the target is asked once."""
         return NearWeights(self.phi.target, self.model.nearness if self.near else 0.0)
 
-    @cached_property
-    def _of_all(self) -> tuple[FloatArray, FloatArray]:
-        """From all folds, the weights (A d,) of q, and alpha of the visits.
-
-        A' alpha = sum of E_pi phi over the first steps.
-        """
-        system, answer, scale = self._system(None)
-        return _solved(system, answer) * scale, _solved(system.T, self.starts * scale) * scale
-
-    def _system(self, without: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return matrix (A d, A d) with its penalty, right side (A d,) and scale (A d,).
+    def _systems(self, without: Sequence[int | None]) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return matrices (m, A d, A d) with penalty, right sides (m, A d) and scales (m, A d).
 
         The features are first divided by the roots of their squares, so that one penalty serves
         features of any scale. `pull` is on the differences from the mean over the actions.
 
         Args:
-            without: the fold to leave out, or None.
+            without: m folds to leave out, None for none.
         """
-        columns, powers = self.phi.columns, self.phi.powers
-        actions, width = max(self.phi.actions, 1), self.phi.width
-        keep = np.arange(self.folds) != (-1 if without is None else without)
-        sums = self.sums[keep].sum(axis=0).reshape(actions, 2 * powers + 1, columns, -1)
-        together = np.add.outer(np.arange(powers + 1), np.arange(powers + 1))  # k + l
+        columns, powers = self.phi.columns, self.phi.powers + 1
+        actions, width, m = max(self.phi.actions, 1), self.phi.width, len(without)
+        kept = [self.sums[np.arange(self.folds) != (-1 if k is None else k)] for k in without]
+        sums = np.stack([some.sum(axis=0) for some in kept])
+        sums = sums.reshape(m, actions, 2 * powers - 1, columns, -1)
+        together = np.add.outer(np.arange(powers), np.arange(powers))  # k + l
         # of the next step: axes a, k, l, i, (b, j), and from powers of u to those of u_next
-        ahead = self._powers_ahead @ sums[:, together, :, columns:-1].reshape(
-            actions, powers + 1, powers + 1, -1
+        ahead = self._powers_ahead @ sums[:, :, together, :, columns:-1].reshape(
+            m, actions, powers, powers, -1
         )
-        ahead = ahead.reshape(actions, powers + 1, powers + 1, columns, actions, columns)
-        system = -self.gamma * ahead.transpose(0, 1, 3, 4, 2, 5)  # a, k, i, b, l, j
+        ahead = ahead.reshape(m, actions, powers, powers, columns, actions, columns)
+        system = -self.gamma * ahead.transpose(0, 1, 2, 4, 5, 3, 6)  # a, k, i, b, l, j
         for action in range(actions):
-            now = sums[action, together, :, :columns]  # k, l, i, j
-            system[action, :, :, action] += now.transpose(0, 2, 1, 3)
-        system = system.reshape(actions * width, actions * width)
-        squares = np.einsum("akii->ki", sums[:, ::2, :, :columns]).ravel() / actions
+            now = sums[:, action, together, :, :columns]  # k, l, i, j
+            system[:, action, :, :, action] += now.transpose(0, 1, 3, 2, 4)
+        system = system.reshape(m, actions * width, actions * width)
+        squares = np.einsum("makii->mki", sums[:, :, ::2, :, :columns]).reshape(m, -1) / actions
         scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
-        system = system * scale[:, None] * scale
+        system *= scale[:, :, None]
+        system *= scale[:, None]
         apart = np.eye(actions) - 1.0 / actions
         penalty = self.model.ridge * np.eye(actions) + self.model.pull * apart
-        for a in range(actions):
-            for b in range(actions):
-                block = system[a * width : (a + 1) * width, b * width : (b + 1) * width]
-                block[np.diag_indices(width)] += penalty[a, b]
-        return system, sums[:, : powers + 1, :, -1].reshape(-1) * scale, scale
+        place = np.arange(width)
+        blocks = system.reshape(m, actions, width, actions, width)
+        blocks[:, :, place, :, place] += penalty  # (width, m, A, A)
+        return system, sums[:, :, :powers, :, -1].reshape(m, -1) * scale, scale
 
     @cached_property
     def _powers_ahead(self) -> FloatArray:
@@ -286,42 +303,97 @@ def update_all(
     block = max(256, _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights)
     for begin in range(0, data.n_steps, block):
         rows = slice(begin, min(begin + block, data.n_steps))
-        order = np.argsort(group[rows], kind="stable")
-        now, ahead = _features([own for own, *_ in taken], data, rows, order, last[rows], rng)
+        order = _by_group_and_time(group[rows], data.steps[rows] if phi.powers else 0)
+        now, ahead = _features([own for own, *_ in taken], data, rows, last[rows], rng)
         some = begin + order
         following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
         sides = []
-        for i, (own, asked, weights) in enumerate(taken):
+        for own, asked, weights in taken:
             w = weights[some]
             probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
-            scaled = np.multiply(probs.T, w * on, order="C")
-            sides.append(_Side(own, ahead[i if len(ahead) > 1 else 0], w, scaled))
-        _add(now, phi.left(data.steps[some]), data.rewards[some], group[some], sides)
+            sides.append(_Side(own, w, np.multiply(probs.T, w * on, order="C")))
+        left = phi.left(data.steps[some]) if phi.powers else np.zeros(some.size)
+        sorted_steps = _Sorted(now, ahead, order, group[some], left, data.rewards[some])
+        many = phi.actions and len(taken) >= _MANY and phi.columns <= _NARROW
+        if many and sorted_steps.runs.size * _ALIKE <= some.size:
+            _add_many(sorted_steps, sides)
+        else:
+            _add(sorted_steps, sides)
+
+
+def _by_group_and_time(group: IntArray, steps: IntArray | int) -> IntArray:
+    """Return the order (n,) of steps by group, and inside a group by their time."""
+    key = group * (int(np.max(steps)) + 1) + steps
+    small = key.astype(np.uint16 if key.max() < 1 << 16 else np.int64)  # the former sort faster
+    return np.argsort(small, kind="stable")
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """A block of n steps, and their order by group and time.
+
+    Args:
+        now: (c, n) features of the steps, or (c, n + 1) with those of the step after the last.
+        ahead: features of the next steps where these are not those of `now`: for each target
+            (c, n) their mean over its continuous actions.
+        order: (n,) the steps in order; what follows is in this order.
+        group: (n,) fold times actions plus action.
+        left: (n,) share of the horizon that is left.
+        rewards: (n,).
+    """
+
+    now: FloatArray
+    ahead: list[FloatArray]
+    order: IntArray
+    group: IntArray
+    left: FloatArray
+    rewards: FloatArray
+
+    def features(self, here: slice) -> tuple[FloatArray, list[FloatArray]]:
+        """Return the features (c, m) of some steps in order, and of their next for each target.
+
+        The latter are a single array if they are the same for all targets.
+        """
+        some = self.order[here]
+        now = np.take(self.now, some, axis=1)
+        if self.ahead:
+            return now, [np.take(x, some, axis=1) for x in self.ahead]
+        return now, [np.take(self.now, some + 1, axis=1, mode="clip")]
+
+    @cached_property
+    def runs(self) -> IntArray:
+        """Where steps of another group or time begin in the order, 0 first."""
+        other = np.diff(self.group, prepend=-1) | (np.diff(self.left, prepend=-1.0) != 0.0)
+        return np.flatnonzero(other)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One target's part in n steps, in the order of their groups.
+    """One target's part in n steps, in their order.
 
     Args:
         equations: of the target.
-        ahead: (c, n) features of the next step; with continuous actions their mean.
         weights: (n,) w.
         probs: (A, n) w pi(b|s) of the next step, 0 after an end.
     """
 
     equations: NormalEquations
-    ahead: FloatArray
     weights: FloatArray
     probs: FloatArray
 
-    def fill(self, right: FloatArray, here: slice, now: FloatArray, rewards: FloatArray) -> None:
-        """Write the columns ((1 + A) c + 1, n) of some steps, side by side."""
+    def fill(
+        self,
+        right: FloatArray,
+        here: slice,
+        now: FloatArray,
+        ahead: FloatArray,
+        rewards: FloatArray,
+    ) -> None:
+        """Write the columns ((1 + A) c + 1, m) of some steps, side by side."""
         columns, weights = len(now), self.weights[here]
         np.multiply(now, weights, out=right[:columns])
         for b, probs in enumerate(self.probs, 1):
-            own = right[b * columns : (b + 1) * columns]
-            np.multiply(self.ahead[:, here], probs[here], out=own)
+            np.multiply(ahead, probs[here], out=right[b * columns : (b + 1) * columns])
         np.multiply(rewards, weights, out=right[-1])
 
 
@@ -329,58 +401,130 @@ def _features(
     equations: Sequence[NormalEquations],
     data: Trajectories,
     rows: slice,
-    order: IntArray,
     last: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> tuple[FloatArray, list[FloatArray]]:
-    """Return the features (c, n) of some steps in an order, and those of the steps after them.
-
-    The latter are one array for all targets, or with continuous actions one for each.
-    """
+    """Return the features of some steps and of those after them, as `_Sorted` has them."""
     phi, size = equations[0].phi, rows.stop - rows.start
     if not phi.actions:
         batch = tuple(batches.take(x, rows) for x in (data.observations, data.actions))
         ahead = [own.phi.expected_next(data, rows, last, rng) for own in equations]
-        return phi.plain(batch, size)[:, order], [x[:, order] for x in ahead]
+        return phi.plain(batch, size), ahead
     # The features of a step are those of the step after the one before: they are made once.
     seen = slice(rows.start, min(rows.stop + 1, data.n_steps))
-    plain = phi.plain(batches.take(data.observations, seen), seen.stop - seen.start)
-    return plain[:, order], [plain[:, np.minimum(order + 1, plain.shape[1] - 1)]]
+    return phi.plain(batches.take(data.observations, seen), seen.stop - seen.start), []
 
 
-def _add(
-    now: FloatArray,
-    left: FloatArray,
-    rewards: FloatArray,
-    group: IntArray,
-    sides: Sequence[_Side],
-) -> None:
-    """Add n steps sorted by group to the sums of several targets, piece by piece.
-
-    Args:
-        now: (c, n) features of the steps.
-        left: (n,) share of the horizon that is left.
-        rewards: (n,).
-        group: (n,) fold times actions plus action.
-        sides: of the targets.
-    """
+def _add(block: _Sorted, sides: Sequence[_Side]) -> None:
+    """Add a block of steps to the sums of several targets, piece by piece."""
     first = sides[0].equations
     folds, actions, high, wide = first.sums.shape
-    bounds = np.searchsorted(group, np.arange(folds * actions + 1))
+    bounds = np.searchsorted(block.group, np.arange(folds * actions + 1))
     piece = max(64, _CACHED // (high + wide))
     for g in np.flatnonzero(np.diff(bounds)):
         for begin in range(bounds[g], bounds[g + 1], piece):
             here = slice(begin, min(begin + piece, int(bounds[g + 1])))
-            features, paid = np.ascontiguousarray(now[:, here]), rewards[here]
-            raised = first.phi.raised(features, left[here], 2 * first.phi.powers + 1)
-            right = np.empty((wide, paid.size))
-            for side in sides:
-                side.fill(right, here, features, paid)
-                side.equations.sums[g // actions, g % actions] += raised @ right.T
+            now, ahead = block.features(here)
+            products = _Products.of(first.phi, now, block.left[here])
+            right = np.empty((wide, now.shape[1]))
+            for i, side in enumerate(sides):
+                own = ahead[i if len(ahead) > 1 else 0]
+                side.fill(right, here, now, own, block.rewards[here])
+                side.equations.sums[g // actions, g % actions] += products(right)
 
 
-def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve a system, by least squares if some features are always 0 and there is no penalty."""
+@dataclass(frozen=True)
+class _Products:
+    """Sum the products of features times powers of time, and columns, over m steps of a group.
+
+    Where many steps share a time, their products are summed first and multiplied with the powers
+    of that time afterwards: far fewer products than of every step with every power.
+
+    Args:
+        rows: (c, m) features, or ((2 p + 1) c, m) times the powers of each step.
+        cuts: where steps of another time begin, with 0 and m; None if the powers are in the rows.
+        powers: (2 p + 1, times) those of each time.
+    """
+
+    rows: FloatArray
+    cuts: list[int] | None = None
+    powers: FloatArray | None = None
+
+    @classmethod
+    def of(cls, phi: Phi, features: FloatArray, left: FloatArray) -> _Products:
+        """Prepare the features (c, m) of steps sorted by the share of the horizon that is left."""
+        changes, count = (left[1:] != left[:-1]).nonzero()[0] + 1, 2 * phi.powers + 1
+        if changes.size * _AT_A_TIME > left.size:
+            return cls(phi.raised(features, left, count))
+        cuts = [0, *changes.tolist(), left.size]
+        powers = np.ones((count, len(cuts) - 1))
+        powers[1:] = left[cuts[:-1]]
+        return cls(features, cuts, np.multiply.accumulate(powers, axis=0))
+
+    def __call__(self, right: FloatArray) -> FloatArray:
+        """Return the sums ((2 p + 1) c, columns) with columns (columns, m)."""
+        columns = right.T
+        if self.cuts is None or self.powers is None:
+            return np.asarray(self.rows @ columns)
+        found = np.empty((len(self.cuts) - 1, len(self.rows), len(right)))
+        for own, begin, end in zip(found, self.cuts[:-1], self.cuts[1:], strict=True):
+            np.matmul(self.rows[:, begin:end], columns[begin:end], out=own)
+        sums = self.powers @ found.reshape(len(found), -1)
+        return np.asarray(sums.reshape(-1, len(right)))
+
+
+def _add_many(block: _Sorted, sides: Sequence[_Side]) -> None:
+    """Add a block of steps to the sums of many targets.
+
+    The head of this module says how. Products f_i f_j are made for i <= j, and followed by r f_i.
+    """
+    equations, (now, (ahead,)) = [side.equations for side in sides], block.features(slice(None))
+    group, left, rewards = block.group, block.left, block.rewards
+    columns, (folds, actions, high, _) = len(now), equations[0].sums.shape
+    powers, first, second = high // columns, *np.triu_indices(columns)
+    place = np.empty((columns, columns), dtype=np.int64)  # of f_i f_j among the products
+    place[first, second] = place[second, first] = np.arange(first.size)
+    weights = np.stack([side.weights for side in sides])  # (P, n)
+    probs = np.concatenate([side.probs for side in sides])  # (P A, n)
+    now, ahead = np.ascontiguousarray(now.T), np.ascontiguousarray(ahead.T)
+    starts = np.union1d(block.runs, np.arange(0, group.size, _RUN))
+    ends, raised = np.append(starts[1:], group.size), left[starts] ** np.arange(powers)[:, None]
+    of_group = np.searchsorted(group[starts], np.arange(folds * actions + 1))
+    here = np.empty((_RUNS, len(weights), first.size + columns))
+    there = np.empty((_RUNS, len(probs), columns**2))
+    for g in np.flatnonzero(np.diff(of_group)):
+        own, other = np.zeros((powers, here[0].size)), np.zeros((powers, there[0].size))
+        for run in range(of_group[g], of_group[g + 1], _RUNS):
+            runs = slice(run, min(run + _RUNS, int(of_group[g + 1])))
+            base, stop = int(starts[run]), int(ends[runs.stop - 1])
+            f = now[base:stop]
+            pairs = np.hstack([f[:, first] * f[:, second], f * rewards[base:stop, None]])
+            crossed = (f[:, :, None] * ahead[base:stop, None]).reshape(len(f), -1)
+            for i, (a, b) in enumerate(zip(starts[runs], ends[runs], strict=True)):
+                np.matmul(weights[:, a:b], pairs[a - base : b - base], out=here[i])
+                np.matmul(probs[:, a:b], crossed[a - base : b - base], out=there[i])
+            count = runs.stop - runs.start
+            own += raised[:, runs] @ here[:count].reshape(count, -1)
+            other += raised[:, runs] @ there[:count].reshape(count, -1)
+        own = own.reshape(powers, len(sides), -1)
+        other = other.reshape(powers, len(sides), actions, columns, columns)
+        for p, one in enumerate(equations):
+            sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
+            sums[:, :, :columns] += own[:, p, place]
+            sums[:, :, -1] += own[:, p, first.size :]
+            for b in range(actions):
+                sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
+
+
+def _solved(systems: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve systems (m, d, d), by least squares if some features are always 0 without a penalty."""
+    try:
+        return np.asarray(np.linalg.solve(systems, right[:, :, None]))[:, :, 0]
+    except np.linalg.LinAlgError:
+        return np.stack([_solved_one(*pair) for pair in zip(systems, right, strict=True)])
+
+
+def _solved_one(system: FloatArray, right: FloatArray) -> FloatArray:
     try:
         return np.asarray(np.linalg.solve(system, right))
     except np.linalg.LinAlgError:

@@ -217,6 +217,8 @@ class Phi:
 
     def weigh(self, weights: FloatArray, plain: FloatArray, left: FloatArray) -> FloatArray:
         """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
+        if len(weights) >= self.columns:  # one product, for which the powers are the smaller part
+            return np.asarray(weights @ self.raised(plain, left, self.powers + 1))
         terms = weights.reshape(-1, self.columns) @ plain
         terms = terms.reshape(len(weights), self.powers + 1, -1)
         found = terms[:, -1].copy()

@@ -61,14 +61,15 @@ class LinearQ:
     of 16 draws. The weights w_t = (prod_{u<=t} pi(a_u|s_u) / mu(a_u|s_u))^nearness, with the
     behaviour policy mu, make the fit most accurate where the target goes; w = 1 if mu is unknown.
 
-    Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on what sets the
-    actions apart, so that an action hardly ever taken has about the values of the others.
+    Penalty, in units of the features' own squares: `ridge` on theta, and `pull` on the differences
+    between actions, so that an action that was hardly ever taken gets about the values of the
+    others.
 
     Cost: one pass, O(steps × actions × d c) for c features without time, and memory of folds ×
     actions² × d c; several targets share the pass.
-    Use it for Box observations of moderate size. Weakness: a value with edges is smoothed, and
-    with gamma = 1 and long episodes errors add up over the steps; the values are clipped to what
-    the rewards allow. For more flexibility give features, or use NetworkQ.
+    Use it for Box observations of moderate size. Weakness: it smooths edges of the value, and with
+    gamma = 1 and long episodes errors add up over the steps; the values are clipped to what the
+    rewards allow. For more flexibility give features, or use NetworkQ.
 
     Args:
         features: a callable from a batch of observations (of (observations, actions) if actions
@@ -76,7 +77,8 @@ class LinearQ:
         ridge: penalty of all weights.
         pull: penalty of differences between actions.
         time: highest power of the share of the horizon that is left; 0: q does not depend on it.
-        nearness: how much more steps count that the target would reach, 0 (all equally) to 1.
+        nearness: how much more those steps count that the target is likely to reach, from 0 (all
+            steps count alike) to 1.
     """
 
     features: Map | Learned | None = None
@@ -101,7 +103,7 @@ class LinearQ:
     def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return next(self._gather(data, nobody, [problem])).values(None)
+        return next(self._gather(data, nobody, [problem])).whole()
 
     def fit_folds(
         self, data: Trajectories, fold: IntArray, problem: Problem
@@ -121,7 +123,7 @@ class LinearQ:
         """
         fold = checked_fold(fold, len(data))
         equations = self._gather(data, fold, problems)
-        return [iter([own.values(k) for k in [*range(own.folds), None]]) for own in equations]
+        return [iter(own.fold_values()) for own in equations]
 
     def _gather(
         self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]

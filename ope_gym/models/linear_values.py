@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,34 +66,28 @@ class FiniteLinearValues(LinearValues):
         return self.phi.weigh(self.theta, plain, self.phi.left(steps)).T
 
     @staticmethod
-    def of_folds(
-        values: Sequence[Sequence[FiniteLinearValues]],
-        answers: Sequence[Answers],
-        rows: IntArray,
-        bounds: IntArray,
-    ) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Yield for each target q (n, A) and the ratio of visits (n,) at recorded steps.
+    def of_targets(
+        values: Sequence[FiniteLinearValues], answers: Sequence[Answers], rows: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return q (P, A, n) and the ratio of visits (P, n) at recorded steps, for P targets.
 
-        The features are made once, for the values of all targets and folds.
+        The features are made once for all of them.
 
         Args:
-            values: for each target those of each fold.
+            values: of each target.
             answers: of each target about the episodes.
-            rows: (n,) the steps, sorted by fold.
-            bounds: (folds + 1,) where each fold begins among them.
+            rows: (n,) the steps.
         """
-        data, phi = answers[0].data, values[0][0].phi
-        left = phi.left(data.steps[rows])
+        data, phi = answers[0].data, values[0].phi
         chosen = choices(batches.take(data.actions, rows), rows.size, phi.actions)
         plain = phi.plain(batches.take(data.observations, rows), rows.size)
-        for folds, asked in zip(values, answers, strict=True):
-            q = np.empty((phi.actions, rows.size))
-            for own, begin, end in zip(folds, bounds[:-1], bounds[1:], strict=True):
-                here = slice(begin, end)
-                q[:, here] = phi.weigh(own.theta, plain[:, here], left[here])
-            visits = phi.weigh(folds[0].dual, plain, left)  # one for all folds
-            ratio = visits[chosen, np.arange(rows.size)]
-            yield q.T, ratio * folds[0].near.of(data, asked)[rows]
+        weights = np.concatenate([*(own.theta for own in values), *(own.dual for own in values)])
+        found = phi.weigh(weights, plain, phi.left(data.steps[rows]))
+        q, visits = found.reshape(2, len(values), phi.actions, -1)
+        ratio = visits[:, chosen, np.arange(rows.size)]
+        for row, own, asked in zip(ratio, values, answers, strict=True):
+            row *= own.near.of(data, asked)[rows]
+        return q, ratio
 
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         plain = self.phi.plain(observations, len(steps))

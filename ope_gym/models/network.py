@@ -36,17 +36,17 @@ class NetworkQ:
 
     with q' = 0 after an end, q' a running average of q, and values in units of the largest return
     that the rewards allow, between whose bounds the targets are kept. q is that of LinearQ plus the
-    network, which begins at 0: a value travels one step with each update of q', so that over long
-    episodes a network alone would not come to the end. The inputs are the
-    standardised observations (categories as 0/1 columns), the share of the horizon that is left
-    and, if continuous, the actions. Images (see `ope_gym.models.images`) go through a small
-    convolutional net of their own; LinearQ then starts from averages of their blocks. A tenth of
-    the episodes is kept aside: training stops when their error has not fallen for `patience`
-    checks, and the best network is kept.
+    network, which begins at 0. Each update of q' carries values back by one step only, so a network
+    alone would be too slow for long episodes. The inputs are the standardised observations
+    (categories as 0/1 columns), the share of the horizon that is left and, if continuous, the
+    actions. Images (see `ope_gym.models.images`) go through a small convolutional net of their own;
+    LinearQ then starts from averages of their blocks. A tenth of the episodes is kept aside:
+    training stops when their error has not fallen for `patience` checks, and the best network is
+    kept.
 
     Cost: steps × `epochs` at most; seconds for CartPole. One seed gives one result on one machine.
-    Use it where LinearQ is too stiff, or for images. Weaknesses: slower, and the errors of targets
-    that are themselves estimates can add up.
+    Use it where LinearQ is too stiff, or for images. Weaknesses: it is slower, and because it
+    learns from its own estimates, errors can add up.
 
     Args:
         hidden: widths of the hidden layers.

@@ -198,11 +198,11 @@ class Process:
         discount = 1.0
         for x, v in steps:
             total += discount * x
-            worth = np.append(v, 0.0)
+            after = np.append(v, 0.0)
             if guessed:
                 guess += np.repeat(discount * x, actions) * self.q(v).ravel()
             discount *= self.gamma
-            moves += (discount * x)[pair // actions] * worth[to]
+            moves += (discount * x)[pair // actions] * after[to]
             mean += np.repeat(discount * x, actions) * (self.moves @ v)
         mean = np.where(unseen, guess, mean)
         return np.repeat(total, actions) * paid, share[pair] * (moves - mean[pair])

@@ -25,18 +25,18 @@ class TabularQ:
 
         q_1 = r(s, a),   q_{j+1} = r(s, a) + gamma sum_s' p(s'|s, a) sum_a' pi(a'|s') q_j(s', a')
 
-    with the mean rewards r and the frequencies p of the next states. q(s, a, t) is q_j with
-    j = horizon - t steps left: backward induction, exact for problems that a time limit ends. A
-    step at the time limit, or one that was truncated, does not show the next state and is left
-    out of p. With `time=False` q is the fixed point, the same at all steps; there every episode
-    that stopped counts as an end, for without ends and discount the fixed point does not exist.
+    with the mean rewards r and the frequencies p of the next states. q(s, a, t) is q_j with j =
+    horizon - t steps left: backward induction, exact for problems that a time limit ends. A step at
+    the time limit, or one that was truncated, does not show the next state and is left out of p.
+    With `time=False` q is the fixed point, the same at all steps; every episode that stopped then
+    counts as ended, because without ends and without a discount there is no fixed point.
 
     An action never seen in a state is given the mean of the actions seen there, a state never seen
     the mean of all recorded steps.
 
     Cost: one pass over the steps for all folds, then O(horizon × distinct transitions).
     Use it where observations are whole numbers (Discrete, MultiDiscrete, tuples and dicts of them)
-    and states come again. Weakness: it does not generalise; where most states are seen once, use
+    and states recur. Weakness: it does not generalise; where most states are seen once, use
     LinearQ.
 
     Args:

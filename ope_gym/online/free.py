@@ -43,7 +43,7 @@ _LEARNT = 16_384  # steps from which the environment is learned
 _FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
 _STEADY = 0.05  # spread and error, as a share of that range, that are next to nothing
 _SECOND = 1.0  # of a squared correction that counts as error: what is of second order
-FEW = 10  # ended episodes below which a value claims to be worth no more than these
+FEW = 10  # ended episodes below which a value claims to be no surer than these
 _HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
 _PATIENCE = 3  # hopeless simulations in a row after which it rests,
 _RETRY = 8  # and evaluations after which it is tried again
@@ -62,11 +62,12 @@ class FreeEstimate:
         settled: whether steps of later policies have confirmed it.
         spread: standard deviation of a return.
         episodes: recorded and fresh episodes that it rests on, whole or in part.
-        shares: weight of each way to the value.
-        steady: whether all recent episodes returned about the same, and the value is known as well
-            as that: then one of them tells it, and fresh ones would not tell more.
-        ended: episodes whose returns are known, of those it rests on; None if that does not matter.
-        bounds: that the value lies within: the lowest and highest return of the run so far.
+        shares: weight of each method in the value.
+        steady: whether all recent episodes returned about the same, and the value is known at least
+            as well as that: one episode then tells it, and fresh ones would not tell more.
+        ended: how many of the episodes that it rests on have ended, so that their returns are
+            known; None if that does not matter.
+        bounds: the lowest and highest return of the run so far, between which the value lies.
     """
 
     timesteps: int
@@ -88,10 +89,10 @@ class FreeEstimate:
         return self.ended is not None and self.ended < FEW
 
     @property
-    def worth(self) -> float:
+    def fresh_episodes(self) -> float:
         """About how many fresh episodes would make you as sure; where `few`, no more than these."""
-        worth = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
-        return min(worth, float(self.ended)) if self.few and self.ended is not None else worth
+        count = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
+        return min(count, float(self.ended)) if self.few and self.ended is not None else count
 
     def possible(self, value: float) -> float:
         """Return a value within the bounds: a mean cannot lie beyond all returns."""

@@ -87,14 +87,21 @@ class LinearSigmoid(_Finite):
     ) -> FloatArray:
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("theta", [policy.theta for policy in policies])
-        theta = np.stack([np.append(policy.theta, policy.bias) for policy in policies])
-        x = features(observations, theta.shape[1] - 1)  # theta is (K, d + 1)
+        theta = np.empty((len(policies), policies[0].theta.size + 1))
+        for row, policy in zip(theta, policies, strict=True):
+            row[:-1], row[-1] = policy.theta, policy.bias
+        x = features(observations, theta.shape[1] - 1)
         return log_sigmoid_stack(theta, x, choices(actions, len(x), 2))
 
     def probs(self, observations: Tree) -> FloatArray:
         """Return [P(0), P(1)] for each row, shape (n, 2)."""
         score = self._score(observations)
-        return np.exp(log_sigmoid(np.stack([-score, score], axis=1)))
+        small = np.exp(-np.abs(score))  # cannot overflow
+        large = 1.0 / (1.0 + small)
+        small *= large
+        likely, found = score >= 0.0, np.empty((2, score.size))
+        found[0], found[1] = np.where(likely, small, large), np.where(likely, large, small)
+        return found.T
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw one action a row; written out because rollouts ask for one row at a time."""
@@ -160,7 +167,7 @@ class SoftmaxLinear(_Finite):
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
 class EpsilonGreedyTable(_Finite):
-    """A greedy action for every state, left with probability ε for one of all A actions.
+    """A greedy action for every state; with probability ε, one of all A actions instead.
 
     States are the cells of a table: one Discrete space (observations an int array) or several
     (a tuple of int arrays as for Blackjack, or the columns of a MultiDiscrete array).

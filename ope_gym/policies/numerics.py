@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ope_gym.batches import Tree
 BLOCK = 32_768  # elements of a (K, rows) tile: its few float64 temporaries stay in cache
 MOST_ACTIONS = 2**16  # a row of probabilities then takes half a mebibyte
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_TILE = 256  # rows of which a compiled loop has the scores of one policy in the cache
 SMALL = 4_096  # elements below which loading the compiled kernels is not worth it
 
 # Arguments ------------------------------------------------------------------------------------
@@ -185,19 +186,15 @@ def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice,
 
 def log_sigmoid_stack(theta: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
     """Return ln σ(±θ_k·(x, 1)), (K, n), plus for action 1: theta (K, d + 1), x (n, d)."""
-    out = np.empty((len(theta), len(x)))
-    compute = log_sigmoid if out.size <= SMALL else _compiled_log_sigmoid()
-    for k, rows in tiles(*out.shape):
-        columns = with_one(x[rows])
-        columns *= 2.0 * chosen[rows] - 1.0  # d + 1 signs a row instead of K
-        out[k, rows] = compute(theta[k] @ columns)
-    return out
-
-
-def _compiled_log_sigmoid() -> Callable[[FloatArray], FloatArray]:
+    if len(theta) * len(x) <= SMALL:
+        columns = with_one(x)
+        columns *= 2.0 * chosen - 1.0  # d + 1 signs a row instead of K
+        return log_sigmoid(theta @ columns)
     from ope_gym import kernels  # numba takes a moment to load
 
-    return kernels.log_sigmoid
+    out, (columns, total) = np.empty((len(theta), len(x))), np.empty((2, theta.shape[1], _TILE))
+    kernels.log_sigmoids(theta, np.ascontiguousarray(x), chosen, columns, total[0], out)
+    return out
 
 
 def log_softmax_stack(weights: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:

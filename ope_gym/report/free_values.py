@@ -28,8 +28,8 @@ def colour(estimate: FreeEstimate) -> str:
     Where all recent episodes returned about the same, the count means little, because one fresh
     episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
     """
-    if estimate.worth >= _AMBER:
-        return "amber" if estimate.worth < _GREEN else "green"
+    if estimate.fresh_episodes >= _AMBER:
+        return "amber" if estimate.fresh_episodes < _GREEN else "green"
     enough = estimate.ended is None or estimate.ended >= _AMBER
     return "amber" if estimate.steady and enough else "red"
 
@@ -47,8 +47,8 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
         return {}
     found = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
     if kind == "provisional":
-        if math.isfinite(estimate.worth) and not estimate.steady:
-            found["ope/fresh_episodes"] = float(estimate.worth)
+        if math.isfinite(estimate.fresh_episodes) and not estimate.steady:
+            found["ope/fresh_episodes"] = float(estimate.fresh_episodes)
         found["ope/verdict"] = float(VERDICTS.index(colour(estimate)))
     return found
 
@@ -74,22 +74,22 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     As in "worth 412 (95 %: 380 to 444), as sure as about 23 fresh episodes would make you." A value
     that is red "may be worth" that. Red and amber are named, with the reason.
     """
-    worth, verdict = estimate.worth, colour(estimate)
+    fresh, verdict = estimate.fresh_episodes, colour(estimate)
     band = band_in_words(estimate.value, estimate.low, estimate.high, level)
     ended = f"only {estimate.ended} episode{'' if estimate.ended == 1 else 's'} ended so far"
     if verdict == "red":
-        why = f"it is no surer than {text.episodes(worth)} fresh episodes would make you"
-        if estimate.few and worth == estimate.ended:
+        why = f"it is no surer than {text.episodes(fresh)} fresh episodes would make you"
+        if estimate.few and fresh == estimate.ended:
             why = ended
-        elif math.isnan(worth):
+        elif math.isnan(fresh):
             why = "its error is unknown"
         return f"may be worth {band}, but do not use this number (red): {why}."
     said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:
         said += "; all recent episodes returned about the same"
         why = "how often other returns come is unknown"
-    elif math.isfinite(worth):
-        said += f", as sure as about {text.episodes(worth)} fresh episodes would make you"
+    elif math.isfinite(fresh):
+        said += f", as sure as about {text.episodes(fresh)} fresh episodes would make you"
     if estimate.few:
         why = ended
     return f"{said}." + (f" Use with care (amber): {why}." if verdict == "amber" else "")
@@ -129,7 +129,7 @@ class FreeWriter(events.Closing):
         """Write the numbers of an estimate, and its details for the OPE tab.
 
         Args:
-            estimate: to write; nothing is, where its value or an end of its band is not finite.
+            estimate: to write; it is left out if its value or an end of its band is not finite.
             kind: "provisional", "settled" or "fresh"; by default one of the first two.
         """
         kind = _checked(kind, estimate)

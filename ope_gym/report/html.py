@@ -64,8 +64,8 @@ def estimate_table(estimates: Mapping[str, Estimate]) -> str:
     ends = text.ends_head(best)
     rows = [["estimator", "value", "std.err", ends, "ESS", "fresh episodes", "verdict"]]
     for name, e in estimates.items():
-        ess, worth = text.episodes(e.diagnostics.ess), text.episodes(e.worth)
-        rows.append([name, *text.estimate_cells(e, best), ess, worth, e.verdict.colour])
+        ess, fresh = text.episodes(e.diagnostics.ess), text.episodes(e.fresh_episodes)
+        rows.append([name, *text.estimate_cells(e, best), ess, fresh, e.verdict.colour])
     return table(rows, words=(0, 6))
 
 

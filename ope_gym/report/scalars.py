@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import ESTIMATORS, by_recommendation
 from ope_gym.inference.diagnostics import SCALARS
 from ope_gym.inference.estimate import Estimate
 
@@ -19,16 +19,16 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     """Return the finite numbers of an evaluation by tag.
 
     Tags are `ope/<estimator>/value|low|high` for every estimator. The recommended one also has
-    `ope/fresh_episodes` (about as many fresh episodes would be as accurate), `ope/verdict` (0 red,
+    `ope/fresh_episodes` (about how many fresh episodes would be as accurate), `ope/verdict` (0 red,
     1 amber, 2 green), and `diagnostics/<estimator>/` with the names of
     `ope_gym.inference.diagnostics.SCALARS`.
     """
-    best = next(iter(evaluation.ranked()))
+    best = by_recommendation(evaluation)[0]  # whatever its colour: the same all through a run
     found: dict[str, float | None] = {}
     for name, e in evaluation.items():
         found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
     e = evaluation[best]
-    found["ope/fresh_episodes"] = e.worth
+    found["ope/fresh_episodes"] = e.fresh_episodes
     found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
     capped = best in ESTIMATORS and ESTIMATORS[best].capped
     found |= {

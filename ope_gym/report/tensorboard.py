@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.estimators.table import RECOMMENDED
+from ope_gym.estimators.table import RECOMMENDED, by_recommendation
 from ope_gym.inference.regimes import label
 from ope_gym.report import events, text
 from ope_gym.report.canvas import png
@@ -341,7 +341,7 @@ def _charted(evaluation: Evaluation) -> Evaluation:
     """Return the estimates that have scalars; the documents of the OPE tab hold all of them."""
     if len(evaluation) <= _CHARTED:
         return evaluation
-    return evaluation.select({*RECOMMENDED, next(iter(evaluation.ranked()))})
+    return evaluation.select({*RECOMMENDED, by_recommendation(evaluation)[0]})
 
 
 def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
@@ -349,7 +349,7 @@ def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
 
     It has a category of its own: within one, TensorBoard shows bands after lines.
     """
-    best = next(iter(evaluation.ranked()))
+    best = by_recommendation(evaluation)[0]
     values = [f"ope/{re.escape(name)}/value$" for name in evaluation]
     estimate = f"ope/({re.escape(best)}|settled|provisional|fresh)/value$"
     more: dict[str, events.Chart] = {

@@ -29,7 +29,7 @@ from ope_gym.arrays import (
 )
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.reductions import Arrays, Weighted, within_discount
-from ope_gym.estimators.run import Aimed, merge_all
+from ope_gym.estimators.run import Aimed, merge_all, parts_of
 from ope_gym.inference.outcomes import RewardSums, tally
 from ope_gym.models.base import Baseline, CrossFitted, baselines
 from ope_gym.policies import FinitePolicy, Policy
@@ -152,7 +152,7 @@ class Job:
         if baseline is not None:
             residuals = baseline.residuals(data.rewards, offsets, self.gamma)
             start, direct = baseline.at_start(offsets), baseline.direct
-            visits = baseline.marginal(data.rewards, offsets, self.gamma)
+            visits = baseline.marginal(residuals)
             past = past_columns(data, answers.target)
             if visits is not None and "basic" in bases and own.size:
                 basic = bases["basic"]
@@ -372,8 +372,7 @@ def reduce_task(job: Job, item: Item) -> list[Mergeable]:
     """Compute the parts of reductions over the chunks of a task; keep weights in the folder."""
     merged: list[Mergeable] = []
     for chunks in _weighted(job, item):
-        parts = [request.part(chunks) for request in item.requests]
-        merge_all(merged, parts)
+        merge_all(merged, parts_of(item.requests, chunks))
     return merged
 
 

@@ -73,7 +73,9 @@ class Piece:
         else:
             parts = _stretches(self.content().view(), source.block_steps)
         for part in parts:
-            chosen = part.select(held_out=True) if source.held_out else part
+            chosen = part
+            if source.held_out and not part.held_out.all():
+                chosen = part.select(held_out=True)
             if len(chosen):
                 first = self.numbers.first_schedule
                 found, _ = renumber(chosen, self.numbers.policies, first_schedule=first)

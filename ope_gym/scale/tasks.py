@@ -7,6 +7,7 @@ cloudpickle, and each task runs in one thread: see `ope_gym.scale.workers`.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import traceback
 import warnings
@@ -28,6 +29,7 @@ class Pool:
     """Processes that compute tasks; a subclass says where they are."""
 
     fewest = 1  # with fewer items than this, the caller computes them itself
+    helped = False  # whether the caller also computes items while it waits
 
     def share(self, function: bytes) -> Any:
         """Return what `send` needs to find the function."""
@@ -37,8 +39,16 @@ class Pool:
         """Return the number of items that are computed at the same time."""
         raise NotImplementedError
 
+    def ready(self) -> bool:
+        """Return whether the workers have started; asked to see whether to help them."""
+        return True
+
     def send(self, function: Any, item: bytes) -> Any:
         """Send an item to a worker, which calls `compute`; return a handle of it."""
+        raise NotImplementedError
+
+    def done(self, handle: Any) -> bool:
+        """Return whether `receive` would not wait; asked only if the pool is helped."""
         raise NotImplementedError
 
     def receive(self, handle: Any, name: str) -> bytes:
@@ -70,15 +80,23 @@ def compute(function: bytes, item: bytes, place: str) -> bytes:
     """
     import cloudpickle
 
+    def call() -> Any:
+        return _unpacked(function)(cloudpickle.loads(item))
+
+    return packed(outcome_of(call, place), "the result")
+
+
+def outcome_of(call: Callable[[], Any], place: str) -> Outcome:
+    """Return the outcome of a call in one thread; `place` names this process in messages."""
     result, error, trace = None, None, ""
     with warnings.catch_warnings(record=True) as caught:
         try:
-            result = in_one_thread(_unpacked(function), cloudpickle.loads(item))
+            with _one_thread():
+                result = call()
         except Exception as raised:
             error = _sendable(raised)
             trace = f"{place}:\n{''.join(traceback.format_exception(raised))}"
-    said = [(warning.category, str(warning.message)) for warning in caught]
-    return packed(Outcome(result, error, trace, said), "the result")
+    return Outcome(result, error, trace, [(x.category, str(x.message)) for x in caught])
 
 
 @lru_cache(maxsize=1)
@@ -91,10 +109,26 @@ def _unpacked(function: bytes) -> Callable[[Any], Any]:
 
 def in_one_thread(function: Callable[[T], R], item: T) -> R:
     """Return function(item), computed with BLAS, OpenMP and torch held to one thread."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
+    with _one_thread():
         return function(item)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    with _libraries(len(sys.modules)).limit(limits=1):
+        yield
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> Any:
+    """Return a controller of the libraries that have threads, which takes a while to find them.
+
+    Args:
+        modules: how many are imported: with another one a library may have come.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 _held = threading.Lock()  # by whoever set the number of threads

@@ -11,6 +11,7 @@ than `joblib.Parallel`, whose results pile up in memory if one item is slow or t
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -20,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from ope_gym.arrays import positive
 from ope_gym.scale.ray import RayTasks, connected
@@ -31,6 +33,7 @@ from ope_gym.scale.tasks import (
     compute,
     ignoring_interrupts,
     in_one_thread,
+    outcome_of,
     packed,
 )
 
@@ -40,11 +43,14 @@ R = TypeVar("R")
 # Items sent for each worker, counted from the oldest that is not done, which bounds the results
 # that wait for their turn. loky's queue holds as many: it fails to drop what is not yet in there.
 _AHEAD = 2
+_WAITING = 32  # results of this process that may wait until the others have started
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL", "NUMBA")
 
 
 @contextmanager
-def start_workers(workers: int = 1, ray: bool | str | None = False) -> Iterator[Workers]:
+def start_workers(
+    workers: int = 1, ray: bool | str | None = False, *, helped: bool = False
+) -> Iterator[Workers]:
     """Start workers that end with the block, at once if it fails or is stopped.
 
     >>> with start_workers() as crew:
@@ -55,6 +61,8 @@ def start_workers(workers: int = 1, ray: bool | str | None = False) -> Iterator[
         workers: number of processes; 1 computes everything in this one.
         ray: address of a Ray cluster, or True for the one that Ray finds or starts; Ray then
             decides how many items are computed at once. False or None: no Ray.
+        helped: whether this process is one of the workers: it begins at once, while the others
+            still start. For items that take no longer than a moment.
     """
     if not positive(workers):
         raise ValueError(f"workers is {workers!r}: give a whole number of processes, 1 or more")
@@ -68,7 +76,7 @@ def start_workers(workers: int = 1, ray: bool | str | None = False) -> Iterator[
     elif workers == 1:
         yield Workers()
     else:
-        with RemoteWorkers(LocalProcesses(workers)) as crew:
+        with RemoteWorkers(LocalProcesses(workers, helped)) as crew:
             yield crew
 
 
@@ -81,6 +89,24 @@ class Workers:
         """Yield the results in the order of the items."""
         for item in items:
             yield in_one_thread(function, item)
+
+
+class _Sent(NamedTuple):
+    """An item that was sent to a pool, or computed here.
+
+    Args:
+        number: of the item.
+        handle: of the pool; None if it was computed here.
+        outcome: of an item that was computed here.
+    """
+
+    number: int
+    handle: Any
+    outcome: Outcome | None = None
+
+
+def _computed_here(function: Callable[[Any], Any], number: int, item: Any) -> _Sent:
+    return _Sent(number, None, outcome_of(partial(function, item), "this process"))
 
 
 class RemoteWorkers(Workers):
@@ -97,23 +123,42 @@ class RemoteWorkers(Workers):
             yield from super().in_order(function, items)
             return
         shared = self._pool.share(packed(function, "the function, with what it refers to,"))
-        sent: deque[tuple[int, Any]] = deque()
-        for index, item in enumerate(items):
-            while len(sent) >= _AHEAD * self._pool.size():
-                yield self._result(*sent.popleft())
-            sent.append((index, self._pool.send(shared, packed(item, f"item {index}"))))
-        while sent:
-            yield self._result(*sent.popleft())
+        rest, sent = iter(enumerate(items)), deque[_Sent]()
+        while True:
+            ready = self._pool.ready()
+            sending = sum(one.outcome is None for one in sent)
+            room = (_AHEAD if ready else 1) * self._pool.size() - sending
+            for index, item in itertools.islice(rest, max(room, 0)):
+                handle = self._pool.send(shared, packed(item, f"item {index}"))
+                sent.append(_Sent(index, handle))
+            if self._helps(sent, _AHEAD if ready else _WAITING):
+                if (following := next(rest, None)) is not None:
+                    sent.append(_computed_here(function, *following))
+                    continue
+                if sent and not ready:  # before the others have started there is nothing else to do
+                    number = sent[0].number
+                    sent[0] = _computed_here(function, number, items[number])
+            if not sent:
+                return
+            yield self._result(sent.popleft())
 
-    def _result(self, index: int, handle: Any) -> Any:
+    def _helps(self, sent: Sequence[_Sent], most: int) -> bool:
+        """Return whether to compute an item here: the oldest is not done, and few results wait."""
+        if not self._pool.helped or sum(one.outcome is not None for one in sent) >= most:
+            return False
+        return not sent or (sent[0].outcome is None and not self._pool.done(sent[0].handle))
+
+    def _result(self, one: _Sent) -> Any:
         """Return the result of an item, with its warnings, or raise its error."""
         import cloudpickle
 
-        outcome: Outcome = cloudpickle.loads(self._pool.receive(handle, f"item {index}"))
+        outcome = one.outcome
+        if outcome is None:
+            outcome = cloudpickle.loads(self._pool.receive(one.handle, f"item {one.number}"))
         for category, message in outcome.warnings:
             warnings.warn(message, category, stacklevel=3)
         if outcome.error is not None:
-            raise outcome.error() from WorkerError(f"item {index} failed in {outcome.trace}")
+            raise outcome.error() from WorkerError(f"item {one.number} failed in {outcome.trace}")
         return outcome.result
 
     def __enter__(self) -> RemoteWorkers:
@@ -125,34 +170,53 @@ class RemoteWorkers(Workers):
 
 
 class LocalProcesses(Pool):
-    """Compute in processes of this machine; they start with the first items."""
+    """Compute in processes of this machine; they start with the first items.
+
+    Args:
+        count: how many.
+        helped: whether this process is one of them.
+    """
 
     fewest = 2  # a single item is not worth a process
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, helped: bool = False) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        self._count, self._started = count, False
+        self.helped, self._count = helped, count - helped
+        self._started: Any = None  # done when a process has started
         self._pool = ProcessPoolExecutor(
-            count,
+            self._count,
             initializer=_prepare_worker,
             initargs=(os.getpid(),),
             env={f"{library}_NUM_THREADS": "1" for library in _LIBRARIES},
         )
 
     def size(self) -> int:
-        """Return the number of processes."""
+        """Return the number of processes, without this one."""
         return self._count
+
+    def ready(self) -> bool:
+        """Return whether a process has started; if this one does not help, there is no hurry."""
+        if self.helped and self._started is None:
+            self._started = self._submit(_load)
+        return not self.helped or bool(self._started.done())
 
     def send(self, function: Any, item: bytes) -> Any:
         """Send an item to a process; the first one starts them all."""
+        handle = self._submit(compute, function, item, "a worker process")
+        self._started = self._started or handle
+        return handle
+
+    def _submit(self, *call: Any) -> Any:
         # A terminal sends Ctrl-C to workers, too, which would print a traceback each. So they
         # start with the signal ignored: it may come while they are still importing.
         quiet = nullcontext() if self._started else ignoring_interrupts()
         with _telling_of_lost_processes(), quiet:
-            handle = self._pool.submit(compute, function, item, "a worker process")
-        self._started = True
-        return handle
+            return self._pool.submit(*call)
+
+    def done(self, handle: Any) -> bool:
+        """Return whether the outcome of an item is here."""
+        return bool(handle.done())
 
     def receive(self, handle: Any, name: str) -> bytes:
         """Wait for the outcome of an item."""
@@ -161,6 +225,7 @@ class LocalProcesses(Pool):
 
     def stop(self, at_once: bool) -> None:
         """End the processes and wait until they are gone: they may write to a scratch folder."""
+        at_once = at_once or (self._started is not None and not self.ready())
         if at_once:
             threading.excepthook = _ignore_loky(threading.excepthook)
         self._pool.shutdown(kill_workers=at_once)
@@ -185,6 +250,15 @@ def _telling_of_lost_processes() -> Iterator[None]:
         raise WorkerError(
             "a worker process was killed, perhaps for want of memory: use fewer workers"
         ) from error
+
+
+def _load() -> None:
+    """Load what tasks need; that takes a second, and this process does their work meanwhile."""
+    import numpy as np
+
+    from ope_gym import kernels
+
+    kernels.cumulate(np.zeros(1), 0, 1, np.array([0, 1]), np.empty(1))
 
 
 def _prepare_worker(parent: int) -> None:

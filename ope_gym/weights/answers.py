@@ -47,7 +47,7 @@ class Answers:
     def probs(self, rows: IntArray | slice) -> FloatArray:
         """Return the probabilities (n, A) of all actions at some steps, of a finite target."""
         if self._all is not None:
-            return np.asarray(self._all[rows])
+            return self._all[rows] if isinstance(rows, slice) else self._all.take(rows, axis=0)
         return self._ask(rows)
 
     @cached_property

@@ -146,12 +146,15 @@ class BehaviourRows:
         table = stack_log_probs(
             [self.data.policies[p] for p in used], observations, actions, used.tolist()
         )
-        acted = self.data.policy_ids[start:stop]
-        acting = np.minimum(np.searchsorted(used, acted), used.size - 1)
-        columns = np.flatnonzero(used[acting] == acted)  # all, if all behaviours are here
-        acting = acting[columns]
-        self._compare(table[acting, columns], logged[columns], start + columns)
-        table[acting, columns] = logged[columns]
+        place = np.full(len(self.data.policies), -1)
+        place[used] = np.arange(used.size)
+        acting, columns = place[self.data.policy_ids[start:stop]], np.arange(logged.size)
+        if acting.min() < 0:  # not all behaviours are here
+            columns = np.flatnonzero(acting >= 0)
+            acting, logged = acting[columns], logged[columns]
+        cells = acting * table.shape[1] + columns
+        self._compare(np.take(table, cells), logged, start + columns)
+        np.put(table, cells, logged)
         return follow_plans(table, self.behaviours, self.data.steps[start:stop])
 
     def _compare(self, recomputed: FloatArray, logged: FloatArray, rows: IntArray) -> None:

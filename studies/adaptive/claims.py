@@ -55,10 +55,11 @@ def _stopped(summary: Summary) -> list[Claim]:
                 Evidence("series", stop["series"][1] - 0.5, equal=True, tolerance=ROUNDING),
                 sequences(bis, bis_error, 0.5),
             ),
-            "Not here: the one action has probability 1 whenever it is drawn, all weights are 1, "
-            "and BIS is EA. A policy that stops for good leaves the support of the target, and a "
-            "number of draws that depends on the rewards cannot serve as N. If the policy acts "
-            "rarely instead of never, for a fixed number of rounds, BIS is unbiased (next claim).",
+            "Not in this example: the only action has probability 1 whenever it is drawn, so all "
+            "weights are 1, and BIS is EA. A policy that stops for good leaves the support of the "
+            "target, and a number of draws that depends on the rewards cannot serve as N. If the "
+            "policy acts rarely instead of never, for a fixed number of rounds, BIS is unbiased "
+            "(next claim).",
         ),
     ]
 
@@ -104,9 +105,9 @@ def _unbiased(summary: Summary) -> list[Claim]:
             "exact bias",
             rows(("FIS", "OUIS")),
             "The weight of a first-round draw has the second policy in its denominator, and that "
-            "policy depends on the reward which it weighs: a 1 makes its own action likelier "
-            "later, hence its own weight smaller. With policies fixed in advance FIS and OUIS are "
-            "unbiased. (Normalised estimators are biased anyway; see the table.)",
+            "policy depends on the very reward that is weighted: a 1 makes the same action "
+            "likelier later, and so its own weight smaller. With policies fixed in advance FIS "
+            "and OUIS are unbiased. (Normalised estimators are biased anyway; see the table.)",
         ),
         Claim(
             _SOURCE,
@@ -150,8 +151,7 @@ def _learned(summary: Summary) -> list[Claim]:
                 "weighting corrects it; estimators with clipped weights only look better, because "
                 "their downward bias offsets the optimism. Intervals may hide it: in-sample and "
                 f"held out they contain the true value, for {covers}. Those of the plain "
-                "estimators are wider than this bias, so that their coverage does not show where "
-                "they are centred."
+                "estimators are so much wider than this bias that their coverage does not show it."
             },
         ),
         Claim(

@@ -58,8 +58,8 @@ def _low_variance(summary: Summary) -> list[Claim]:
             "MSE(NIS) − MSE(EA)",
             _difference(summary, "NIS", "EA", j),
             {
-                HOLDS: "Given the counts its weights are constant, so almost only the small "
-                "variance of the rewards is left."
+                HOLDS: "Once it is known how often each action was drawn, its weights are fixed, "
+                "so little more than the small variance of the rewards is left."
             },
         ),
         Claim(
@@ -154,8 +154,9 @@ def _between(summary: Summary) -> list[Claim]:
             "the smallest MSE(NIS) − min(MSE(EA), MSE(BIS)) over p from 0.01 to 1, exact",
             tuple(between),
             {
-                FAILS: "Its weights lie between theirs (table 1), its MSE need not: below the p at "
-                "which it crosses EA it is better than both, if only a little better than BIS."
+                FAILS: "Its weights lie between theirs (table 1), but its MSE need not: below the "
+                "p at which it crosses EA, it is better than both, if only a little better than "
+                "BIS."
             },
         ),
     ]
@@ -196,8 +197,8 @@ def _path_of_ea(summary: Summary) -> list[Claim]:
                 for i, n in enumerate(summary["sizes"])
             ),
             {
-                FAILS: "An action that was never drawn counts as 0, which is a bias and a "
-                "variance: the whole MSE of EA at p = 1. It fades exponentially in N."
+                FAILS: "An action that was never drawn counts as 0, which adds bias and variance; "
+                "at p = 1 that is the whole MSE of EA. It falls exponentially with N."
             },
         ),
     ]
@@ -222,9 +223,9 @@ def _table_1(summary: Summary) -> Claim:
         "ω_NIS is k / (π N) for π_test = ε, 2 / (1 + π N / k) for 1/2, and 1 for 1 − ε",
         f"E ω_NIS / entry − 1 at N = {largest}, exact",
         tuple(evidence),
-        "The approximation takes the sum over the other actions for its mean 1 − π_test. Given k "
-        "that mean is (1 − π_test)(1 − k / N) / (1 − π), a little less for large k, and it varies "
-        "from path to path.",
+        "The approximation replaces the sum over the other actions by its mean, 1 − π_test. Given "
+        "k, the mean is (1 − π_test)(1 − k / N) / (1 − π), a little less for large k, and the sum "
+        "varies from path to path.",
     )
 
 

@@ -83,6 +83,7 @@ def beyond_claims(summary: Summary) -> list[Claim]:
             f"Nowhere in the grid is auto above {GRID:g} of NFIS, whatever the q",
             f"ln({GRID:g} / ratio), the two of {len(inside)} that contradict it most",
             tuple(dataclasses.replace(below(i, GRID), limit=MANY) for i in dict.fromkeys(worst)),
-            f"Of {len(inside)} ratios some are large by chance: {MANY:g} standard errors decide.",
+            f"Of {len(inside)} ratios some are large by chance: {MANY:g} standard errors are "
+            "needed to decide.",
         ),
     ]

@@ -84,8 +84,8 @@ def _plain(summary: Summary) -> list[Claim]:
             ),
             {
                 FAILS: "Games are short, so p / (1 − p) is far from p: the two are different "
-                "estimators whatever the schedule, and paired runs show a difference that "
-                "intervals of each by itself do not."
+                "estimators with either schedule, and paired runs show a difference that separate "
+                "intervals do not."
             },
         ),
         Claim(
@@ -192,9 +192,9 @@ def _impossible(summary: Summary) -> str:
         f"{width:.1%}. So narrow an interval needs nearly the same error in every run: a constant "
         f"{bias:.2f} with a spread of {spread:.2f} gives just that. A wrong truth alone cannot be "
         f"it: plain and normalised estimators differ by their mean weight only, which is 1, and "
-        f"still one would be off by {bias:.2f} and the other by {other:.2f}. So either the weights "
-        "or the returns of the paper are others than its text says, and what is left to compare "
-        "are orderings."
+        f"still one would be off by {bias:.2f} and the other by {other:.2f}. So the paper's "
+        "weights, or its returns, are not what its text says, and only orderings are left to "
+        "compare."
     )
 
 

@@ -68,7 +68,7 @@ def _table_2(summary: Summary) -> list[Claim]:
             {
                 HOLDS: "Prefixes of more than a few steps are so unlikely that p / (1 − p) is p. "
                 f"The {gap:.1%} between the two in the paper's table cannot come from the same "
-                "rollouts, unless the bootstraps were separate and small."
+                "rollouts, unless the two were bootstrapped separately and with few draws."
             },
         ),
         ranked(
@@ -91,9 +91,9 @@ def _table_2(summary: Summary) -> list[Claim]:
                 ("FIS", "NFIS"),
                 ("OUIS", "NFIS"),
             ],
-            "The paper leaves open which PoWER it ran, from which θ, for how many steps, and how "
-            "the truth was found; magnitudes follow from how far and how steadily it learns, which "
-            "the mean returns above the table show for ours.",
+            "The paper does not say which PoWER it ran, from which θ, for how many steps, or how "
+            "it found the true value. The size of the errors depends on how far and how steadily "
+            "PoWER learns; for ours, the mean returns above the table show it.",
         ),
     ]
 
@@ -119,10 +119,10 @@ def _bias(summary: Summary) -> list[Claim]:
             "BIS, FIS and OUIS are unbiased (on fresh rollouts)",
             "bias, in units of return",
             unbiased("fresh", fresh, names, _PLAIN, value),
-            "Given the ten policies and the target these data are independent of both, so all "
-            f"three are unbiased. BIS shows {seen:.0%} of the value: the rest is in weights too "
-            "rare for so many runs. The row by policy shows where: "
-            f"{amount(behaviours[0])} for θ_0, {amount(behaviours[-1])} for "
+            "These rollouts are independent of how the ten policies and the target were learned, "
+            f"so all three are unbiased. BIS shows {seen:.0%} of the value: the rest is in weights "
+            "that are too rare to occur in so many runs. The row by policy shows where it is "
+            f"missing: {amount(behaviours[0])} for θ_0, {amount(behaviours[-1])} for "
             f"θ_{len(behaviours) - 1}, the nearest to the target.",
         ),
         Claim(
@@ -138,8 +138,8 @@ def _bias(summary: Summary) -> list[Claim]:
                 "that was fitted to lucky rollouts is in the denominator of their fused weights, "
                 "which it makes smaller; the study `adaptive` has exact examples.",
                 UNDECIDED: "The target is independent of the data, as section 3.3 has it, but far "
-                "from some of the policies: the estimates have tails. The study `adaptive` decides "
-                "for FIS and OUIS, with exact examples.",
+                "from some of the policies, so the estimates have long tails. The study `adaptive` "
+                "decides it for FIS and OUIS, with exact examples.",
             },
         ),
         Claim(

@@ -13,8 +13,8 @@ SLACK = 0.02  # an approximate interval may cover so much less than its level
 _MAIN = ("NFIS", "auto")
 _SOURCE = "our extension"
 _UNSEEN = (
-    "To be expected, since the target was drawn towards what happened to go well; these small MDPs "
-    "do not show it."
+    "This is to be expected, because the target learned from what happened to go well; but these "
+    "small MDPs do not show it."
 )
 
 
@@ -42,9 +42,9 @@ def _ess_t(summary: Summary) -> Claim:
             for part in ("held-out", "CartPole-v1")
             for name in _MAIN
         ),
-        "Returns are skewed and the rarest trajectories weigh most: a sample without them is too "
-        "low (or too high) and shows too little spread. The most extreme trajectory on each side "
-        "therefore counts twice in the error of ess-t.",
+        "Returns are skewed and the rarest trajectories weigh most: a sample without them gives a "
+        "value that is too low (or too high), and too little spread. The most extreme trajectory "
+        "on each side therefore counts twice in the error of ess-t.",
     )
 
 
@@ -69,9 +69,9 @@ def _betting(summary: Summary) -> Claim:
         "betting intervals contain the value as often as they promise, for every n",
         f"coverage − {level:g}",
         tuple(_level(summary, part, name, "betting", level) for part, name in parts),
-        "A theorem, for independent episodes of policies fixed in advance, and with basic weights "
-        "for policies that learn as well; the tests add up the probabilities of all data sets of "
-        "small cases.",
+        "This is a theorem for independent episodes of policies that were fixed in advance, and "
+        "with basic weights also for policies that learn. The tests check it on small cases by "
+        "adding up the probabilities of all data sets.",
     )
 
 
@@ -83,7 +83,7 @@ def _narrower(summary: Summary) -> Claim:
         "ln(width of HCOPE / width of betting), same data",
         _paired(summary, "ratio", ("BIS", "FIS")),
         "HCOPE clips the terms at a threshold and pays for it in the range term of an empirical "
-        "Bernstein bound; a bet adapts to the spread, and large terms can only add to it.",
+        "Bernstein bound; a bet adapts to the spread, and large terms can only help it.",
     )
 
 

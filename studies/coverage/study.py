@@ -138,8 +138,8 @@ class Coverage(Study):
             f"{summary['runs']} runs: {count['small']} data sets of {len(summary['regimes'])} small"
             f" MDPs, a third from each source, and {count[_ENV]} held-out ones of {_ENV}; the level"
             f" is {summary['level']:.0%}. Each entry: coverage ± standard error (lowest by kind of "
-            "loggers), median width (value ± z SE is 1). Betting and HCOPE rest on the terms of "
-            "the plain estimators: a normalised one has the interval of the plain one.",
+            "loggers), median width (value ± z SE is 1). Betting and HCOPE use the terms of the "
+            "plain estimators, so a normalised estimator has the interval of the plain one.",
         ]
         for source, part in summary["parts"].items():
             rows = [
@@ -243,11 +243,11 @@ def _worst(summary: Summary) -> list[str]:
     absent = ", ".join(f"{names[e]} {missing[e][k]:.1%}" for e in range(len(names)))
     rows = [[summary["regimes"][r], *(_percent(found[r, e]) for e in shown)] for r in order]
     return [
-        f"An average hides the worst: the regimes in which ess-t covers least on held-out data, of "
-        f"about {sets:.0f} data sets each. Where a fitted q explains almost all of the reward but "
-        "for an action that is hardly ever seen, the error of auto can be too small: no episode "
-        "shows q there. Undefined intervals (of ess-t, left out above): "
-        f"{absent}.",
+        "An average hides the worst cases. These are the regimes in which ess-t covers least on "
+        f"held-out data, of about {sets:.0f} data sets each. If a fitted q explains almost all of "
+        "the reward except for an action that is hardly ever seen, the error of auto can be too "
+        "small, because no episode shows how wrong q is there. Undefined intervals (of ess-t, "
+        f"left out above): {absent}.",
         "",
         *table(["regime", *(names[e] for e in shown)], rows),
     ]

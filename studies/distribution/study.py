@@ -95,8 +95,8 @@ class Returns(Study):
         return [
             Claim(
                 "our extension",
-                "Intervals of the distribution of returns, and its band, hold the truth at least "
-                "as often as they say, less two points.",
+                "Intervals of the distribution of returns, and its band, contain the truth at "
+                "least as often as they say, less two percentage points.",
                 f"coverage − {level - 0.02:.0%}",
                 (*rows, whole),
                 "",
@@ -115,9 +115,10 @@ class Returns(Study):
         return "\n".join(
             [
                 f"{summary['runs']} runs, {summary['sets']} held-out data sets of small MDPs: how "
-                f"often intervals at {summary['level']:.0%} hold the truth, and the band holds all "
-                "of the distribution function. P(q) is the probability of a return below the "
-                "target's q quantile. By kind of loggers, then by colour of the verdict.",
+                f"often {summary['level']:.0%} intervals contain the true number, and how often "
+                "the band contains the whole distribution function. P(q) is the probability of a "
+                "return below the target's q quantile. Rows are for all data sets, by kind of "
+                "loggers, and by colour of the verdict.",
                 "",
                 *table(["part", "sets", "interval", *NUMBERS, "band"], rows),
             ]

@@ -51,40 +51,40 @@ def duel_claims(
     return [
         Claim(
             "our extension",
-            "At most 5 % of the duels of policies of equal value end with a winner, looked at "
-            "after every round.",
+            "Of the duels between policies of equal value, at most 5 % end with a winner, even "
+            "with a look after every round.",
             "5 % − share of false decisions",
             tuple(few(name, j) for name in null for j in range(len(KINDS))),
             "",
         ),
         compare(
             "Where the effective sample size is healthy, a duel takes 40 % fewer fresh episodes "
-            "than a test of fixed size that knows variance and difference.",
+            "than a test of fixed size that knows the variance and the difference.",
             "of a fixed-size test",
             healthy,
             _GOAL,
-            "Such a test relies on the normal distribution, which bounds alone do not give. A duel "
-            "also excludes rare returns at the ends of the range: that alone takes a third of the "
-            "fixed size, and the oracle takes up to a half.",
+            "Such a test assumes a normal distribution, which bounds on the returns do not "
+            "guarantee. A duel must also rule out rare returns at the ends of the range: that "
+            "alone takes a third of the fixed size, and even the oracle takes up to a half.",
         ),
         compare(
-            "Where the effective sample size is healthy, it takes 40 % fewer than bets on pairs "
-            "without recorded episodes.",
+            "Where the effective sample size is healthy, a duel takes 40 % fewer fresh episodes "
+            "than bets on pairs without recorded episodes.",
             "of pairs",
             healthy,
             _GOAL,
             "",
         ),
         compare(
-            "Where the effective sample size is healthy, it takes 40 % fewer than the same duel "
-            "without recorded episodes.",
+            "Where the effective sample size is healthy, a duel takes 40 % fewer fresh episodes "
+            "than the same duel without recorded episodes.",
             "without data",
             healthy,
             _GOAL,
-            "Not possible where the range of the returns limits the bets: see the columns floor "
-            "and oracle. The oracle, which knows what no recorded episodes can prove, saves 24 % "
-            "to 35 %. And what they do say is trusted little, so that it costs little if it "
-            "misleads.",
+            "This is not possible where the range of the returns limits the bets: see the columns "
+            "floor and oracle. Even the oracle, which knows what no recorded episodes can prove, "
+            "saves only 24 % to 35 %. And a duel trusts recorded episodes little, so that "
+            "misleading ones cost little.",
         ),
         compare(
             "Recorded episodes of the same problem never cost more than 5 %.",
@@ -94,8 +94,8 @@ def duel_claims(
             "",
         ),
         compare(
-            "Misleading recorded episodes (green verdicts, but the wrong policy ahead or a third "
-            "of the true difference) cost at most 5 %.",
+            "Misleading recorded episodes (their verdicts are green, but they show the wrong "
+            "policy ahead, or a third of the true difference) cost at most 5 %.",
             "without data",
             misled,
             _WORSE,
@@ -110,8 +110,8 @@ def duel_claims(
         ),
         Claim(
             "our extension",
-            "Without bounds at most 5 % of the duels of policies of equal value end with a winner, "
-            "where returns are as assumed.",
+            "Without bounds, at most 5 % of the duels between policies of equal value end with a "
+            "winner, where the returns are as assumed.",
             "5 % − share of false decisions",
             tuple(free),
             "",

@@ -59,14 +59,18 @@ _POWER = (1.959964 + 1.281552) ** 2  # of a two-sided z test at 5 % that finds 9
 _COLUMNS = ("fixed", "floor", "oracle")
 _LEGEND = (
     "{runs} recorded data sets of each problem, {duels} duels with each, at most {limit} pairs of "
-    "fresh episodes, looked at after every round. Episodes, in the mean: fixed, of pairs for a z "
-    "test that knows variance and difference, planned for 90 % power; floor, the least of a test "
-    "that always ends with the better policy and is valid for all returns within the range, even "
-    "if it knows which one is better; oracle, of the best bet of one who knows that and all "
-    "distributions; pairs, of bets on pairs with common seeds; of a duel without and with recorded"
-    " episodes. Saved: with data against pairs / against a duel without data. Wrong and decided: "
-    "pairs / without / with data. Episodes are cut off at the limit, which makes long duels look "
-    "shorter. Trust and lean were chosen on problems of this kind, on other episodes."
+    "fresh episodes, with a look after every round. The columns give mean numbers of episodes:\n\n"
+    "- fixed: in the pairs that a z test needs for 90 % power if it knows the variance and the "
+    "difference;\n"
+    "- floor: the least for a test that always ends with the better policy and is valid for all "
+    "returns within the range, even if it is told which policy is better;\n"
+    "- oracle: for the best bets of someone who is told that and knows all distributions;\n"
+    "- pairs: for bets on pairs with common seeds;\n"
+    "- without data, with data: for a duel without and with recorded episodes.\n\n"
+    "Saved: by a duel with data, compared with pairs / with a duel without data. Wrong and "
+    "decided: pairs / without / with data. Episodes are cut off at the limit, which makes long "
+    "duels look shorter. How far a duel trusts the data, and whom it plays more often, was chosen "
+    "on problems of this kind, with other episodes."
 )
 
 
@@ -211,11 +215,11 @@ class Duels(Study):
                 "",
                 *table(head, rows),
                 "",
-                f"Without bounds, on made-up returns, at most {summary['limit'] // 2} pairs: "
-                "false decisions where means are equal, and "
-                "episodes and right decisions where they differ by half a standard deviation of a "
-                "round (by 1 for t). “Not so here”: the assumption is violated, so the 5 % are not "
-                "guaranteed.",
+                "Without bounds, on simulated returns, with at most "
+                f"{summary['limit'] // 2} pairs. Wrong: the share of false decisions where the "
+                "means are equal. Episodes and right: where they differ by half a standard "
+                "deviation of a round (by 1 for t). “Not so here” means that the returns violate "
+                "the assumption, so the 5 % are not guaranteed.",
                 "",
                 *table(["returns", "assumed", "wrong", "episodes", "right"], free),
             ]

@@ -149,14 +149,15 @@ RULES = f"""\
   decide nothing.
 - “Equal” and “unbiased” hold if the difference plus {LIMIT:g} standard errors stays within
   {SAME:.0%} of the number compared with (of the value J, for a bias); they do not hold if the
-  difference is more than {LIMIT:g} standard errors from 0. Of m comparisons with exact numbers, the
-  largest deviation may be as large as the largest of m normal values. If half of the simulated
-  numbers are not known to {ENTRY:.0%}, the simulation is *coarse*, and nothing is decided.
+  difference is more than {LIMIT:g} standard errors from 0. In m comparisons with exact numbers, the
+  largest deviation may be as large as that of m normal values. If, for half of the numbers,
+  {LIMIT:g} standard errors are more than {ENTRY:.0%} of the number, the simulation is *coarse*, and
+  nothing is decided.
 - *Tail*: if one run makes up more than {TAIL:.0%} of a sum of squares, means and their standard
-  errors depend on runs that are too rare to occur here. A bias is then undecided. A ranking counts
-  only if the estimator with the larger mean square error also has the larger error in most runs, by
-  {LIMIT:g} standard errors; a tail of the error that is claimed to be larger never refutes the
-  claim.
+  errors depend on outcomes that are too rare to show up in these runs. A bias is then undecided. A
+  ranking counts only if the estimator with the larger mean square error also has the larger error
+  in most runs, by {LIMIT:g} standard errors. If it is the error claimed to be larger that has the
+  tail, this never refutes the claim.
 - “Close to optimal” means an MSE of at most {CLOSE:g} times the smallest; an entry of the paper's
   tables is right if it is within {ENTRY:.0%}.
 - A claim holds if it holds in every setting, and does not hold if it fails in any of them.

@@ -20,8 +20,8 @@ _HEAD = f"""\
 
 *A comparative study of counterfactual estimators* (Nedelec, Le Roux, Perchet, 2017), claim by
 claim. `python -m studies report` writes this page from the results of `python -m studies all`; the
-command above each table computes its numbers again. Differences are signed so that the claim says
-that they are positive, or zero.
+command above each table computes its numbers again. Differences are signed so that they are
+positive, or zero, if the claim is right.
 
 ## How claims are judged
 

@@ -79,7 +79,7 @@ def _fis(summary: Summary) -> list[Claim]:
                     note=f"{summary['dominated']} of {problems}",
                 ),
             ),
-            "A theorem, for draws of one action each.",
+            "This is a theorem if each draw is a single action.",
         ),
         Claim(
             "our extension",
@@ -167,6 +167,6 @@ def _ouis(summary: Summary) -> list[Claim]:
                 ),
                 Evidence("example of two actions", fis - ouis),
             ),
-            {FAILS: "Neither dominates the other; with noisy rewards they are nearly the same."},
+            {FAILS: "Neither is always better; with noisy rewards they are nearly the same."},
         ),
     ]

@@ -39,14 +39,14 @@ def _near_the_best(groups: dict[str, Any], auto: int) -> Claim:
     """Return the claim that auto is near the best estimator where states are Markov."""
     return Claim(
         _SOURCE,
-        f"where the state is Markov, the RMSE of auto is at most {BEST:g} of the best estimator in "
-        "the box, in the geometric mean of every group",
+        f"Where the state is Markov, the RMSE of auto is at most {BEST:g} times that of the best "
+        "estimator, as the geometric mean of every group.",
         f"ln({BEST:g} / ratio)",
         tuple(
             _ratio(name, g["to_best_mean"][auto], g["to_best_error"][auto], BEST)
             for name, g in groups.items()
         ),
-        "The best is chosen in each cell with the truth in hand, so that no rule can reach 1.",
+        "The best is chosen in each cell with the true value known, so no rule can reach 1.",
     )
 
 
@@ -70,18 +70,19 @@ def _near_nfis(groups: dict[str, Any]) -> list[Claim]:
     return [
         Claim(
             _SOURCE,
-            f"where the state is hidden, the RMSE of auto is at most {NFIS_MEAN:g} of NFIS in the "
-            "geometric mean of every group",
+            f"Where the state is hidden, the RMSE of auto is at most {NFIS_MEAN:g} times that of "
+            "NFIS, as the geometric mean of every group.",
             f"ln({NFIS_MEAN:g} / ratio)",
             mean,
             "",
         ),
         Claim(
             _SOURCE,
-            f"and in no cell above {NFIS_CELL:g}",
+            f"Where the state is hidden, it is above {NFIS_CELL:g} times that of NFIS in no cell.",
             f"ln({NFIS_CELL:g} / ratio), the cells of each group that contradict it most",
             tuple(single),
-            f"Of many ratios some are large by chance: {MANY:g} standard errors decide.",
+            f"Of many ratios some are large by chance, so it takes {MANY:g} standard errors to "
+            "decide.",
         ),
     ]
 
@@ -107,8 +108,8 @@ def _covers(groups: dict[str, Any], name: str, colour: str, least: float) -> Cla
             )
     return Claim(
         _SOURCE,
-        f"the 95 % {which} of {name} contain the value at least {least:.0%} of the time in every "
-        f"group{where}",
+        f"The 95 % {which} of {name} contain the value at least {least:.0%} of the time in every "
+        f"group{where}.",
         f"coverage − {least:g}",
         tuple(rows),
         "",
@@ -137,22 +138,22 @@ def _alarms(faults: Iterable[dict[str, Any]]) -> list[Claim]:
     return [
         Claim(
             _SOURCE,
-            f"faults in what was recorded turn the verdict red in {ALARM[200]:.0%} of data sets of "
-            f"200 episodes and in {ALARM[1000]:.0%} of 1000",
+            f"Faults in the recorded data turn the verdict red in {ALARM[200]:.0%} of the data "
+            f"sets of 200 episodes, and in {ALARM[1000]:.0%} of those of 1000.",
             "share of red (missing action: red, or an interval that contains the value) − goal",
             tuple(found),
-            "Wrong propensities are the true ones at temperature 1.3; a missing action has 20 % of "
-            "the target in one state, where no logger takes it; an interval that knows this also "
-            "does.",
+            "Wrong propensities are the true ones at temperature 1.3. A missing action is one that "
+            "the target takes with probability 20 % in one state, and no logger ever takes there; "
+            "an interval that allows for it counts as much as red.",
         ),
         Claim(
             _SOURCE,
-            f"without a fault and with adequate data the verdict is red in at most "
-            f"{FALSE_ALARM:.0%} of data sets",
+            f"Without a fault, and with enough data, the verdict is red in at most "
+            f"{FALSE_ALARM:.0%} of the data sets.",
             f"{FALSE_ALARM:g} − share of red on the same problems without the fault",
             tuple(false),
-            "Each alarm is a test with a small chance of a false one; data are adequate from 40 "
-            "effective episodes on.",
+            "Each alarm is a test, which is wrong with a small probability. Data are enough from "
+            "40 effective episodes on.",
         ),
     ]
 

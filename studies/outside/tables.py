@@ -39,10 +39,11 @@ def _errors(summary: Summary) -> list[str]:
     if not rows:
         return []
     return [
-        f"{summary['runs']} runs on problems of seed {summary['problems']}. RMSE relative to that "
-        "of the best estimator in each cell (a problem with a number of loggers and of episodes), "
-        "geometric mean over the cells of a group; then the largest of auto, and auto relative to "
-        "NFIS. An RMSE below a hundredth of NFIS's counts as a hundredth.",
+        f"{summary['runs']} runs on problems of seed {summary['problems']}. A cell is a problem "
+        "with a number of loggers and of episodes. The table has the RMSE of each estimator as a "
+        "multiple of that of the best one in the cell, as the geometric mean over the cells of a "
+        "group; then the largest such multiple of auto; and the same for auto relative to NFIS. An "
+        "RMSE below a hundredth of that of NFIS counts as a hundredth of it.",
         "",
         *table(
             [
@@ -74,9 +75,10 @@ def _coverage(summary: Summary) -> list[str]:
     if not rows:
         return []
     return [
-        "Coverage of the 95 % intervals. For auto by colour, with the share of data sets that have "
-        "it, and in all; the share without an interval; coverage of the other estimators; and how "
-        "many data sets with 40 or more effective episodes are red.",
+        "How often 95 % intervals contain the value. For auto: by colour of the verdict, with the "
+        "share of data sets that have this colour; in all; and the share of data sets without an "
+        "interval. Then the other estimators, and how many of the data sets with 40 or more "
+        "effective episodes are red.",
         "",
         *table(
             ["group", "green", "amber", "red", "auto", "undefined", *others, "red, ESS ≥ 40"], rows
@@ -102,11 +104,12 @@ def _alarms(summary: Summary) -> list[str]:
     ]
     if not rows:
         return []
-    head = ["fault", "door", "n", "red", "met", "least cell", "most", "coverage of auto"]
+    cells = ["met, lowest cell", "met, highest cell"]
+    head = ["fault", "given as", "n", "red", "met", *cells, "coverage of auto"]
     return [
-        "Alarms: share of data sets whose verdict for auto is red; without a fault, of those with "
-        "40 or more effective episodes. A missing action is met by red or by an interval that "
-        "contains the value.",
+        "Alarms: the share of data sets whose verdict for auto is red; without a fault, of those "
+        "with 40 or more effective episodes. A fault is met by a red verdict, a missing action "
+        "also by an interval that contains the value.",
         "",
         *table(head, rows),
     ]

@@ -100,11 +100,12 @@ class Propensities(Study):
         return [
             Claim(
                 "our extension",
-                "With estimated propensities intervals hold the truth at least as often as they "
-                "say, less two points.",
+                "With estimated propensities, intervals contain the value at least as often as "
+                "they say, less two percentage points.",
                 f"coverage − {level - 0.02:.0%}",
                 tuple(rows),
-                "The loggers decide by their observations alone, and the model can be right.",
+                "The loggers act on their observations alone here, so the fitted model can be "
+                "right.",
             )
         ]
 
@@ -119,12 +120,13 @@ class Propensities(Study):
         heads = [*NAMES, *(f"RMSE {name}" for name in NAMES)]
         return "\n".join(
             [
-                f"{summary['runs']} runs, {summary['sets']} held-out data sets of small MDPs: how "
-                f"often intervals at {summary['level']:.0%} hold the truth with the recorded "
-                f"propensities and with those that fit_behaviour(model={summary['model']!r}) "
-                "estimates from the same actions, taken as known or with their error in the "
-                "intervals; and the root mean square error, divided by the horizon. By kind of "
-                'loggers; "not red" leaves out the estimates whose verdict is red.',
+                f"{summary['runs']} runs, {summary['sets']} held-out data sets of small MDPs. The "
+                f"first columns say how often {summary['level']:.0%} intervals contain the value: "
+                "with the recorded propensities; with those that "
+                f"fit_behaviour(model={summary['model']!r}) estimates from the same actions, taken "
+                "as if they were known; and with the error of these estimates in the intervals. "
+                "Then comes the root mean square error, divided by the horizon. Rows are by kind "
+                'of loggers; "not red" leaves out the estimates whose verdict is red.',
                 "",
                 *table(["part", "propensities", *heads], rows),
             ]

@@ -42,11 +42,11 @@ class OPECallback(EventCallback):
 
         model.learn(100_000, callback=OPECallback())
 
-    At the end of a rollout the policy that collected it is valued with the rollouts before it: a
-    provisional value, in `evaluations`. A few rollouts later the same policy is known better: a
-    settled value, in `settled`, at the timesteps of its policy. Both go to the logger of the model.
-    No step of an environment is taken for it. This works for PPO, A2C and others with an
-    `ActorCriticPolicy`, such as sb3-contrib's TRPO.
+    At the end of a rollout, the policy that collected it gets a provisional value, from this
+    rollout and those before it; it is in `evaluations`. A few rollouts later, when more is known,
+    the same policy gets a settled value; it is in `settled`, at the timesteps of the policy. Both
+    go to the logger of the model. No step of an environment is taken for them. This works for PPO,
+    A2C and others with an `ActorCriticPolicy`, such as sb3-contrib's TRPO.
 
     With `eval_env` the policy also plays fresh episodes there, which are pooled with the free
     evidence. For all other algorithms (DQN, SAC, TD3, DDPG, ...) only these count.
@@ -62,8 +62,7 @@ class OPECallback(EventCallback):
         best_model_save_path: A folder for `best_model.zip`.
         deterministic: Whether fresh episodes take the most probable action, or the mean. That is
             another policy than the one that trains, so they are not pooled with the free evidence.
-        select: What the best policy has most of: "lower", the lower end of its interval, or
-            "value".
+        select: What makes a policy the best: "lower", the lower end of its interval, or "value".
         stop_after: Evaluations without an improvement of more than the error after which the
             training stops; None for never.
         gamma: Discount of the value; 1 gives the return that SB3 reports.

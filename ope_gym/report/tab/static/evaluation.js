@@ -42,11 +42,11 @@ export function badge(colour) {
 
 function forest(e) {
   const rows = e.estimates.map((row) => ({
-    ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.worth === null ? '' : brief(row.worth, 2)],
+    ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.fresh_episodes === null ? '' : brief(row.fresh_episodes, 2)],
   }));
   const level = `${Math.round(100 * e.level)}%`;
   const svg = intervals(rows, {
-    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 88,
+    heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 98,
   });
   const told = [`${level} intervals (${e.method}); the last column is about how many fresh episodes would be as accurate`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');

@@ -40,7 +40,7 @@ export function freeCards(free, record, choose) {
 
 function values(free, first) {
   const rows = kinds(free).map((kind) => ({
-    ...free[kind], name: NAMES[kind], cells: [free[kind].worth === null ? '' : brief(free[kind].worth, 2)],
+    ...free[kind], name: NAMES[kind], cells: [free[kind].fresh_episodes === null ? '' : brief(free[kind].fresh_episodes, 2)],
   }));
   return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name, cell: 88 }),
     make('p', { class: 'quiet' }, `${Math.round(100 * first.level)}% intervals; the column is about how many fresh episodes would be as accurate.`));

@@ -2,7 +2,7 @@
 
 import { badge, cards } from './evaluation.js';
 import { freeCards, lead } from './free.js';
-import { brief, make, shorten } from './svg.js';
+import { brief, labels, make, shorten } from './svg.js';
 import { defined, light, swatch, trainingChart } from './training.js';
 
 const POLL = 5000;  // milliseconds between looks while something changes
@@ -269,7 +269,7 @@ function drawHeadline() {
     page.headline.append(make('h1', {}, defined(last.verdict) ? badge(VERDICTS[last.verdict]) : '',
       `The policy is worth ${brief(last.value)}`
       + (defined(last.low) && defined(last.high) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
-      + (defined(last.worth) ? `, as sure as about ${brief(last.worth, 2)} fresh episodes would make you.`
+      + (defined(last.fresh_episodes) ? `, as sure as about ${brief(last.fresh_episodes, 2)} fresh episodes would make you.`
         : `, by ${LABELS[last.name] ?? last.name}.`)));
   }
 }
@@ -287,7 +287,7 @@ function lastPoint() {
   const point = (exact.length ? exact : found).reduce((a, b) => (b.step > a.step ? b : a));
   if (point.name !== judged(Object.keys(series))) return point;
   const at = (columns) => columns?.value[columns.step.indexOf(point.step)];
-  return { ...point, worth: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
+  return { ...point, fresh_episodes: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
 }
 
 /** Return the series that `ope/fresh_episodes` and `ope/verdict` belong to. */
@@ -322,9 +322,9 @@ function drawRuns() {
       class: run.name === state.run ? 'run focus' : 'run', 'data-run': run.name,
       onmouseenter: () => light(page.chart, run.name), onmouseleave: () => light(page.chart, null),
     }, box, shown ? square(run.name) : '',
-      make('a', { title: run.name, onclick: () => pick(run.name) }, shorten(run.name.slice(prefix), 30)));
+      make('a', { title: run.name, onclick: () => pick(run.name) }, label.get(run.name)));
   };
-  const prefix = commonPrefix(state.runs.map((run) => run.name));
+  const label = labels(state.runs.map((run) => run.name));
   const match = state.runs.filter((run) => run.name.toLowerCase().includes(state.filter.toLowerCase()));
   const parts = [make('h2', {}, `Runs (${state.runs.length})`)];
   if (state.runs.length > 8) {
@@ -357,13 +357,6 @@ function square(run) {
     drawChart();
   });
   return element;
-}
-
-/** Return the length of what all names begin with, up to the last mark between words. */
-function commonPrefix(all) {
-  let size = 0;
-  while (all.every((name) => size < name.length && name[size] === all[0][size])) size += 1;
-  return all[0].slice(0, size).replace(/[A-Za-z0-9.]*$/, '').length;
 }
 
 function toggle(name) {
@@ -404,6 +397,7 @@ function lines() {
   const estimates = plain();
   const main = names().series.filter((name) => ticked().has(name) && name !== 'fresh');
   const bright = new Set(coloured());
+  const called = labels(state.runs.map((run) => run.name));
   const found = [];
   for (const run of shownRuns()) {
     const data = state.data[run.name];
@@ -421,7 +415,7 @@ function lines() {
         ...p, verdict: own ? p.verdict : name === judged(run.series) ? verdicts.get(p.step) : undefined,
       }));
       const line = {
-        run: run.name, name, label: LABELS[name] ?? name, kind: kind(name),
+        run: run.name, called: called.get(run.name), name, label: LABELS[name] ?? name, kind: kind(name),
         colour: colour(run.name, name), points, strong: run.name === state.run || !several, faint,
       };
       if (line.kind === 'estimate') {

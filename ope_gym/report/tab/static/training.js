@@ -1,6 +1,6 @@
 // The main chart: values over training with their bands, returns, and dots in the verdict's colour.
 
-import { brief, draw, frame, make, path, shorten, thinned, ticks } from './svg.js';
+import { brief, draw, frame, make, path, thinned, ticks } from './svg.js';
 
 const HEIGHT = 380;
 const MARGIN = { left: 58, right: 18, top: 24, bottom: 40 };
@@ -10,7 +10,7 @@ const VERDICTS = ['red', 'amber', 'green'];
 /**
  * Draw lines over steps.
  *
- * A line is {run, name, label, kind, colour, points: [{step, value, low, high, verdict}], strong, faint}.
+ * A line is {run, called, name, label, kind, colour, points: [{step, value, low, high, verdict}], strong, faint}.
  * Kinds are estimate, settled, provisional, fresh, return. `select` is called with the run and the
  * step that were clicked.
  */
@@ -189,7 +189,7 @@ function words(lines, step, focus) {
     const p = line.points.find((point) => point.step === step);
     if (!p) continue;
     const ends = defined(p.low) && defined(p.high) ? ` (${brief(p.low)} to ${brief(p.high)})` : '';
-    const name = one ? line.label : `${shorten(line.run, 26)} · ${line.label}`;
+    const name = one ? line.label : `${line.called} · ${line.label}`;
     rows.push({ line, row: make('div', {}, swatch(line.colour),
       make('span', {}, name), make('b', {}, `${brief(p.value)}${ends}`)) });
   }
