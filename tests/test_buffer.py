@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.data import spaces
+from ope_gym.data import schema, spaces
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
@@ -1053,3 +1053,40 @@ def test_a_view_copies_the_new_episodes_and_not_the_old_ones() -> None:
     buffer.extend(view)
     assert (len(copied), len(buffer)) == (40, 80)
     assert_array_equal(buffer.view().first_policies, [*range(40)] * 2)
+
+
+def test_the_latest_policies_are_found_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of a growing record, old ones too, select what a look at all episodes would."""
+    monkeypatch.setattr(schema, "_BLOCK", 4)
+    buffer, rng, views = small_buffer(30), np.random.default_rng(0), list[Any]()
+    for i in range(25):
+        for k in np.clip(rng.integers(-6, 7, size=rng.integers(1, 7)) + i, 0, 29):
+            buffer.append(**episode(1, policy_ids=int(k), held_out=bool(k % 2)))
+        views.append(buffer.view())
+    for view in views:
+        first, some = view.first_policies, rng.integers(len(view), size=5)
+        for last in (1, 2, 5, 40):
+            kept = np.isin(first, np.unique(first)[-last:])
+            assert_array_equal(view.select(last=last).first_policies, first[kept])
+            found = view.select(last=last, episodes=some, held_out=True).first_policies
+            assert_array_equal(found, first[some][kept[some] & view.held_out[some]])
+
+
+def test_schedules_of_old_views_stay() -> None:
+    """A change inside episodes gives later views schedules; a view before it has none."""
+    buffer = small_buffer(2)
+    buffer.change_policy(0, 0, mid_episode=False)
+    buffer.append(**episode(2, start_clock=0))
+    before = buffer.view()
+    buffer.change_policy(1, 3, mid_episode=True)
+    buffer.append(**episode(3, policy_ids=[0, 1, 1], start_clock=2))
+    between = buffer.view()
+    buffer.append(**episode(1, policy_ids=1, start_clock=5))
+    after = buffer.view()
+    assert before.schedule_ids.tolist() == [-1]
+    assert between.schedule_ids.tolist() == [0, 0]
+    assert after.schedule_ids.tolist() == [0, 0, 0]
+    buffer.clear()
+    buffer.append(**episode(1, policy_ids=1, start_clock=7))
+    assert buffer.view().schedule_ids.tolist() == [0]
+    assert after.schedule_ids.tolist() == [0, 0, 0]

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories
+from ope_gym.models import transitions
 from ope_gym.models.base import Problem, QModel, cross_fit
 from ope_gym.models.dynamics import (
     DynamicsQ,
@@ -22,6 +23,8 @@ from ope_gym.models.dynamics import (
 from ope_gym.models.transitions import (
     Steps,
     TransitionModel,
+    factors,
+    fit_ending,
     fit_transitions,
     mean_return,
     monomials,
@@ -125,6 +128,27 @@ def test_monomials_are_all_products(width: int, degree: int) -> None:
     found = monomials(z, degree)
     assert found.shape == (5, len(wanted))
     np.testing.assert_allclose(np.sort(found, axis=1), np.sort(np.stack(wanted, axis=1), axis=1))
+    columns = np.vstack([np.ones(5), z.T])
+    if degree:
+        products = columns
+        for i, j in factors(width, degree):
+            products = products[i] * columns[j]
+        np.testing.assert_allclose(products.T, found)
+
+
+def test_ends_are_learned_from_the_steps_near_them() -> None:
+    """A part of the steps gives about what all give, also if every fourth is of another kind."""
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(12_000, 2)) * np.where(np.arange(12_000) % 4, 1.0, 0.1)[:, None]
+    ended = rng.random(12_000) < 1.0 / (1.0 + np.exp(-8.0 * (states[:, 0] - 2.0)))
+    centre, scale = states.mean(axis=0), states.std(axis=0)
+    some = fit_ending(states, ended, centre, scale)
+    x = transitions._ending_features(states, centre, scale, some.middle, some.half)
+    chances = 1.0 / (1.0 + np.exp(-x @ transitions._logistic(x, ended)))  # from all steps
+    found = some(states)
+    assert found.sum() == pytest.approx(ended.sum(), rel=0.01)
+    assert np.abs(found - chances).max() < 0.1
+    assert np.abs(found - chances)[chances < 0.01].max() < 0.01
 
 
 def test_a_linear_system_is_recovered() -> None:

@@ -30,6 +30,7 @@ from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
 from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.fresh import Tally, value_of
+from wrappers.sb3.schedule import affordable_spacing
 
 
 @pytest.fixture(autouse=True)
@@ -154,9 +155,44 @@ class _StopAt(BaseCallback):
 
 
 def test_long_trainings_are_valued_about_fifty_times() -> None:
-    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(verbose=0)
+    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(budget=1.0, verbose=0)
     model.learn(600_000, callback=CallbackList([ope, _StopAt(12_100)]))
     assert ope.evaluations[0].timesteps == 12_000
+
+
+def test_evaluations_are_spaced_by_a_share_of_the_training() -> None:
+    """In counted milliseconds: (count + 1) evaluations would take more than the share."""
+    cheap, dear = a2c(envs("CartPole-v1", 8)), ppo(envs("CartPole-v1", 8), n_epochs=10)
+    for model, updates in ((cheap, 1), (dear, 10 * 8)):
+        work = 0.55 * model.n_steps + 2.0 * updates  # of a rollout
+        work *= 1_000_000 / (8 * model.n_steps)
+        free = 0.03 * work - 0.008 * 1_000_000 / 8  # for evaluations
+        again = 25.0 + 0.5 * (15 + 30) + 1e-3 * 15**2
+        first = again + 10.0 + 0.11 * 30 + 0.5 * 30
+        count = 1_000_000 / affordable_spacing(model, 30, 1_000_000, 0.03)
+        assert count * first + (count - 1) * again <= free * 1.001
+        assert (count + 1) * first + count * again > free * 0.999
+    spacings = [affordable_spacing(cheap, 30, t, 0.03) for t in (1000, 10**6, 10**7, 10**8)]
+    assert spacings[0] == 1000  # the last evaluation alone
+    np.testing.assert_allclose(spacings[1:], spacings[1], rtol=0.05)  # however long the training is
+    ratio = affordable_spacing(dear, 30, 10**6, 0.03) / spacings[1]
+    cheap_step, dear_step = 0.03 * (0.55 + 2.0 / 5), 0.03 * (0.55 + 2.0 * 80 / 64)
+    assert ratio == pytest.approx((cheap_step - 0.008) / (dear_step - 0.008), rel=0.05)
+    assert affordable_spacing(cheap, None, 10**6, 0.03) < spacings[1]  # nothing is simulated
+
+
+def test_the_spacing_holds_unless_the_user_says_when(capsys: pytest.CaptureFixture[str]) -> None:
+    model = a2c(envs("CartPole-v1", 8))
+    whole = 12_000 - 20  # the end of the rollout that is nearest
+    for options, every in (({}, whole), ({"eval_freq": 2000}, 2000), ({"budget": 0.5}, 10_000)):
+        ope = OPECallback(**options)
+        model.learn(12_000, callback=CallbackList([ope, _StopAt(400)]))
+        assert ope._every == every
+        assert len(ope.evaluations) == 1  # at the end
+        said = "so that they take about 3% of the CPU time: eval_freq" in capsys.readouterr().out
+        assert said == (not options)
+    with pytest.raises(ValueError, match=r"budget=0 must be above 0: 0\.03 stands for 3 %"):
+        OPECallback(budget=0)
 
 
 def test_short_rollouts_are_valued_and_settle() -> None:

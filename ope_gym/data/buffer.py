@@ -88,6 +88,7 @@ class TrajectoryBuffer(Viewable):
         self._signature: Any = None  # structure of observations and actions without a space
         self._latest = 0  # all steps so far were taken before this clock
         self._view: Trajectories | None = None
+        self._shown: dict[Any, NDArray[np.int32]] = {}  # schedule_ids of the last view, by rule
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -405,23 +406,35 @@ class TrajectoryBuffer(Viewable):
             if self._parts:
                 grown = self._seen.joined(self._parts)
                 self._seen.all, self._parts, self._small = grown, [], 0
-            found = self._seen.all
-            ids, schedules = found.schedule_ids, tuple(self._foreign)
+            seen, found = self._seen, self._seen.all
+            schedules = tuple(self._foreign)
             if self._changes.clocked_from is not None:
                 schedules = (self._changes.schedule(), *schedules)
-                early = found.start_clock < self._changes.clocked_from
-                ids = np.where((ids == _OWN) & early, np.int32(-1), ids)
-            elif self._foreign:  # own ones need no schedule: their policy never changes inside them
-                ids = np.maximum(ids - 1, -1)
-            else:
-                ids = np.full(len(found), -1, dtype=np.int32)
             self._view = freeze(
                 dataclasses.replace(
-                    found, schedule_ids=ids, schedules=schedules, policies=self.policies
+                    found,
+                    schedule_ids=self._schedule_ids(seen),
+                    schedules=schedules,
+                    policies=self.policies,
                 )
             )
             vars(self._view).update({name: getattr(found, name) for name in DERIVED})
         return self._view
+
+    def _schedule_ids(self, seen: GrowingColumns[Trajectories]) -> NDArray[np.int32]:
+        """Return the schedules of all episodes; only the new ones are looked at, if there are."""
+        clocked_from, found = self._changes.clocked_from, seen.all
+        rule = (clocked_from, bool(self._foreign))
+        ids = self._shown.get(rule, np.empty(0, dtype=np.int32))
+        more, clocks = found.schedule_ids[len(ids) :], found.start_clock[len(ids) :]
+        if clocked_from is not None:
+            more = np.where((more == _OWN) & (clocks < clocked_from), np.int32(-1), more)
+        elif self._foreign:  # own ones need no schedule: their policy never changes inside them
+            more = np.maximum(more - 1, -1)
+        else:
+            more = np.full(len(more), -1, dtype=np.int32)
+        self._shown = {rule: seen.longer(("view", rule), ids, more)}
+        return self._shown[rule]
 
     def _nothing(self) -> Trajectories:
         return nothing(self.observation_space, self.action_space, self.horizon)
@@ -451,6 +464,7 @@ class TrajectoryBuffer(Viewable):
         """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
         self._seen, self._parts, self._small, self._loose = None, [], 0, []
         self._foreign, self._n, self._signature, self._view = [], 0, None, None
+        self._shown = {}
 
     def __len__(self) -> int:
         return self._n

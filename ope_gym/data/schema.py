@@ -97,6 +97,11 @@ class Columns:
         return read_only(self.policy_ids[self.offsets[:-1]])
 
     @cached_property
+    def block_tops(self) -> NDArray[np.int32]:
+        """The highest first policy of every 1,024 episodes, or one that came later."""
+        return read_only(_block_tops(self.first_policies))
+
+    @cached_property
     def steps(self) -> Ints:
         """(S,) number of the step within its episode, from 0."""
         return read_only(arrays.step_numbers(self.offsets))
@@ -117,6 +122,8 @@ BY_STEP = tuple(column.name for column in COLUMNS if column.per == "step")
 BY_EPISODE = tuple(column.name for column in COLUMNS if column.per == "episode")
 BATCHES = tuple(column.name for column in COLUMNS if column.dtype is None)
 AGREED = ("observation_space", "action_space", "horizon")
+
+_BLOCK = 1024  # episodes of `block_tops`
 
 C = TypeVar("C", bound=Columns)
 
@@ -139,6 +146,34 @@ def freeze(data: C) -> C:
         for leaf in batches.leaves(getattr(data, name)):
             leaf.setflags(write=False)
     return data
+
+
+def _block_tops(first_policies: NDArray[np.int32]) -> NDArray[np.int32]:
+    starts = np.arange(0, len(first_policies), _BLOCK)
+    if not len(starts):
+        return np.empty(0, dtype=np.int32)
+    return np.asarray(np.maximum.reduceat(first_policies, starts))
+
+
+def latest_episodes(data: Columns, last: int) -> Ints:
+    """Return the episodes of the `last` highest policy numbers, without a look at all others.
+
+    Blocks of episodes are searched from the highest number down, until no other can have one of
+    the `last` highest.
+    """
+    first, tops = data.first_policies, data.block_tops
+    numbers: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+    searched = []
+    for block in np.argsort(-tops, kind="stable").tolist():
+        if len(numbers) >= last and tops[block] < numbers[-last]:
+            break
+        searched.append(block)
+        numbers = np.union1d(numbers, first[block * _BLOCK : (block + 1) * _BLOCK])[-last:]
+    found = [
+        block * _BLOCK + np.flatnonzero(first[block * _BLOCK : (block + 1) * _BLOCK] >= numbers[0])
+        for block in sorted(searched)
+    ]
+    return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
 def take(data: C, episodes: Ints) -> C:
@@ -217,7 +252,8 @@ def renumber(
 
 # Columns that grow -------------------------------------------------------------------------
 
-DERIVED = ("lengths", "first_policies")  # follow from the columns, and are asked for often
+_BY_ROW = ("lengths", "first_policies")  # follow from the columns, and are asked for often
+DERIVED = (*_BY_ROW, "block_tops")
 
 
 class GrowingColumns(Generic[C]):
@@ -245,26 +281,30 @@ class GrowingColumns(Generic[C]):
             return join([self.all, *parts])
         new = join(parts)
         offsets = new.offsets[1:] + self.all.offsets[-1]
-        changed = {"offsets": self._longer(("offsets",), self.all.offsets, offsets)} | {
-            name: self._longer((name,), getattr(self.all, name), getattr(new, name))
+        changed = {"offsets": self.longer(("offsets",), self.all.offsets, offsets)} | {
+            name: self.longer((name,), getattr(self.all, name), getattr(new, name))
             for name in (*BY_STEP, *BY_EPISODE)
         }
         found = freeze(dataclasses.replace(self.all, **changed))
-        for name in DERIVED:
-            vars(found)[name] = self._longer((name,), getattr(self.all, name), getattr(new, name))
+        for name in _BY_ROW:
+            vars(found)[name] = self.longer((name,), getattr(self.all, name), getattr(new, name))
             vars(found)[name].setflags(write=False)
+        whole = len(self.all) // _BLOCK  # blocks that are full: the last one grows
+        tops = _block_tops(found.first_policies[whole * _BLOCK :])
+        tops = self.longer(("block_tops",), self.all.block_tops[:whole], tops)
+        vars(found)["block_tops"] = read_only(tops)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the room out: a copy has its own."""
         return {"all": self.all, "_rooms": {}}
 
-    def _longer(self, place: tuple[Any, ...], old: Tree, new: Tree) -> Tree:
-        """Return a batch with the rows of both."""
+    def longer(self, place: tuple[Any, ...], old: Tree, new: Tree) -> Tree:
+        """Return a batch with the rows of both, in the room behind `old` if that is `place`'s."""
         if isinstance(old, tuple):
-            return tuple(self._longer((*place, i), x, new[i]) for i, x in enumerate(old))
+            return tuple(self.longer((*place, i), x, new[i]) for i, x in enumerate(old))
         if isinstance(old, dict):
-            return {key: self._longer((*place, key), x, new[key]) for key, x in old.items()}
+            return {key: self.longer((*place, key), x, new[key]) for key, x in old.items()}
         n, dtype, room = len(old) + len(new), np.promote_types(old.dtype, new.dtype), None
         if old.shape[1:] == new.shape[1:]:
             room = self._rooms.get(place)

@@ -18,7 +18,7 @@ from ope_gym.data.block_writer import replacing
 from ope_gym.data.checks import checked
 from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.schedules import PolicyTable, Schedule
-from ope_gym.data.schema import Columns, Floats, Ints, join, renumber, take
+from ope_gym.data.schema import Columns, Floats, Ints, join, latest_episodes, renumber, take
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.layout import Layout, Spec
@@ -72,8 +72,14 @@ class Viewable:
             episodes: Indices, a mask or a slice; indices also give the order.
         """
         data = self.view()
-        first = data.first_policies
-        keep = np.ones(len(data), dtype=bool)
+        if last is not None and last < 1:
+            raise ValueError(f"last={last} must be at least 1")
+        if episodes is not None:
+            chosen = _episode_indices(episodes, len(data))
+        else:
+            chosen = np.arange(len(data)) if last is None else latest_episodes(data, last)
+        first = data.first_policies[chosen]
+        keep = np.ones(len(chosen), dtype=bool)
         if policies is not None:
             wanted = [policies] if isinstance(policies, int | np.integer) else list(policies)
             unknown = [k for k in wanted if not 0 <= k < len(data.policies)]
@@ -83,19 +89,11 @@ class Viewable:
                     f"{len(data.policies)} policies"
                 )
             keep &= np.isin(first, wanted)
-        if last is not None:
-            if last < 1:
-                raise ValueError(f"last={last} must be at least 1")
-            recorded = np.zeros(len(data.policies), dtype=bool)
-            recorded[first] = True
-            recorded[np.flatnonzero(recorded)[:-last]] = False
-            keep &= recorded[first]
+        if last is not None and episodes is not None:
+            keep &= np.isin(first, data.first_policies[latest_episodes(data, last)])
         if held_out is not None:
-            keep &= data.held_out == held_out
-        if episodes is None:
-            return take(data, np.flatnonzero(keep))
-        chosen = _episode_indices(episodes, len(data))
-        return take(data, chosen[keep[chosen]])
+            keep &= data.held_out[chosen] == held_out
+        return take(data, chosen[keep])
 
     def merge(self, *others: Viewable) -> Trajectories:
         """Put episodes of one environment together; equal policies get one number.
@@ -433,10 +431,12 @@ def _place(section: TableSection, first: int, row: int) -> str:
 
 def _episode_indices(episodes: slice | ArrayLike, n: int) -> Ints:
     if isinstance(episodes, slice):
-        return np.arange(n)[episodes]
+        return np.arange(*episodes.indices(n))
     index = np.atleast_1d(np.asarray(episodes))
     index = index.astype(np.int64) if index.size == 0 else index
     try:
+        if index.dtype.kind == "i" and index.size and index.min() >= 0 and index.max() < n:
+            return index.astype(np.int64)  # without a look at all episodes
         chosen: Ints = np.arange(n)[index]
     except IndexError as error:
         raise IndexError(f"episodes={episodes!r} does not fit {n} episodes: {error}") from error

@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 
 _RCOND = 1e-7  # relative size of singular values that are noise
+_WELL = 1e-6  # ratio of eigenvalues from which normal equations are solved to nine digits
 _ENDING_DEGREE = 2
 _OUTSIDE = 1.05  # where places are clipped: high powers would extrapolate wildly
 _ENDING_RIDGE = 1e-4  # penalty of squared coefficients, which keeps a sharp edge finite
 _NEWTON = 40
-_STEADY = 4096  # steps without an end from which ends are learned
+_NEAR, _FAR = 3072, 1024  # steps without an end from which ends are learned, near ones and others
+_ROUGH = 8  # Newton steps to tell these apart
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
 _NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
@@ -56,6 +58,29 @@ def monomials(z: NDArray[_Real], degree: int) -> NDArray[_Real]:
             row += size
         first = begin
     return out.T
+
+
+def factors(d: int, degree: int) -> list[tuple[IntArray, IntArray]]:
+    """Return how the monomials of each degree from 2 on are made of those of one degree less.
+
+    With c = (1, z_1 … z_d) and m = c at first, m = m[i] * c[j] for each pair (i, j). For a few rows
+    this is faster than `monomials`.
+
+    >>> (i, j), = factors(2, 2)
+    >>> c = np.array([1.0, 2.0, 3.0])
+    >>> c[i] * c[j]
+    array([1., 2., 3., 4., 6., 9.])
+    """
+    found, first, size = [], 1, 1 + d
+    for k in range(2, degree + 1):
+        i, j = list(range(size)), [0] * size
+        for column in range(d):
+            count = comb(column + k - 1, k - 1)
+            i += range(first, first + count)
+            j += [1 + column] * count
+        found.append((np.array(i), np.array(j)))
+        first, size = size, len(i)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +149,7 @@ class TransitionModel:
 
     def _ending_features(self, following: FloatArray) -> FloatArray:
         half = (self.high - self.low) / (2 + 4 * _MARGIN)  # of the recorded range
+        half = np.where(half > 0, half, 1.0)
         middle = (self.low + self.high) / 2
         return _ending_features(following, self.centre, self.scale, middle, half)
 
@@ -136,7 +162,7 @@ class Ending:
         centre: (d,) of the states.
         scale: (d,) of the states.
         middle: (d,) of the recorded range.
-        half: (d,) half the recorded range.
+        half: (d,) half the recorded range, above 0.
         weights: (E,) coefficients of the logit.
     """
 
@@ -148,26 +174,46 @@ class Ending:
 
     def __call__(self, following: FloatArray) -> FloatArray:
         """Return (n,) the chances at states (n, d)."""
-        x = _ending_features(following, self.centre, self.scale, self.middle, self.half)
-        return _sigmoid(x @ self.weights)
+        smooth = monomials((following - self.centre) / self.scale, _ENDING_DEGREE)
+        return self.chances(following, smooth)
+
+    def chances(self, following: FloatArray, smooth: FloatArray) -> FloatArray:
+        """Return (n,) the chances at states (n, d) with the monomials (n, m) of degree 2."""
+        powers = _powers(following, self.middle, self.half)
+        split = smooth.shape[1]
+        return _sigmoid(smooth @ self.weights[:split] + powers @ self.weights[split:])
 
 
-def fit_ending(following: FloatArray, ended: NDArray[np.bool_]) -> Ending:
-    """Learn where episodes end from the states (n, d) after each step.
+def fit_ending(
+    following: FloatArray, ended: NDArray[np.bool_], centre: FloatArray, scale: FloatArray
+) -> Ending:
+    """Learn where episodes end from the states after each step.
 
-    Of many steps that did not end a part is enough: it moves the logit by the log of its share.
+    Of many steps that did not end, those count that came near the end, by a rough first fit; a few
+    at random stand for all others.
+
+    Args:
+        following: (n, d) the states.
+        ended: (n,) whether the episode ended there.
+        centre: (d,) of the states.
+        scale: (d,) of the states.
     """
-    on = np.flatnonzero(~ended)
-    stride = max(1, on.size // _STEADY)
-    kept = np.sort(np.append(np.flatnonzero(ended), on[::stride]))
-    following, ended = following[kept], ended[kept]
-    centre, scale = following.mean(axis=0), following.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
     low, high = following.min(axis=0), following.max(axis=0)
     middle, half = (low + high) / 2, (high - low) / 2
-    weights = _logistic(_ending_features(following, centre, scale, middle, half), ended)
-    weights[0] -= np.log(stride)
-    return Ending(centre, scale, middle, half, weights)
+    half = np.where(half > 0, half, 1.0)
+    x = _ending_features(following, centre, scale, middle, half)
+    over, on = np.flatnonzero(ended), np.flatnonzero(~ended)
+    counts = np.ones(len(x))
+    if on.size > _NEAR + _FAR:
+        rng = np.random.default_rng(0)  # every fourth step would be of every fourth environment
+        rough = np.append(over, rng.choice(on, _FAR, replace=False))
+        guess = _logistic(x[rough], ended[rough], newton=_ROUGH)
+        on = on[np.argsort(x[on] @ guess)]
+        far = rng.choice(on[:-_NEAR], _FAR, replace=False)
+        counts[far] = (on.size - _NEAR) / _FAR
+        kept = np.concatenate([over, on[-_NEAR:], far])
+        x, ended, counts = x[kept], ended[kept], counts[kept]
+    return Ending(centre, scale, middle, half, _logistic(x, ended, counts))
 
 
 def _ending_features(
@@ -178,21 +224,21 @@ def _ending_features(
     half: FloatArray,
 ) -> FloatArray:
     smooth = monomials((following - centre) / scale, _ENDING_DEGREE)
-    place = (following - middle) / np.where(half > 0, half, 1.0)
-    place = within(place, -_OUTSIDE, _OUTSIDE)
-    above = np.maximum(place, 0.0)
-    columns = [smooth]
-    for side in (above, place - above):
-        eighth = _squared(side, times=3)
-        columns += [eighth, eighth * eighth]
-    return np.concatenate(columns, axis=1)
+    return np.concatenate([smooth, _powers(following, middle, half)], axis=1)
 
 
-def _squared(x: FloatArray, times: int) -> FloatArray:
-    """Return x to the power 2^times; squaring is faster than **."""
-    for _ in range(times):
-        x = x * x
-    return x
+def _powers(following: FloatArray, middle: FloatArray, half: FloatArray) -> FloatArray:
+    """Return (n, 4 d) powers 8 and 16 of where states are in their range, above and below."""
+    place = within((following - middle) / half, -_OUTSIDE, _OUTSIDE)
+    n, d = place.shape
+    found = np.empty((4 * d, n)).T  # column by column
+    sides = found[:, : 2 * d]
+    np.maximum(place, 0.0, out=sides[:, :d])
+    np.minimum(place, 0.0, out=sides[:, d:])
+    for _ in range(3):
+        np.multiply(sides, sides, out=sides)  # faster than **
+    np.multiply(sides, sides, out=found[:, 2 * d :])
+    return found
 
 
 def within(values: FloatArray, low: FloatArray | float, high: FloatArray | float) -> FloatArray:
@@ -243,33 +289,57 @@ def by_action(
     """
     common: FloatArray = np.zeros((features.shape[1], values.shape[1]))
     if np.bincount(taken, minlength=actions).min() < features.shape[1] and taken.size:
-        common = np.asarray(np.linalg.lstsq(features, values, rcond=_RCOND)[0], dtype=np.float64)
+        common = _least_squares(features, values)
     found = np.repeat(common[None], actions, axis=0)
     for a in range(actions):
         rows = np.flatnonzero(taken == a)
         if rows.size:
             x = features[rows]
-            found[a] += np.linalg.lstsq(x, values[rows] - x @ common, rcond=_RCOND)[0]
+            found[a] += _least_squares(x, values[rows] - x @ common)
     return found
 
 
-def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
-    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton."""
+def _least_squares(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Return the coefficients of least norm; normal equations are faster where they are exact."""
+    gram = x.T @ x
+    sizes = np.linalg.eigvalsh(gram)
+    if sizes[0] > _WELL * sizes[-1]:
+        return np.asarray(np.linalg.solve(gram, x.T @ y))
+    return np.asarray(np.linalg.lstsq(x, y, rcond=_RCOND)[0], dtype=np.float64)
+
+
+def _logistic(
+    x: FloatArray,
+    y: NDArray[np.bool_],
+    counts: FloatArray | float = 1.0,
+    newton: int = _NEWTON,
+) -> FloatArray:
+    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton.
+
+    Args:
+        x: (n, E) features, 1 first.
+        y: (n,) what came of it.
+        counts: (n,) how many rows each stands for.
+        newton: most iterations.
+    """
+    counts = np.broadcast_to(counts, y.shape)
     ridge = _ENDING_RIDGE * np.eye(x.shape[1])
     weights = np.zeros(x.shape[1])
-    weights[0] = np.log(y.mean() + 1e-12) - np.log(1 - y.mean() + 1e-12)
+    share = np.average(y, weights=counts)
+    weights[0] = np.log(share + 1e-12) - np.log(1 - share + 1e-12)
     logit = x @ weights
-    loss = _log_loss(logit, y, weights)
-    for _ in range(_NEWTON):
+    loss = _log_loss(logit, y, weights, counts)
+    for _ in range(newton):
         p = _sigmoid(logit)
         rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others add nothing to slope or curvature
-        some, slope = x[rows], p[rows] - y[rows]
-        curve = (some.T * (p[rows] * (1 - p[rows]))) @ some + ridge
+        some, slope = x[rows], counts[rows] * (p[rows] - y[rows])
+        bent = some * np.sqrt(counts[rows] * p[rows] * (1 - p[rows]))[:, None]
+        curve = bent.T @ bent + ridge
         way = np.linalg.solve(curve, some.T @ slope + ridge @ weights)
         move = x @ way
         size = 1.0
         while True:
-            new = _log_loss(logit - size * move, y, weights - size * way)
+            new = _log_loss(logit - size * move, y, weights - size * way, counts)
             if new <= loss or size < 1e-8:
                 break
             size /= 2
@@ -280,9 +350,12 @@ def _logistic(x: FloatArray, y: NDArray[np.bool_]) -> FloatArray:
     return weights
 
 
-def _log_loss(logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray) -> float:
+def _log_loss(
+    logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray, counts: FloatArray
+) -> float:
     signed = np.where(y, -logit, logit)
-    return float(np.logaddexp(0.0, signed).sum() + 0.5 * _ENDING_RIDGE * (weights @ weights))
+    losses = np.maximum(signed, 0.0) + np.log1p(np.exp(-np.abs(signed)))
+    return float(losses @ counts + 0.5 * _ENDING_RIDGE * (weights @ weights))
 
 
 def _sigmoid(logit: FloatArray) -> FloatArray:

@@ -11,7 +11,8 @@ v need not be right: a good one takes out noise, and stands in for what lies bey
 good A takes out the luck of the actions too, and moves the value from the policies that acted to
 the one that is asked for.
 
-v is LSTD(0.9) on features of the observation times (1, share of the time that is left). A is a
+v is LSTD(0.9) on features of the observation times (1, share of the time that is left); in a large
+window by transitions of several steps each, which say nearly as much as all steps do. A is a
 linear function of psi = (features of the action - their mean under k) x features of the
 observation, by ridge regression on the generalised advantages of v, so its mean under k is 0
 whatever its coefficients are. A is fitted without the group of steps it is applied to, and its
@@ -21,18 +22,19 @@ penalty is the one that predicts these best.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.models.features import Map, Polynomial
-from ope_gym.online.stream import Window
+from ope_gym.online.stream import Window, blocks, rows_by_place, runs
 from ope_gym.policies import FinitePolicy, Policy
 
-_LAMBDA = 0.9  # of LSTD and of the generalised advantages
+_LAMBDA = 0.9  # of LSTD and of the generalised advantages, for one step
+_TRANSITIONS = 8192  # of LSTD, if the window has as many steps
 _RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of v, relative to the size of its features
 _PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
 _MOST_NUMBERS = 16  # an observation with more enters without products
@@ -84,13 +86,14 @@ class Advantages:
     window: Window
     columns: FloatArray
     start: float
+    _known: dict[int, FloatArray] = field(default_factory=dict, init=False)
 
     def sums(self, start: int, stop: int) -> Sums | None:
         """Sum over the steps between two clocks; None if there are none."""
         rows = (self.window.clock >= start) & (self.window.clock < stop)
         if not rows.any():
             return None
-        found = self.window.life_table(self.columns, rows)
+        found = self.window.life_table(self.columns, rows, self._known)
         found[:, 0] += self.start
         episode = np.cumsum(self.window.place == 0)[rows]
         count = 1 + int(np.count_nonzero(np.diff(episode)))
@@ -149,26 +152,29 @@ def fit_advantages(
         rng: for policies that cannot tell the moments of their actions.
     """
     features = learn_features(window.observations)
-    now, after = features(window.observations), features(window.following)
-    phi = timed(now, window.step, horizon)
-    ahead = np.where(window.ended[:, None], 0.0, timed(after, window.step + 1, horizon))
-    theta = _fit_v(window, phi, ahead, gamma)
+    now = features(window.observations)
+    theta = _fit_v(window, features, horizon, gamma)
     low, high = _returns_ahead(window, gamma)
-    v, then = np.clip(phi @ theta, low, high), np.clip(ahead @ theta, low, high)
-    delta = window.rewards + gamma * np.where(window.ended, 0.0, then) - v
+
+    def v(some: FloatArray, step: NDArray[Any]) -> FloatArray:
+        return np.asarray(np.clip(timed_sum(some, step, horizon, theta), low, high))
+
+    ahead = [v(features(window.following[b]), window.step[b] + 1) for b in blocks(window.size)]
+    then = np.where(window.ended, 0.0, np.concatenate(ahead))
+    delta = window.rewards + gamma * then - v(now, window.step)
     advantage = np.zeros(window.size)
     if now.shape[1] > 1:
         psi = centred_actions(policy, window, now, rng)
-        advantage = _fit_psi(psi, _discounted(delta, window, gamma * _LAMBDA), window)
-    first = features(starts)
-    at_start = np.clip(timed(first, np.zeros(len(first)), horizon) @ theta, low, high)
+        gain = _discounted(delta, window.rows_by_place, gamma * _LAMBDA)
+        advantage = _fit_psi(psi, gain, window)
+    at_start = v(features(starts), np.zeros(len(starts)))
     columns = np.stack([delta, advantage]) * gamma**window.step
     return Advantages(window, columns, float(at_start.mean()))
 
 
 def _returns_ahead(window: Window, gamma: float) -> tuple[float, float]:
     """Return between what v must lie: what was paid from any step on, and half as much again."""
-    paid = _discounted(window.rewards, window, gamma)
+    paid = _discounted(window.rewards, window.rows_by_place, gamma)
     low, high = float(paid.min()), float(paid.max())
     room = 0.5 * (high - low)
     return low - room, high + room
@@ -190,34 +196,58 @@ def timed(features: FloatArray, step: NDArray[Any], horizon: int | None) -> Floa
     return np.hstack([features, features * left[:, None]])
 
 
-def _fit_v(window: Window, phi: FloatArray, ahead: FloatArray, gamma: float) -> FloatArray:
+def timed_sum(
+    features: FloatArray, step: NDArray[Any], horizon: int | None, theta: FloatArray
+) -> FloatArray:
+    """Return `timed(features, step, horizon) @ theta`, (n,), without the wide array."""
+    if horizon is None:
+        return np.asarray(features @ theta)
+    found = features @ theta.reshape(2, -1).T
+    return np.asarray(found[:, 0] + np.maximum(horizon - step, 0) / horizon * found[:, 1])
+
+
+def _fit_v(window: Window, features: Map, horizon: int | None, gamma: float) -> FloatArray:
     """Return the coefficients theta of v by LSTD, with the penalty that predicts best.
 
-        sum_t e_t (phi_t - gamma phi_t+1)' theta = sum_t e_t r_t
-        e_t = phi_t + gamma lambda e_t-1
+        sum_t e_t (phi_t - gamma^k phi_t+k)' theta = sum_t e_t r_t
+        e_t = phi_t + (gamma lambda)^k e_t-k
 
-    Each half of the groups predicts what the other half collected from each step on. (Temporal
-    differences would not do to compare: they are smallest for v = 0 if rewards are small.)
+    over transitions of k steps, r_t their discounted rewards. Each half of the groups predicts what
+    the other half collected from each transition on. (Temporal differences would not do to compare:
+    they are smallest for v = 0 if rewards are small.)
     """
-    trace = _traces(phi, window, gamma * _LAMBDA)
-    change = phi - gamma * ahead
-    odd = window.group % 2 == 1
-    halves = [np.flatnonzero(odd), np.flatnonzero(~odd)]
-    lefts = [trace[rows].T @ change[rows] for rows in halves]
-    rights = [trace[rows].T @ window.rewards[rows] for rows in halves]
+    k = max(1, window.size // _TRANSITIONS)
+    rows = np.flatnonzero(window.place % k == 0)
+    length = np.diff(rows, append=window.size)  # k, or less at the end of an episode's part
+    last = rows + length - 1
+    step, group = window.step[rows], window.group[rows]
+    rewards = np.add.reduceat(window.rewards * gamma ** (window.place % k), rows)
+    phi = timed(features(window.observations[rows]), step, horizon)
+    ahead = timed(features(window.following[last]), step + length, horizon)
+    change = phi - np.where(window.ended[last], 0.0, gamma**length)[:, None] * ahead
+    places = rows_by_place(window.place[rows] // k)
+    trace = _traces(phi, places, (gamma * _LAMBDA) ** k)
+    halves = [[part for g, part in runs(group) if g % 2 == half] for half in (0, 1)]
+    width = phi.shape[1]
+    lefts, rights = np.zeros((2, width, width)), np.zeros((2, width))
+    for half, parts in enumerate(halves):
+        for part in parts:
+            lefts[half] += trace[part].T @ change[part]
+            rights[half] += trace[part].T @ rewards[part]
     size = np.einsum("ij,ij->j", phi, phi)
-    size = (size + 1e-9 * size.max()) / (1 - _LAMBDA)
+    size = (size + 1e-9 * size.max()) / (1 - _LAMBDA**k)
 
     def solve(left: FloatArray, right: FloatArray, ridge: float) -> FloatArray:
         return np.asarray(np.linalg.solve(left + np.diag(ridge * size), right))
 
     ridge = _RIDGES[1]
-    if min(rows.size for rows in halves):
+    if all(halves):
         missed = np.empty((len(phi), len(_RIDGES)))  # by each penalty at once
-        for rows, left, right in zip(halves, lefts[::-1], rights[::-1], strict=True):
+        for parts, left, right in zip(halves, lefts[::-1], rights[::-1], strict=True):
             theta = np.stack([solve(left, right, ridge / 2) for ridge in _RIDGES], axis=1)
-            missed[rows] = window.rewards[rows, None] - change[rows] @ theta
-        missed = _discounted(missed, window, gamma)
+            for part in parts:
+                missed[part] = rewards[part, None] - change[part] @ theta
+        missed = _discounted(missed, places, gamma**k)
         ridge = _RIDGES[int(np.argmin(np.einsum("nr,nr->r", missed, missed)))]
     return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
 
@@ -256,37 +286,39 @@ def action_moments(
 
 def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:
     """Return (S,) the advantage of each step, fitted without its own group."""
-    rows = [np.flatnonzero(window.group == g) for g in np.unique(window.group)]
-    if len(rows) < 2:
+    groups = int(window.group.max()) + 1
+    parts = [(g, part, psi[part]) for g, part in runs(window.group)]
+    grams, aims = np.zeros((groups, psi.shape[1], psi.shape[1])), np.zeros((groups, psi.shape[1]))
+    for g, part, x in parts:
+        grams[g] += x.T @ x
+        aims[g] += x.T @ gain[part]
+    if len({g for g, _, _ in parts}) < 2:
         return np.zeros(len(psi))
-    some = [psi[r] for r in rows]
-    grams = np.stack([x.T @ x for x in some])
-    aims = np.stack([x.T @ gain[r] for x, r in zip(some, rows, strict=True)])
     gram, aim = grams.sum(axis=0), aims.sum(axis=0)
     size = np.diag(gram) / len(psi)
     ridge = np.diag(size + 1e-9 * max(size.max(), 1e-300))
-    best, least = np.zeros(len(psi)), float(gain @ gain)  # no advantage predicts, so far
-    for penalty in _PENALTIES:
-        found = np.empty(len(psi))
-        for x, r, own, part in zip(some, rows, grams, aims, strict=True):
-            found[r] = x @ np.linalg.solve(gram - own + penalty * ridge, aim - part)
-        loss = float(np.sum((gain - found) ** 2))
-        if loss < least:
-            best, least = found, loss
-    return best
+    found = np.zeros((len(psi), 1 + len(_PENALTIES)))  # first no advantage at all
+    theta = np.stack(
+        [np.linalg.solve(gram - grams + p * ridge, (aim - aims)[:, :, None]) for p in _PENALTIES],
+        axis=-1,
+    )[:, :, 0]  # (groups, p, penalties)
+    for g, part, x in parts:
+        found[part, 1:] = x @ theta[g]
+    losses = np.sum((gain[:, None] - found) ** 2, axis=0)
+    return found[:, int(np.argmin(losses))]
 
 
-def _traces(phi: FloatArray, window: Window, decay: float) -> FloatArray:
+def _traces(phi: FloatArray, places: list[IntArray], decay: float) -> FloatArray:
     """Return e_t = phi_t + decay e_t-1 along each episode, for all episodes at once."""
-    found = phi.copy()
-    for rows in window.rows_by_place[1:]:
+    found = phi.copy(order="C")
+    for rows in places[1:]:
         found[rows] += decay * found[rows - 1]
     return found
 
 
-def _discounted(values: FloatArray, window: Window, decay: float) -> FloatArray:
+def _discounted(values: FloatArray, places: list[IntArray], decay: float) -> FloatArray:
     """Return g_t = value_t + decay g_t+1 along each episode, for values (S,) or (S, m)."""
     found = values.copy()
-    for rows in window.rows_by_place[:0:-1]:
+    for rows in places[:0:-1]:
         found[rows - 1] += decay * found[rows]
     return found

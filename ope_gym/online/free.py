@@ -118,6 +118,14 @@ class _Snapshot:
     fresh: list[float] = field(default_factory=list)
 
 
+def widest_window(num_envs: int, longest: int) -> int:
+    """Return the length of the widest window, in vector steps.
+
+    It holds a whole episode wherever it is cut: nobody knows what lies beyond all of its steps.
+    """
+    return max(-(-_WIDE // num_envs), 2 * longest)
+
+
 class FreeEvaluation:
     """Values of the policies of a training loop, at no extra step of the environment.
 
@@ -241,16 +249,13 @@ class FreeEvaluation:
 
     def _aside(self) -> int:
         """Return how many vector steps must follow a policy before its value is settled."""
-        steps = np.clip(_SETTLED * self._length, _LEAST, _MOST)
+        steps = min(max(_SETTLED * self._length, _LEAST), _MOST)  # asked after every rollout
         return -(-int(steps) // self.stream.num_envs)
 
     def _widest(self) -> int:
-        """Return the length of the widest window, in vector steps.
-
-        It holds a whole episode wherever it is cut: nobody knows what lies beyond all of its steps.
-        """
+        """Return the length of the widest window, in vector steps."""
         reach = min(self.stream.longest, self.horizon or _REACH)
-        return max(-(-_WIDE // self.stream.num_envs), 2 * reach)
+        return widest_window(self.stream.num_envs, reach)
 
     def _spans(self, ends: int) -> list[int]:
         """Return the lengths of the windows to compare, in vector steps, the narrowest first."""

@@ -19,7 +19,7 @@ is large and noisy, and the value counts for little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -29,9 +29,16 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.models.features import Polynomial
-from ope_gym.models.transitions import Ending, by_action, fit_ending, monomials, within
-from ope_gym.online.advantages import Advantages, timed
-from ope_gym.online.stream import Window
+from ope_gym.models.transitions import (
+    Ending,
+    by_action,
+    factors,
+    fit_ending,
+    monomials,
+    within,
+)
+from ope_gym.online.advantages import Advantages, timed, timed_sum
+from ope_gym.online.stream import Window, blocks
 from ope_gym.policies import FinitePolicy, Policy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
@@ -93,27 +100,35 @@ class Simulator:
         bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> Played:
         """Play episodes from `starts` on; bounds clip actions, as SB3 does."""
-        finite = isinstance(policy, FinitePolicy)
-        shape = starts.shape[1:]
+        finite, shape = isinstance(policy, FinitePolicy), starts.shape[1:]
         states = starts.reshape(len(starts), -1).astype(np.float64)
         alive = np.arange(len(states))
+        pairs, ends = factors(len(self.centre), self.degree), factors(states.shape[1], 2)
+        weights = np.ascontiguousarray(self.coefficients.T)
+        columns = self._standardised(states)
         seen_states, seen_rewards, seen_who = [], [], []
         for _ in range(horizon):
             seen_states.append(states)
             seen_who.append(alive)
             seen = states.astype(starts.dtype).reshape(-1, *shape)
             actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
-            if bounds is not None and not finite:
-                actions = np.clip(actions, *bounds)
-            states, rewards = self.step(states, actions, finite)
+            inputs, taken = columns, actions[:, 0] if finite else 0
+            if not finite:
+                actions = actions if bounds is None else np.clip(actions, *bounds)
+                inputs = np.vstack([columns, self._standardised(actions, states.shape[1])[1:]])
+            found = weights @ _products(inputs, pairs)
+            states, rewards = self._move(states, found.T, taken)
+            columns = self._standardised(states)
             over = np.zeros(len(states), dtype=bool)
             if self.ending is not None:
-                over = rng.random(len(states)) < self.ending(states)
+                chances = self.ending.chances(states, _products(columns, ends).T)
+                over = rng.random(len(states)) < chances
                 rewards = rewards + self.last * over
             seen_rewards.append(rewards)
-            states, alive = states[~over], alive[~over]
-            if not alive.size:
-                break
+            if over.any():
+                states, alive, columns = states[~over], alive[~over], columns[:, ~over]
+                if not alive.size:
+                    break
         paid, ahead = np.zeros(len(starts)), []
         for who, rewards in zip(seen_who[::-1], seen_rewards[::-1], strict=True):
             paid[who] = rewards + gamma * paid[who]
@@ -127,10 +142,32 @@ class Simulator:
         """Return next states (n, d) and rewards (n,), without what an ending step has more."""
         inputs = states if finite else np.hstack([states, actions])
         features = monomials((inputs - self.centre) / self.scale, self.degree)
-        found = (features @ self.coefficients).reshape(len(states), -1, states.shape[1] + 1)
         taken = actions[:, 0].astype(np.int64) if finite else 0
-        found = found[np.arange(len(states)), taken]
-        return within(states + found[:, :-1], self.low, self.high), found[:, -1]
+        return self._move(states, features @ self.coefficients, taken)
+
+    def _move(
+        self, states: FloatArray, found: FloatArray, taken: Any
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what `step` does, from the increments and rewards (n, A (d + 1)) of all blocks."""
+        chosen = found.reshape(len(states), -1, states.shape[1] + 1)[np.arange(len(states)), taken]
+        return within(states + chosen[:, :-1], self.low, self.high), chosen[:, -1]
+
+    def _standardised(self, values: FloatArray, first: int = 0) -> FloatArray:
+        """Return a line of 1 and (k, n) standardised values (n, k), inputs from `first` on."""
+        columns = np.empty((1 + values.shape[1], len(values)))
+        columns[0] = 1.0
+        part = slice(first, first + values.shape[1])
+        np.subtract(values.T, self.centre[part, None], out=columns[1:])
+        columns[1:] /= self.scale[part, None]
+        return columns
+
+
+def _products(columns: FloatArray, pairs: Sequence[tuple[Any, Any]]) -> FloatArray:
+    """Return the monomials (F, n) of columns (1 + d, n), 1 first; see `factors`."""
+    found = columns
+    for i, j in pairs:
+        found = found.take(i, axis=0) * columns.take(j, axis=0)
+    return found
 
 
 def learn_simulator(
@@ -173,7 +210,8 @@ def learn_simulator(
     if ended.any():
         usual = np.einsum("nf,nf->n", features[ended], rewards[taken[ended]])
         last = float(np.mean(columns["rewards"][ended] - usual))
-    ending = fit_ending(following, ended) if ended.any() else None
+    d = states.shape[1]
+    ending = fit_ending(following, ended, centre[:d], scale[:d]) if ended.any() else None
     both = np.concatenate([moves, rewards[:, :, None]], axis=2)  # (A, F, d + 1)
     coefficients = both.transpose(1, 0, 2).reshape(features.shape[1], -1)
     return Simulator(centre, scale, degree, coefficients, last, low - room, high + room, ending)
@@ -205,7 +243,12 @@ class Simulation:
 
     def corrected(self, window: Window) -> Advantages:
         """Return the value with its corrections at each step of a window."""
-        wrong = self.wrong(vars(window), window.step) * self.gamma**window.step
+        names = ("observations", "following", "actions", "rewards", "ended")
+        parts = [
+            self.wrong({name: getattr(window, name)[part] for name in names}, window.step[part])
+            for part in blocks(window.size)
+        ]
+        wrong = np.concatenate(parts) * self.gamma**window.step
         return Advantages(window, np.stack([wrong, np.zeros_like(wrong)]), self.value)
 
     def wrong(self, rows: Mapping[str, NDArray[Any]], step: NDArray[np.int64]) -> FloatArray:
@@ -258,10 +301,10 @@ def _fit_v(
     gram = phi.T @ phi
     gram[np.diag_indices_from(gram)] *= 1.0 + 1e-4
     gram[np.diag_indices_from(gram)] += 1e-9 * np.trace(gram)
-    theta = np.linalg.solve(gram, phi.T @ played.ahead[some])
+    theta = np.asarray(np.linalg.solve(gram, phi.T @ played.ahead[some]), dtype=np.float64)
     low, high = played.ahead.min(), played.ahead.max()
 
     def v(states: FloatArray, step: NDArray[np.int64]) -> FloatArray:
-        return np.asarray(np.clip(timed(features(states), step, horizon) @ theta, low, high))
+        return np.asarray(np.clip(timed_sum(features(states), step, horizon, theta), low, high))
 
     return v

@@ -15,6 +15,7 @@ from birth to death, so it is up to date, and a window may be shorter than an ep
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,7 @@ GROUPS = 8  # of steps, to leave out one at a time
 MOST_NUMBERS = 64  # observations with more, such as images, are not kept
 _STARTS = 1024  # latest first observations that are kept
 _FULL = 40  # steps in each interval of ages, on average
+_BLOCK = 4096  # rows whose features are computed together, where these are not kept
 _CHUNK = 256  # vector steps that are kept together, if a loop adds fewer at a time
 
 
@@ -67,10 +69,14 @@ class Window:
     @cached_property
     def rows_by_place(self) -> list[IntArray]:
         """The steps of each place within an episode's part of the window, from 0 on."""
-        order = np.argsort(self.place, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.place))[:-1])
+        return rows_by_place(self.place)
 
-    def life_table(self, values: FloatArray, rows: NDArray[np.bool_] | None = None) -> FloatArray:
+    def life_table(
+        self,
+        values: FloatArray,
+        rows: NDArray[np.bool_] | None = None,
+        known: dict[int, FloatArray] | None = None,
+    ) -> FloatArray:
         """Return sum_t S_t mean_t of values (m, S): (m,), then without each group, (1 + groups, m).
 
         Ages are taken together in intervals. One that none of the rows is at takes its rates from
@@ -80,6 +86,7 @@ class Window:
         Args:
             values: of each step.
             rows: the steps to use; None for all.
+            known: what earlier calls with these values have found of the whole window.
         """
         ages, groups = int(self.step.max()) + 1, int(self.group.max()) + 1
         size = self.size if rows is None else int(np.count_nonzero(rows))
@@ -96,18 +103,38 @@ class Window:
         table = sums(slice(None) if rows is None else rows)
         table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
         whole = table.sum(axis=1, keepdims=True)
-        everything = whole if rows is None else sums(slice(None)).sum(axis=1, keepdims=True)
+        known = {} if known is None else known
+        if width not in known:
+            known[width] = whole if rows is None else sums(slice(None)).sum(axis=1, keepdims=True)
         left = whole - table if table.shape[1] > 1 else whole[:, :0]  # nothing is left of one
         table = np.concatenate([whole, left], axis=1)  # (2 + m, 1 + groups, spans)
-        table = np.where(table[0] > 0.5, table, everything)
+        table = np.where(table[0] > 0.5, table, known[width])
         rates = table[1:] / np.maximum(table[0], 1.0)
-        known = np.where(table[0] > 0.5, np.arange(spans), 0)
-        known = np.maximum.accumulate(known, axis=1)
-        rates[0] = np.take_along_axis(rates[0], known, axis=1)
+        seen = np.where(table[0] > 0.5, np.arange(spans), 0)
+        seen = np.maximum.accumulate(seen, axis=1)
+        rates[0] = np.take_along_axis(rates[0], seen, axis=1)
         rates = np.repeat(rates, width, axis=2)[:, :, :ages]
         lasts = np.cumprod(1.0 - rates[0], axis=1)
         lasts = np.concatenate([np.ones((len(lasts), 1)), lasts[:, :-1]], axis=1)
         return np.asarray(np.einsum("gt,mgt->gm", lasts, rates[1:]))
+
+
+def rows_by_place(place: IntArray) -> list[IntArray]:
+    """Return the rows of each place from 0 on, all of them in order."""
+    small = place.astype(np.uint16) if place.max(initial=0) < 2**16 else place  # sorts faster
+    order = np.argsort(small, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(place))[:-1])
+
+
+def blocks(size: int) -> list[slice]:
+    """Cut rows into blocks whose features stay in the cache: fresh memory for all is slow."""
+    return [slice(at, at + _BLOCK) for at in range(0, size, _BLOCK)]
+
+
+def runs(group: IntArray) -> list[tuple[int, slice]]:
+    """Return each stretch of rows of one group, with its group."""
+    cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.size]
+    return [(int(group[a]), slice(a, b)) for a, b in itertools.pairwise(cuts) if a < b]
 
 
 class Stream:
@@ -243,7 +270,9 @@ class Stream:
         if not parts:
             raise ValueError(f"there are no steps between clocks {start} and {stop}")
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        env, row = np.nonzero(((joined["began"] >= 0) & ~joined["skip"]).T)
+        order = np.argsort(np.arange(self.num_envs) % GROUPS, kind="stable")
+        env, row = np.nonzero(((joined["began"] >= 0) & ~joined["skip"]).T[order])
+        env = order[env]  # those of a group are neighbours
         rows = {name: column[row, env] for name, column in joined.items() if name != "skip"}
         began, clock = rows.pop("began"), rows["clock"]
         first = np.ones(env.size, dtype=bool)

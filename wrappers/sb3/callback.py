@@ -28,6 +28,7 @@ from wrappers.sb3.free import FreeSteps
 from wrappers.sb3.fresh import Played, PredictedEpisodes, value_of
 from wrappers.sb3.logger import EvaluationLog
 from wrappers.sb3.saved import SavedModels, save_evaluations
+from wrappers.sb3.schedule import affordable_spacing
 from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why_only_fresh
 
 __all__ = ["OPECallback"]
@@ -57,7 +58,11 @@ class OPECallback(EventCallback):
         callback_after_eval: Called after each evaluation.
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
         eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts. By
-            default 10,000, or a fiftieth of the training if that is more.
+            default 10,000, or a fiftieth of the training if that is more, or what `budget` asks
+            for. The last evaluation comes at the end of the training in any case.
+        budget: Share of the training's CPU time that evaluations may take about, if eval_freq is
+            not given. It is counted in steps and updates, not timed: the same run is evaluated at
+            the same timesteps on every machine.
         log_path: A folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: A folder for `best_model.zip`.
         deterministic: Whether fresh episodes take the most probable action, or the mean. That is
@@ -91,6 +96,7 @@ class OPECallback(EventCallback):
         callback_after_eval: BaseCallback | None = None,
         n_eval_episodes: int = 5,
         eval_freq: int | None = None,
+        budget: float = 0.03,
         log_path: PathLike | None = None,
         best_model_save_path: PathLike | None = None,
         deterministic: bool = False,
@@ -116,6 +122,8 @@ class OPECallback(EventCallback):
             window=window,
             max_steps=max_steps,
         )
+        if not budget > 0:
+            raise ValueError(f"budget={budget} must be above 0: 0.03 stands for 3 %")
         if isinstance(eval_env, str):
             raise TypeError(f"eval_env is {eval_env!r}: give the environment, gym.make(...)")
         if deterministic and eval_env is None:
@@ -135,7 +143,9 @@ class OPECallback(EventCallback):
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
         self._eval_env, self._n_eval_episodes = eval_env, n_eval_episodes
-        self._eval_freq, self._deterministic = eval_freq, deterministic
+        self._eval_freq, self._budget = eval_freq, budget
+        self._every = eval_freq or _OFTEN  # timesteps
+        self._deterministic = deterministic
         self._select, self._stop_after = select, stop_after
         self._checkpoints, self._progress = Checkpoints(select), Progress(stop_after)
         self._estimators, self._window = names, window
@@ -275,6 +285,7 @@ class OPECallback(EventCallback):
 
     def _on_training_start(self) -> None:
         self._stop = False
+        self._every = self._spacing()
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
             self._evaluated_at = 0
             self._checkpoints.begin_again()
@@ -332,8 +343,25 @@ class OPECallback(EventCallback):
     # Evaluation --------------------------------------------------------------------------
 
     def _is_due(self, timesteps: int) -> bool:
-        every = self._eval_freq or max(_OFTEN, self.model._total_timesteps // _POINTS)
-        return timesteps - self._evaluated_at >= every
+        return timesteps - self._evaluated_at >= self._every
+
+    def _spacing(self) -> int:
+        """Return the timesteps between evaluations, at least."""
+        if self._eval_freq is not None:
+            return self._eval_freq
+        model: Any = self.model
+        usual = max(_OFTEN, int(model._total_timesteps) // _POINTS)
+        if self._free is None:
+            return usual
+        left = model._total_timesteps - self.num_timesteps
+        spacing = affordable_spacing(model, self._free.free.horizon, left, self._budget)
+        spacing -= int(model.n_steps * model.n_envs) // 2  # the nearest rollout
+        if spacing > usual and self.verbose:
+            print(
+                f"Evaluations come about every {spacing:,} timesteps, so that they take about "
+                f"{self._budget:.0%} of the CPU time: eval_freq sets the timesteps between them"
+            )
+        return max(usual, spacing)
 
     def _take_snapshot(self) -> None:
         self._policy = snapshot(self.model, epsilon=self._epsilon)

@@ -12,7 +12,7 @@ from ope_gym.online import FreeEstimate, FreeEvaluation
 from ope_gym.online.stream import MOST_NUMBERS
 from ope_gym.policies import Policy
 from wrappers.sb3.environments import horizon_of
-from wrappers.sb3.episodes import TrainingSteps, split_dones
+from wrappers.sb3.episodes import TrainingSteps
 
 __all__ = ["FreeSteps"]
 
@@ -66,7 +66,7 @@ class FreeSteps(TrainingSteps):
 
     def _take(self, seen: Any, rewards: NDArray[Any], local: dict[str, Any]) -> None:
         dones = local["dones"]
-        if dones.any():
+        if True in dones.tolist():  # at every step, and faster than any()
             self._note_ends(seen, dones, local["infos"])
         self._rows.append(
             (seen if self._kept is None else self._kept, local["actions"], rewards, dones)
@@ -110,12 +110,12 @@ class FreeSteps(TrainingSteps):
 
     def _note_ends(self, seen: Any, dones: NDArray[Any], infos: Any) -> None:
         """Keep the last observations of the episodes that ended: `new_obs` has the next ones."""
-        _, cut = split_dones(dones, infos)
         row = len(self._rows)
-        for i in np.flatnonzero(dones):
+        for i in np.flatnonzero(dones).tolist():
             last = infos[i].get("terminal_observation")
             if last is None:  # a VecEnv that does not tell: as if nothing had happened
                 last = seen[i]
             elif self._standardised is not None:
                 last = self._standardised.unnormalize_obs(last)
-            self._ends.append((row, int(i), last, bool(cut[i])))
+            cut = bool(infos[i].get("TimeLimit.truncated", False))
+            self._ends.append((row, i, last, cut))
