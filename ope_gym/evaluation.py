@@ -32,7 +32,7 @@ from ope_gym.estimators.reductions import Weighted, discounts
 from ope_gym.estimators.run import Reduce, aim, ask, merge_all, reduce_chunk, run, together
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
-from ope_gym.inference.bootstrap import fingerprint, make_draws
+from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
@@ -794,6 +794,7 @@ class Evaluator:
         report, estimated = gathered.propensities, self._estimated
         schemes = {ESTIMATORS[name].scheme for name in names}
         mixed = not schemes <= {"", "basic"}  # else no mixture was needed
+        some = marked(len(self._roster))
         sample = Sample(
             len(self._roster),
             self._roster.steps,
@@ -803,7 +804,10 @@ class Evaluator:
             self.options.gamma,
             self._roster.regime(target, origin),
             fingerprint(
-                gathered.returns, gathered.log_probs, self._roster.lengths, self._behaviours.ids
+                gathered.returns,
+                gathered.log_probs[some],
+                self._roster.lengths[some],
+                self._behaviours.ids[some],
             ),
             PartialMixture.of(self._groups) if mixed and not estimated else None,
             self._model_name(names, model),

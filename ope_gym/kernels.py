@@ -38,6 +38,7 @@ _TILE = 256  # steps of a row handled at once: a tile of four rows stays in the 
 _OVERFLOW = 1e280  # below exp(700), where `_exp` stops: no term of a smaller sum was cut
 _UNDERFLOW = 1e-280  # above exp(-708), where `_exp` stops: a larger sum has lost nothing
 NEVER = -1e300  # stands for the log of a probability of 0 where -inf times 0 would be NaN
+REFUSED, DISTANT = 1, 2  # what `prefixes` returns where it could not do its work
 _FEW = 512  # trajectories whose statistics plain Python sums in a millisecond
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
@@ -46,6 +47,7 @@ _SQRT_2 = 1.4142135623730951
 _MANTISSA = (1 << 52) - 1  # bits of a float below its exponent
 _ONE = 1023 << 52  # bits of 1.0
 _WHOLE = 1075 << 52  # bits of 2**52: a whole number below goes into the lowest bits
+_BITS_700 = int(np.float64(700.0).view(np.int64))
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
 _ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it leaves the nearest integer in the low bits
@@ -174,8 +176,10 @@ def _wide(context: Any) -> Any:
 #
 # The last step needs an exponent that exists. The smallest float of full precision is 2^-1022 =
 # exp(-708.4), the largest exp(709.8): x is held within [-708, 700], which leaves room above for
-# sums of ten thousand terms. Where 3e-308 is not as good as 0, because it multiplies something or
-# is counted, callers write `_exp(v) if v > -708.0 else 0.0`; that also turns NaN into 0.
+# sums of ten thousand terms. The upper bound compares bits, whose order as whole numbers is that of
+# the floats above 0: two comparisons of floats would be merged into four instructions. Where 3e-308
+# is not as good as 0, because it multiplies something or is counted, callers write
+# `_exp(v) if v > -708.0 else 0.0`; that also turns NaN into 0.
 #
 # k ln 2 is rounded, so the relative error grows like 2e-17 |x|. All sums here are scaled so that
 # their largest term has x near 0, and a term at x counts exp(x) of that: the error stays below one
@@ -184,12 +188,13 @@ def _wide(context: Any) -> Any:
 def _exp(x: float) -> float:
     """Return exp(x) by plain arithmetic that vectorises; x is held within [-708, 700]."""
     y = x if x > -708.0 else -708.0
-    y = y if y < 700.0 else 700.0
+    bits: Any = _bits(y)  # type: ignore[call-arg]
+    y = _float(bits if bits < _BITS_700 else _BITS_700)
     shifted = y * _LOG2_E + _ROUND
     r = y - (shifted - _ROUND) * _LN_2
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
-    return _float(_bits(p) + (_bits(shifted) << 52))  # type: ignore[call-arg]
+    return _float(_bits(p) + (_bits(shifted) << 52))
 
 
 # The logarithm in the same way: x = 2^e m with m within [sqrt(1/2), sqrt(2)], and from
@@ -237,24 +242,24 @@ def _rest(total: float, x: float) -> float:
 # We take M_t = sum_u<=t m_u, m_u the largest log-probability of step u under the behaviour b that
 # recorded the trajectory and three others, and sum for each behaviour the differences
 # log p_k,u - m_u, which stay small where they matter. Only M_t and log P_b,t are large sums, and
-# the rounding errors of these two are carried along (`_rest`). If another behaviour finds the
-# actions exp(645) times as likely as those four, or each step has another one that finds it likely,
-# the sum of the exponentials overflows or underflows: tiles in which that happens are done again,
-# with the largest difference as a pivot.
+# the rounding errors of these two are carried along (`_rest`). Every 1,024 steps of a trajectory,
+# M_t moves to the likeliest behaviour if that is exp(300) away. If another behaviour gets exp(645)
+# times as likely as those four in between, or each step has another one that finds it likely, the
+# sum of the exponentials overflows or underflows: trajectories in which that happens are left to
+# `distant_prefixes`.
 #
-# Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so exponentials are
-# taken of several steps at a time. The prefix sums cannot be: each needs the one before. They are
-# made for four behaviours at once, whose four chains of additions the processor overlaps, into a
-# tile of (4, 256) that is still in the cache when the exponentials read it; eight such tiles of a
-# behaviour in a row, so that memory is read in long stretches. Where a trajectory begins the sum so
-# far is multiplied by 0 (`keep`) in the same instruction that adds the next number, so short
-# episodes cost no more than long ones; for this log-probabilities of -inf count as -1e300, whose
-# exponential is 0 all the same.
+# Layout: log_probs is (K, columns) with the steps of a behaviour side by side, so differences and
+# exponentials are taken of several steps at a time. The prefix sums cannot be: each needs the one
+# before. They are made for four behaviours at once, whose four chains of additions the processor
+# overlaps, in a tile of (4, 256) that stays in the cache; two steps of a behaviour in a row,
+# because the processor writes two numbers at a time if they are neighbours. Four tiles of a
+# behaviour follow each other, so that memory is read in long stretches. A NaN stays in its prefix
+# sum, so looking at the last one finds it.
 
 
 @compiled(
     _CONTRACT,
-    writes=("own", "mixture", "rows", "pivot", "total", "keep", "most", "carry"),
+    writes=("own", "mixture", "rows", "total", "most", "high", "carry"),
 )
 def prefixes(
     log_probs: Any,
@@ -268,12 +273,11 @@ def prefixes(
     own: Any,
     mixture: Any,
     rows: Any,
-    pivot: Any,
     total: Any,
-    keep: Any,
     most: Any,
+    high: Any,
     carry: Any,
-) -> bool:
+) -> int:
     """Compute prefix log-probabilities of trajectories begin..end-1, in one pass over (K, steps).
 
     Args:
@@ -285,117 +289,260 @@ def prefixes(
         offsets: (n + 1,) steps of each trajectory.
         rho: (padded,) share of the trajectories of each behaviour, 0 beyond the last.
         limit: largest log-probability allowed.
-        own: written: log P_b(i),t; this and the next from the first step of `begin` on.
-        mixture: written: log sum_k rho_k P_k,t.
+        own: written: log P_b(i),t, from the first step of `begin` on; (0,) if it is not wanted.
+        mixture: written: log sum_k rho_k P_k,t, from the first step of `begin` on.
         rows: (4, tile) scratch; see `prefix_scratch`.
-        pivot: (tiles,) scratch.
         total: (tiles,) scratch.
-        keep: (tiles,) scratch.
         most: (tiles,) scratch.
-        carry: (2, padded) scratch.
+        high: (tiles,) scratch.
+        carry: (padded,) scratch.
 
     Returns:
-        False if an entry is NaN or above the limit.
+        REFUSED if an entry is NaN or above the limit, or -inf under the own behaviour; DISTANT if
+        sums got too large or too small, so that `mixture` has NaN for `distant_prefixes`; else 0.
     """
+    _wide()  # type: ignore[call-arg]
     last, wide, tile = log_probs.shape[0] - 1, total.size, rows.shape[1]
-    i, bad, base, stop = begin - 1, begin - begin, offsets[begin], offsets[end]
+    bad, lost = begin - begin, begin - begin
+    base, stop, wanted = offsets[begin], offsets[end], own.size > 0
     acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
-    for k in range(rho.size):
-        carry[0, k] = 0.0
-    for row in range(base, stop, wide):
-        width, column, at = wide, row - shift, row - base
-        if row + wide > stop:
+    first = begin  # the trajectory that the first step of a stretch is of
+    row = base
+    while row < stop:
+        # up to the next multiple of `wide` of the trajectory: results do not depend on its place
+        width, column, at = wide - (row - offsets[first]) % wide, row - shift, row - base
+        if row + width > offsets[first + 1]:
+            width = wide
+        if row + width > stop:
             width = stop - row
-        for j in range(width):
-            keep[j] = 1.0
-            if offsets[i + 1] == row + j:
-                i += 1
-                acted, acted_rest, keep[j] = 0.0, 0.0, 0.0
-            x = log_probs[ids[i], column + j]
-            acted_rest += _rest(acted, x)
-            acted += x
-            own[at + j] = acted + acted_rest
-            most[j] = x
-            pivot[j] = 0.0
+        i, j = first, 0
+        while j < width:
+            size = offsets[i + 1] - row if offsets[i + 1] - row < width else width
+            for u in range(j, size):
+                # an unsigned index cannot count from the end, which saves a comparison
+                x = log_probs[ids[i], np.uintp(column + u)]
+                most[np.uintp(u)] = x
+                bad += not x > -np.inf  # also for NaN
+            j = size
+            i += offsets[i + 1] == row + j
         for third in range(3):
             k = third * last // 2
             for j in range(width):
-                # an unsigned index cannot count from the end, which saves a comparison
                 x = log_probs[k, np.uintp(column + j)]
                 most[j] = x if x > most[j] else most[j]
         for j in range(width):
-            top, top_rest = top * keep[j], top_rest * keep[j]
-            top_rest += _rest(top, most[j])
-            top += most[j]
-            mixture[at + j] = top + top_rest
-        for k in range(rho.size):
-            carry[1, k] = carry[0, k]
-        for attempt in range(2):
-            for j in range(width):
-                total[j] = 0.0
-            for k in range(0, last + 1, 4):
-                # beyond the last behaviour: that one again, with a share of zero
-                k1 = k + 1 if k + 1 < last else last
-                k2 = k + 2 if k + 2 < last else last
-                k3 = k + 3 if k + 3 < last else last
-                a, b, c, d = carry[1, k], carry[1, k + 1], carry[1, k + 2], carry[1, k + 3]
-                share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
-                for left in range(0, width, tile):
-                    size, here = tile, column + left
-                    if left + tile > width:
-                        size = width - left
-                    for j in range(size):
-                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
-                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
-                        kept, m = keep[np.uintp(left + j)], most[np.uintp(left + j)]
-                        a = a * kept + ((x if x > NEVER else NEVER) - m)
-                        b = b * kept + ((y if y > NEVER else NEVER) - m)
-                        c = c * kept + ((z if z > NEVER else NEVER) - m)
-                        d = d * kept + ((u if u > NEVER else NEVER) - m)
-                        rows[0, j] = a
-                        rows[1, j] = b
-                        rows[2, j] = c
-                        rows[3, j] = d
-                    for j in range(size):
-                        p = pivot[np.uintp(left + j)]
-                        total[np.uintp(left + j)] += (
-                            share_a * _exp(rows[0, j] - p) + share_b * _exp(rows[1, j] - p)
-                        ) + (share_c * _exp(rows[2, j] - p) + share_d * _exp(rows[3, j] - p))
-                    for j in range(size):
-                        x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
-                        z, u = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
-                        # also for NaN
-                        bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (u <= limit))
-                carry[0, k] = a
-                carry[0, k + 1] = b
-                carry[0, k + 2] = c
-                carry[0, k + 3] = d
-            lost = width - width
-            for j in range(width):
-                lost += not (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
-            if lost == 0 or attempt == 1:
-                break
-            for j in range(width):  # a pivot of 0 is kept where there is something left
-                pivot[j] = 0.0 if _UNDERFLOW < total[j] < _OVERFLOW else -np.inf
-            for k in range(last + 1):
-                if rho[k] > 0.0:
-                    a = carry[1, k]
-                    for j in range(width):
-                        x = log_probs[k, column + j]
-                        a = a * keep[j] + ((x if x > NEVER else NEVER) - most[j])
-                        if a > pivot[j] and not _UNDERFLOW < total[j] < _OVERFLOW:
-                            pivot[j] = a
+            total[j] = 0.0
+            high[j] = -np.inf
+        then, i, j = i, first, 0
+        while j < width:
+            size = offsets[i + 1] - row if offsets[i + 1] - row < width else width
+            if offsets[i] == row + j:
+                acted, acted_rest, top, top_rest = 0.0, 0.0, 0.0, 0.0
+            for u in range(j, size):
+                x = most[np.uintp(u)]
+                top_rest += _rest(top, x)
+                top += x
+                mixture[np.uintp(at + u)] = top + top_rest
+            if wanted:
+                for u in range(j, size):
+                    x = log_probs[ids[i], np.uintp(column + u)]
+                    acted_rest += _rest(acted, x)
+                    acted += x
+                    own[np.uintp(at + u)] = acted + acted_rest
+            j = size
+            i += offsets[i + 1] == row + j
+        for k in range(0, last + 1, 4):
+            # beyond the last behaviour: that one again, with a share of zero
+            k1 = k + 1 if k + 1 < last else last
+            k2 = k + 2 if k + 2 < last else last
+            k3 = k + 3 if k + 3 < last else last
+            a, b, c, d = carry[k], carry[k + 1], carry[k + 2], carry[k + 3]
+            share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+            i = first
+            for left in range(0, width, tile):
+                size, here = tile, column + left
+                if left + tile > width:
+                    size = width - left
+                for j in range(size):
+                    x, y = log_probs[k, np.uintp(here + j)], log_probs[k1, np.uintp(here + j)]
+                    z, v = log_probs[k2, np.uintp(here + j)], log_probs[k3, np.uintp(here + j)]
+                    m, h = most[np.uintp(left + j)], high[np.uintp(left + j)]
+                    rows[0, j] = x - m
+                    rows[1, j] = y - m
+                    rows[2, j] = z - m
+                    rows[3, j] = v - m
+                    x = x if x > y else y
+                    z = z if z > v else v
+                    x = x if x > z else z
+                    high[np.uintp(left + j)] = x if x > h else h
+                j = 0
+                while j < size:
+                    n = offsets[i + 1] - row - left
+                    n = n if n < size else size
+                    if offsets[i] == row + left + j:
+                        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+                    if (n - j) % 2 == 1:
+                        u = np.uintp(j)
+                        a += rows[0, u]
+                        b += rows[1, u]
+                        c += rows[2, u]
+                        d += rows[3, u]
+                        rows[0, u] = a
+                        rows[1, u] = b
+                        rows[2, u] = c
+                        rows[3, u] = d
+                        j += 1
+                    for even in range(j, n, 2):
+                        u, v = np.uintp(even), np.uintp(even + 1)
+                        x = a + rows[0, u]
+                        a = x + rows[0, v]
+                        rows[0, u] = x
+                        rows[0, v] = a
+                        x = b + rows[1, u]
+                        b = x + rows[1, v]
+                        rows[1, u] = x
+                        rows[1, v] = b
+                        x = c + rows[2, u]
+                        c = x + rows[2, v]
+                        rows[2, u] = x
+                        rows[2, v] = c
+                        x = d + rows[3, u]
+                        d = x + rows[3, v]
+                        rows[3, u] = x
+                        rows[3, v] = d
+                    j = n
+                    bad += not ((a == a) & (b == b) & (c == c) & (d == d))
+                    i += offsets[i + 1] == row + left + j
+                for j in range(size):
+                    total[np.uintp(left + j)] += (
+                        share_a * _exp(rows[0, j]) + share_b * _exp(rows[1, j])
+                    ) + (share_c * _exp(rows[2, j]) + share_d * _exp(rows[3, j]))
+            carry[k] = a
+            carry[k + 1] = b
+            carry[k + 2] = c
+            carry[k + 3] = d
         for j in range(width):
-            mixture[at + j] += pivot[j] + _log(total[j])
-    return bad == 0
+            bad += not high[j] <= limit
+            known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
+            lost += not known
+            mixture[np.uintp(at + j)] += _log(total[j]) if known else np.nan
+        first, row, x = then, row + width, NEVER
+        for k in range(last + 1):
+            x = carry[k] if carry[k] > x and rho[k] > 0.0 else x
+        # NEVER if all behaviours that count are impossible
+        if abs(x) > 300.0 and x > NEVER and (row - offsets[first]) % wide == 0:
+            top_rest += _rest(top, x)
+            top += x
+            for k in range(rho.size):
+                carry[k] -= x
+    return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
+
+
+@compiled(_CONTRACT, writes=("own", "mixture", "total"))
+def single_steps(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    ids: Any,
+    rho: Any,
+    limit: float,
+    own: Any,
+    mixture: Any,
+    total: Any,
+) -> int:
+    """Do the work of `prefixes` on trajectories of one step each, which need no prefix sums.
+
+    Args and return value as there. One kernel for both would take longer to compile.
+    """
+    _wide()  # type: ignore[call-arg]
+    last, tile, bad, lost = log_probs.shape[0] - 1, total.size, 0, 0
+    for row in range(begin, end, tile):
+        width, column, at = tile, row - shift, row - begin
+        if row + tile > end:
+            width = end - row
+        for j in range(width):
+            total[j] = 0.0
+        for k in range(0, last + 1, 4):
+            k1 = k + 1 if k + 1 < last else last
+            k2 = k + 2 if k + 2 < last else last
+            k3 = k + 3 if k + 3 < last else last
+            share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+            for j in range(width):
+                x, y = log_probs[k, np.uintp(column + j)], log_probs[k1, np.uintp(column + j)]
+                z, v = log_probs[k2, np.uintp(column + j)], log_probs[k3, np.uintp(column + j)]
+                bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (v <= limit))
+                total[j] += (share_a * _exp(x) + share_b * _exp(y)) + (
+                    share_c * _exp(z) + share_d * _exp(v)
+                )
+        for j in range(width):
+            x = log_probs[np.uintp(ids[np.uintp(row + j)]), np.uintp(column + j)]
+            bad += not x > -np.inf
+            if own.size > 0:
+                own[np.uintp(at + j)] = x
+        for j in range(width):
+            known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
+            lost += not known
+            mixture[np.uintp(at + j)] = _log(total[j]) if known else np.nan
+    return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
+
+
+@compiled(writes=("mixture", "running"))
+def distant_prefixes(
+    log_probs: Any,
+    shift: int,
+    begin: int,
+    end: int,
+    offsets: Any,
+    rho: Any,
+    mixture: Any,
+    running: Any,
+) -> None:
+    """Compute log sum_k rho_k P_k,t of the trajectories in which `prefixes` has left NaN.
+
+    The largest prefix of each step is its pivot, so behaviours may be however far apart.
+
+    Args:
+        log_probs: (K, columns), and the next four, as for `prefixes`.
+        shift: the step that column 0 holds.
+        begin: first trajectory.
+        end: one past the last trajectory.
+        offsets: (n + 1,).
+        rho: (K,) or more.
+        mixture: written where there is NaN, from the first step of `begin` on.
+        running: (K,) or more, scratch.
+    """
+    base, behaviours = offsets[begin], log_probs.shape[0]
+    for i in range(begin, end):
+        top, rest, left = 0.0, 0.0, 0
+        for j in range(offsets[i] - base, offsets[i + 1] - base):
+            left += mixture[j] != mixture[j]
+        if left == 0:
+            continue
+        for k in range(behaviours):
+            running[k] = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            most, pivot, total = -np.inf, -np.inf, 0.0
+            for k in range(behaviours):
+                most = max(most, log_probs[k, j - shift])
+            rest += _rest(top, most)
+            top += most
+            for k in range(behaviours):
+                running[k] += log_probs[k, j - shift] - most
+                if rho[k] > 0.0:
+                    pivot = max(pivot, running[k])
+            for k in range(behaviours):
+                if rho[k] > 0.0 and pivot > -np.inf:
+                    total += rho[k] * math.exp(running[k] - pivot)
+            mixture[j - base] = top + rest + (pivot + math.log(total))
 
 
 def prefix_scratch(rho: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the shares of K behaviours padded to a multiple of four, and scratch of `prefixes`."""
     padded = np.zeros(-(-rho.size // 4) * 4)
     padded[: rho.size] = rho
-    vectors = np.empty((4, 8 * _TILE))
-    return padded, (np.empty((4, _TILE)), *vectors, np.empty((2, padded.size)))
+    vectors = np.empty((3, 4 * _TILE))
+    return padded, (np.empty((4, _TILE)), *vectors, np.zeros(padded.size))
 
 
 # The optimal scheme has f(p) = p / (1 - a p) where the fused one has f(p) = p. Split off the fused
@@ -523,13 +670,13 @@ def cumulate_ratios(
     for i in range(begin, end):
         above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
         for j in range(offsets[i], offsets[i + 1]):
-            x = log_probs[k, j - shift]
+            x, y = log_probs[k, np.uintp(j - shift)], target[np.uintp(j)]
             good &= (x <= limit) & (x > -np.inf)
-            rest_above += _rest(above, target[j])
-            above += target[j]
+            rest_above += _rest(above, y)
+            above += y
             rest_below += _rest(below, x)
             below += x
-            out[j] = (above + rest_above) - (below + rest_below)
+            out[np.uintp(j)] = (above + rest_above) - (below + rest_below)
     return good
 
 
@@ -582,12 +729,13 @@ def column_sums(
         ended: (2, T + 1) zeros, scratch: sum w, sum w^2 of the last weights, by length.
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
+    _wide()  # type: ignore[call-arg]
     n, horizon = offsets.size - 1, peak.size
     for i in range(n):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
         for t in range(length):
-            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            v = log_w[np.uintp(start + t)] if log_w[np.uintp(start + t)] < log_cap else log_cap
             if v > peak[t]:
                 peak[t] = v
         if v > gone[length]:
@@ -603,17 +751,18 @@ def column_sums(
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
         for t in range(length):  # three loops, since each vectorises by itself
-            v = log_w[start + t] if log_w[start + t] < log_cap else log_cap
+            v = log_w[np.uintp(start + t)] if log_w[np.uintp(start + t)] < log_cap else log_cap
             v -= peak[t]  # NaN if all are -inf, and then 0
             weight[t] = _exp(v) if v > -708.0 else 0.0
         for t in range(length):
             w = weight[t]
             sums[0, t] += w
             sums[1, t] += w * w
-            sums[2, t] += w * rewards[start + t]
+            sums[2, t] += w * rewards[np.uintp(start + t)]
         total = 0.0
-        for t in range(length):  # a loop that writes too would add up in an order that depends on
-            total += pay[t] * (weight[t] * rewards[start + t])  # where the arrays lie in memory
+        # a loop that writes too would add up in an order that depends on where the arrays lie
+        for t in range(length):
+            total += pay[t] * (weight[t] * rewards[np.uintp(start + t)])
         psi[i] = total
         v = log_w[start + length - 1] if log_w[start + length - 1] < log_cap else log_cap
         v -= gone[length]
@@ -661,8 +810,8 @@ def dense_columns(
         for j in range(out.shape[2]):
             t = t0 + j
             if t < length:
-                out[0, i, j] = math.exp(min(log_w[start + t], log_cap) - peak[t])
-                out[1, i, j] = out[0, i, j] * rewards[start + t]
+                out[0, i, j] = math.exp(min(log_w[np.uintp(start + t)], log_cap) - peak[t])
+                out[1, i, j] = out[0, i, j] * rewards[np.uintp(start + t)]
             else:
                 out[0, i, j] = math.exp(last - peak[t])
                 out[1, i, j] = 0.0
@@ -701,6 +850,7 @@ def segment_influence(
         tail: (T,) scratch.
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
+    _wide()  # type: ignore[call-arg]
     stretches, begin = ends.size, ends.size - ends.size
     for j in range(stretches):
         low, total = np.inf, 0.0
@@ -718,10 +868,11 @@ def segment_influence(
         for j in range(stretches):
             total, stop = 0.0, ends[j] if ends[j] < length else length
             for u in range(t, stop):
-                v = log_w[start + u] if log_w[start + u] < log_cap else log_cap
-                v -= peak[u]
+                v = log_w[np.uintp(start + u)] if log_w[np.uintp(start + u)] < log_cap else log_cap
+                v -= peak[np.uintp(u)]
                 w = _exp(v) if v > -708.0 else 0.0
-                total += factor[u] * w * (rewards[start + u] - mean[u])
+                w *= rewards[np.uintp(start + u)] - mean[np.uintp(u)]
+                total += factor[np.uintp(u)] * w
             t = stop if stop > t else t
             if t < ends[j]:
                 total -= math.exp(last - floor[t]) * tail[t]
@@ -732,28 +883,20 @@ def segment_influence(
 # Trajectories of one step have one sum and no ends: a loop that vectorises, not n loops of a step.
 
 
-@compiled(_ADD, writes=("peak", "sums", "psi"))
-def single_sums(log_w: Any, log_cap: float, rewards: Any, peak: Any, sums: Any, psi: Any) -> None:
-    """Do what `column_sums` does for trajectories of one step; arguments as there, T = 1."""
-    top = -np.inf
-    for i in range(log_w.size):
-        top = log_w[i] if log_w[i] > top else top
-    top = top if top < log_cap else log_cap
-    peak[0] = top
-    if top == -np.inf:
-        for i in range(log_w.size):
-            psi[i] = 0.0
-        return
+@compiled(_ADD, writes=("sums", "psi"))
+def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any) -> None:
+    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,)."""
+    _wide()  # type: ignore[call-arg]
     paid = math.exp(top if top < 700.0 else 700.0)
     once, twice, earned = 0.0, 0.0, 0.0
     for i in range(log_w.size):
-        v = (log_w[i] if log_w[i] < log_cap else log_cap) - top
+        v = (log_w[i] if log_w[i] < log_cap else log_cap) - top  # NaN if all are -inf, and then 0
         w = _exp(v) if v > -708.0 else 0.0
         once += w
         twice += w * w
         earned += w * rewards[i]
         psi[i] = paid * (w * rewards[i])
-    sums[0, 0], sums[1, 0], sums[2, 0] = once, twice, earned
+    sums[0], sums[1], sums[2] = once, twice, earned
 
 
 @compiled(_ADD, writes=("out",))
@@ -761,6 +904,7 @@ def single_influence(
     log_w: Any, log_cap: float, rewards: Any, factor: float, mean: float, peak: float, out: Any
 ) -> None:
     """Do what `segment_influence` does for trajectories of one step; out is (n,)."""
+    _wide()  # type: ignore[call-arg]
     for i in range(log_w.size):
         v = (log_w[i] if log_w[i] < log_cap else log_cap) - peak
         w = _exp(v) if v > -708.0 else 0.0
@@ -819,6 +963,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         offsets: (n + 1,).
         out: (4,) written: number of such steps, largest R, sum of R - 1 and of its square.
     """
+    _wide()  # type: ignore[call-arg]
     # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
     # largest whole number vectorise
     steps, top, total, square = 0, 0, 0.0, 0.0
@@ -826,7 +971,7 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         steps = log_w.size
         for i in range(steps):
             ratio = _exp(log_w[i])
-            bits: Any = _bits(ratio)  # type: ignore[call-arg]
+            bits: Any = _bits(ratio)
             top = bits if bits > top else top
             total += ratio - 1.0
             square += (ratio - 1.0) * (ratio - 1.0)
@@ -834,53 +979,45 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
         for i in range(offsets.size - 1):
             start, stop = offsets[i], offsets[i + 1]
             ratio = _exp(log_w[start])
-            bits = _bits(ratio)  # type: ignore[call-arg]
+            bits = _bits(ratio)
             top = bits if bits > top else top
             steps += 1
             total += ratio - 1.0
             square += (ratio - 1.0) * (ratio - 1.0)
             for j in range(start + 1, stop):
-                known = log_w[j - 1] > -np.inf
-                ratio = _exp(log_w[j] - log_w[j - 1] if known else 0.0)  # 1 adds nothing
+                known = log_w[np.uintp(j - 1)] > -np.inf
+                # a ratio of 1 adds nothing
+                ratio = _exp(log_w[np.uintp(j)] - log_w[np.uintp(j - 1)] if known else 0.0)
                 bits = _bits(ratio)
                 top = bits if bits > top else top
                 steps += known
                 total += ratio - 1.0
                 square += (ratio - 1.0) * (ratio - 1.0)
-    out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
+    out[0], out[1], out[2], out[3] = steps, _float(top), total, square
 
 
 @compiled(_ADD, writes=("out",))
 def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> None:
-    """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i, over the largest |u|.
+    """Sum powers of u_i = factor_k (psi_i - mean_k), k the stratum of i.
 
     Args:
-        psi: (n,) influence values.
+        psi: (n,) influence values, finite.
         strata: (n,).
         means: by stratum.
-        factors: by stratum.
-        out: (6,) written: the largest |u|, then, of u over that, the smallest (at most 0), the
-            largest (at least 0), and the sums of u^2, u^3 and u^4; zeros if all u are 0.
+        factors: by stratum, such that |u| is about 1 at most.
+        out: (5,) written: the smallest u (at most 0), the largest (at least 0), and the sums of
+            u^2, u^3 and u^4.
     """
-    low, high = 0.0, 0.0
+    low, high, square, cube, fourth = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(psi)):
         k = strata[i]
         u = (psi[i] - means[k]) * factors[k]
         low = u if u < low else low
         high = u if u > high else high
-    scale = high if high > -low else -low
-    square, cube, fourth = 0.0, 0.0, 0.0
-    if scale > 0.0:
-        for i in range(len(psi)):
-            k = strata[i]
-            u = (psi[i] - means[k]) * factors[k] / scale
-            square += u * u
-            cube += u * u * u
-            fourth += (u * u) * (u * u)
-        low /= scale
-        high /= scale
-    out[0], out[1], out[2] = scale, low, high
-    out[3], out[4], out[5] = square, cube, fourth
+        square += u * u
+        cube += u * u * u
+        fourth += (u * u) * (u * u)
+    out[0], out[1], out[2], out[3], out[4] = low, high, square, cube, fourth
 
 
 @compiled(_ADD, writes=("out",), few=_FEW)
@@ -908,38 +1045,26 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
     out[0], out[1], out[2], out[3] = total, square, apart, inside
 
 
-@compiled(_ADD, writes=("out",), few=_FEW)
-def placed_sums(returns: Any, log_probs: Any, lengths: Any, ids: Any, out: Any) -> None:
-    """Sum four columns (n,), each times the place 0.5, 1.5, ... of its trajectory, into (4,)."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(returns)):
-        place = i + 0.5
-        a += place * returns[i]
-        b += place * log_probs[i]
-        c += place * lengths[i]
-        d += place * ids[i]
-    out[0], out[1], out[2], out[3] = a, b, c, d
-
-
 @compiled(writes=(), few=_FEW)
-def majority_share(values: Any, weights: Any) -> float:
+def majority_share(values: Any, weights: Any, unit: Any) -> float:
     """Return the share of the weights (n,) that the value (n,) with more than half of them has.
 
-    If no value has, the share of some value. By the vote of Boyer and Moore: weights of different
-    values cancel each other, and what is left is of the majority, if there is one.
+    Values are equal if they are so many units (1,) after rounding. If no value has a majority, the
+    share of some value. By the vote of Boyer and Moore: weights of different values cancel each
+    other, and what is left is of the majority, if there is one.
     """
-    candidate, lead, total = values[0], 0.0, 0.0
+    candidate, lead, total, own = 0.0, 0.0, 0.0, 0.0
     for i in range(len(values)):
         total += weights[i]
-        if values[i] == candidate:
+        value = (values[i] / unit[0] + _ROUND) - _ROUND  # the nearest whole number
+        if value == candidate:
             lead += weights[i]
         else:
             lead -= weights[i]
             if lead < 0.0:
-                candidate, lead = values[i], -lead
-    own = 0.0
+                candidate, lead = value, -lead
     for i in range(len(values)):
-        if values[i] == candidate:
+        if (values[i] / unit[0] + _ROUND) - _ROUND == candidate:
             own += weights[i]
     return own / total if total > 0.0 else np.nan
 

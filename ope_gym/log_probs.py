@@ -13,6 +13,7 @@ from ope_gym.arrays import (
     FloatArray,
     IntArray,
     as_floats,
+    at_once,
     check_column,
     check_finite,
     check_log_probs,
@@ -25,7 +26,8 @@ from ope_gym.estimators.run import reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
-from ope_gym.inference.bootstrap import fingerprint, make_draws
+from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
+from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Sample
@@ -101,9 +103,12 @@ def evaluate_log_probs(
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
-    check_finite(rewards, "rewards", offsets)
     target = check_column(target_log_probs, "target_log_probs", steps)
-    check_log_probs(target, "target_log_probs", offsets, density)
+    at_once(
+        steps,
+        partial(check_finite, rewards, "rewards", offsets),
+        partial(check_log_probs, target, "target_log_probs", offsets, density),
+    )
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
@@ -140,6 +145,7 @@ def evaluate_log_probs(
             "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
+    counts = np.bincount(ids, minlength=rows.shape[0])
     wanted = {ESTIMATORS[name].scheme for name in names} - {""}
     checked = "basic" if wanted == {"basic"} else "fused"  # the scheme whose ratios are checked
     log_w = log_weights(
@@ -148,6 +154,7 @@ def evaluate_log_probs(
         ids,
         offsets,
         sorted(wanted | {checked}),
+        counts=counts,
         density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )
@@ -166,7 +173,7 @@ def evaluate_log_probs(
             start=values.at_start(offsets),
             residuals=values.residuals(rewards, offsets, options.gamma),
         )
-    counts, strata = np.bincount(ids, minlength=rows.shape[0]), joined(ids)
+    strata = joined(ids, counts)
     setting = Setting(
         ids.size,
         strata,
@@ -180,13 +187,6 @@ def evaluate_log_probs(
     )
     betting = options.betting(None)
     chunk = within_discount(chunk, options.gamma)
-    found = dict(
-        zip(
-            names,
-            run([estimator(name, setting, betting) for name in names], reduce_chunk(chunk)),
-            strict=True,
-        )
-    )
     sample = Sample(
         ids.size,
         steps,
@@ -200,14 +200,20 @@ def evaluate_log_probs(
     kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
     facts = partial(_known, sample, ids, rewards, offsets, kept, checked)
     level, seed = options.level, options.seed
+
+    def compute() -> dict[str, Computed]:
+        estimates = [estimator(name, setting, betting) for name in names]
+        return dict(zip(names, run(estimates, reduce_chunk(chunk)), strict=True))
+
     if options.value_alone:
         return Evaluation(
             {
                 name: value_alone(name, ESTIMATORS[name], computed, sample, facts, level)
-                for name, computed in found.items()
+                for name, computed in compute().items()
             }
         )
-    known = with_deviation(facts(rows=rows), found)
+    found, known = at_once(ids.size, compute, partial(facts, rows=rows))
+    known = with_deviation(known, found)
     kind = betting or options.kind
     return Evaluation(
         {
@@ -241,10 +247,9 @@ def _known(
     returns, discounted, sums = tally(rewards, offsets, sample.gamma)
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:
-        last = offsets[1:] - 1
-        flat = rows.flags.c_contiguous
-        own = rows.take(ids * rewards.size + last) if flat else rows[ids, last]
-        mark = fingerprint(returns, own, np.diff(offsets), ids)
+        some = marked(ids.size)
+        ends, chosen = offsets[1:][some], ids[some]
+        mark = fingerprint(returns, rows[chosen, ends - 1], ends - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
     return Known(sample, ids, outcomes, alarms=alarms)
 
@@ -257,11 +262,10 @@ def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
             f"behaviour_ids has shape {ids.shape} and type {ids.dtype}; expected ({n},) integers, "
             "one an episode"
         )
-    outside = np.flatnonzero((ids < 0) | (ids >= behaviours))
-    if outside.size:
-        episode = int(outside[0])
+    if ids.min() < 0 or ids.max() >= behaviours:
+        episode = int(np.argmax((ids < 0) | (ids >= behaviours)))
         raise ValueError(
             f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
             f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
         )
-    return ids.astype(np.int64)
+    return ids.astype(np.int64, copy=False)

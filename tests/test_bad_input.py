@@ -231,7 +231,8 @@ def test_the_first_bad_value_is_named_whatever_thread_finds_it(
     bad: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ope_gym.weights.formula._BLOCK", 8)
-    monkeypatch.setattr("ope_gym.weights.formula.cores", lambda: 4)
+    monkeypatch.setattr("ope_gym.weights.formula._THREADS", 0)
+    monkeypatch.setattr("ope_gym.arrays.cores", lambda: 4)
     rows = np.full((2, 40), -1.0)
     rows[bad] = math.nan
     rows[0, 38:] = math.nan

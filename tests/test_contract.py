@@ -292,17 +292,17 @@ def test_block_size_and_threads_do_not_matter(
     def run() -> tuple[dict[str, NDArray[np.float64]], Evaluation]:
         return formula.log_weights(*arrays, formula.SCHEMES), evaluate_log_probs(*data, gamma=0.99)
 
-    monkeypatch.setattr(formula, "cores", lambda: 1)
+    monkeypatch.setattr("ope_gym.arrays.cores", lambda: 1)
     log_w, one = run()
     for block, cores in ((1, 1), (1, 4), (5000, 1), (5000, 3)):
         monkeypatch.setattr(formula, "_BLOCK", block)
         monkeypatch.setattr(formula, "_THREADS", 0)
-        monkeypatch.setattr(formula, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr("ope_gym.arrays.cores", lambda cores=cores: cores)
         again, other = run()
         for scheme in log_w:  # an episode's weights are its own affair: not a bit may change
             np.testing.assert_array_equal(log_w[scheme], again[scheme], err_msg=scheme)
         assert_same(one, other, rtol=1e-10)
-        monkeypatch.setattr(formula, "cores", lambda: 7)
+        monkeypatch.setattr("ope_gym.arrays.cores", lambda: 7)
         assert_same(run()[1], other)  # the number of threads never matters
 
 

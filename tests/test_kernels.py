@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Compute, evaluate, evaluate_log_probs, kernels, leave_one_policy_out, rank
+from ope_gym import (
+    Compute,
+    arrays,
+    evaluate,
+    evaluate_log_probs,
+    kernels,
+    leave_one_policy_out,
+    rank,
+)
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
 from ope_gym.estimators.reductions import Column, StepSums, Weighted, pieces
@@ -19,10 +27,11 @@ from ope_gym.inference import conclude, errors
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.outcomes import tally
+from ope_gym.weights import formula
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.propensities import StepRatios
 from tests import reference
-from tests.builders import recorded
+from tests.builders import assert_same, recorded
 from tests.reference import Data
 
 
@@ -93,6 +102,75 @@ def test_sums_that_underflow_or_overflow_are_done_again(far: int) -> None:
     data = data._replace(behaviour_log_probs=logs)
     size = np.maximum(1.0, np.abs(by_the_mixture(data)))
     assert (np.abs(fused(data) - by_the_mixture(data)) / size).max() < 1e-12
+
+
+@pytest.mark.parametrize(("spread", "slow"), [(1.0, 0), (30.0, 1)])
+def test_long_trajectories_of_policies_that_differ(
+    spread: float, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest prefix falls exp(-800) below the product of the largest of each step."""
+    data = logged([30, 3000, 2100], 3, spread=spread)
+    calls: list[object] = []
+    found = kernels.distant_prefixes
+    monkeypatch.setattr(kernels, "distant_prefixes", lambda *a: calls.append(found(*a)))
+    rounding = -1e-15 * float(data.behaviour_log_probs.sum(axis=1).min())  # of the reference
+    np.testing.assert_allclose(fused(data), by_the_mixture(data), rtol=0, atol=rounding)
+    assert len(calls) == slow
+
+
+@pytest.mark.parametrize("behaviours", [1, 3, 6])
+def test_many_single_steps_are_weighed_like_any_others(
+    behaviours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = logged([1] * 300, behaviours)
+    logs = data.behaviour_log_probs
+    logs[:, 7] = math.log(1e-300) - 100.0  # below the smallest float
+    if behaviours > 1:
+        logs[1, 6] = -np.inf  # recorded by another
+    usual = fused(data)
+    monkeypatch.setattr(formula, "_THREADS", 0)
+    arguments = (data.target_log_probs, logs, data.behaviour_ids, data.offsets)
+    both = log_weights(*arguments, ["fused", "basic"])
+    np.testing.assert_allclose(both["fused"], usual, rtol=1e-14, atol=1e-15)
+    np.testing.assert_array_equal(both["basic"], log_weights(*arguments, ["basic"])["basic"])
+    for value in (np.nan, -np.inf, 0.1):
+        logs[11 % behaviours, 11] = value
+        with pytest.raises(ValueError, match="at episode 11, step 0"):
+            fused(data)
+
+
+def test_statistics_of_many_trajectories_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut for threads, in pieces of 20 rows."""
+    data = logged([1] * 90, 4, spread=2.0)
+    data.rewards[[3, 50]] = 20.0, -20.0  # the largest influence is not in the last piece
+    returned = data._replace(rewards=np.round(data.rewards))
+    whole = [evaluate_log_probs(*d, estimators=["FIS", "NFIS"]) for d in (data, returned)]
+    monkeypatch.setattr(arrays, "MANY", 40)
+    monkeypatch.setattr(arrays, "cores", lambda: 3)
+    cut = [evaluate_log_probs(*d, estimators=["FIS", "NFIS"]) for d in (data, returned)]
+    for one, other in zip(whole, cut, strict=True):
+        assert_same(one, other, rtol=1e-12)
+        for name in ("FIS", "NFIS"):
+            np.testing.assert_allclose(one[name].influence, other[name].influence, rtol=1e-12)
+            a, b = one[name].diagnostics, other[name].diagnostics
+            np.testing.assert_allclose(a.mean_weight_interval, b.mean_weight_interval, rtol=1e-12)
+            np.testing.assert_allclose(a.behaviour_ess, b.behaviour_ess, rtol=1e-12)
+
+
+def test_threads_keep_the_order_and_raise_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "cores", lambda: 4)
+    assert arrays.in_threads(lambda x: x * x, range(50)) == [x * x for x in range(50)]
+    assert arrays.in_threads(lambda x: x, []) == []
+    seen: list[int] = []
+
+    def fail(x: int) -> None:
+        seen.append(x)
+        if x >= 3:
+            raise ValueError(f"item {x}")
+
+    with pytest.raises(ValueError, match="item 3"):
+        arrays.in_threads(fail, range(1000))
+    assert len(seen) < 1000
 
 
 def by_the_mixture(data: Data) -> NDArray[np.float64]:
@@ -206,7 +284,7 @@ def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
         values = rng.integers(4, size=9).astype(np.float64)
         weights = rng.random(9)
         shares = [weights[values == v].sum() / weights.sum() for v in range(4)]
-        got = kernels.majority_share(values, weights)
+        got = kernels.majority_share(values, weights, np.ones(1))
         if max(shares) > 0.5:
             assert got == pytest.approx(max(shares), rel=1e-14)
         else:
@@ -215,22 +293,23 @@ def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
 
 def test_few_trajectories_are_summed_as_many_are() -> None:
     rng, n = np.random.default_rng(8), 2 * kernels._FEW
-    psi, weights, lengths = rng.standard_normal(n), rng.random(n), rng.integers(9, size=n)
+    psi, weights = rng.standard_normal(n), rng.random(n)
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
     assert n < errors._FEW
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
         (kernels.return_moments, (psi, weights, strata, means), 4),
-        (kernels.placed_sums, (psi, weights, lengths, strata), 4),
     ]
     for kernel, arguments, size in cases:
         many, few = np.zeros(size), np.zeros(size)
         kernel(*arguments, many)
         kernel.__wrapped__(*arguments, few)
         np.testing.assert_allclose(few, many, rtol=1e-12)
-    kernels.spread_sums(psi, strata, means, factors, spread := np.empty(6))
+    kernels.spread_sums(psi, strata, means, factors, spread := np.empty(5))
     np.testing.assert_allclose(errors._sums(psi, strata, means, factors), spread, rtol=1e-12)
     signs, share = np.sign(psi), cast(Any, kernels.majority_share)
-    assert share(signs, weights) == pytest.approx(share.__wrapped__(signs, weights), rel=1e-12)
+    unit = np.ones(1)
+    want = share.__wrapped__(signs, weights, unit)
+    assert share(signs, weights, unit) == pytest.approx(want, rel=1e-12)
 
 
 def test_the_largest_values_are_the_largest() -> None:

@@ -17,13 +17,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, annuity, longest_of, offsets_of, step_numbers
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    annuity,
+    cuts_of,
+    in_threads,
+    longest_of,
+    offsets_of,
+    slices_of,
+    step_numbers,
+)
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
 from ope_gym.inference.outcomes import tally
 
@@ -102,9 +111,7 @@ def within_discount(chunk: Weighted, gamma: float) -> Weighted:
 
 def pieces(chunk: Weighted, steps: int) -> list[Weighted]:
     """Cut a chunk into pieces of about so many steps; they are views, and lack what is whole."""
-    places = np.searchsorted(chunk.offsets, np.arange(0, chunk.offsets[-1], steps))
-    cuts = np.unique(np.append(places, chunk.offsets.size - 1))
-    return [_piece(chunk, int(a), int(b)) for a, b in pairwise(cuts)]
+    return [_piece(chunk, begin, end) for begin, end in cuts_of(chunk.offsets, steps)]
 
 
 def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:
@@ -262,7 +269,8 @@ class StepSums:
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
             psi = np.zeros(psi.size)
-        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        last = log_w if peak.size == 1 else log_w[offsets[1:] - 1]
+        last = last if np.isinf(log_cap) else np.minimum(last, log_cap)
         clipped = 0
         if self.column.clip is not None:
             clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
@@ -360,10 +368,18 @@ def _column_sums(
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
-    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    psi = np.empty(n)
     if horizon == 1:
-        kernels.single_sums(log_w, log_cap, pay, peak, sums, psi)
-        return peak, sums, psi
+        top = min(float(log_w.max()), log_cap)
+
+        def sums_of(part: slice) -> FloatArray:
+            found = np.empty(3)
+            kernels.single_sums(log_w[part], log_cap, pay[part], top, found, psi[part])
+            return found
+
+        single = sum(in_threads(sums_of, slices_of(n)))
+        return np.array([top]), np.reshape(single, (3, 1)), psi
+    sums, ended = np.zeros((3, horizon)), np.zeros((2, horizon + 1))
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
     return peak, sums, psi
@@ -448,7 +464,11 @@ def normalised_influence(
         factor, mean = counted / sums[0], sums[2] / sums[0]
         if peak.size == 1:
             numbers = float(factor[0]), float(mean[0]), float(peak[0])
-            kernels.single_influence(log_w, log_cap, pay, *numbers, psi[0])
+
+            def fill(part: slice) -> None:
+                kernels.single_influence(log_w[part], log_cap, pay[part], *numbers, psi[0, part])
+
+            in_threads(fill, slices_of(psi.shape[1]))
             return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch

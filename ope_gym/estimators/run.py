@@ -8,13 +8,12 @@ so that all requests of a round are answered in a single pass over the trajector
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, cores
+from ope_gym.arrays import FloatArray, IntArray, in_threads, longest_of
 from ope_gym.estimators.reductions import (
     Column,
     Reduction,
@@ -122,11 +121,12 @@ def reduce_chunk(chunk: Any) -> Reduce:
     """Answer requests from one chunk that holds all trajectories; a list of them if `Aimed`.
 
     Of a large one, in threads: how it is cut depends on the data alone, and the parts are merged in
-    order, so the number of threads changes no bit.
+    order, so the number of threads changes no bit. Trajectories of one step are left together: the
+    reductions cut them by themselves, without copies.
     """
     chunks: list[Weighted] = chunk if isinstance(chunk, list) else [chunk]
     cut: list[Any] = []
-    if chunks[0].offsets[-1] >= 2 * _PIECE:
+    if chunks[0].offsets[-1] >= 2 * _PIECE and longest_of(chunks[0].offsets) > 1:
         cut = [list(some) for some in zip(*(pieces(one, _PIECE) for one in chunks), strict=True)]
         cut = cut if isinstance(chunk, list) else [some[0] for some in cut]
 
@@ -134,9 +134,8 @@ def reduce_chunk(chunk: Any) -> Reduce:
         apart = [request for request in requests if cut and getattr(request, "in_threads", False)]
         merged: list[Any] = []
         if apart:
-            with ThreadPoolExecutor(min(cores(), len(cut))) as pool:
-                for parts in pool.map(lambda piece: [r.part(piece) for r in apart], cut):
-                    merge_all(merged, parts)
+            for parts in in_threads(lambda piece: [r.part(piece) for r in apart], cut):
+                merge_all(merged, parts)
         known = dict(zip(apart, merged, strict=True))
         rest = [r for r in requests if r not in known]
         known |= zip(rest, parts_of(rest, chunk), strict=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray
+from ope_gym.arrays import FloatArray, exponentials
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +54,12 @@ class Computed:
     @cached_property
     def last(self) -> FloatArray:
         """(n,) the last weights over the largest of them; zeros if all are."""
-        top = float(self.log_last.max())
-        last = self.log_last - (top if np.isfinite(top) else 0.0)
-        return np.exp(last, out=last)
+        return exponentials(self.log_last, self.top if np.isfinite(self.top) else 0.0)
+
+    @cached_property
+    def top(self) -> float:
+        """Log of the largest last weight."""
+        return float(self.log_last.max())
 
     @property
     def ess(self) -> FloatArray:

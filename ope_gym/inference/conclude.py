@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, at_once
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
@@ -22,6 +22,7 @@ from ope_gym.inference.diagnostics import (
     Findings,
     Verdict,
     judge,
+    mean_weight_interval,
     weight_diagnostics,
 )
 from ope_gym.inference.errors import Spread, Tails, spread_of
@@ -92,14 +93,20 @@ def conclude(
     """
     sample, scheme = known.sample, composition.scheme
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    spread = spread_of(computed.influence if computed.spread is None else computed.spread, strata)
+    values = computed.influence if computed.spread is None else computed.spread
+    support = known.support.get(scheme)
+    spread, described = at_once(
+        values.size,
+        lambda: spread_of(values, strata),
+        lambda: weight_diagnostics(
+            computed, known.ids, sample.counts.size, support, known.calibration
+        ),
+    )
     if spread.error <= _ROUNDING * abs(computed.value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
     diagnostics = dataclasses.replace(
-        weight_diagnostics(
-            computed, known.ids, sample.counts.size, known.support.get(scheme), known.calibration
-        ),
+        described,
         influence_share=spread.tails.largest,
         missing_mass=known.missing.get(scheme or "fused"),
     )
@@ -126,7 +133,11 @@ def conclude(
         interval = undefined(level, kind.name)
         alarms.append(_NO_REWARD)
     else:
-        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.last)
+        unseen, _ = at_once(
+            values.size,
+            lambda: known.outcomes.unseen(computed.value, evidence.ess, computed.last),
+            partial(_keep_interval, diagnostics, computed),
+        )
         interval = widened(interval, computed.value, *unseen)
         lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
         interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
@@ -161,6 +172,13 @@ def conclude(
         computed.bias,
         computed.freedom,
     )
+
+
+def _keep_interval(diagnostics: Diagnostics, computed: Computed) -> None:
+    """Make the interval of the mean weight from last weights that are known already."""
+    mean, unit = diagnostics.mean_weight, float(np.exp(min(computed.top, 709.0)))
+    found = mean_weight_interval(mean, computed.last, unit)
+    vars(diagnostics)["mean_weight_interval"] = found  # where the cached property looks for it
 
 
 def value_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, finite
+from ope_gym.arrays import FloatArray, IntArray, exponentials, finite, group_sums
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
@@ -77,16 +78,9 @@ class Diagnostics:
         Without an upper end where one weight makes more than 5 % of the error: larger ones may be
         missing.
         """
-        with np.errstate(over="ignore"):
-            last = np.exp(self.log_last)
-        if not np.all(np.isfinite(last)):
+        if not np.isfinite(self.mean_weight * self.log_last.size):
             return -np.inf, np.inf
-        spread = spread_of(last)
-        shape = spread.tails
-        found = ess_t(self.mean_weight, spread.cautious, last.size, 0.999, shape)
-        if np.isnan(found.low):
-            return -np.inf, np.inf
-        return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
+        return mean_weight_interval(self.mean_weight, exponentials(self.log_last))
 
     @property
     def uncovered(self) -> float:
@@ -147,9 +141,9 @@ def weight_diagnostics(
     ess_curve, log_last = computed.ess, computed.log_last
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
-    top, last = float(log_last.max()), computed.last
-    total = np.bincount(behaviour_ids, last, minlength=behaviours)
-    square = np.bincount(behaviour_ids, last * last, minlength=behaviours)
+    top, last = computed.top, computed.last
+    total = group_sums(behaviour_ids, last, behaviours)
+    square = group_sums(behaviour_ids, last, behaviours, squared=True)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
@@ -166,6 +160,18 @@ def weight_diagnostics(
             support_violations=support_violations,
             calibration=calibration,
         )
+
+
+def mean_weight_interval(mean: float, last: FloatArray, unit: float = 1.0) -> tuple[float, float]:
+    """Return the interval of the expected weight from the last weights (n,), in some unit."""
+    if not np.isfinite(mean * last.size):
+        return -np.inf, np.inf
+    spread = spread_of(last)
+    shape = dataclasses.replace(spread.tails, skew=unit * spread.tails.skew)
+    found = ess_t(mean, unit * spread.cautious, last.size, 0.999, shape)
+    if np.isnan(found.low):
+        return -np.inf, np.inf
+    return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
 
 
 def pareto_k(weights: FloatArray) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, ends_of, group_sums, in_threads, slices_of
 
 _FEW = 4_096  # values that numpy sums in less time than it takes to load machine code
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
@@ -54,52 +54,58 @@ class Spread:
 
 def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
-    if strata is None:
-        strata, counts = np.zeros(influence.size, dtype=np.int64), np.array([influence.size])
-    else:
+    counts, parts = np.array([influence.size]), slices_of(influence.size)
+    if strata is not None:
         strata, counts = _groups(strata)
-    if counts.size == 1:
+    if strata is not None and counts.size > 1:
+        means = group_sums(strata, influence) / counts
+    else:
+        strata = None
         with np.errstate(invalid="ignore"):  # of values that are not finite
             means = np.array([influence.mean()])
-    else:
-        means = np.bincount(strata, influence) / counts
     if counts.max() < 2 or not np.all(np.isfinite(means)):
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
-    # u over the largest |u|, whose squares could overflow, and by the means first: sum x^2 - n
-    # mean^2 would lose all digits of a small spread
-    factors = np.sqrt(counts / (counts - 1.0))
-    scale, low, high, square, cube, fourth = _sums(influence, strata, means, factors)
-    if not scale > 0.0:
-        return Spread(scale, scale, Tails(0.0, np.inf, np.nan))  # 0, or NaN
-    scale /= influence.size
+    # by the means first: sum x^2 - n mean^2 would lose all digits of a small spread; and over the
+    # largest |psi|, since squares could overflow
+    unit = max(*map(abs, ends_of(influence)), float(np.finfo(np.float64).tiny))
+    factors = np.sqrt(counts / (counts - 1.0)) / unit
+    one = np.zeros(influence[parts[0]].size if strata is None else 0, dtype=np.int64)
+
+    def sums_of(part: slice) -> FloatArray:
+        values = influence[part]
+        groups = one[: values.size] if strata is None else strata[part]
+        return _sums(values, groups, means, factors)
+
+    found = np.array(in_threads(sums_of, parts))
+    low, high = float(found[:, 0].min()), float(found[:, 1].max())
+    square, cube, fourth = found[:, 2:].sum(axis=0).tolist()
+    scale, largest = unit / influence.size, max(-low, high) ** 2
+    if not square > 0.0:
+        return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN
     peaked = fourth / square**2 - 1.0 / influence.size
     freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
     return Spread(
         scale * float(np.sqrt(square)),
         scale * float(np.sqrt(square + low**2 + high**2)),
-        Tails(scale * cube / square, freedom, 1.0 / square),
+        Tails(scale * cube / square, freedom, largest / square),
     )
 
 
 def _sums(
     influence: FloatArray, strata: IntArray, means: FloatArray, factors: FloatArray
-) -> list[float]:
+) -> FloatArray:
     """Return what `ope_gym.kernels.spread_sums` writes; of few values without compiled code."""
+    found = np.empty(5)
     if influence.size >= _FEW:
         from ope_gym.kernels import spread_sums
 
-        found = np.empty(6)
         spread_sums(influence, strata, means, factors, found)
-        return found.tolist()
+        return found
     u = (influence - means[strata]) * factors[strata]
-    low, high = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
-    scale = max(high, -low)
-    if not scale > 0.0:
-        return [scale] * 6
-    u /= scale
     second = u * u
-    sums = [float(np.sum(x)) for x in (second, second * u, second * second)]
-    return [scale, low / scale, high / scale, *sums]
+    found[0], found[1] = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
+    found[2:] = [float(np.sum(x)) for x in (second, second * u, second * second)]
+    return found
 
 
 def standard_error(influence: FloatArray, strata: IntArray) -> float:
@@ -161,15 +167,19 @@ def _groups(strata: IntArray) -> tuple[IntArray, IntArray]:
     return _groups(home[strata])
 
 
-def joined(strata: IntArray) -> IntArray:
+def joined(strata: IntArray, counts: IntArray | None = None) -> IntArray:
     """Join neighbours among strata of one trajectory each, so that their spread can be seen.
 
     The mean of `NEIGHBOURS` in a row stands for the mean of each, and what their means differ by
     counts as spread: for independent trajectories errors come out too large, never too small in
     expectation; a little where neighbours are alike, as in the history of a learner. Strata of
     several trajectories, and few of one, are left as they are.
+
+    Args:
+        strata: (n,).
+        counts: how many trajectories each stratum has, if it is known.
     """
-    single = np.bincount(strata) == 1
+    single = (np.bincount(strata) if counts is None else counts) == 1
     lone = int(np.count_nonzero(single))
     if lone < 2 * NEIGHBOURS:
         return strata

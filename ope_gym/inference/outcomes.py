@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, annuity_of, longest_of, step_numbers
+from ope_gym.arrays import (
+    MANY,
+    FloatArray,
+    IntArray,
+    annuity_of,
+    cuts_of,
+    ends_of,
+    group_sums,
+    in_threads,
+    longest_of,
+    step_numbers,
+)
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
@@ -48,18 +58,31 @@ def tally(
     rewards: FloatArray, offsets: IntArray, gamma: float
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
     """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`."""
-    steps = rewards.size - (offsets.size - 1)  # without the last ones
-    returns, running = rewards, 0.0
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
-        if steps:
-            returns = np.add.reduceat(rewards, offsets[:-1])
-            running = float(np.sum(returns - rewards[offsets[1:] - 1]))
-        discounted = returns
-        if steps and gamma != 1.0:
-            discount = gamma ** np.arange(longest_of(offsets))
-            discounted = np.add.reduceat(discount[step_numbers(offsets)] * rewards, offsets[:-1])
-    low, high = float(rewards.min()), float(rewards.max())
-    return returns, discounted, RewardSums(low, high, running, steps)
+    longest = longest_of(offsets)
+    if longest == 1:
+        return rewards, rewards, RewardSums(*ends_of(rewards), 0.0, 0)
+    discount = gamma ** np.arange(longest) if gamma != 1.0 else np.empty(0)
+
+    def sums_of(cut: tuple[int, int]) -> tuple[FloatArray, FloatArray, RewardSums]:
+        some = offsets[cut[0] : cut[1] + 1] - offsets[cut[0]]
+        paid = rewards[offsets[cut[0]] : offsets[cut[1]]]
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
+            returns = np.add.reduceat(paid, some[:-1])
+            running = float(np.sum(returns - paid[some[1:] - 1]))
+            discounted = returns
+            if discount.size:
+                discounted = np.add.reduceat(discount[step_numbers(some)] * paid, some[:-1])
+        sums = RewardSums(*ends_of(paid), running, paid.size - returns.size)
+        return returns, discounted, sums
+
+    if rewards.size < MANY:
+        return sums_of((0, offsets.size - 1))
+    returns, discounted, parts = zip(*in_threads(sums_of, cuts_of(offsets, MANY // 2)), strict=True)
+    total = parts[0]
+    for part in parts[1:]:
+        total.merge(part)
+    joined = np.concatenate(returns)
+    return joined, np.concatenate(discounted) if discount.size else joined, total
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +96,14 @@ class Outcomes:
         allowed: lowest and highest return if every step of the longest episode paid the lowest or
             the highest reward that was seen, or 0; None if no reward but 0 was seen.
         limited: whether the longest possible episode is known, from a time limit.
+        largest: the largest |return| that was seen.
     """
 
     returns: FloatArray
     seen: tuple[float, float]
     allowed: tuple[float, float] | None
     limited: bool
+    largest: float
 
     @classmethod
     def of(
@@ -87,12 +112,12 @@ class Outcomes:
         """Describe the outcomes of episodes with discounted returns (n,)."""
         unit = annuity_of(gamma, longest)
         rate = unit * rewards.running / rewards.steps if rewards.steps else 0.0
-        ends = np.array([returns.min(), returns.max(), 0.0, rate])
+        low, high = (rewards.low, rewards.high) if longest == 1 else ends_of(returns)
+        ends = np.array([low, high, 0.0, rate])
         allowed = min(rewards.low, 0.0) * unit, max(rewards.high, 0.0) * unit
         known = rewards.low != 0.0 or rewards.high != 0.0
-        return cls(
-            returns, (float(ends.min()), float(ends.max())), allowed if known else None, limited
-        )
+        seen = float(ends.min()), float(ends.max())
+        return cls(returns, seen, allowed if known else None, limited, max(-low, high))
 
     def unseen(self, value: float, ess: float, weights: FloatArray) -> tuple[float, float]:
         """Return by how much outcomes of a chance of 1 / ESS would lower and raise the value.
@@ -111,15 +136,10 @@ class Outcomes:
 
         if not (np.isfinite(value) and ess > 1.0):
             return 0.0, 0.0
-        share = majority_share(self._kinds, weights)
+        unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
+        share = majority_share(self.returns, weights, np.array([unit]))
         lump, (low, high) = max(0.0, 2.0 * share - 1.0) / ess, self.seen
         return lump * max(0.0, value - low), lump * max(0.0, high - value)
-
-    @cached_property
-    def _kinds(self) -> FloatArray:
-        """(n,) whole numbers, equal for equal returns."""
-        unit = EQUAL * max(float(np.abs(self.returns).max()), np.finfo(np.float64).tiny)
-        return np.round(self.returns / unit)
 
     def shifted(self, interval: Interval, missing: float) -> Interval:
         """Return the interval if a share of the episodes may have any return to expect."""
@@ -154,12 +174,16 @@ class Outcomes:
         """
         from ope_gym.kernels import return_moments
 
-        unit, found = float(max(self.returns.max(), -self.returns.min())), np.empty(4)
+        unit, found = self.largest, np.empty(4)
         if unit == 0.0:
             return 0.0
-        returns = self.returns / unit  # whose squares could overflow
+        returns = self.returns
+        if 1e-100 < unit < 1e100:
+            unit = 1.0
+        else:  # squares could overflow or underflow
+            returns = returns / unit
         counts = np.bincount(strata)
-        means = np.bincount(strata, returns) / np.maximum(counts, 1)
+        means = group_sums(strata, returns) / np.maximum(counts, 1)
         return_moments(returns, weights, strata, means, found)
         total, square, apart, inside = found.tolist()
         inside /= max(returns.size - int(np.count_nonzero(counts)), 1)

@@ -17,13 +17,12 @@ The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a facto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, cores
+from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, in_threads
 
 _BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
 _STEPS = 1 << 16  # and steps
@@ -127,21 +126,29 @@ def log_weights(
             if not good:
                 _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
             return
-        size = stop - start
-        target, own, mixture = np.empty((3, size))
+        size, single = stop - start, threads and end - begin == stop - start
+        own, mixture = np.empty(0 if wanted == ["fused"] else size), np.empty(size)
         extra = np.empty(size if optimal else 0)
-        kernels.cumulate(target_log_probs, begin, end, offsets, target)
         padded, scratch = kernels.prefix_scratch(rho)
-        good = kernels.prefixes(
-            block, shift, begin, end, ids, offsets, padded, limit, own, mixture, *scratch
-        )
-        if optimal and good:
+        given = (block, shift, begin, end, ids)
+        if single:
+            target = target_log_probs[start:stop]
+            found = kernels.single_steps(*given, padded, limit, own, mixture, scratch[1])
+        else:
+            target = np.empty(size)
+            kernels.cumulate(target_log_probs, begin, end, offsets, target)
+            found = kernels.prefixes(*given, offsets, padded, limit, own, mixture, *scratch)
+        if found == kernels.REFUSED:
+            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
+        if found == kernels.DISTANT:
+            kernels.distant_prefixes(
+                block, shift, begin, end, offsets, padded, mixture, np.empty(rho.size)
+            )
+        if optimal:
             x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(
                 block, shift, begin, end, offsets, rho, a, own, mixture, x, y, z, extra
             )
-        if not good or own.min() == -np.inf:
-            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
         prefixes = Prefixes(target, own, mixture, extra)
         for scheme, log_w in result.items():
             log_w[start:stop] = SCHEMES[scheme](prefixes)
@@ -149,10 +156,8 @@ def log_weights(
     chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
     # policies need not be thread-safe, and few elements are not worth a thread
     threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
-    workers = min(len(chunks), cores()) if threads else 1
-    if workers > 1:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(run, *zip(*chunks, strict=True)))
+    if threads:
+        in_threads(lambda chunk: run(*chunk), chunks)
     else:
         for begin, end in chunks:
             run(begin, end)

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, one_step_earlier
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    in_threads,
+    longest_of,
+    one_step_earlier,
+    slices_of,
+)
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
@@ -130,10 +137,19 @@ class StepRatios:
         """Sum over the weights of a chunk."""
         from ope_gym.kernels import ratio_sums
 
-        found = np.empty(4)
-        ratio_sums(chunk.log_weights[self.scheme], chunk.offsets, found)
-        steps, top, total, square = found.tolist()
-        return _RatioSums(int(steps), top, total, square)
+        log_w, offsets = chunk.log_weights[self.scheme], chunk.offsets
+
+        def sums_of(part: slice) -> FloatArray:
+            found = np.empty(4)
+            cut = offsets if len(cuts) == 1 else offsets[: log_w[part].size + 1]
+            ratio_sums(log_w[part], cut, found)
+            return found
+
+        single = longest_of(offsets) == 1
+        cuts = slices_of(log_w.size) if single else [slice(None)]
+        found = np.array(in_threads(sums_of, cuts))
+        steps, _, total, square = found.sum(axis=0).tolist()
+        return _RatioSums(int(steps), float(found[:, 1].max()), total, square)
 
     def total(self, merged: _RatioSums) -> tuple[str, ...]:
         """Return the alarm in words; empty if there is none."""
