@@ -310,6 +310,7 @@ def distribution_command(args: argparse.Namespace) -> Said:
         source,
         target,
         origin=args.origin,
+        q_model=None if args.q_model == "none" else args.q_model,
         gamma=args.gamma,
         interval=args.interval,
         level=args.level,
@@ -675,6 +676,12 @@ def make_parser() -> argparse.ArgumentParser:
     kinds = {"choices": ("ess-t", "percentile")}
     add_flags(returns, "data", "gamma", "level", "resamples", "seed", "origin")
     add_flags(returns, "interval", interval=kinds)
+    model = {
+        "default": "none",
+        "help": "correct the weights by auto with a model of the action values that also sees the "
+        "return so far: default, one of the named, or none",
+    }
+    add_flags(returns, "q-model", q_model=model)
     returns.add_argument(
         "--figure",
         type=Path,

@@ -30,6 +30,10 @@ def test_a_run_takes_some_regimes() -> None:
     assert found["holds"].shape == (len(grid(2)), len(KINDS), len(NUMBERS))
     assert np.isfinite(found["holds"][taken]).all()
     assert np.isnan(found["holds"][~taken]).all()
+    assert np.isfinite(found["errors"][taken]).all()
+    plain, drawn, modelled = np.moveaxis(found["errors"][taken], 1, 0)
+    assert np.array_equal(plain, drawn)  # the bootstrap changes intervals alone
+    assert not np.any(plain[:, 0] == modelled[:, 0])
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.99, HOLDS), (0.85, FAILS)])
@@ -38,10 +42,14 @@ def test_claims_follow_the_coverage(share: float, verdict: str) -> None:
     holds = (rng.random((*shape, len(KINDS), len(NUMBERS))) < share).astype(np.float64)
     band = (rng.random(shape) < share).astype(np.float64)
     study = Returns()
-    runs = {"holds": holds, "band": band, "colour": np.zeros(shape)}
+    errors = rng.normal(size=holds.shape)
+    errors[:, :, -1] = 0.5 * errors[:, :, 0]
+    runs = {"holds": holds, "errors": errors, "band": band, "colour": np.zeros(shape)}
     summary = plain(study.summarise(runs), missing=math.nan)
-    (claim,) = study.claims(summary)
-    assert claim.verdict == verdict
+    covered, gained = study.claims(summary)
+    assert covered.verdict == verdict
+    assert gained.verdict == HOLDS
+    assert [row.note for row in gained.evidence] == ["0.50 of the error"] * len(NUMBERS)
     assert f"| all | {band.size} | ess-t | {100 * holds[:, :, 0, 0].mean():.1f} % |" in (
         study.table(summary)
     )

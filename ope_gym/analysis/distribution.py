@@ -5,8 +5,8 @@ the weights are normalised. A return is one number for the whole episode, so unl
 be taken apart into steps: where per-decision weights keep early rewards usable, here the last
 weight alone decides. The verdict is that of NFIS, which has the same weights.
 
-There is no doubly robust version. It would need a model of the distribution of returns; the q
-models here learn means, and for the mean of the return there is `ope_gym.evaluate`.
+With a q model the numbers are those of `auto`, which corrects the weights as far as the data bear
+the model out; see `ope_gym.analysis.scored_returns`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.analysis.ranking import named_targets
+from ope_gym.analysis.scored_returns import ScoredReturns
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import PoissonDraws
@@ -37,7 +38,8 @@ from ope_gym.inference.weighted_returns import (
     quantile_of,
     variance_of,
 )
-from ope_gym.policies import Policy, Target
+from ope_gym.models import QModel
+from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source
 
@@ -53,6 +55,9 @@ _KINDS = ("ess-t", "percentile")
 _OTHER_MEAN = (
     "all lines use the weights of whole episodes; evaluate weighs each step by the actions up to "
     "it, and auto uses a q model, too: their mean differs and is usually more precise"
+)
+_BY_AUTO = (
+    "by auto, with a q model that also sees the return so far; the ESS is that of the weights"
 )
 
 
@@ -108,6 +113,8 @@ class Distribution:
         draws: of the bootstrap.
         outcomes: returns that are possible.
         estimate: the mean by NFIS (or NBIS), which has the same weights.
+        auto: the mean by auto, with a q model; None without one.
+        scored: numbers of the distribution with a q model; None without one.
     """
 
     weighted: WeightedReturns = field(repr=False)
@@ -116,6 +123,8 @@ class Distribution:
     draws: PoissonDraws = field(repr=False)
     outcomes: Outcomes = field(repr=False)
     estimate: Estimate = field(repr=False)
+    auto: Estimate | None = field(default=None, repr=False)
+    scored: ScoredReturns | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -139,10 +148,15 @@ class Distribution:
 
     def mean(self) -> Quantity:
         """Return the mean; `ope_gym.evaluate` has better estimates of it, by steps."""
+        if self.auto is not None:
+            return Quantity("mean", self.auto.value, self.auto.interval, self.ess)
         return self._quantity("mean", mean_of, self.weighted.mean_interval(self.level), self.ess)
 
     def variance(self) -> Quantity:
         """Return the variance of one return."""
+        corrected = self.scored and self.scored.variance(self.mean().value)
+        if corrected:
+            return Quantity("variance", *corrected, self.ess)
         found = self.weighted.variance_interval(self.level)
         return self._quantity("variance", variance_of, found, self.ess)
 
@@ -160,9 +174,12 @@ class Distribution:
             level: within (0, 1), 0.5 for the median.
         """
         _check_share(level, "level")
-        ends = self.weighted.quantile_interval(level, self.level)
         few = self.weighted.smaller_side(self.weighted.quantile(level))
         name = f"{100 * level:g}% quantile"
+        corrected = self.scored and self.scored.quantile(level)
+        if corrected:
+            return Quantity(name, corrected[0], self._cut(corrected[1]), few)
+        ends = self.weighted.quantile_interval(level, self.level)
         return self._quantity(name, partial(_quantile, level), self._cut(ends), few)
 
     def cvar(self, tail: float = TAIL) -> Quantity:
@@ -175,18 +192,24 @@ class Distribution:
         """
         if not 0.0 < tail <= 1.0:
             raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
-        ends = self.weighted.cvar_interval(tail, self.level, self.outcomes.seen[0])
         name = f"CVaR {100 * tail:g}%"
         few = self.weighted.tail_ess(tail)
+        corrected = self.scored and self.scored.cvar(tail)
+        if corrected:
+            return Quantity(name, corrected[0], self._cut(corrected[1]), few)
+        ends = self.weighted.cvar_interval(tail, self.level, self.outcomes.seen[0])
         return self._quantity(name, partial(_cvar, tail), self._cut(ends), few)
 
     def below(self, x: float) -> Quantity:
         """Return the probability of a return below x: of failure, if x is what must be reached."""
         if not np.isfinite(x):
             raise ValueError(f"x is {x!r}; give a finite return")
+        name, few = f"P(return < {x:g})", self.weighted.smaller_side(x)
+        corrected = self.scored and self.scored.probability(x)
+        if corrected:
+            return Quantity(name, *corrected, few)
         ends = self.weighted.probability_interval(x, self.level)
-        few = self.weighted.smaller_side(x)
-        return self._quantity(f"P(return < {x:g})", partial(_below, x), ends, few)
+        return self._quantity(name, partial(_below, x), ends, few)
 
     @cached_property
     def band(self) -> Band:
@@ -249,7 +272,7 @@ class Distribution:
         lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in found):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
-        lines.append(text.wrap(_OTHER_MEAN))
+        lines.append(text.wrap(_OTHER_MEAN if self.scored is None else _BY_AUTO))
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -321,6 +344,7 @@ def distribution(
     weights: str = "fused",
     origin: str | None = None,
     held_out: bool | None = None,
+    q_model: QModel | str | None = None,
     gamma: float = 1.0,
     interval: str = "ess-t",
     level: float = 0.95,
@@ -337,6 +361,8 @@ def distribution(
             unknown, and for adaptive data.
         origin: as in `ope_gym.evaluate`.
         held_out: as in `ope_gym.evaluate`.
+        q_model: "default" or a model, as in `ope_gym.evaluate`: all numbers but the band are then
+            those of auto, which needs ess-t intervals, fused weights and all episodes in memory.
         gamma: discount of the returns, within [0, 1].
         interval: "ess-t": Student's t for means, Clopper and Pearson with effective numbers for
             probabilities, and their inversion for quantiles; "percentile": of the bootstrap.
@@ -347,13 +373,18 @@ def distribution(
     Returns:
         A `Distribution`; print it for a table.
     """
-    _check(weights, interval, resamples)
-    name = _WEIGHTS[weights]
+    _check(weights, interval, resamples, q_model)
     evaluator = Evaluator(
-        episodes, name, held_out=held_out, gamma=gamma, level=level, seed=seed, q_model=None
+        episodes,
+        _named(weights, q_model),
+        held_out=held_out,
+        q_model=q_model,
+        gamma=gamma,
+        level=level,
+        seed=seed,
     )
     returns = _returns(evaluator.source, evaluator.options.gamma)
-    return _distribution(evaluator, name, target, origin, interval, resamples, *returns)
+    return _distribution(evaluator, target, origin, interval, resamples, *returns)
 
 
 def rank_by(
@@ -384,13 +415,13 @@ def rank_by(
         raise ValueError(f"by is {by!r}; choose one of {', '.join(BY)}")
     given = {"weights": "fused", "interval": "ess-t", "resamples": 1000, **options}
     weights, interval, resamples = (given.pop(k) for k in ("weights", "interval", "resamples"))
-    _check(weights, interval, resamples)
-    name = _WEIGHTS[weights]
-    evaluator = Evaluator(episodes, name, **{"q_model": None, **given})
+    q_model = given.setdefault("q_model", None)
+    _check(weights, interval, resamples, q_model)
+    evaluator = Evaluator(episodes, _named(weights, q_model), **given)
     returns = _returns(evaluator.source, evaluator.options.gamma)
     found = {}
     for key, policy in named_targets(targets, evaluator.source).items():
-        one = _distribution(evaluator, name, policy, origin, interval, resamples, *returns)
+        one = _distribution(evaluator, policy, origin, interval, resamples, *returns)
         found[key] = (
             one.mean() if by == "mean" else one.cvar(share) if by == "cvar" else one.quantile(share)
         )
@@ -404,24 +435,38 @@ def rank_by(
 
 def _distribution(
     evaluator: Evaluator,
-    name: str,
-    target: Policy | int | str,
+    target: Target,
     origin: str | None,
     kind: str,
     resamples: int,
     returns: FloatArray,
     outcomes: Outcomes,
 ) -> Distribution:
-    estimate = evaluator.evaluate(target, origin=origin)[name]
+    found = evaluator.evaluate(target, origin=origin)
+    (name,) = found.keys() - {"auto"}
+    estimate, auto = found[name], found.get("auto")
     strata, options = estimate.sample.strata, evaluator.options
-    return Distribution(
-        WeightedReturns.of(returns, estimate.diagnostics.log_last, strata),
-        options.level,
-        kind,
-        PoissonDraws(strata, resamples, options.seed),
-        outcomes,
-        estimate,
-    )
+    weighted = WeightedReturns.of(returns, estimate.diagnostics.log_last, strata)
+    draws = PoissonDraws(strata, resamples, options.seed)
+    scored = None
+    if auto is not None and weighted.known:
+        data = evaluator.source.data
+        if data is None:
+            raise ValueError(
+                "q_model needs all episodes in memory: load the files with Trajectories.load, or "
+                "leave q_model out"
+            )
+        scored = ScoredReturns.of(
+            data,
+            evaluator.source.policy(target),
+            options.gamma,
+            weighted,
+            origin=origin,
+            q_model=options.q_model,
+            level=options.level,
+            seed=options.seed,
+        )
+    return Distribution(weighted, options.level, kind, draws, outcomes, estimate, auto, scored)
 
 
 def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
@@ -441,13 +486,22 @@ def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
     return returns, Outcomes.of(returns, rewards, gamma, roster.longest, roster.limited)
 
 
-def _check(weights: str, interval: str, resamples: int) -> None:
+def _named(weights: str, q_model: QModel | str | None) -> list[str]:
+    return [_WEIGHTS[weights]] if q_model is None else [_WEIGHTS[weights], "auto"]
+
+
+def _check(weights: str, interval: str, resamples: int, q_model: QModel | str | None) -> None:
     if weights not in _WEIGHTS:
         raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
     if interval not in _KINDS:
         raise ValueError(f"interval is {interval!r}; choose one of {', '.join(_KINDS)}")
     if not resamples >= 2 or resamples % 1:
         raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
+    if q_model is not None and (weights != "fused" or interval != "ess-t"):
+        raise ValueError(
+            f"q_model goes with fused weights and ess-t intervals, not with {weights} and "
+            f"{interval}: leave q_model out"
+        )
 
 
 def _check_share(share: float, name: str) -> None:

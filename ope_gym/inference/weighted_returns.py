@@ -69,6 +69,22 @@ def _first(n: int, reached: Callable[[int], bool]) -> int:
     return int(high)
 
 
+def binomial_interval(p: float, error: float, ess: float, level: float) -> Interval:
+    """Return the interval of a probability that was estimated with a standard error E.
+
+    That of Clopper and Pearson for p m events of m, where m = p (1 - p) / E^2 independent episodes
+    would leave the same error; it is not empty where no event was seen. There, and where the error
+    is unknown, m is the effective sample size.
+    """
+    from scipy.special import betaincinv
+
+    size = p * (1.0 - p) / error**2 if error > 0.0 and 0.0 < p < 1.0 else ess
+    k, tail = p * size, (1.0 - level) / 2
+    low = float(betaincinv(k, size - k + 1.0, tail)) if k > 0.0 else 0.0
+    high = float(betaincinv(k + 1.0, size - k, 1.0 - tail)) if k < size else 1.0
+    return Interval(low, high, level, "binomial")
+
+
 def mean_of(returns: FloatArray, shares: FloatArray) -> FloatArray:
     """Return the weighted mean."""
     return np.asarray(shares @ returns)
@@ -132,25 +148,13 @@ class WeightedReturns:
         return int(np.searchsorted(self.returns, x, "left" if strict else "right"))
 
     def _binomial(self, place: int, level: float) -> Interval:
-        """Return the interval of the probability of the lowest `place` returns.
-
-        That of Clopper and Pearson for p m events of m, where m = p (1 - p) / E^2 independent
-        episodes would leave the error E of the weighted ones; it is not empty where no event was
-        seen. There, and where the error is unknown, m is the effective sample size.
-        """
-        from scipy.special import betaincinv
-
+        """Return the interval of the probability of the lowest `place` returns."""
         if not self.known:
             return undefined(level, "binomial")
         p = min(float(self.shares[:place].sum()), 1.0)
         inside = np.arange(self.returns.size) < place
         psi = self.returns.size * self.shares * (inside - p)
-        error = cautious_error(psi, self.strata)
-        size = p * (1.0 - p) / error**2 if error > 0.0 and 0.0 < p < 1.0 else self.ess
-        k, tail = p * size, (1.0 - level) / 2
-        low = float(betaincinv(k, size - k + 1.0, tail)) if k > 0.0 else 0.0
-        high = float(betaincinv(k + 1.0, size - k, 1.0 - tail)) if k < size else 1.0
-        return Interval(low, high, level, "binomial")
+        return binomial_interval(p, cautious_error(psi, self.strata), self.ess, level)
 
     def quantile(self, q: float) -> float:
         """Return the lowest return up to which at least q of the weight lies."""
@@ -209,10 +213,7 @@ class WeightedReturns:
         terms = edge - np.maximum(edge - self.returns, 0.0) / tail - value
         ess = self.tail_ess(tail)
         found = self._ess_t(value, terms, ess, level)
-        part = np.diff(np.minimum(np.cumsum(self.shares), tail), prepend=0.0)
-        equal = EQUAL * float(np.abs(self.returns).max())
-        kinds = np.cumsum(np.diff(self.returns, prepend=self.returns[0]) > equal)
-        lump = max(0.0, 2.0 * float(np.bincount(kinds, part).max()) / tail - 1.0)
+        lump = self.majority(tail)
         if lump == 0.0 or tail == 1.0:
             return found
         chance = min(1.0, -float(np.log((1.0 - level) / 2)) / ess)
@@ -221,6 +222,13 @@ class WeightedReturns:
         if np.isnan(found.low):  # a single effective episode
             return Interval(low, high, level, found.method)
         return Interval(min(found.low, low), max(found.high, high), level, found.method)
+
+    def majority(self, tail: float) -> float:
+        """Return 2 s - 1 if one return has a share s above one half of the tail, else 0."""
+        part = np.diff(np.minimum(np.cumsum(self.shares), tail), prepend=0.0)
+        equal = EQUAL * float(np.abs(self.returns).max())
+        kinds = np.cumsum(np.diff(self.returns, prepend=self.returns[0]) > equal)
+        return max(0.0, 2.0 * float(np.bincount(kinds, part).max()) / tail - 1.0)
 
     def _cvar_if_rarer(self, tail: float, level: float) -> float:
         """Return the tail mean if returns up to the edge of the tail were as rare as may be."""
