@@ -134,30 +134,47 @@ class ScoredReturns:
 
     def probability(self, x: float, strict: bool = True) -> tuple[float, Interval] | None:
         """Return the probability of a return below x, or up to x if not strict."""
+        found = self._share(x, strict)
+        if found is None:
+            return None
+        return found[0], binomial_interval(*found, self.weighted.ess, self.level)
+
+    def _share(self, x: float, strict: bool) -> tuple[float, float] | None:
+        """Return that probability and its standard error."""
         returns = self.weighted.returns
         found = self.estimate(np.where(returns < x if strict else returns <= x, 1.0, 0.0))
         if found is None:
             return None
-        p = min(max(found.value, 0.0), 1.0)
         error = max(found.standard_error, cautious_error(found.influence, found.sample.strata))
-        return p, binomial_interval(p, error, self.weighted.ess, self.level)
+        return min(max(found.value, 0.0), 1.0), error
 
     def quantile(self, q: float) -> tuple[float, Interval] | None:
-        """Return the quantile of a level, and where its interval begins and ends."""
-        at = self.weighted.quantile(q)
-        found = self.probability(at, strict=False)
-        if found is None:
-            return None
-        p, interval = found
-        level = q + self.weighted.probability(at, strict=False)
-        low, high = (self._return(level - end) for end in (interval.high, interval.low))
-        return self._return(level - p, seen=True), Interval(low, high, self.level, "binomial")
+        """Return the quantile of a level.
 
-    def _return(self, level: float, seen: bool = False) -> float:
-        """Return the weighted quantile; beyond the returns it is infinite, or the last one."""
-        if seen or 0.0 < level < 1.0:
-            return self.weighted.quantile(level)
-        return -np.inf if level <= 0.0 else np.inf
+        The interval is that of order statistics: of m independent episodes, so many that they
+        leave the error of the probability, k have returns up to the quantile, and k is binomial
+        with the probability q.
+        """
+        from scipy.special import bdtrik
+
+        at = self.weighted.quantile(q)
+        found = self._share(at, strict=False)
+        if found is None or not found[1] > 0.0:
+            return None
+        p, error = found
+        off = p - self.weighted.probability(at, strict=False)
+        size, tail = q * (1.0 - q) / error**2, (1.0 - self.level) / 2
+        least, most = bdtrik([tail, 1.0 - tail], size, q) / size + [0.0, 1.0 / size]
+        low = self._return(least - off) if least > 0.0 else -np.inf  # NaN: too few episodes
+        high = self._return(most - off) if most < 1.0 else np.inf
+        value = min(max(self.weighted.quantile(q - off), low), high)
+        return value, Interval(low, high, self.level, "binomial")
+
+    def _return(self, level: float) -> float:
+        """Return the weighted quantile, infinite beyond the returns."""
+        if level <= 0.0:
+            return -np.inf
+        return self.weighted.quantile(level) if level < 1.0 else np.inf
 
     def cvar(self, tail: float) -> tuple[float, Interval] | None:
         """Return the mean of the worst share, q - E max(q - G, 0) / share at its quantile q."""
