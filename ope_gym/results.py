@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ope_gym.estimators.table import ALIASES, RECOMMENDED, by_recommendation
+from ope_gym.estimators.table import ALIASES, ESTIMATORS, RECOMMENDED, by_recommendation
 from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
@@ -61,11 +61,13 @@ class Evaluation(Mapping[str, Estimate]):
         """Return the recommended estimate: auto, else NFIS, else the most reliable of the others.
 
         Of the others it is the first green one, or without any the first amber one, in the order of
-        `ope_gym.estimators.table.by_recommendation`.
+        `ope_gym.estimators.table.by_recommendation`. One that rests on a model alone comes after
+        all that have weights: its colour cannot show that the model is wrong.
         """
         order = by_recommendation(self)
         if order[0] not in RECOMMENDED and len(order) > 1:
             order.sort(key=lambda name: COLOURS.index(self[name].verdict.colour))
+            order.sort(key=lambda name: not ESTIMATORS[name].scheme)
         return self[order[0]]
 
     def ranked(self) -> dict[str, Estimate]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Trajectories, distribution
+from ope_gym import Trajectories, distribution, evaluate
 from ope_gym.analysis.distribution import rank_by
 from ope_gym.cli import main
 from ope_gym.inference.bootstrap import PoissonDraws
@@ -384,3 +384,26 @@ def test_a_tail_of_equal_returns_has_an_interval() -> None:
     assert w.cvar_interval(0.1, 0.95, floor=0.0).low == pytest.approx(found.low)
     spread = WeightedReturns.of(rng.normal(size=80), np.zeros(80), np.zeros(80, dtype=np.int64))
     assert spread.cvar_interval(0.1, 0.95) == spread.cvar_interval(0.1, 0.95, floor=-99.0)
+
+
+def test_a_share_of_everything_is_certain_whatever_its_sum_rounds_to() -> None:
+    """Where no return reached x, its probability has the interval of n in n, not of nearly all."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        w = WeightedReturns.of(rng.random(60), rng.normal(size=60), np.zeros(60, dtype=np.int64))
+        found = w.probability_interval(2.0, 0.95)
+        assert found.low == pytest.approx(0.025 ** (1 / w.ess), rel=1e-9)
+        assert found.high == 1.0
+        assert w.quantile_interval(0.999, 0.95).high == np.inf
+
+
+def test_the_mean_leaves_room_for_outcomes_that_were_not_seen() -> None:
+    """As `evaluate` does, also for episodes that no recorded policy can play."""
+    paid = [Episode((0,), (k % 2,), (1.0,), 1.0) for k in range(100)]
+    data = buffer_of(paid, [0] * 100, [np.array([[0.5, 0.5]])])
+    target = Table(np.array([[0.4, 0.6]]))
+    found, nfis = distribution(data, target), evaluate(data, target, "NFIS")["NFIS"]
+    ends = found.mean().interval
+    assert (ends.low, ends.high) == pytest.approx((nfis.interval.low, nfis.interval.high))
+    assert ends.low < 0.97
+    assert found.cvar(1.0).interval == ends

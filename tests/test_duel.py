@@ -705,3 +705,12 @@ def test_gate_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["gate", "episodes.ope", "--limit", "many"])
     assert stop.value.code == 3
+
+
+def test_bounds_that_recorded_episodes_contradict_are_refused() -> None:
+    data = recorded_coins()
+    high = float(data.returns().max())
+    words = r"bounds are \(0, .*\), but the recorded episode \d+ returned .*; give wider ones"
+    with pytest.raises(ValueError, match=words):
+        ope_gym.duel(0, 1, data=data, bounds=(0.0, high - 0.5))
+    ope_gym.duel(0, 1, data=data, bounds=(float(data.returns().min()), high))

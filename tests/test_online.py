@@ -15,12 +15,14 @@ from torch.distributions import Distribution, Independent, Normal
 
 from ope_gym.online import FreeEvaluation
 from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages, noise_of
+from ope_gym.online.free import _Snapshot, _Value
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import GaussianMlp, LinearSigmoid, Policy
 from ope_gym.policies.mlp import Network
 from ope_gym.policies.torch import TorchPolicy
+from ope_gym.report.free_values import in_words
 
 HORIZON = 30
 
@@ -352,6 +354,33 @@ def test_fresh_episodes_are_added_to_what_is_free() -> None:
     assert "fresh" in pooled.shares
     assert pooled.standard_error < alone.standard_error
     assert abs(pooled.value - 12.5) < abs(alone.value - 12.5)
+
+
+def test_ways_that_rest_on_the_same_steps_do_not_make_each_other_surer() -> None:
+    """Two ways of equal error have that error together; 25 fresh episodes are independent."""
+    free = FreeEvaluation(8, horizon=HORIZON)
+    free._range = free._limits = (0.0, 10.0)
+    one = Sums(5.0, 0.0, np.zeros((9, 2)), 100, 20)
+    now = _Snapshot(LinearSigmoid(np.zeros(2)), 0, spread=2.0, ended=20)
+    both = {"advantages": _Value(one, 1.0), "simulation": _Value(one, 1.0)}
+    alone = free._conclude(now, {"advantages": both["advantages"]}, settled=True)
+    pair = free._conclude(now, both, settled=True)
+    assert pair.standard_error == pytest.approx(alone.standard_error)
+    more = free._conclude(now, {**both, "fresh": _Value(one, 1.0)}, settled=True)
+    thirds = np.array([2.0, 1.0]) / 3
+    assert more.standard_error == pytest.approx(alone.standard_error * np.sqrt(thirds @ thirds))
+
+
+def test_a_policy_that_changes_fast_says_so() -> None:
+    free = FreeEvaluation(8, horizon=HORIZON)
+    free._range = free._limits = (-500.0, 0.0)
+    now = _Snapshot(LinearSigmoid(np.zeros(2)), 0, spread=50.0, ended=20)
+    for moved, steep in ((100.0, True), (10.0, False)):
+        value = _Value(Sums(-200.0, moved, np.zeros((9, 2)), 100, 20), 900.0 + moved**2)
+        found = free._conclude(now, {"advantages": value}, settled=False)
+        assert found.steep == steep
+        why = "has changed so much lately that the steps so far say little about it"
+        assert (why in in_words(found)) == steep
 
 
 def test_values_at_once_are_widened_by_how_wrong_they_were() -> None:

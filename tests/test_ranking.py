@@ -18,6 +18,7 @@ from ope_gym import (
     Bootstrap,
     Compute,
     Ranking,
+    Trajectories,
     TrajectoryBuffer,
     evaluate,
     evaluate_log_probs,
@@ -492,3 +493,28 @@ def test_policies_that_all_reach_the_maximum_are_not_told_apart() -> None:
     found = rank_estimates(estimates)
     for row in found.values():
         assert row.probability_best == pytest.approx(0.25, abs=4 * np.sqrt(0.19 / 20_000))
+
+
+def test_differences_know_actions_that_nobody_recorded() -> None:
+    """The first target takes the third action in 30 % of its episodes, which pays anything."""
+    rng = np.random.default_rng(5)
+    n = 400
+    actions = (rng.random(n) < 0.5).astype(np.int64)
+    data = Trajectories.from_arrays(
+        np.zeros(n, dtype=np.int64),
+        actions,
+        actions + 0.3 * rng.normal(size=n),
+        np.full(n, math.log(0.5)),
+        offsets=np.arange(n + 1),
+        policies=[Table(np.array([[0.5, 0.5, 0.0]]))],
+        policy_ids=0,
+        terminated=True,
+    )
+    first, second = Table(np.array([[0.1, 0.6, 0.3]])), Table(np.array([[0.55, 0.45, 0.0]]))
+    one, other = (evaluate(data, x, "NFIS", origin="fixed")["NFIS"] for x in (first, second))
+    assert one.lost[0] > 0.1
+    assert other.lost == (0.0, 0.0)
+    for difference, truth in ((one.difference(other), 0.15), (other.difference(one), -0.15)):
+        assert truth in difference.interval
+    ranking = rank(data, {"first": first, "second": second}, "NFIS", origin="fixed")
+    assert ranking["first"].probability_best < 0.99

@@ -438,3 +438,16 @@ def test_wrong_types() -> None:
         TorchPolicy([])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"returned a tuple: .*forward=lambda"):
         TorchPolicy(Wrong((1, 2))).probs(X)
+
+
+def test_probabilities_are_not_taken_for_logits() -> None:
+    """A softmax of a softmax would be a policy that explores far more."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.Softmax(dim=1))
+    x, actions = np.ones((4, 2)), np.zeros(4, dtype=np.int64)
+    with pytest.raises(ValueError, match=r"sum to 1 in each row: these are probabilities"):
+        TorchPolicy(net).log_prob(x, actions)
+    policy = TorchPolicy(net, forward=lambda module, seen: torch.log(module(seen)))
+    same = TorchPolicy(net, forward=lambda module, seen: Categorical(probs=module(seen)))
+    np.testing.assert_allclose(policy.probs(x), same.probs(x), rtol=1e-6)
+    certain = nn.Linear(2, 1)
+    assert TorchPolicy(certain).log_prob(x, actions).tolist() == [0.0] * 4

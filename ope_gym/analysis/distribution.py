@@ -27,7 +27,7 @@ from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
 from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.inference.intervals import Interval, percentile
+from ope_gym.inference.intervals import Interval, percentile, widened
 from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
 from ope_gym.inference.regimes import label
 from ope_gym.inference.weighted_returns import (
@@ -150,7 +150,17 @@ class Distribution:
         """Return the mean; `ope_gym.evaluate` has better estimates of it, by steps."""
         if self.auto is not None:
             return Quantity("mean", self.auto.value, self.auto.interval, self.ess)
-        return self._quantity("mean", mean_of, self.weighted.mean_interval(self.level), self.ess)
+        return self._quantity("mean", mean_of, self._mean_interval(), self.ess)
+
+    def _mean_interval(self) -> Interval:
+        """Return the interval of the mean, with room for outcomes that were not seen."""
+        found, w = self.weighted.mean_interval(self.level), self.weighted
+        if w.known:
+            shares = np.empty_like(w.shares)
+            shares[w.order] = w.shares  # in the order of the data
+            value = float(mean_of(w.returns, w.shares))
+            found = widened(found, value, *self.outcomes.unseen(value, w.ess, shares))
+        return self._cut(self.outcomes.shifted(found, self.diagnostics.missing_mass or 0.0))
 
     def variance(self) -> Quantity:
         """Return the variance of one return."""
@@ -193,6 +203,8 @@ class Distribution:
         if not 0.0 < tail <= 1.0:
             raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
         name = f"CVaR {100 * tail:g}%"
+        if tail == 1.0:
+            return dataclasses.replace(self.mean(), name=name)
         few = self.weighted.tail_ess(tail)
         corrected = self.scored and self.scored.cvar(tail)
         if corrected:

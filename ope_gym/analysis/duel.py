@@ -418,6 +418,7 @@ def duel(
     rules = Rules(ends, deviation, float(margin), float(level), float(gamma), int(limit), int(seed))
     prior, controls = Prior(), (None, None)
     if source is not None:
+        _check_recorded(source, ends, gamma)
         model = None if ends is None else q_model  # no control keeps differences symmetric
         middle = 0.0 if ends is None else sum(ends) / 2
         prior, controls = expect(source, policies, gamma, reward_range, model, seed, middle)  # type: ignore[arg-type, assignment]
@@ -549,6 +550,23 @@ def _as_saved(
             "or begin anew with another file"
         )
     return Prior(**arrays), controls  # type: ignore[arg-type]
+
+
+def _check_recorded(source: Source, bounds: tuple[float, float] | None, gamma: float) -> None:
+    """Raise if a recorded return shows that the bounds do not hold."""
+    if bounds is None:
+        return
+    assert source.data is not None  # all of it is in memory
+    returns = source.data.returns(gamma)
+    slack = 1e-9 * max(map(abs, bounds))
+    outside = np.flatnonzero((returns < bounds[0] - slack) | (returns > bounds[1] + slack))
+    if outside.size:
+        i = int(outside[0])
+        raise ValueError(
+            f"bounds are ({bounds[0]:g}, {bounds[1]:g}), but the recorded episode {i} returned "
+            f"{returns[i]:g}: a duel is valid only within bounds that hold for every episode; give "
+            "wider ones"
+        )
 
 
 def _as_list(bounds: tuple[float, float] | None) -> list[float] | None:

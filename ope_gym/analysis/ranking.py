@@ -129,11 +129,12 @@ def probability_best(
 ) -> FloatArray:
     """Return (P,) the share of joint draws of the values in which each is the largest.
 
-        J_p + D_p f_p + U_p + b_p Z_p,
+        J_p + D_p f_p + U_p + b_p Z_p + L_p,
         D ~ normal with the covariance of the influence values within strata, or the deviations of
             shared bootstrap replicates,
         f_p = sqrt(ESS / (ESS - 1)) sqrt((ESS - 1) / chi2)
         U_p = above_p X - below_p Y,    X, Y ~ exponential with mean 1
+        L_p ~ uniform between what actions that no recorded policy takes may cost or bring
 
     With f_p every J_p has a t distribution with ESS - 1 degrees of freedom (and the plain standard
     error, not the cautious one of the ess-t interval): few effective episodes leave much open. One
@@ -175,6 +176,9 @@ def probability_best(
     bias = np.array([e.bias for e in taking])
     if bias.any():
         drawn += bias * rng.standard_normal(drawn.shape)
+    lost = np.array([e.lost for e in taking])
+    if lost.any():
+        drawn += rng.uniform(-lost[:, 0], lost[:, 1], drawn.shape)
     winner = np.argmax(drawn, axis=1)
     best = drawn[np.arange(len(drawn)), winner]
     errors = np.array([e.standard_error for e in taking])

@@ -123,7 +123,7 @@ def conclude(
     )
     interval = with_bias(kind.interval(evidence, level), computed.value, computed.bias)
     alarms, cautions = _reasons(computed, known, scheme, replicates)
-    unseen = (0.0, 0.0)
+    unseen = lost = (0.0, 0.0)
     if computed.bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
@@ -139,8 +139,10 @@ def conclude(
             partial(_keep_interval, diagnostics, computed),
         )
         interval = widened(interval, computed.value, *unseen)
-        lost = known.missing.get(scheme or "fused", 0.0)  # a model knows no more than all policies
-        interval = known.outcomes.cut(known.outcomes.shifted(interval, lost))
+        missing = known.missing.get(scheme or "fused", 0.0)  # models know no more than all policies
+        shifted = known.outcomes.shifted(interval, missing)
+        lost = max(interval.low - shifted.low, 0.0), max(shifted.high - interval.high, 0.0)
+        interval = known.outcomes.cut(shifted)
     fresh = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
     findings = Findings(
         computed.value,
@@ -171,6 +173,7 @@ def conclude(
         computed.basis,
         computed.bias,
         computed.freedom,
+        lost,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,8 @@ class Estimate:
         bias: bound on a bias that the influence values do not show; it is in the standard error.
         freedom: effective number of trajectories where it rests on more than the weights; None for
             that of the weights.
+        lost: by how much the ends of the interval are further out because the target takes actions
+            that no recorded policy takes.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Estimate:
     basis: str = ""
     bias: float = field(default=0.0, repr=False)
     freedom: float | None = field(default=None, repr=False)
+    lost: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
     if not TYPE_CHECKING:
 
@@ -174,7 +178,7 @@ class Estimate:
 
         Its interval has the percentiles of the shared bootstrap draws where both have them; else it
         is ess-t, from the influence values. Bounds on the biases widen it, because the two biases
-        need not cancel.
+        need not cancel, and so does what the episodes cannot show of either target.
         """
         self._refuse_unlike(other)
         value = self.value - other.value
@@ -191,6 +195,9 @@ class Estimate:
             error, interval = float(np.hypot(error, bias)), with_bias(interval, value, bias)
             below, above = self.unseen[0] + other.unseen[1], self.unseen[1] + other.unseen[0]
             interval = widened(interval, value, below, above)
+            low = interval.low - self.lost[0] - other.lost[1]
+            high = interval.high + self.lost[1] + other.lost[0]
+            interval = dataclasses.replace(interval, low=low, high=high)
         return Difference(self.name, other.name, value, error, interval)
 
     def _refuse_unlike(self, other: Estimate) -> None:

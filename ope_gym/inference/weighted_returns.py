@@ -151,7 +151,8 @@ class WeightedReturns:
         """Return the interval of the probability of the lowest `place` returns."""
         if not self.known:
             return undefined(level, "binomial")
-        p = min(float(self.shares[:place].sum()), 1.0)
+        p = float(self.shares[:place].sum())
+        p = 1.0 if 1.0 - p < _ROUNDING else p  # no weight is left on the other side
         inside = np.arange(self.returns.size) < place
         psi = self.returns.size * self.shares * (inside - p)
         return binomial_interval(p, cautious_error(psi, self.strata), self.ess, level)

@@ -68,6 +68,8 @@ class FreeEstimate:
         ended: how many of the episodes that it rests on have ended, so that their returns are
             known; None if that does not matter.
         bounds: the lowest and highest return of the run so far, between which the value lies.
+        steep: whether most of the squared error is that of the correction for policies that acted
+            before: the policy changes so fast that their steps say little about it.
     """
 
     timesteps: int
@@ -82,6 +84,7 @@ class FreeEstimate:
     steady: bool = False
     ended: int | None = None
     bounds: tuple[float, float] = (-np.inf, np.inf)
+    steep: bool = False
 
     @property
     def few(self) -> bool:
@@ -353,6 +356,9 @@ class FreeEvaluation:
         square = 1.0 / sum(1.0 / x for x in squares.values())
         shares = {name: square / x for name, x in squares.items()}
         value = sum(share * possible[name] for name, share in shares.items())
+        # both free ways rest on the same steps, and err together; fresh episodes err by themselves
+        free = sum(share * np.sqrt(squares[n]) for n, share in shares.items() if n != "fresh")
+        square = free**2 + shares.get("fresh", 0.0) ** 2 * squares.get("fresh", 0.0)
         from scipy.special import stdtrit
 
         sums = values["advantages"].sums
@@ -372,6 +378,7 @@ class FreeEvaluation:
             steady=max(error, snapshot.spread) <= _STEADY * (high - low),
             ended=snapshot.ended,
             bounds=self._limits,
+            steep=2.0 * shares["advantages"] * _SECOND * sums.moved**2 > squares["advantages"],
         )
 
     def _returns(self, window: Window, fresh: list[float]) -> tuple[FloatArray, FloatArray]:

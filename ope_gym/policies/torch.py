@@ -196,6 +196,12 @@ def _checked(output: object, n: int) -> Output:
         if output.ndim != 2 or output.shape[1] == 0:
             raise ValueError(f"the module returned logits of shape {tuple(output.shape)}: (n, A)")
         shape = tuple(output.shape)
+        if _are_probabilities(output):
+            raise ValueError(
+                "the module returned numbers of 0 or more that sum to 1 in each row: these are "
+                "probabilities, and logits are expected; give forward=lambda net, x: "
+                "torch.log(net(x)), or return a Categorical(probs=...)"
+            )
     else:
         raise TypeError(
             f"the module returned a {type(output).__name__}: it must return logits (n, A) or a "
@@ -206,6 +212,13 @@ def _checked(output: object, n: int) -> Output:
             f"the module returned {shape} for {n} observations: the first axis must be the rows"
         )
     return output
+
+
+def _are_probabilities(output: torch.Tensor) -> bool:
+    """Tell whether all rows sum to 1, which logits of several actions do not."""
+    if output.shape[0] == 0 or output.shape[1] < 2 or bool((output < 0).any()):
+        return False
+    return bool(torch.allclose(output.sum(dim=1), torch.ones(len(output), dtype=output.dtype)))
 
 
 def _log_softmax(output: Output) -> FloatArray | None:

@@ -83,6 +83,8 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
             why = ended
         elif math.isnan(fresh):
             why = "its error is unknown"
+        elif estimate.steep:
+            why = "the policy has changed so much lately that the steps so far say little about it"
         return f"may be worth {band}, but do not use this number (red): {why}."
     said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:

@@ -85,10 +85,6 @@ class BatchedSession(Session):
         """Number of steps of all sub-envs so far, recorded or not."""
         return self.clock * len(self._open)
 
-    def longest_open(self) -> int:
-        """Return the number of steps so far of the longest episode that is under way."""
-        return int((self.clock - self._start)[self._open].max(initial=0))
-
     def untrainable(self) -> NDArray[np.bool_]:
         """Return (N,) in which sub-envs the learner must not train on the coming step."""
         return self.held_out | self.ended if self.autoreset.skips_step else self.held_out

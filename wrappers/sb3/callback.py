@@ -17,7 +17,7 @@ from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
 from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
-from ope_gym.report.free_values import in_words
+from ope_gym.report.free_values import colour, in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
@@ -34,6 +34,7 @@ from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why
 __all__ = ["OPECallback"]
 
 _LARGE = 2**30  # bytes of a record that the user should be warned of
+_FEWEST = 3  # evaluations of a short training, whatever the budget: a curve needs some points
 _OFTEN, _POINTS = 10_000, 50  # timesteps between evaluations, and how many of these are enough
 _SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is evaluated
 
@@ -353,8 +354,9 @@ class OPECallback(EventCallback):
         usual = max(_OFTEN, int(model._total_timesteps) // _POINTS)
         if self._free is None:
             return usual
-        left = model._total_timesteps - self.num_timesteps
+        left = int(model._total_timesteps) - self.num_timesteps
         spacing = affordable_spacing(model, self._free.free.horizon, left, self._budget)
+        spacing = min(spacing, -(-left // _FEWEST))
         spacing -= int(model.n_steps * model.n_envs) // 2  # the nearest rollout
         if spacing > usual and self.verbose:
             print(
@@ -436,7 +438,8 @@ class OPECallback(EventCallback):
         self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
         self._models.hold(self._checkpoints.contenders())
         if self.verbose:
-            new = " The best so far." if best else ""
+            first, red = len(self._checkpoints) == 1, colour(estimate) == "red"
+            new = " The best so far." if best and not first and not red else ""
             print(f"{estimate.timesteps:,} timesteps: {in_words(estimate, self._level)}{new}")
         if best:
             self._tell_of_best()
