@@ -22,7 +22,7 @@ from ope_gym.arrays import (
 )
 from ope_gym.estimators.methods import estimator
 from ope_gym.estimators.reductions import Weighted, within_discount
-from ope_gym.estimators.run import reduce_chunk, run
+from ope_gym.estimators.run import ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
@@ -197,23 +197,25 @@ def evaluate_log_probs(
         regime,
         (),
     )
-    kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
-    facts = partial(_known, sample, ids, rewards, offsets, kept, checked)
+    facts = partial(_known, sample, ids, rewards, offsets)
     level, seed = options.level, options.seed
-
-    def compute() -> dict[str, Computed]:
-        estimates = [estimator(name, setting, betting) for name in names]
-        return dict(zip(names, run(estimates, reduce_chunk(chunk)), strict=True))
-
+    estimates = [estimator(name, setting, betting) for name in names]
     if options.value_alone:
+        kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
+
+        def judged() -> Known:
+            return facts(*reduce_chunk(kept)([StepRatios(checked)]))
+
         return Evaluation(
             {
-                name: value_alone(name, ESTIMATORS[name], computed, sample, facts, level)
-                for name, computed in compute().items()
+                name: value_alone(name, ESTIMATORS[name], computed, sample, judged, level)
+                for name, computed in zip(names, run(estimates, reduce_chunk(chunk)), strict=True)
             }
         )
-    found, known = at_once(ids.size, compute, partial(facts, rows=rows))
-    known = with_deviation(known, found)
+    # the ratios in the pass of the first sums, while the weights are in the cache
+    *all_computed, alarms = run([*estimates, ask(StepRatios(checked))], reduce_chunk(chunk))
+    found: dict[str, Computed] = dict(zip(names, all_computed, strict=True))
+    known = with_deviation(facts(alarms, rows), found)
     kind = betting or options.kind
     return Evaluation(
         {
@@ -228,8 +230,7 @@ def _known(
     ids: IntArray,
     rewards: FloatArray,
     offsets: IntArray,
-    chunk: Weighted,
-    scheme: str,
+    alarms: tuple[str, ...],
     rows: FloatArray | None = None,
 ) -> Known:
     """Return the facts about the data that verdicts need.
@@ -239,11 +240,9 @@ def _known(
         ids: (n,) behaviour of each.
         rewards: (S,).
         offsets: (n + 1,).
-        chunk: their weights, as far as discount leaves any.
-        scheme: of the weights whose ratios are checked.
+        alarms: what the ratios of the steps say, see `StepRatios`.
         rows: (K, S) log-probabilities, for a fingerprint; None without one.
     """
-    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
     returns, discounted, sums = tally(rewards, offsets, sample.gamma)
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:

@@ -142,8 +142,7 @@ def weight_diagnostics(
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
     top, last = computed.top, computed.last
-    total = group_sums(behaviour_ids, last, behaviours)
-    square = group_sums(behaviour_ids, last, behaviours, squared=True)
+    _, total, square = group_sums(behaviour_ids, last, behaviours)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
