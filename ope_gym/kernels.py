@@ -666,18 +666,25 @@ def cumulate_ratios(
     Returns:
         False if an entry of an own behaviour is NaN, -inf or above the limit.
     """
-    good = True
+    _wide()  # type: ignore[call-arg]
+    bad = begin - begin
+    # differences first: they are small, so that little is rounded, and taken of several steps at a
+    # time. Sums wait for each other, and would keep the next trajectory, of another row, from being
+    # read ahead.
     for i in range(begin, end):
-        above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
+        k = ids[i]
         for j in range(offsets[i], offsets[i + 1]):
-            x, y = log_probs[k, np.uintp(j - shift)], target[np.uintp(j)]
-            good &= (x <= limit) & (x > -np.inf)
-            rest_above += _rest(above, y)
-            above += y
-            rest_below += _rest(below, x)
-            below += x
-            out[np.uintp(j)] = (above + rest_above) - (below + rest_below)
-    return good
+            x = log_probs[k, np.uintp(j - shift)]
+            bad += not ((x <= limit) & (x > -np.inf))
+            out[np.uintp(j)] = target[np.uintp(j)] - x
+    for i in range(begin, end):
+        total, rest = 0.0, 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            x = out[np.uintp(j)]
+            rest += _rest(total, x)
+            total += x
+            out[np.uintp(j)] = total + rest
+    return bad == 0
 
 
 # Sums over all trajectories at each step t, for weights known by their logs:
@@ -883,9 +890,14 @@ def segment_influence(
 # Trajectories of one step have one sum and no ends: a loop that vectorises, not n loops of a step.
 
 
-@compiled(_ADD, writes=("sums", "psi"))
-def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any) -> None:
-    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,)."""
+@compiled(_ADD, writes=("sums", "psi", "weights"))
+def single_sums(
+    log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any, weights: Any
+) -> None:
+    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,).
+
+    The weights over exp(top) are written, too, because error and diagnostics need them.
+    """
     _wide()  # type: ignore[call-arg]
     paid = math.exp(top if top < 700.0 else 700.0)
     once, twice, earned = 0.0, 0.0, 0.0
@@ -896,6 +908,7 @@ def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any,
         twice += w * w
         earned += w * rewards[i]
         psi[i] = paid * (w * rewards[i])
+        weights[i] = w
     sums[0], sums[1], sums[2] = once, twice, earned
 
 

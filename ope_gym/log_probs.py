@@ -104,17 +104,17 @@ def evaluate_log_probs(
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
     target = check_column(target_log_probs, "target_log_probs", steps)
-    at_once(
-        steps,
-        partial(check_finite, rewards, "rewards", offsets),
-        partial(check_log_probs, target, "target_log_probs", offsets, density),
-    )
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
         )
-    ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    *_, (ids, counts) = at_once(
+        steps,
+        partial(check_finite, rewards, "rewards", offsets),
+        partial(check_log_probs, target, "target_log_probs", offsets, density),
+        partial(check_ids, behaviour_ids, offsets.size - 1, rows.shape[0]),
+    )
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     offer = Offer(
@@ -145,7 +145,6 @@ def evaluate_log_probs(
             "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
-    counts = np.bincount(ids, minlength=rows.shape[0])
     wanted = {ESTIMATORS[name].scheme for name in names} - {""}
     checked = "basic" if wanted == {"basic"} else "fused"  # the scheme whose ratios are checked
     log_w = log_weights(
@@ -253,8 +252,8 @@ def _known(
     return Known(sample, ids, outcomes, alarms=alarms)
 
 
-def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
-    """Return (n,) numbers of behaviours, or raise."""
+def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:
+    """Return (n,) numbers of behaviours, and how often each comes; raise if they are none."""
     ids = np.asarray(behaviour_ids)
     if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
@@ -267,4 +266,4 @@ def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
             f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
             f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
         )
-    return ids.astype(np.int64, copy=False)
+    return ids.astype(np.int64, copy=False), np.bincount(ids, minlength=behaviours)

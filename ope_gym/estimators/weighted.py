@@ -119,5 +119,8 @@ def normalise(
 
 
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:
-    sums = totals.columns.sums
-    return Computed(value, influence, sums, totals.log_last, totals.capped_share)
+    columns = totals.columns
+    made = None if totals.scaled is None else (float(columns.peak[0]), totals.scaled)
+    return Computed(
+        value, influence, columns.sums, totals.log_last, totals.capped_share, made=made
+    )

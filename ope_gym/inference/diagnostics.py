@@ -152,7 +152,7 @@ def weight_diagnostics(
             behaviour_shares=total / max(float(total.sum()), np.finfo(np.float64).tiny),
             behaviour_ess=np.divide(total**2, square, out=np.zeros(behaviours), where=square > 0),
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
-            mean_weight=float(np.exp(top) * last.mean()),
+            mean_weight=float(np.exp(top) * total.sum() / last.size),
             pareto_k=pareto_k(last),
             capped_share=computed.capped_share,
             log_last=log_last,
