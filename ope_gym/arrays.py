@@ -319,10 +319,10 @@ def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArra
     def sums_of(part: slice) -> FloatArray:
         found = np.zeros((4 if few else 1, size, 3))
         add(groups[part], values[part], found)
-        return found.sum(axis=0)
+        return np.asarray(found.sum(axis=0))
 
     parts = slices_of(groups.size) if few else [slice(None)]
-    return np.asarray(sum(in_threads(sums_of, parts)).T)
+    return np.asarray(np.sum(in_threads(sums_of, parts), axis=0).T)
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

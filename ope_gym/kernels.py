@@ -1069,9 +1069,7 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
 
 
 @compiled(writes=("candidates", "leads", "out"))
-def vote(
-    values: Any, weights: Any, unit: float, candidates: Any, leads: Any, out: Any
-) -> None:
+def vote(values: Any, weights: Any, unit: float, candidates: Any, leads: Any, out: Any) -> None:
     """Find the value (n,) that has more than half of the weights (n,), if there is one.
 
     Args:
@@ -1100,9 +1098,7 @@ def vote(
 
 
 @compiled(writes=("sums", "out"))
-def weight_of(
-    values: Any, weights: Any, unit: float, winner: float, sums: Any, out: Any
-) -> None:
+def weight_of(values: Any, weights: Any, unit: float, winner: float, sums: Any, out: Any) -> None:
     """Sum all weights (n,) and those of one value, in units; see `vote`.
 
     Args:

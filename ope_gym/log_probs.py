@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -201,13 +201,10 @@ def evaluate_log_probs(
     estimates = [estimator(name, setting, betting) for name in names]
     if options.value_alone:
         kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
-
-        def judged() -> Known:
-            return facts(*reduce_chunk(kept)([StepRatios(checked)]))
-
+        later = partial(_known_later, facts, kept, checked)
         return Evaluation(
             {
-                name: value_alone(name, ESTIMATORS[name], computed, sample, judged, level)
+                name: value_alone(name, ESTIMATORS[name], computed, sample, later, level)
                 for name, computed in zip(names, run(estimates, reduce_chunk(chunk)), strict=True)
             }
         )
@@ -250,6 +247,12 @@ def _known(
         mark = fingerprint(returns, rows[chosen, ends - 1], ends - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
     return Known(sample, ids, outcomes, alarms=alarms)
+
+
+def _known_later(facts: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
+    """Return the facts about the data, from the weights of a scheme that were kept."""
+    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
+    return facts(alarms)
 
 
 def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:

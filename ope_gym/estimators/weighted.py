@@ -121,6 +121,4 @@ def normalise(
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:
     columns = totals.columns
     made = None if totals.scaled is None else (float(columns.peak[0]), totals.scaled)
-    return Computed(
-        value, influence, columns.sums, totals.log_last, totals.capped_share, made=made
-    )
+    return Computed(value, influence, columns.sums, totals.log_last, totals.capped_share, made=made)

@@ -234,5 +234,5 @@ def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> floa
         lead += votes if other == winner else -votes
         if lead < 0.0:
             winner, lead = float(other), -lead
-    total, own = sum(in_threads(weights_of, parts)).tolist()
+    total, own = np.sum(in_threads(weights_of, parts), axis=0).tolist()
     return own / total if total > 0.0 else np.nan
