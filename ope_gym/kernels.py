@@ -896,7 +896,7 @@ def single_sums(
 ) -> None:
     """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,).
 
-    The weights over exp(top) are written, too, because error and diagnostics need them.
+    The weights over exp(top) are written, too, for error and diagnostics, unless weights is (0,).
     """
     _wide()  # type: ignore[call-arg]
     paid = math.exp(top if top < 700.0 else 700.0)
@@ -908,7 +908,8 @@ def single_sums(
         twice += w * w
         earned += w * rewards[i]
         psi[i] = paid * (w * rewards[i])
-        weights[i] = w
+        if weights.size > 0:
+            weights[i] = w
     sums[0], sums[1], sums[2] = once, twice, earned
 
 

@@ -336,6 +336,18 @@ def test_the_deviation_of_a_return_does_not_depend_on_pieces(
     assert whole == pytest.approx(want, rel=1e-10)
 
 
+def test_the_interval_of_the_mean_weight_is_made_where_it_could_matter() -> None:
+    calm = evaluate_log_probs(*logged([1] * 300, 3), estimators=["FIS"])["FIS"].diagnostics
+    assert "mean_weight_interval" not in vars(calm)
+    low, high = calm.mean_weight_interval
+    assert low < calm.mean_weight < high
+    data = logged([1] * 300, 3)
+    data.target_log_probs[:] -= 1.0  # most of what the target does is missing
+    found = evaluate_log_probs(*data, estimators=["FIS"])["FIS"]
+    assert found.diagnostics.mean_weight_interval[1] < 1.0
+    assert any("the data miss much" in reason for reason in found.verdict.reasons)
+
+
 def test_log_ratios_are_summed_as_exactly_as_floats_can() -> None:
     data = logged([3000, 1, 40], 2, spread=1.0)
     data.target_log_probs[3010] = -np.inf

@@ -256,17 +256,25 @@ class StepTotals:
 
 @dataclass(frozen=True)
 class StepSums:
-    """Sum the weights at each step, and along each trajectory."""
+    """Sum the weights at each step, and along each trajectory.
+
+    Args:
+        column: which weights.
+        gamma: discount.
+        scaled: whether weights of trajectories of one step are wanted, not only their logs.
+    """
 
     column: Column
     gamma: float
+    scaled: bool = False
     in_threads: ClassVar[bool] = True
 
     def part(self, chunk: Weighted) -> _StepParts:
         """Sum over a chunk."""
         log_w, pay, offsets = self.column.of(chunk)
         log_cap = self.column.log_cap
-        peak, sums, psi, scaled = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        wanted = self.gamma, log_cap, self.scaled
+        peak, sums, psi, scaled = _column_sums(log_w, pay, offsets, *wanted)
         if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
@@ -369,11 +377,16 @@ def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
 
 
 def _column_sums(
-    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
+    log_w: FloatArray,
+    pay: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    log_cap: float,
+    weights: bool,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray | None]:
     """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk.
 
-    Of trajectories of one step also their weights (n,) over the largest.
+    Of trajectories of one step also their weights (n,) over the largest, if wanted.
     """
     from ope_gym import kernels
 
@@ -381,7 +394,7 @@ def _column_sums(
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     psi = np.empty(n)
     if horizon == 1:
-        top, scaled = min(float(log_w.max()), log_cap), np.empty(n)
+        top, scaled = min(float(log_w.max()), log_cap), np.empty(n if weights else 0)
 
         def sums_of(part: slice) -> FloatArray:
             found = np.empty(3)
@@ -391,7 +404,8 @@ def _column_sums(
             return found
 
         single = sum(in_threads(sums_of, slices_of(n)))
-        return np.array([top]), np.reshape(single, (3, 1)), psi, scaled
+        made = scaled if weights else None
+        return np.array([top]), np.reshape(single, (3, 1)), psi, made
     sums, ended = np.zeros((3, horizon)), np.zeros((2, horizon + 1))
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)

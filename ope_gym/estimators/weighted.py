@@ -73,7 +73,7 @@ def weighted(c: Composition, setting: Setting) -> Steps[Computed]:
 
 def weigh_column(column: Column, normalised: bool, setting: Setting) -> Steps[Computed]:
     """Compute the weighted estimate of one column."""
-    wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma),)
+    wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma, setting.errors),)
     totals, *starts = yield (*wanted, Starts()) if column.baseline else wanted
     start = starts[0] if starts else None
     if normalised:
