@@ -16,6 +16,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MANY = 1 << 18  # rows from which threads are worth their start
+_COPIED = 1 << 12  # groups whose sums each thread may hold for itself
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -298,26 +299,30 @@ def exponentials(values: FloatArray, top: float = 0.0) -> FloatArray:
     return result
 
 
-def group_sums(
-    groups: IntArray, values: FloatArray, size: int = 0, squared: bool = False
-) -> FloatArray:
-    """Sum values (n,), or their squares, by groups (n,), as `np.bincount` does.
+def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArray:
+    """Count values (n,) by groups (n,), and sum them and their squares: (3, groups).
 
     On all cores if they are many.
 
     >>> group_sums(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0])).tolist()
-    [5.0, 2.0]
+    [[2.0, 1.0], [5.0, 2.0], [17.0, 4.0]]
     """
-    parts = slices_of(groups.size)
-    if len(parts) > 1:
-        size = max(size, int(groups.max()) + 1)
+    if groups.size < MANY:
+        with np.errstate(over="ignore"):  # whoever takes the squares has small values
+            columns = (None, values, values * values)
+        return np.array([np.bincount(groups, x, minlength=size) for x in columns], np.float64)
+    from ope_gym.kernels import group_sums as add
+
+    size = max(size, int(groups.max()) + 1)
+    few = size <= _COPIED  # more groups would cost memory, and follow each other less
 
     def sums_of(part: slice) -> FloatArray:
-        some = values[part]
-        found = np.bincount(groups[part], some * some if squared else some, minlength=size)
-        return np.asarray(found, dtype=np.float64)
+        found = np.zeros((4 if few else 1, size, 3))
+        add(groups[part], values[part], found)
+        return np.asarray(found.sum(axis=0))
 
-    return np.asarray(sum(in_threads(sums_of, parts)))
+    parts = slices_of(groups.size) if few else [slice(None)]
+    return np.asarray(np.sum(in_threads(sums_of, parts), axis=0).T)
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

@@ -666,18 +666,25 @@ def cumulate_ratios(
     Returns:
         False if an entry of an own behaviour is NaN, -inf or above the limit.
     """
-    good = True
+    _wide()  # type: ignore[call-arg]
+    bad = begin - begin
+    # differences first: they are small, so that little is rounded, and taken of several steps at a
+    # time. Sums wait for each other, and would keep the next trajectory, of another row, from being
+    # read ahead.
     for i in range(begin, end):
-        above, below, rest_above, rest_below, k = 0.0, 0.0, 0.0, 0.0, ids[i]
+        k = ids[i]
         for j in range(offsets[i], offsets[i + 1]):
-            x, y = log_probs[k, np.uintp(j - shift)], target[np.uintp(j)]
-            good &= (x <= limit) & (x > -np.inf)
-            rest_above += _rest(above, y)
-            above += y
-            rest_below += _rest(below, x)
-            below += x
-            out[np.uintp(j)] = (above + rest_above) - (below + rest_below)
-    return good
+            x = log_probs[k, np.uintp(j - shift)]
+            bad += not ((x <= limit) & (x > -np.inf))
+            out[np.uintp(j)] = target[np.uintp(j)] - x
+    for i in range(begin, end):
+        total, rest = 0.0, 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            x = out[np.uintp(j)]
+            rest += _rest(total, x)
+            total += x
+            out[np.uintp(j)] = total + rest
+    return bad == 0
 
 
 # Sums over all trajectories at each step t, for weights known by their logs:
@@ -883,9 +890,14 @@ def segment_influence(
 # Trajectories of one step have one sum and no ends: a loop that vectorises, not n loops of a step.
 
 
-@compiled(_ADD, writes=("sums", "psi"))
-def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any) -> None:
-    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,)."""
+@compiled(_ADD, writes=("sums", "psi", "weights"))
+def single_sums(
+    log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any, psi: Any, weights: Any
+) -> None:
+    """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,).
+
+    The weights over exp(top) are written, too, for error and diagnostics, unless weights is (0,).
+    """
     _wide()  # type: ignore[call-arg]
     paid = math.exp(top if top < 700.0 else 700.0)
     once, twice, earned = 0.0, 0.0, 0.0
@@ -896,6 +908,8 @@ def single_sums(log_w: Any, log_cap: float, rewards: Any, top: float, sums: Any,
         twice += w * w
         earned += w * rewards[i]
         psi[i] = paid * (w * rewards[i])
+        if weights.size > 0:
+            weights[i] = w
     sums[0], sums[1], sums[2] = once, twice, earned
 
 
@@ -1008,16 +1022,20 @@ def spread_sums(psi: Any, strata: Any, means: Any, factors: Any, out: Any) -> No
         out: (5,) written: the smallest u (at most 0), the largest (at least 0), and the sums of
             u^2, u^3 and u^4.
     """
-    low, high, square, cube, fourth = 0.0, 0.0, 0.0, 0.0, 0.0
-    for i in range(len(psi)):
-        k = strata[i]
+    _wide()  # type: ignore[call-arg]
+    # bits as in `ratio_sums`; those of a float below 0 are a whole number below 0
+    low, high, square, cube, fourth = 0, 0, 0.0, 0.0, 0.0
+    for i in range(psi.size):
+        k = np.uintp(strata[i])
         u = (psi[i] - means[k]) * factors[k]
-        low = u if u < low else low
-        high = u if u > high else high
+        below: Any = _bits(-u)
+        above: Any = _bits(u)
+        low = below if below > low else low
+        high = above if above > high else high
         square += u * u
         cube += u * u * u
         fourth += (u * u) * (u * u)
-    out[0], out[1], out[2], out[3], out[4] = low, high, square, cube, fourth
+    out[0], out[1], out[2], out[3], out[4] = 0.0 - _float(low), _float(high), square, cube, fourth
 
 
 @compiled(_ADD, writes=("out",), few=_FEW)
@@ -1029,7 +1047,7 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
         weights: (n,).
         strata: (n,).
         means: of the returns, by stratum.
-        out: (4,) written: sum w, sum w^2, sum w (r - r_w)^2 with r_w = sum w r / sum w, and
+        out: (5,) written: sum w, sum w^2, r_w = sum w r / sum w, sum w (r - r_w)^2, and
             sum (r - mean)^2 with the mean of the stratum.
     """
     total, square, paid, apart, inside = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -1042,31 +1060,87 @@ def return_moments(returns: Any, weights: Any, strata: Any, means: Any, out: Any
         apart += weights[i] * ((returns[i] - mean) * (returns[i] - mean))
         d = returns[i] - means[strata[i]]
         inside += d * d
-    out[0], out[1], out[2], out[3] = total, square, apart, inside
+    out[0], out[1], out[2], out[3], out[4] = total, square, mean, apart, inside
 
 
-@compiled(writes=(), few=_FEW)
-def majority_share(values: Any, weights: Any, unit: Any) -> float:
-    """Return the share of the weights (n,) that the value (n,) with more than half of them has.
+# The vote of Boyer and Moore: weights of different values cancel each other, and what is left is of
+# the value with a majority, if there is one. Candidate and lead of several parts are votes in turn,
+# so a tile of places votes, each for itself (which vectorises), and then the winners of the places.
+# Without "reassoc", which would undo the rounding by _ROUND.
 
-    Values are equal if they are so many units (1,) after rounding. If no value has a majority, the
-    share of some value. By the vote of Boyer and Moore: weights of different values cancel each
-    other, and what is left is of the majority, if there is one.
+
+@compiled(writes=("candidates", "leads", "out"))
+def vote(values: Any, weights: Any, unit: float, candidates: Any, leads: Any, out: Any) -> None:
+    """Find the value (n,) that has more than half of the weights (n,), if there is one.
+
+    Args:
+        values: (n,); they are equal if they are so many units after rounding.
+        weights: (n,).
+        unit: of the values.
+        candidates: (tile,) zeros, scratch.
+        leads: (tile,) zeros, scratch.
+        out: (2,) written: the value in units, and by how much weight it leads.
     """
-    candidate, lead, total, own = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(values)):
-        total += weights[i]
-        value = (values[i] / unit[0] + _ROUND) - _ROUND  # the nearest whole number
-        if value == candidate:
-            lead += weights[i]
-        else:
-            lead -= weights[i]
-            if lead < 0.0:
-                candidate, lead = value, -lead
-    for i in range(len(values)):
-        if (values[i] / unit[0] + _ROUND) - _ROUND == candidate:
-            own += weights[i]
-    return own / total if total > 0.0 else np.nan
+    _wide()  # type: ignore[call-arg]
+    tile, winner, lead = candidates.size, 0.0, 0.0
+    for begin in range(0, values.size, tile):
+        width = tile if begin + tile <= values.size else values.size - begin
+        for j in range(width):
+            value = (values[np.uintp(begin + j)] / unit + _ROUND) - _ROUND  # a whole number
+            weight = weights[np.uintp(begin + j)]
+            left = leads[j] + weight if value == candidates[j] else leads[j] - weight
+            candidates[j] = value if left < 0.0 else candidates[j]
+            leads[j] = abs(left)
+    for j in range(tile):
+        left = lead + leads[j] if candidates[j] == winner else lead - leads[j]
+        winner = candidates[j] if left < 0.0 else winner
+        lead = abs(left)
+    out[0], out[1] = winner, lead
+
+
+@compiled(writes=("sums", "out"))
+def weight_of(values: Any, weights: Any, unit: float, winner: float, sums: Any, out: Any) -> None:
+    """Sum all weights (n,) and those of one value, in units; see `vote`.
+
+    Args:
+        values: (n,).
+        weights: (n,).
+        unit: of the values.
+        winner: the value.
+        sums: (2, tile) zeros, scratch.
+        out: (2,) written: the sum of all weights, and of those of the value.
+    """
+    _wide()  # type: ignore[call-arg]
+    tile, total, own = sums.shape[1], 0.0, 0.0
+    for begin in range(0, values.size, tile):
+        width = tile if begin + tile <= values.size else values.size - begin
+        for j in range(width):
+            value = (values[np.uintp(begin + j)] / unit + _ROUND) - _ROUND
+            weight = weights[np.uintp(begin + j)]
+            sums[0, j] += weight
+            sums[1, j] += weight if value == winner else 0.0
+    for j in range(tile):
+        total += sums[0, j]
+        own += sums[1, j]
+    out[0], out[1] = total, own
+
+
+@compiled(_CONTRACT, writes=("out",))
+def group_sums(groups: Any, values: Any, out: Any) -> None:
+    """Add 1, x and x^2 of each value x to the sums of its group.
+
+    Args:
+        groups: (n,) numbers from 0.
+        values: (n,).
+        out: (copies, groups, 3) added to, copies a power of two. A sum that has just been written
+            takes a while to be read again: values of one group in a row go to copies in turn.
+    """
+    last = out.shape[0] - 1
+    for i in range(values.size):
+        x, copy, k = values[i], np.uintp(i & last), np.uintp(groups[i])
+        out[copy, k, 0] += 1.0
+        out[copy, k, 1] += x
+        out[copy, k, 2] += x * x
 
 
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the

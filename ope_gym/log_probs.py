@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from ope_gym.arrays import (
 )
 from ope_gym.estimators.methods import estimator
 from ope_gym.estimators.reductions import Weighted, within_discount
-from ope_gym.estimators.run import reduce_chunk, run
+from ope_gym.estimators.run import ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference import regimes
@@ -104,17 +104,17 @@ def evaluate_log_probs(
     steps = rewards.size
     offsets = check_offsets(offsets, steps)
     target = check_column(target_log_probs, "target_log_probs", steps)
-    at_once(
-        steps,
-        partial(check_finite, rewards, "rewards", offsets),
-        partial(check_log_probs, target, "target_log_probs", offsets, density),
-    )
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
         )
-    ids = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    *_, (ids, counts) = at_once(
+        steps,
+        partial(check_finite, rewards, "rewards", offsets),
+        partial(check_log_probs, target, "target_log_probs", offsets, density),
+        partial(check_ids, behaviour_ids, offsets.size - 1, rows.shape[0]),
+    )
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     offer = Offer(
@@ -145,7 +145,6 @@ def evaluate_log_probs(
             "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
             "target), or pass the mean (S,) and the variance (S,)"
         )
-    counts = np.bincount(ids, minlength=rows.shape[0])
     wanted = {ESTIMATORS[name].scheme for name in names} - {""}
     checked = "basic" if wanted == {"basic"} else "fused"  # the scheme whose ratios are checked
     log_w = log_weights(
@@ -197,23 +196,22 @@ def evaluate_log_probs(
         regime,
         (),
     )
-    kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
-    facts = partial(_known, sample, ids, rewards, offsets, kept, checked)
+    facts = partial(_known, sample, ids, rewards, offsets)
     level, seed = options.level, options.seed
-
-    def compute() -> dict[str, Computed]:
-        estimates = [estimator(name, setting, betting) for name in names]
-        return dict(zip(names, run(estimates, reduce_chunk(chunk)), strict=True))
-
+    estimates = [estimator(name, setting, betting) for name in names]
     if options.value_alone:
+        kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
+        later = partial(_known_later, facts, kept, checked)
         return Evaluation(
             {
-                name: value_alone(name, ESTIMATORS[name], computed, sample, facts, level)
-                for name, computed in compute().items()
+                name: value_alone(name, ESTIMATORS[name], computed, sample, later, level)
+                for name, computed in zip(names, run(estimates, reduce_chunk(chunk)), strict=True)
             }
         )
-    found, known = at_once(ids.size, compute, partial(facts, rows=rows))
-    known = with_deviation(known, found)
+    # the ratios in the pass of the first sums, while the weights are in the cache
+    *all_computed, alarms = run([*estimates, ask(StepRatios(checked))], reduce_chunk(chunk))
+    found: dict[str, Computed] = dict(zip(names, all_computed, strict=True))
+    known = with_deviation(facts(alarms, rows), found)
     kind = betting or options.kind
     return Evaluation(
         {
@@ -228,8 +226,7 @@ def _known(
     ids: IntArray,
     rewards: FloatArray,
     offsets: IntArray,
-    chunk: Weighted,
-    scheme: str,
+    alarms: tuple[str, ...],
     rows: FloatArray | None = None,
 ) -> Known:
     """Return the facts about the data that verdicts need.
@@ -239,11 +236,9 @@ def _known(
         ids: (n,) behaviour of each.
         rewards: (S,).
         offsets: (n + 1,).
-        chunk: their weights, as far as discount leaves any.
-        scheme: of the weights whose ratios are checked.
+        alarms: what the ratios of the steps say, see `StepRatios`.
         rows: (K, S) log-probabilities, for a fingerprint; None without one.
     """
-    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
     returns, discounted, sums = tally(rewards, offsets, sample.gamma)
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:
@@ -254,8 +249,14 @@ def _known(
     return Known(sample, ids, outcomes, alarms=alarms)
 
 
-def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
-    """Return (n,) numbers of behaviours, or raise."""
+def _known_later(facts: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
+    """Return the facts about the data, from the weights of a scheme that were kept."""
+    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
+    return facts(alarms)
+
+
+def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:
+    """Return (n,) numbers of behaviours, and how often each comes; raise if they are none."""
     ids = np.asarray(behaviour_ids)
     if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
@@ -268,4 +269,4 @@ def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> IntArray:
             f"behaviour_ids is {ids[episode]} at episode {episode}; behaviour_log_probs has "
             f"{behaviours} rows, so ids run from 0 to {behaviours - 1}"
         )
-    return ids.astype(np.int64, copy=False)
+    return ids.astype(np.int64, copy=False), np.bincount(ids, minlength=behaviours)

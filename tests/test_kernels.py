@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from ope_gym import (
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
 from ope_gym.estimators.reductions import Column, StepSums, Weighted, pieces
-from ope_gym.inference import conclude, errors
+from ope_gym.inference import conclude, errors, outcomes
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.outcomes import tally
@@ -278,17 +278,88 @@ def test_rewards_are_summed_in_one_pass() -> None:
         assert sums.running == pytest.approx(math.fsum(r for row in rows for r in row[:-1]))
 
 
-def test_a_majority_of_the_weight_is_found_wherever_it_is() -> None:
+@pytest.mark.parametrize("few", [0, 512])  # votes of the kernel, sums of numpy
+def test_a_majority_of_the_weight_is_found_wherever_it_is(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "_FEW", few)
+    monkeypatch.setattr(outcomes, "_TILE", 4)
     rng = np.random.default_rng(6)
-    for _ in range(50):
-        values = rng.integers(4, size=9).astype(np.float64)
-        weights = rng.random(9)
-        shares = [weights[values == v].sum() / weights.sum() for v in range(4)]
-        got = kernels.majority_share(values, weights, np.ones(1))
+    found = 0
+    for cut in [1 << 18] * 50 + [8] * 50:  # in one piece, and in pieces of four rows
+        monkeypatch.setattr(arrays, "MANY", cut)
+        values = rng.integers(4, size=19) + 1e-9 * rng.random(19)
+        values[rng.random(19) < 0.3] = 2.0
+        weights = rng.random(19)
+        shares = [weights[values.round() == v].sum() / weights.sum() for v in range(4)]
+        got = outcomes.majority_share(values, weights, 1e-6)
         if max(shares) > 0.5:
+            found += 1
             assert got == pytest.approx(max(shares), rel=1e-14)
         else:
             assert got <= 0.5 + 1e-12
+    assert 20 < found < 80
+    assert np.isnan(outcomes.majority_share(np.ones(9), np.zeros(9), 1e-6))
+
+
+@pytest.mark.parametrize("order", ["mixed", "sorted"])
+@pytest.mark.parametrize("copied", [0, 5])
+def test_sums_by_groups_are_those_of_numpy(
+    order: str, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(9)
+    groups, values = rng.integers(4, size=90), rng.standard_normal(90)
+    if order == "sorted":
+        groups.sort()
+    monkeypatch.setattr(arrays, "MANY", 40)
+    monkeypatch.setattr(arrays, "_COPIED", copied)
+    want = [np.bincount(groups, x, minlength=5) for x in (None, values, values**2)]
+    np.testing.assert_allclose(arrays.group_sums(groups, values, 5), want, rtol=1e-12, atol=1e-14)
+
+
+def test_the_deviation_of_a_return_does_not_depend_on_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(10)
+    returns, weights = rng.standard_normal(90) + 1e3, rng.random(90)
+    weights[20:40] = 0.0  # a piece without any weight
+    strata = rng.integers(3, size=90)
+    seen = outcomes.Outcomes(returns, (0.0, 1e3), (0.0, 1e3), False, 1e3)
+    whole = seen.deviation(weights, strata)
+    monkeypatch.setattr(arrays, "MANY", 40)
+    assert seen.deviation(weights, strata) == pytest.approx(whole, rel=1e-12)
+    share = weights / weights.sum()
+    size = 1.0 / np.sum(share**2)
+    apart = np.sum(share * (returns - share @ returns) ** 2) * size / (size - 1.0)
+    inside = sum(np.sum((x - x.mean()) ** 2) for x in (returns[strata == k] for k in range(3))) / 87
+    want = np.sqrt((size * apart + 5.0 * inside) / (size + 5.0))
+    assert whole == pytest.approx(want, rel=1e-10)
+
+
+def test_the_interval_of_the_mean_weight_is_made_where_it_could_matter() -> None:
+    calm = evaluate_log_probs(*logged([1] * 300, 3), estimators=["FIS"])["FIS"].diagnostics
+    assert "mean_weight_interval" not in vars(calm)
+    low, high = calm.mean_weight_interval
+    assert low < calm.mean_weight < high
+    data = logged([1] * 300, 3)
+    data.target_log_probs[:] -= 1.0  # most of what the target does is missing
+    found = evaluate_log_probs(*data, estimators=["FIS"])["FIS"]
+    assert found.diagnostics.mean_weight_interval[1] < 1.0
+    assert any("the data miss much" in reason for reason in found.verdict.reasons)
+
+
+def test_log_ratios_are_summed_as_exactly_as_floats_can() -> None:
+    data = logged([3000, 1, 40], 2, spread=1.0)
+    data.target_log_probs[3010] = -np.inf
+    own = np.repeat(data.behaviour_ids, np.diff(data.offsets))
+    ratios = data.target_log_probs - data.behaviour_log_probs[own, np.arange(own.size)]
+    want = [
+        math.fsum(row[: t + 1])
+        for row in reference.rows(ratios, data.offsets)
+        for t in range(len(row))
+    ]
+    got = log_weights(*data[:3], data.offsets, ["basic"])["basic"]
+    np.testing.assert_allclose(got, want, rtol=1e-15, atol=1e-15)
 
 
 def test_few_trajectories_are_summed_as_many_are() -> None:
@@ -297,7 +368,7 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
     strata, means, factors = rng.integers(3, size=n), rng.standard_normal(3), rng.random(3)
     assert n < errors._FEW
     cases: list[tuple[Any, tuple[Any, ...], int]] = [
-        (kernels.return_moments, (psi, weights, strata, means), 4),
+        (kernels.return_moments, (psi, weights, strata, means), 5),
     ]
     for kernel, arguments, size in cases:
         many, few = np.zeros(size), np.zeros(size)
@@ -306,10 +377,6 @@ def test_few_trajectories_are_summed_as_many_are() -> None:
         np.testing.assert_allclose(few, many, rtol=1e-12)
     kernels.spread_sums(psi, strata, means, factors, spread := np.empty(5))
     np.testing.assert_allclose(errors._sums(psi, strata, means, factors), spread, rtol=1e-12)
-    signs, share = np.sign(psi), cast(Any, kernels.majority_share)
-    unit = np.ones(1)
-    want = share.__wrapped__(signs, weights, unit)
-    assert share(signs, weights, unit) == pytest.approx(want, rel=1e-12)
 
 
 def test_the_largest_values_are_the_largest() -> None:

@@ -243,6 +243,7 @@ class StepTotals:
         log_last: (n,) log of each trajectory's last weight, after the cap.
         capped_share: share of the steps whose weight was clipped by the cap.
         clipped_share: share of the steps whose weight was above the clip.
+        scaled: (n,) last weights over the largest; None where the pass made none.
     """
 
     columns: Columns
@@ -250,21 +251,30 @@ class StepTotals:
     log_last: FloatArray
     capped_share: float
     clipped_share: float
+    scaled: FloatArray | None = None
 
 
 @dataclass(frozen=True)
 class StepSums:
-    """Sum the weights at each step, and along each trajectory."""
+    """Sum the weights at each step, and along each trajectory.
+
+    Args:
+        column: which weights.
+        gamma: discount.
+        scaled: whether weights of trajectories of one step are wanted, not only their logs.
+    """
 
     column: Column
     gamma: float
+    scaled: bool = False
     in_threads: ClassVar[bool] = True
 
     def part(self, chunk: Weighted) -> _StepParts:
         """Sum over a chunk."""
         log_w, pay, offsets = self.column.of(chunk)
         log_cap = self.column.log_cap
-        peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        wanted = self.gamma, log_cap, self.scaled
+        peak, sums, psi, scaled = _column_sums(log_w, pay, offsets, *wanted)
         if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
@@ -275,7 +285,8 @@ class StepSums:
         if self.column.clip is not None:
             clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
         capped = 0 if np.isinf(log_cap) else int(np.count_nonzero(log_w > log_cap))
-        return _StepParts.of(peak, sums, psi, last, np.array([log_w.size, capped, clipped]))
+        counts = np.array([log_w.size, capped, clipped])
+        return _StepParts.of(peak, sums, psi, last, counts, scaled)
 
     def total(self, merged: _StepParts) -> StepTotals:
         """Return the sums over all trajectories."""
@@ -283,8 +294,8 @@ class StepSums:
         if merged.peak.max() == -np.inf:  # no weight at all is no estimate, not an estimate of 0
             psi = np.full(psi.size, np.nan)
         steps, capped, clipped = merged.counts.tolist()
-        columns = Columns(merged.peak, merged.sums)
-        return StepTotals(columns, psi, merged.log_last.joined(), capped / steps, clipped / steps)
+        columns, last = Columns(merged.peak, merged.sums), merged.log_last.joined()
+        return StepTotals(columns, psi, last, capped / steps, clipped / steps, merged.scaled)
 
 
 @dataclass
@@ -299,6 +310,7 @@ class _StepParts:
         psi: plain influence values.
         log_last: last log weights.
         counts: steps, steps whose weight was clipped by the cap, and by the clip.
+        scaled: last weights over the largest of a single chunk, if it made them.
     """
 
     peak: FloatArray
@@ -308,6 +320,7 @@ class _StepParts:
     psi: Arrays
     log_last: Arrays
     counts: IntArray
+    scaled: FloatArray | None = None
 
     @classmethod
     def of(
@@ -317,14 +330,16 @@ class _StepParts:
         psi: FloatArray,
         log_last: FloatArray,
         counts: IntArray,
+        scaled: FloatArray | None,
     ) -> _StepParts:
         """Hold the sums of one chunk."""
+        both = Arrays(psi), Arrays(log_last)
         if peak.size == 1:  # first weights are last weights
-            return cls(peak, sums, peak[0], sums[:2, 0], Arrays(psi), Arrays(log_last), counts)
+            return cls(peak, sums, peak[0], sums[:2, 0], *both, counts, scaled)
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
         last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
-        return cls(peak, sums, top, last, Arrays(psi), Arrays(log_last), counts)
+        return cls(peak, sums, top, last, *both, counts)
 
     def merge(self, other: _StepParts) -> None:
         """Add the sums of later chunks."""
@@ -341,6 +356,7 @@ class _StepParts:
         self.psi.merge(other.psi)
         self.log_last.merge(other.log_last)
         self.counts = self.counts + other.counts
+        self.scaled = None
 
     def _extended(self, horizon: int) -> tuple[FloatArray, FloatArray]:
         """Return peaks and sums of `horizon` steps: an episode that has ended pays nothing."""
@@ -361,28 +377,39 @@ def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
 
 
 def _column_sums(
-    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
+    log_w: FloatArray,
+    pay: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    log_cap: float,
+    weights: bool,
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray | None]:
+    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk.
+
+    Of trajectories of one step also their weights (n,) over the largest, if wanted.
+    """
     from ope_gym import kernels
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     psi = np.empty(n)
     if horizon == 1:
-        top = min(float(log_w.max()), log_cap)
+        top, scaled = min(float(log_w.max()), log_cap), np.empty(n if weights else 0)
 
         def sums_of(part: slice) -> FloatArray:
             found = np.empty(3)
-            kernels.single_sums(log_w[part], log_cap, pay[part], top, found, psi[part])
+            kernels.single_sums(
+                log_w[part], log_cap, pay[part], top, found, psi[part], scaled[part]
+            )
             return found
 
         single = sum(in_threads(sums_of, slices_of(n)))
-        return np.array([top]), np.reshape(single, (3, 1)), psi
+        made = scaled if weights else None
+        return np.array([top]), np.reshape(single, (3, 1)), psi, made
     sums, ended = np.zeros((3, horizon)), np.zeros((2, horizon + 1))
     paid, weight = discounts(gamma, horizon), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
-    return peak, sums, psi
+    return peak, sums, psi, None
 
 
 def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:

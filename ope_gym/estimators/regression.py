@@ -46,7 +46,7 @@ class Scores(Protocol):
 def regression(c: Composition, setting: Setting) -> Steps[Computed]:
     """Compute NFIS less its regression on the scores of the behaviours."""
     column, draws = setting.column(c), setting.draws
-    totals = yield from ask(StepSums(column, setting.gamma))
+    totals = yield from ask(StepSums(column, setting.gamma, setting.errors))
     plain: Computed = yield from normalise(
         column, totals, None, dataclasses.replace(setting, draws=None)
     )

@@ -22,7 +22,6 @@ from ope_gym.inference.diagnostics import (
     Findings,
     Verdict,
     judge,
-    mean_weight_interval,
     weight_diagnostics,
 )
 from ope_gym.inference.errors import Spread, Tails, spread_of
@@ -133,11 +132,7 @@ def conclude(
         interval = undefined(level, kind.name)
         alarms.append(_NO_REWARD)
     else:
-        unseen, _ = at_once(
-            values.size,
-            lambda: known.outcomes.unseen(computed.value, evidence.ess, computed.last),
-            partial(_keep_interval, diagnostics, computed),
-        )
+        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.last)
         interval = widened(interval, computed.value, *unseen)
         missing = known.missing.get(scheme or "fused", 0.0)  # models know no more than all policies
         shifted = known.outcomes.shifted(interval, missing)
@@ -175,13 +170,6 @@ def conclude(
         computed.freedom,
         lost,
     )
-
-
-def _keep_interval(diagnostics: Diagnostics, computed: Computed) -> None:
-    """Make the interval of the mean weight from last weights that are known already."""
-    mean, unit = diagnostics.mean_weight, float(np.exp(min(computed.top, 709.0)))
-    found = mean_weight_interval(mean, computed.last, unit)
-    vars(diagnostics)["mean_weight_interval"] = found  # where the cached property looks for it
 
 
 def value_alone(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -21,6 +20,7 @@ GREEN_SHARE = 0.05  # of one episode in the weights
 GREEN_INFLUENCE = 0.1  # of one episode in the squared standard error
 NOTED_LOSS, RED_LOSS = 0.005, 0.02  # of the target's episodes: those that leave the support
 AMBER_MISSING, RED_MISSING = 0.2, 0.4  # of the weight: 1 - mean weight
+NOTED_MEAN = 1.01  # mean weight above which propensities look wrong
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
 _DETERMINISTIC = (
@@ -80,7 +80,12 @@ class Diagnostics:
         """
         if not np.isfinite(self.mean_weight * self.log_last.size):
             return -np.inf, np.inf
-        return mean_weight_interval(self.mean_weight, exponentials(self.log_last))
+        spread = spread_of(exponentials(self.log_last))
+        size, shape = self.log_last.size, spread.tails
+        found = ess_t(self.mean_weight, spread.cautious, size, 0.999, shape)
+        if np.isnan(found.low):
+            return -np.inf, np.inf
+        return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
 
     @property
     def uncovered(self) -> float:
@@ -142,8 +147,7 @@ def weight_diagnostics(
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
     top, last = computed.top, computed.last
-    total = group_sums(behaviour_ids, last, behaviours)
-    square = group_sums(behaviour_ids, last, behaviours, squared=True)
+    _, total, square = group_sums(behaviour_ids, last, behaviours)
     weight = computed.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
@@ -153,25 +157,13 @@ def weight_diagnostics(
             behaviour_shares=total / max(float(total.sum()), np.finfo(np.float64).tiny),
             behaviour_ess=np.divide(total**2, square, out=np.zeros(behaviours), where=square > 0),
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
-            mean_weight=float(np.exp(top) * last.mean()),
+            mean_weight=float(np.exp(top) * total.sum() / last.size),
             pareto_k=pareto_k(last),
             capped_share=computed.capped_share,
             log_last=log_last,
             support_violations=support_violations,
             calibration=calibration,
         )
-
-
-def mean_weight_interval(mean: float, last: FloatArray, unit: float = 1.0) -> tuple[float, float]:
-    """Return the interval of the expected weight from the last weights (n,), in some unit."""
-    if not np.isfinite(mean * last.size):
-        return -np.inf, np.inf
-    spread = spread_of(last)
-    shape = dataclasses.replace(spread.tails, skew=unit * spread.tails.skew)
-    found = ess_t(mean, unit * spread.cautious, last.size, 0.999, shape)
-    if np.isnan(found.low):
-        return -np.inf, np.inf
-    return found.low, np.inf if shape.largest > GREEN_SHARE else found.high
 
 
 def pareto_k(weights: FloatArray) -> float:
@@ -300,13 +292,16 @@ def _weight_alarms(d: Diagnostics, known: bool, red: list[str], amber: list[str]
     which plain estimates lack and normalised ones guess. Clipped weights look better than they are:
     amber, and red if much of the weight is missing.
     """
-    capped, (low, high) = d.capped_share > 0, d.mean_weight_interval
-    if low > 1.01:
+    capped = d.capped_share > 0
+    # the interval, which takes a pass over the weights, is made only where it could matter: it
+    # holds the mean
+    if d.mean_weight > NOTED_MEAN and d.mean_weight_interval[0] > NOTED_MEAN:
         amber.append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: a propensity or a behaviour "
             "may be wrong"
         )
-    if known and d.uncovered > AMBER_MISSING and high < 1.0 and not capped:
+    missing = known and d.uncovered > AMBER_MISSING and not capped
+    if missing and d.mean_weight_interval[1] < 1.0:
         (red if d.uncovered > RED_MISSING else amber).append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: the data miss much of what the "
             "target does"
@@ -360,8 +355,8 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
             f"one episode makes up {d.influence_share:.0%} of the squared error: a few extreme "
             "returns decide the value, and others may be missing"
         )
-    unclear = d.mean_weight_interval[1] >= 1.0 and d.capped_share == 0
-    if d.uncovered > AMBER_MISSING and unclear and not model:
+    missing = d.uncovered > AMBER_MISSING and d.capped_share == 0 and not model
+    if missing and d.mean_weight_interval[1] >= 1.0:
         few.append(
             f"the mean weight is {d.mean_weight:.2f} instead of 1: episodes with large weights may "
             "be missing by chance"

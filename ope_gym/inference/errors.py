@@ -54,11 +54,15 @@ class Spread:
 
 def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
-    counts, parts = np.array([influence.size]), slices_of(influence.size)
+    counts, parts = np.array([float(influence.size)]), slices_of(influence.size)
+    sums = counts
     if strata is not None:
-        strata, counts = _groups(strata)
-    if strata is not None and counts.size > 1:
-        means = group_sums(strata, influence) / counts
+        counts, sums, _ = group_sums(strata, influence)
+        if counts.min() < 2:
+            strata = join_single(strata)
+            counts, sums, _ = group_sums(strata, influence)
+    if counts.size > 1:
+        means = sums / counts
     else:
         strata = None
         with np.errstate(invalid="ignore"):  # of values that are not finite

@@ -23,11 +23,14 @@ from ope_gym.arrays import (
     group_sums,
     in_threads,
     longest_of,
+    slices_of,
     step_numbers,
 )
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
+_FEW = 512  # returns that numpy sorts in less time than it takes to load machine code
+_TILE = 128  # places that vote, each for itself, see `ope_gym.kernels.vote`
 _PRIOR = 5.0  # effective episodes that the spread inside the behaviours counts for
 
 
@@ -132,12 +135,10 @@ class Outcomes:
             ess: effective sample size.
             weights: (n,) of whole episodes, in any unit.
         """
-        from ope_gym.kernels import majority_share
-
         if not (np.isfinite(value) and ess > 1.0):
             return 0.0, 0.0
         unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
-        share = majority_share(self.returns, weights, np.array([unit]))
+        share = majority_share(self.returns, weights, unit)
         lump, (low, high) = max(0.0, 2.0 * share - 1.0) / ess, self.seen
         return lump * max(0.0, value - low), lump * max(0.0, high - value)
 
@@ -174,7 +175,7 @@ class Outcomes:
         """
         from ope_gym.kernels import return_moments
 
-        unit, found = self.largest, np.empty(4)
+        unit = self.largest
         if unit == 0.0:
             return 0.0
         returns = self.returns
@@ -182,13 +183,56 @@ class Outcomes:
             unit = 1.0
         else:  # squares could overflow or underflow
             returns = returns / unit
-        counts = np.bincount(strata)
-        means = group_sums(strata, returns) / np.maximum(counts, 1)
-        return_moments(returns, weights, strata, means, found)
-        total, square, apart, inside = found.tolist()
+        counts, sums, _ = group_sums(strata, returns)
+        means = sums / np.maximum(counts, 1)
+
+        def moments_of(part: slice) -> FloatArray:
+            found = np.empty(5)
+            return_moments(returns[part], weights[part], strata[part], means, found)
+            return found
+
+        moments = np.array(in_threads(moments_of, slices_of(returns.size)))
+        each, parts = moments[:, 0], moments[:, 2]  # sum w and r_w of each part
+        total, square, _, apart, inside = moments.sum(axis=0).tolist()
         inside /= max(returns.size - int(np.count_nonzero(counts)), 1)
         size = total**2 / square if total > 0.0 else 0.0
         if size <= 1.0 + 1e-9:
             return unit * float(np.sqrt(inside))
+        apart += float(np.sum(each * (parts - np.sum(each * parts) / total) ** 2))  # between parts
         weighted = apart / total * size / (size - 1.0)
         return unit * float(np.sqrt((size * weighted + _PRIOR * inside) / (size + _PRIOR)))
+
+
+def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> float:
+    """Return the share of the weights (n,) that the value (n,) with more than half of them has.
+
+    Values are equal if they are so many units after rounding. If no value has a majority, the share
+    of some value.
+
+    >>> majority_share(np.array([1.0, 3.0, 1.0]), np.array([0.3, 0.4, 0.3]), 1e-9)
+    0.6
+    """
+    if values.size < _FEW:
+        kinds = np.unique(np.round(values / unit), return_inverse=True)[1]
+        total = float(weights.sum())
+        return float(np.bincount(kinds, weights).max()) / total if total > 0.0 else np.nan
+    from ope_gym.kernels import vote, weight_of
+
+    def winner_of(part: slice) -> FloatArray:
+        found = np.empty(2)
+        vote(values[part], weights[part], unit, np.zeros(_TILE), np.zeros(_TILE), found)
+        return found
+
+    def weights_of(part: slice) -> FloatArray:
+        found = np.empty(2)
+        weight_of(values[part], weights[part], unit, winner, np.zeros((2, _TILE)), found)
+        return found
+
+    parts = slices_of(values.size)
+    winner, lead = 0.0, 0.0
+    for other, votes in in_threads(winner_of, parts):
+        lead += votes if other == winner else -votes
+        if lead < 0.0:
+            winner, lead = float(other), -lead
+    total, own = np.sum(in_threads(weights_of, parts), axis=0).tolist()
+    return own / total if total > 0.0 else np.nan
