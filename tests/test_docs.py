@@ -319,7 +319,7 @@ def test_the_readme_says_what_the_training_loops_measured() -> None:
         measured.setdefault(row[1], []).append(float(row[2].split()[0]))
     ranges = {name: (min(found), max(found)) for name, found in measured.items()}
     low, high = ranges["ope_gym, at once"]
-    assert f"as accurate as {low:.0f} to {high:.0f} fresh episodes at once" in said
+    assert f"as accurate as {low:.0f} to {high:.0f} fresh episodes right after a rollout" in said
     low, high = ranges["ope_gym, settled"]
     assert f"as {low:.0f} to {high:.0f} a few rollouts later" in said
     low, high = ranges["SB3's ep_rew_mean"]
