@@ -290,7 +290,7 @@ def refuse_betting(name: str, kind: IntervalKind) -> None:
     """Raise if an estimator without weights is to be bounded by betting."""
     if kind.name == "betting" and not ESTIMATORS[name].scheme:
         raise ValueError(
-            f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
+            f"interval='betting' bounds weighted means; {name} is not one: use FIS or BIS"
         )
 
 

@@ -64,12 +64,13 @@ class DynamicsQ:
     monomials of the state and G value features; one to two seconds for 20,000 steps of CartPole.
 
     Args:
-        degree: of the polynomials of the transitions.
-        value_degree: of the polynomials of V.
-        cosines: random cosine features of V.
-        episodes: played from recorded first states; a quarter more from any recorded state.
-        rows: played steps that V is fitted to.
-        members: models from resampled episodes, for `DynamicsValues.uncertainty`.
+        degree: degree of the polynomials of the transitions.
+        value_degree: degree of the polynomials of V.
+        cosines: number of random cosine features of V.
+        episodes: how many are played from recorded first states; a quarter more start from any
+            recorded state.
+        rows: number of played steps that V is fitted to.
+        members: number of models from resampled episodes, for `DynamicsValues.uncertainty`.
     """
 
     degree: int = 3

@@ -87,7 +87,7 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:
         said += "; all recent episodes returned about the same"
-        why = "how often other returns come is unknown"
+        why = "how often other returns occur is unknown"
     elif math.isfinite(fresh):
         said += f", as sure as about {text.episodes(fresh)} fresh episodes would make you"
     if estimate.few:
@@ -115,7 +115,7 @@ class FreeWriter(events.Closing):
 
     Args:
         destination: `SummaryWriter` of the training loop, which is left open; or a folder.
-        level: of the intervals, as the headline says it.
+        level: confidence level of the intervals, for the headline.
     """
 
     def __init__(self, destination: events.Destination, *, level: float = 0.95) -> None:
@@ -129,7 +129,7 @@ class FreeWriter(events.Closing):
         """Write the numbers of an estimate, and its details for the OPE tab.
 
         Args:
-            estimate: to write; it is left out if its value or an end of its band is not finite.
+            estimate: what to write; left out if its value or an end of its band is not finite.
             kind: "provisional", "settled" or "fresh"; by default one of the first two.
         """
         kind = _checked(kind, estimate)

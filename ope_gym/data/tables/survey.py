@@ -184,7 +184,7 @@ class Survey:
             )
         before = int(steps[row - 1])
         if step == before:
-            return f"step {step} stands twice in an episode: remove doubled rows"
+            return f"step {step} appears twice in an episode: remove duplicate rows"
         if step < before:
             return f"step {step} comes after step {before} of the same episode: {_SORT}"
         lost = f"{before + 1}" if step == before + 2 else f"{before + 1} to {step - 1}"
