@@ -228,7 +228,7 @@ def one_estimator(name: object, example: str = "auto") -> str:
 
 
 def candidates(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of estimators, with all members of groups in the place of these."""
+    """Return the names of estimators, with each group replaced by its members."""
     every = (m for name in names for line in GROUPS.get(name, ((name,),)) for m in line)
     return tuple(dict.fromkeys(every))
 

@@ -1,8 +1,8 @@
 """Decide which of two policies is better with few fresh episodes, and look as often as you like.
 
 A round plays both policies, as a rule with the same seeds, or one that is drawn by lot, whichever
-promises a decision sooner. The statements of a duel hold together with the probability `level`
-however often one looks, whenever one stops, and whatever the recorded episodes are:
+promises a decision sooner. The statements of a duel hold together with probability `level`, however
+often you look, whenever you stop, and whatever the recorded episodes are:
 `ope_gym.inference.sequences` and `ope_gym.inference.rounds` have the argument, and
 `ope_gym.analysis.duel_prior` says what is taken from recorded episodes.
 """

@@ -9,7 +9,7 @@ from V in the model, m_u = q(s_u, a_u) - v(s_u) has mean 0 whatever θ is, so
 
 satisfy y_t = x_t·θ without any noise if V is right, and otherwise up to what φ cannot express.
 Least squares of y on x is stable for γ = 1, unlike sweeps of fitted values, and far less noisy than
-to regress returns on φ.
+regressing returns on φ.
 """
 
 from __future__ import annotations

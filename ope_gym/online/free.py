@@ -1,4 +1,4 @@
-"""Value the current policy of a training loop from the steps the loop takes anyway.
+"""Evaluate the current policy of a training loop from the steps the loop takes anyway.
 
     free = FreeEvaluation(num_envs=8, horizon=500)
     for rollout in training:

@@ -1,7 +1,7 @@
 """Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
 Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/fresh_episodes`
-(about so many would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
+(about how many would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
 """
 
 from __future__ import annotations
@@ -180,6 +180,6 @@ def _layout() -> dict[str, dict[str, events.Chart]]:
         "Value of the policy": bands,
         "More": {
             "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"]),
-            "as sure as so many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
+            "as sure as this many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
         },
     }

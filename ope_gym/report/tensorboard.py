@@ -358,7 +358,7 @@ def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
     }
     if len(values) > 1:
         more["all estimators"] = ("lines", values)
-    more["as sure as so many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
+    more["as sure as this many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
     first = [f"ope/{best}/{end}" for end in ("value", "low", "high")]
     return {"Value of the policy": {f"{best} with its interval": ("band", first)}, "More": more}
 

@@ -58,9 +58,9 @@ def closing_lines(
 def no_value(timesteps: int) -> str:
     """Return the only line of a run in which no episode has ended."""
     return (
-        f"No episode has ended in {timesteps:,} timesteps, so nothing is known of the value: "
-        "train longer, give the training environments a time limit (max_episode_steps), or play "
-        "fresh episodes with OPECallback(eval_env)."
+        f"No episode has ended in {timesteps:,} timesteps, so nothing can be said about the "
+        "value: train longer, give the training environments a time limit (max_episode_steps), or "
+        "play fresh episodes with OPECallback(eval_env)."
     )
 
 

@@ -1,8 +1,8 @@
 """Find the episodes of a table: which rows are theirs, how they end, who acted.
 
-Rows of an episode are in one stretch and in the order of time. A table that is not so is refused
-and not sorted: rows that are missing, doubled or in disorder mean that it is not the one that its
-owner takes it for.
+The rows of an episode are in one stretch and in the order of time. Any other table is refused, not
+sorted: rows that are missing, duplicated or out of order mean that the table is not what its owner
+thinks it is.
 """
 
 from __future__ import annotations
