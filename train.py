@@ -66,7 +66,7 @@ class Args:
     """The command line."""
 
     env: str = option("CartPole-v1", "Gymnasium id of the environment")
-    policies: int = option(10, "how many of the last policies leave data for the evaluation")
+    policies: int = option(10, "how many of the last policies the evaluation uses data of")
     rollouts: int = option(30, "episodes of each policy that the learner sees")
     iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
     held_out: float = option(
@@ -93,14 +93,14 @@ class Args:
         1000, "new episodes of the final policy to compare the estimates with"
     )
     vector_envs: int | None = option(
-        None, "environments stepped side by side (default: one an episode, at most 64)", type=int
+        None, "environments stepped side by side (default: one per episode, at most 64)", type=int
     )
     logdir: str = option("runs", "folder of TensorBoard runs", metavar="DIR")
     save: str | None = option(None, "also save all recorded episodes to this file", metavar="FILE")
     json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
     figures: bool = option(
         False,
-        "also draw the figures of the report for the Images page; the OPE tab shows them anyway",
+        "also draw the figures of the report for the Images page; the OPE tab shows the same",
     )
     quiet: bool = option(False, "show no progress bars")
 

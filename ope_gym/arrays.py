@@ -83,7 +83,7 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
     """Return a float64 column (S,), or raise if it has another shape."""
     array = np.ascontiguousarray(as_floats(values, name))
     if array.ndim != 1 or (steps is not None and array.size != steps):
-        expected = "(S,)" if steps is None else f"({steps},), one entry a step"
+        expected = "(S,)" if steps is None else f"({steps},), one entry per step"
         raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
     return array
 

@@ -19,8 +19,8 @@ Examples:
 
 `ope-gym evaluate --help` explains the options and lists the estimators; `python -m ope_gym` is the
 same as `ope-gym`. Files of episodes are written by train.py and by the recorders of the package
-wrappers, Parquet files by `Trajectories.to_parquet`; those of others need the documented names of
-columns.
+wrappers, Parquet files by `Trajectories.to_parquet`; Parquet files from elsewhere need the
+documented column names.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ from ope_gym.stopping import exit_code
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
 
-The number of a policy is the one to give to the other commands. Policies are numbered over all
-files, equal ones once.
+The number of a policy is the one to give to the other commands. Policies are numbered across all
+files, and equal ones share a number.
 """
 _EVALUATE = """Estimate the value of a policy from recorded episodes.
 
@@ -97,9 +97,9 @@ number of effective episodes that determine a line; a question mark stands for f
 """
 _FIT = """Estimate the probabilities of recorded actions, if nobody recorded them.
 
-The column "policy" of a table says who acted; with --by none one logger did. A model of each logger
-learns which action follows which observation, and the probability of an action comes from a model
-that did not see its episode. The table says how well the actions of left-out episodes are
+The column "policy" of a table says who acted; with --by none, it was one logger. A model of each
+logger learns which action follows which observation, and the probability of an action comes from a
+model that did not see its episode. The table says how well the actions of left-out episodes are
 predicted. "slope" is 1 if the probabilities are right, below 1 if they are too sure, above 1 if
 they are too cautious. The other commands take the file that --save writes, and say in every
 result that the propensities were estimated.
@@ -136,9 +136,9 @@ fails if it is certain to be more than M worse.
 exit code, for CI:
   0  pass: better than the old one, or at most the margin worse
   1  fail: worse than the old one, by more than the margin
-  2  undecided: after --limit pairs of episodes neither is certain; raise it, or give a --margin
+  2  undecided: neither is certain after --limit pairs of episodes; raise it, or give a --margin
   3  the command could not be run
-With --state a stopped gate goes on where it was.
+With --state, a stopped gate goes on where it left off.
 """
 _UNABLE = 3  # exit code of a gate that could not be run; 2 is that of one that is undecided
 
@@ -517,7 +517,7 @@ def _source(args: argparse.Namespace, compute: Compute | None = None) -> Source:
 
 
 def imported(flag: str, place: str) -> Any:
-    """Return what "package.module:name" names; modules of the current folder are found, too."""
+    """Return what "package.module:name" names; modules in the current folder are found too."""
     module, _, name = place.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -554,7 +554,7 @@ def _candidate(text: str | None) -> int | str | None:
 
 
 def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
-    """Return the policies that words name: 3, 5-8, last, all (that can be asked)."""
+    """Return the policies that words name: 3, 5-8, last, or all that can give probabilities."""
     policies, size = source.policies, len(source.policies)
     numbers: list[int] = []
     for word in words:
@@ -776,7 +776,9 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the episodes to this file")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="write the fitted episodes to this file"
+    )
     parser.add_argument(
         "--model",
         choices=MODELS,
@@ -793,7 +795,11 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         "--actions", type=int, metavar="N", help="number of actions (default: as recorded)"
     )
     parser.add_argument(
-        "--folds", type=int, metavar="N", default=FOLDS, help="folds (default: %(default)s)"
+        "--folds",
+        type=int,
+        metavar="N",
+        default=FOLDS,
+        help="number of folds (default: %(default)s)",
     )
     parser.add_argument(
         "--target",
@@ -824,7 +830,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         "--old",
         default="previous",
         metavar="K",
-        help="the old policy, likewise (default: the one before)",
+        help="the old policy, named in the same way (default: the last but one)",
     )
     ends = gate.add_mutually_exclusive_group(required=True)
     ends.add_argument(
@@ -845,7 +851,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         "--deviation",
         type=float,
         metavar="S",
-        help="instead: largest standard deviation of the difference of two returns, same seed",
+        help="instead: largest standard deviation of the difference of two returns with one seed",
     )
     ends.add_argument(
         "--symmetric",
@@ -868,7 +874,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         type=int,
         default=LIMIT,
         metavar="N",
-        help="most pairs of episodes (default: %(default)s)",
+        help="play at most N pairs of episodes (default: %(default)s)",
     )
     gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
     add_flags(gate, "data", "gamma", "level", "seed", seed={"help": "seed of the fresh episodes"})

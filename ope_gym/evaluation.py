@@ -1,7 +1,7 @@
 """Evaluate a policy from recorded episodes.
 
-The only place where policies meet estimators. An evaluation surveys who recorded the episodes, fits
-the q model, weighs the episodes, runs the estimators side by side, and concludes:
+This is the only place where policies meet estimators. An evaluation surveys who recorded the
+episodes, fits the q model, weighs the episodes, runs the estimators side by side, and concludes:
 
     survey    the source's roster: behaviours, strata, groups of mixtures
     fit       q and v at every step, cross-fitted
@@ -136,7 +136,7 @@ def evaluate(
         estimators: names from `ope_gym.ESTIMATORS`, or groups: "default" is auto and NFIS, "paper"
             the estimators of the paper and auto, "all" all of them, each as far as the data allow.
         origin: "learned" if the target was trained on episodes that are not held out, "fixed" if
-            it was not; None to tell it from the recorded policies.
+            it was not; None to infer it from the recorded policies.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
             there are any.
         q_model: a model of `ope_gym.models`, or its name, for the estimators that need one;
@@ -147,7 +147,7 @@ def evaluate(
         level: confidence level of the intervals.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
-        seed: of the bootstrap draws and of the q model.
+        seed: seed of the bootstrap draws and of the q model.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table. See `ope_gym.Options`
@@ -308,7 +308,7 @@ class Evaluator:
 
         Args:
             targets: policies, numbers of recorded ones, or "last".
-            origins: of each, as in `ope_gym.evaluate`.
+            origins: the origin of each, as in `ope_gym.evaluate`.
             crew: workers that already run, from `hire`; by default new ones are started.
             done: called with 1 after each target; those of a group finish at about the same time.
         """
@@ -855,7 +855,7 @@ def one_step(data: Trajectories, target: Policy) -> OneStep:
         episode = int(np.argmax(data.lengths))
         raise ValueError(
             f"EA is defined for one-step data, but episode {episode} has {longest} steps: for "
-            "longer episodes the like of it is a direct method (DM, fitted Q evaluation)"
+            "longer episodes, use its counterpart, the direct method (DM, fitted Q evaluation)"
         )
     if not isinstance(target, FinitePolicy):
         raise ValueError(

@@ -32,7 +32,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "default": _DEFAULTS.kind.name,
         "choices": (*KINDS, "none"),
         "help": "kind of confidence interval: ess-t is Student's t with the effective sample size "
-        "in the place of n, percentile and bca are bootstraps, none gives the values alone",
+        "in place of n, percentile and bca are bootstraps, none gives the values alone",
     },
     "level": {
         "type": float,
@@ -92,8 +92,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "scratch": {
         "type": Path,
         "metavar": "DIR",
-        "help": "store the weights of files that are read in blocks in this folder, at 16 bytes a "
-        "step or more; without it, every pass computes them again",
+        "help": "store the weights of files that are read in blocks in this folder, at 16 bytes "
+        "per step or more; without it, every pass computes them again",
     },
     "seed": {
         "type": int,

@@ -73,16 +73,16 @@ def evaluate_log_probs(
         behaviour_ids: (n,) which behaviour each trajectory came from.
         rewards: (S,).
         offsets: (n + 1,) trajectory i is rows offsets[i]:offsets[i + 1].
-        estimators: as in `evaluate`, but for those that need more than arrays.
+        estimators: as in `evaluate`, except those that need more than arrays.
         baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
-        regime: what is known of the data: "held-out", "fresh", "adaptive", "in-sample" or
+        regime: what is known about the data: "held-out", "fresh", "adaptive", "in-sample" or
             "unstated"; see `ope_gym.inference.regimes`.
-        density: the numbers are log densities of continuous actions.
+        density: whether the numbers are log densities of continuous actions.
         gamma: discount within [0, 1].
         interval: as in `evaluate`; None for the values alone.
         level: confidence level.
         weighting: cap and reward model of the weights; the mixture is that of all behaviours.
-        seed: of the bootstrap draws.
+        seed: seed of the bootstrap draws.
 
     Returns:
         A mapping from estimator name to `Estimate`; print it for a table.
@@ -107,7 +107,8 @@ def evaluate_log_probs(
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
         raise ValueError(
-            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), a row a behaviour"
+            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), one row per "
+            "behaviour"
         )
     *_, (ids, counts) = at_once(
         steps,
@@ -261,7 +262,7 @@ def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArr
     if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
             f"behaviour_ids has shape {ids.shape} and type {ids.dtype}; expected ({n},) integers, "
-            "one an episode"
+            "one per episode"
         )
     if ids.min() < 0 or ids.max() >= behaviours:
         episode = int(np.argmax((ids < 0) | (ids >= behaviours)))

@@ -228,7 +228,7 @@ def one_estimator(name: object, example: str = "auto") -> str:
 
 
 def candidates(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of estimators, with all members of groups in the place of these."""
+    """Return the names of estimators, with each group replaced by its members."""
     every = (m for name in names for line in GROUPS.get(name, ((name,),)) for m in line)
     return tuple(dict.fromkeys(every))
 
@@ -290,7 +290,7 @@ def refuse_betting(name: str, kind: IntervalKind) -> None:
     """Raise if an estimator without weights is to be bounded by betting."""
     if kind.name == "betting" and not ESTIMATORS[name].scheme:
         raise ValueError(
-            f"interval='betting' bounds weighted means; {name} is none: use FIS or BIS"
+            f"interval='betting' bounds weighted means; {name} is not one: use FIS or BIS"
         )
 
 

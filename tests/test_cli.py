@@ -236,7 +236,7 @@ def test_ray_takes_an_address_and_no_workers(
     files: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments, message in (
-        (["--ray", str(files[0])], "is no address of a Ray cluster"),
+        (["--ray", str(files[0])], "is not an address of a Ray cluster"),
         ([str(files[0]), "--ray", "--workers", "2"], "not allowed with argument --ray"),
     ):
         with pytest.raises(SystemExit, match="2"):

@@ -654,7 +654,7 @@ def coin_env() -> Any:
         ("0", [], 0, "pass: the new policy is better"),
         ("1", [], 1, "fail: the new policy is worse"),
         ("0", ["--limit", "2"], 2, "undecided: the limit of 2 pairs is reached (95 % confidence"),
-        ("1", ["--margin", "1.9"], 0, "worse, and 1.9 is allowed (95 % confidence, valid although"),
+        ("1", ["--margin", "1.9"], 0, "worse, and 1.9 is allowed (95 % confidence, valid even if"),
         ("0", ["--bounds", "1", "0"], 3, "bounds is"),
         ("7", [], 3, "--new 7"),
         ("0", ["--env", "Coi-v0"], 3, "--env Coi-v0: "),

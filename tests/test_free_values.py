@@ -90,7 +90,7 @@ def test_episodes_that_return_the_same_are_amber() -> None:
     assert colour(found) == "amber"
     assert in_words(found) == (
         "worth -499.1 (95 %: -509.1 to -489.1); all recent episodes returned about the same. "
-        "Use with care (amber): how often other returns come is unknown."
+        "Use with care (amber): how often other returns occur is unknown."
     )
     assert colour(replace(found, ended=3)) == "red"
     assert colour(replace(found, spread=20.0)) == "green"

@@ -331,7 +331,7 @@ def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
     learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
     lines = closing_lines(learned, best, **how, saved=None)
     assert lines[1].startswith("No policy stands out; the best guess is this one: of 3 it is")
-    assert lines[2].endswith("A model of the environment, learned from its steps, weighs 70%.")
+    assert lines[2].endswith("learned from its steps, has 70% of the weight.")
 
 
 def test_a_training_in_which_no_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:

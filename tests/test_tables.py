@@ -349,7 +349,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 4, column 'episode': episode 'a' begins again, it began at .*row 0",
     ),
-    "doubled": ({"step": [0, 1, 1, 0, 1, 0]}, {}, "row 2, column 'step': step 1 stands twice"),
+    "doubled": ({"step": [0, 1, 1, 0, 1, 0]}, {}, "row 2, column 'step': step 1 appears twice"),
     "gap": (
         {"step": [0, 1, 3, 0, 1, 0]},
         {},
@@ -449,7 +449,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 5, column 'terminated': the last row of an episode is neither",
     ),
-    "two as a flag": ({"held_out": [2] * 6}, {}, "row 0, column 'held_out': 2 is no truth value"),
+    "two as a flag": (
+        {"held_out": [2] * 6},
+        {},
+        "row 0, column 'held_out': 2 is not a truth value",
+    ),
     "policy changes": (
         {"policy": ["u", "v", "v", "v", "v", "v"]},
         {},

@@ -41,8 +41,8 @@ class RecordTrajectories(
             starts, is held out if ⌊(i + 1)·share⌋ > ⌊i·share⌋.
         path: A file to which finished episodes are appended as they end. A process that is killed
             loses only the open episode; `Trajectories.load` reads the rest.
-        append: Whether to continue a file that exists. By default it is continued with a warning,
-            as Gymnasium's RecordVideo warns of a folder that exists; nothing in it is overwritten.
+        append: Whether to continue an existing file. By default it is continued with a warning,
+            as Gymnasium's RecordVideo warns of an existing folder; nothing in it is overwritten.
             True continues it without a warning, and False raises FileExistsError.
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """

@@ -49,7 +49,7 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         held_out: Share of the episodes that the learner must not train on; episodes are numbered by
             their start, and by sub-env where several start at once.
         path: A file to which finished episodes are appended as they end.
-        append: Whether to continue a file that exists; by default it is, with a warning.
+        append: Whether to continue an existing file; by default it is, with a warning.
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
@@ -110,7 +110,7 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         return ~np.frombuffer(self._untrainable, dtype=bool).reshape(-1, self.num_envs)
 
     def limit(self, episodes: ArrayLike | None) -> None:
-        """Record only so many of the episodes that begin from now on.
+        """Record only a given number of the episodes that begin from now on.
 
         Args:
             episodes: (num_envs,) how many of each sub-env; None for all.

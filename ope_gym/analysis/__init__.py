@@ -1,1 +1,1 @@
-"""Answer questions by evaluations: which policy is best, whom to trust, what to collect next."""
+"""Answer questions by evaluations: which policy is best, what to trust, what to collect next."""

@@ -98,7 +98,7 @@ class TargetOverlap:
 
     def __str__(self) -> str:
         return (
-            f"{self.rare:.1%} of the target's actions have less than {_RARE:.0%} at the loggers; "
+            f"the loggers give less than {_RARE:.0%} to {self.rare:.1%} of the target's actions; "
             f"largest ratio of one step {self.largest:.3g}; {self.ess:.0%} of the steps count"
         )
 
@@ -111,7 +111,7 @@ class BehaviourFit:
         trajectories: the episodes, to be given to `ope_gym.evaluate` and all other functions.
         policies: by name of the logger, the policy fitted to all of its episodes.
         model: name of the one that was fitted.
-        losses: log loss per held-out step of every model that was tried.
+        losses: log loss per left-out step of every model that was tried.
         loggers: how well the actions of each are predicted.
         reliability: estimated probabilities against frequencies, over all loggers.
     """
@@ -217,16 +217,16 @@ def fit_behaviour(
     them, and every result says that they were estimated.
 
     Args:
-        episodes: recorded episodes of finitely many actions, as in `ope_gym.evaluate`; known
-            propensities are replaced, too.
+        episodes: recorded episodes with finitely many actions, as in `ope_gym.evaluate`; known
+            propensities are replaced too.
         model: "counts" (observations of few whole numbers), "logit" (multinomial), "logit2" (with
             products of numbers), "neighbours", "network"; or "auto", the one of counts, logit and
             logit2 that predicts left-out steps best.
         by: who acted: "policy" for the recorded policy numbers, None for one logger of all
             episodes, or (n,) a name for each episode, such as its hospital.
         actions: how many there are; by default what the action space says, or the largest seen.
-        folds: into which the episodes of each logger are split.
-        seed: of the network.
+        folds: number of folds into which the episodes of each logger are split.
+        seed: seed of the network.
     """
     data = load_source(episodes, held_out=False).data
     assert data is not None  # all of it is in memory

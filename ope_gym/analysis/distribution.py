@@ -109,8 +109,8 @@ class Distribution:
     Args:
         weighted: returns with their weights.
         level: confidence level of all intervals.
-        kind: of the intervals: "ess-t" or "percentile".
-        draws: of the bootstrap.
+        kind: kind of the intervals: "ess-t" or "percentile".
+        draws: bootstrap draws.
         outcomes: returns that are possible.
         estimate: the mean by NFIS (or NBIS), which has the same weights.
         auto: the mean by auto, with a q model; None without one.
@@ -369,7 +369,7 @@ def distribution(
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         target: the policy to evaluate, the number of a recorded one, or "last".
         weights: "fused" for weights against the mixture of all behaviours, "basic" for those
-            against the policy that recorded the episode, which serve where the other policies are
+            against the policy that recorded the episode, for use where the other policies are
             unknown, and for adaptive data.
         origin: as in `ope_gym.evaluate`.
         held_out: as in `ope_gym.evaluate`.
@@ -380,7 +380,7 @@ def distribution(
             probabilities, and their inversion for quantiles; "percentile": of the bootstrap.
         level: confidence level.
         resamples: bootstrap replicates, of the band and of percentile intervals.
-        seed: of the bootstrap draws.
+        seed: seed of the bootstrap draws.
 
     Returns:
         A `Distribution`; print it for a table.

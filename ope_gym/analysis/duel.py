@@ -1,8 +1,8 @@
 """Decide which of two policies is better with few fresh episodes, and look as often as you like.
 
 A round plays both policies, as a rule with the same seeds, or one that is drawn by lot, whichever
-promises a decision sooner. The statements of a duel hold together with the probability `level`
-however often one looks, whenever one stops, and whatever the recorded episodes are:
+promises a decision sooner. The statements of a duel hold together with probability `level`, however
+often you look, whenever you stop, and whatever the recorded episodes are:
 `ope_gym.inference.sequences` and `ope_gym.inference.rounds` have the argument, and
 `ope_gym.analysis.duel_prior` says what is taken from recorded episodes.
 """
@@ -113,7 +113,7 @@ class Duel:
     # Play ------------------------------------------------------------------------------------
 
     def next(self) -> str | None:
-        """Return whom to play next, "a" or "b"; None once there is a verdict."""
+        """Return which policy to play next, "a" or "b"; None once there is a verdict."""
         return self._whom() if self.verdict is None else None
 
     def _whom(self) -> str:
@@ -320,7 +320,7 @@ class Duel:
     def confidence(self) -> str:
         """Return how sure the statements are, and what they rest on where there are no bounds."""
         level = 100 * self.rules.level
-        sure = f"{level:g} % confidence, valid although looked at after every episode"
+        sure = f"{level:g} % confidence, valid even if you look after every episode"
         return f"{sure}{self._assumption()}"
 
     def _assumption(self) -> str:
@@ -392,18 +392,18 @@ def duel(
             distribution except for a shift. All statements are then valid, even with heavy tails
             and infinite variance. Every episode has a seed of its own, because with common seeds
             equal distributions are not enough. If one policy fails rarely and badly, the assumption
-            is wrong, and the duel may be, too.
-        margin: a difference that does not matter, 0 or more: with it a duel of two policies that
-            are about equal ends as "too close" before the limit.
+            is wrong, and the duel may be too.
+        margin: a difference that does not matter, 0 or more: with it, a duel between two policies
+            that are about equal ends as "too close" before the limit.
         level: probability with which all statements hold, at every look.
         gamma: discount of the returns.
         limit: pairs of episodes, played together or alone, after which a duel ends undecided, as
             "too close".
         q_model: as in `ope_gym.evaluate`, for the control variate; None for none.
         held_out: as in `ope_gym.evaluate`.
-        seed: of the environment and of actions, round by round.
-        state: file of a duel that was saved, to go on with it; the other arguments must be those
-            it was begun with.
+        seed: seed of the environment and of the actions, round by round.
+        state: file of a saved duel, to go on with it; the other arguments must be those that it
+            was begun with.
     """
     Options(gamma=gamma, level=level, seed=seed)  # raises
     if not (np.isfinite(margin) and margin >= 0.0):
@@ -500,7 +500,9 @@ def _read(path: Path, rules: Rules) -> dict[str, Any]:
     """Return a saved state, or raise if it belongs to other rules."""
     saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if saved.get("version") != _VERSION:
-        raise ValueError(f"{path} is no state of a duel of version {_VERSION}: give another file")
+        raise ValueError(
+            f"{path} is not a state of a duel of version {_VERSION}: give another file"
+        )
     then = saved["rules"]
     for name, value in vars(rules).items():
         old = tuple(then[name]) if isinstance(then[name], list) else then[name]

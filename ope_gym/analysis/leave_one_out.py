@@ -48,8 +48,8 @@ def leave_one_policy_out(
     Args:
         episodes: recorded episodes, as in `ope_gym.evaluate`; they are read into memory.
         estimator: a name of `ope_gym.ESTIMATORS`.
-        policies: numbers of those to check, or "last"; by default all that recorded.
-        limit: if there are more policies than this, only so many are checked, evenly spread; each
+        policies: numbers of those to check, or "last"; by default all that recorded episodes.
+        limit: if there are more policies than this, only this many are checked, evenly spread; each
             takes about as long as an evaluation.
         options: those of `ope_gym.Options`: `held_out`, `q_model`, `gamma`, `interval`, `level`,
             `weighting`, `compute`, `seed`.
@@ -363,7 +363,7 @@ class Calibration(Mapping[int, Check]):
         if told:
             lines.append(
                 f"own mean inside the interval: {self.coverage:.0%}; "
-                f"{self.expected_coverage:.0%} expected, for own means err as well"
+                f"{self.expected_coverage:.0%} expected, because own means have errors too"
             )
             lines.append(
                 f"root mean square difference: {self.rmse:.3g}; {self.expected_rmse:.3g} expected"

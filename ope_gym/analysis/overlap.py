@@ -65,8 +65,8 @@ def overlap(
             an episode's first step.
         target: the policy of the last row: a policy, the number of a recorded one, or "last".
         held_out: as in `ope_gym.evaluate`.
-        limit: with more recording policies than this, as many are taken, evenly spread from the
-            first to the last.
+        limit: with more recording policies than this, only this many are used, evenly spread from
+            the first to the last.
     """
     if limit < 2:
         raise ValueError(f"limit is {limit}; give at least 2 policies, the first and the last")

@@ -115,8 +115,8 @@ class Plan:
         lines = [head, *text.align(rows)]
         if any(need.ess < GREEN_ESS for need in self.needs):
             lines.append(
-                f"? rough, for fewer than {GREEN_ESS:g} effective episodes tell of it; expect to "
-                "need more"
+                f"? rough, because it rests on fewer than {GREEN_ESS:g} effective episodes; expect "
+                "to need more"
             )
         best = self.best
         lines.append(
@@ -145,14 +145,15 @@ def episodes_needed(
     Args:
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         target: the policy to evaluate, the number of a recorded one, or "last".
-        standard_error: to be reached.
-        policy: to collect with: the number of a recorded one, "last", a policy, or "target" for the
-            target itself; None for every policy that recorded, and the target.
+        standard_error: the standard error to reach.
+        policy: the policy to collect with: the number of a recorded one, "last", a policy, or
+            "target" for the target itself; None for every policy that recorded episodes, and the
+            target.
         estimator: "NFIS" or "FIS"; auto, whose error cannot be predicted, is usually more precise.
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
             there are any.
         gamma: discount within [0, 1].
-        limit: most episodes to consider.
+        limit: largest number of episodes to consider.
     """
     if not (math.isfinite(standard_error) and standard_error > 0):
         raise ValueError(f"standard_error is {standard_error!r}; give a number above 0")

@@ -84,7 +84,7 @@ class Pairwise:
                 for j in range(len(self.names))
             ]
             rows.append([name, *cells])
-        note = f"* the {self.level:.0%} interval of this difference by itself does not hold 0"
+        note = f"* the {self.level:.0%} interval of this difference by itself does not contain 0"
         return "\n".join([*text.align(rows), note])
 
 
@@ -199,7 +199,7 @@ class Ranking(Mapping[str, Ranked]):
         """Draw values with their intervals, and the probabilities of being best.
 
         Args:
-            limit: policies drawn; the number of the others is told in words.
+            limit: how many policies to draw; a line says how many others there are.
         """
         from ope_gym.report.figures import ranking_figure
 

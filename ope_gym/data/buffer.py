@@ -48,7 +48,7 @@ class TrajectoryBuffer(Viewable):
     """Collect the finished episodes of a training loop, with the policies that acted.
 
     Appending keeps the arrays as they are; `view` joins those that came since the last call to the
-    others, which stay where they are. Beside what is listed here, a buffer has the methods of
+    others, which stay where they are. Besides what is listed here, a buffer has the methods of
     `Trajectories`: `returns`, `select`, `merge`, `audit` and `save`.
 
     >>> from ope_gym.policies import Uniform
@@ -99,8 +99,8 @@ class TrajectoryBuffer(Viewable):
         """Register a policy and return its number; equal policies have the same number.
 
         Args:
-            policy: A frozen snapshot: its probabilities must not change later. Of a torch module or
-                a Stable-Baselines3 model a snapshot is taken.
+            policy: A frozen snapshot: its probabilities must not change later. A torch module or
+                a Stable-Baselines3 model is copied into one.
         """
         self._view = None
         return self._policies.add(as_policy(policy, "policy"))

@@ -289,7 +289,7 @@ def _require_finite(array: Floats, name: str, where: Where) -> None:
 
 def _why(log_prob: float) -> str:
     if np.isnan(log_prob):
-        return "which is no number: the policy or its observation is broken"
+        return "which is not a number: the policy or its observation is broken"
     if log_prob == -np.inf:
         return "but an action that was executed cannot have probability zero"
     if log_prob == np.inf:

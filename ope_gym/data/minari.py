@@ -1,9 +1,9 @@
 """Trajectories as Minari datasets, and back.
 
-Minari knows no probabilities of actions. They go into the infos, `log_prob` and `policy_id`, which
-have a row for the reset (NaN and -1) and one for each step. `held_out`, `start_clock` and
-`schedule` are metadata of episodes; policies, schedules, spaces and the time limit are JSON under
-the key `ope_gym` of the dataset's metadata. There is no pickle.
+Minari has no place for the probabilities of actions. They go into the infos, `log_prob` and
+`policy_id`, which have a row for the reset (NaN and -1) and one for each step. `held_out`,
+`start_clock` and `schedule` are metadata of episodes; policies, schedules, spaces and the time
+limit are JSON under the key `ope_gym` of the dataset's metadata. There is no pickle.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def from_minari(
     """Read the trajectories of a Minari dataset.
 
     A dataset that `to_minari` wrote comes back exactly. Other datasets do not say who acted: their
-    policy is an `UnknownPolicy`, and without `log_prob` the probabilities are unknown, too (NaN,
-    and `has_propensities` is false). Such data serve only DM, which has no importance weights; with
-    `log_prob` also the estimators with basic weights (BIS, NBIS and their kin).
+    policy is an `UnknownPolicy`, and without `log_prob` the probabilities are unknown too (NaN,
+    and `has_propensities` is false). Only DM and MDR, which have no importance weights, can use
+    such data; with `log_prob`, so can the estimators with basic weights (BIS, NBIS and the like).
 
     `minari.combine_datasets` drops the policies that `to_minari` wrote. Read the parts, and
     `merge` them.

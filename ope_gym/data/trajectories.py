@@ -315,8 +315,8 @@ class Trajectories(Columns, Viewable):
             truncated: Column, true in the last row of an episode that a time limit ended.
             held_out: Column, one value for each episode; or True or False for all.
             start_clock: Column, the step of the loop at which the episode began.
-            policies: The policy that acted; or a list, whose numbers the column `policy` has; or a
-                dict from its labels to policies. By default, each label is an `UnknownPolicy`.
+            policies: The policy that acted; or a list, if the column `policy` has their numbers; or
+                a dict from its labels to policies. By default, each label is an `UnknownPolicy`.
             schedules: Which policy acts when, for a column "schedule" of `to_frame`.
             observation_space: None if unknown.
             action_space: None if unknown.

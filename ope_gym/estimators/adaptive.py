@@ -107,7 +107,8 @@ def adaptive_dr(terms: FloatArray, ids: IntArray, weights: FloatArray) -> Adapti
         )
     if ids.max() >= weights.size:
         raise ValueError(
-            f"weights has {weights.size} rounds, but ids has a round {ids.max()}: give one a round"
+            f"weights has {weights.size} rounds, but ids has a round {ids.max()}: give one per "
+            "round"
         )
     h = weights[ids]
     total = float(h.sum())

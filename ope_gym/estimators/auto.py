@@ -1,4 +1,4 @@
-"""auto, the recommended estimator: a q model as far as the data bear it out, else the weights.
+"""auto, the recommended estimator: a q model as far as the data confirm it, else the weights.
 
     J = A + s (M - A),   M = DM,   A = N - c (N - V),   N = NFIS,   V between FWDR and DM
 
@@ -92,7 +92,7 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
 
 
 def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Setting) -> Computed:
-    """Move an estimate by weights towards that of the model, as far as the data bear it out.
+    """Move an estimate by weights towards that of the model, as far as the data confirm it.
 
     Args:
         weights: A.

@@ -14,7 +14,7 @@ centred inside behaviours, that is, of least estimated variance for episodes dra
 Since sum_k rho_k c_k = 1 the controls are collinear; the pseudo-inverse takes the shortest beta.
 
 Use it on policies fixed in advance, with several behaviours and many more episodes than behaviours.
-Never noisier than FIS in the limit, and for one step not than importance sampling from any one
+In the limit it is never noisier than FIS and, for one step, than importance sampling from any one
 behaviour with its n_k episodes. Weakness: beta is learned from the same episodes, so a bias of
 order 1 / n is left (none with beta fixed), and p controls cost about p episodes. Two guards whose
 effect fades with n: at most a quarter of the degrees of freedom are spent, on the principal

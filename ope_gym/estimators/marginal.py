@@ -144,7 +144,7 @@ def direct(c: Composition, setting: Setting) -> Steps[Computed]:
     """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q."""
     found = yield from marginal(setting)
     if not found.known:
-        caution = f"{_UNKNOWN}: the interval holds the spread of the starts, not the error of q"
+        caution = f"{_UNKNOWN}: the interval covers the spread of the starts, not the error of q"
         spread = found.start - found.start.mean() + found.direct
         return dataclasses.replace(_computed(found.direct, spread, setting), cautions=(caution,))
     computed = _computed(found.direct, found.influence - found.value + found.direct, setting)

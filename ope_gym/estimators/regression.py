@@ -1,4 +1,4 @@
-"""NFRIS: NFIS less its regression on the scores of the behaviours.
+"""NFRIS: NFIS minus its regression on the scores of the behaviours.
 
     J = NFIS - c mean(h),   c = clip(slope - its standard error, 0, 1)
 
@@ -12,7 +12,7 @@ that of psi_i - c h_i. Since the slopes in h_i did not see episode i, what they 
 not counted as precision.
 
 Use it where no q model fits the problem and the behaviours are known policies with finitely many
-actions. Little to gain where the return is mostly noise, or where few long episodes have the
+actions. It gains little where the return is mostly noise, or where few long episodes have the
 weight. Weakness: a bias of order 1 / n, as of all normalised estimates. ESS and verdict are those
 of NFIS; bootstrap replicates are those of the influence values, with c held. Cost: that of NFIS,
 and twice the probabilities of all actions under all behaviours, in blocks.

@@ -114,7 +114,7 @@ ESTIMATORS: dict[str, Composition] = {
         normalised=True,
         method="regression",
         whole="scores",
-        use="NFIS less the chance surplus of actions: known finite policies, no q model that fits",
+        use="NFIS minus the chance surplus of actions: known finite policies, no q model that fits",
     ),
     "ADR": Composition(
         "basic",
@@ -133,7 +133,7 @@ ESTIMATORS: dict[str, Composition] = {
         "fused",
         normalised=True,
         method="auto",
-        use="the first choice: near the q model where the data bear it out, else near NFIS",
+        use="the first choice: near the q model where the data confirm it, else near NFIS",
     ),
 }
 WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}

@@ -236,10 +236,10 @@ def _judge_weights(
 
 
 def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
-    """Add the standard deviation of one return of the target, by the calmest weights there are.
+    """Add the standard deviation of one return of the target, by the least noisy weights.
 
-    Those are weights against the mixture of all behaviours, without a cap where there are such;
-    without any the episodes count alike. So it is the same whichever estimators stand beside.
+    These are weights against the mixture of all behaviours, without a cap if possible; without any
+    weights, all episodes count alike. So other estimators beside one do not change the result.
     """
     capped_first = sorted(found, key=lambda name: not ESTIMATORS[name].capped)
     schemes = {ESTIMATORS[name].scheme: found[name] for name in capped_first}

@@ -44,11 +44,11 @@ class Diagnostics:
         behaviour_ess: (K,) effective sample size of the last weights inside each behaviour.
         max_share: largest share of one trajectory in the weights of any step.
         mean_weight: mean of the last weights; 1 in expectation for plain weights.
-        pareto_k: tail index of the last weights; shown, but never the judge.
+        pareto_k: tail index of the last weights; shown, but not used in the verdict.
         capped_share: share of the weights that were clipped at the cap.
         log_last: (n,) log of the last weight of each trajectory, after the cap; -inf for 0.
         influence_share: largest share of one trajectory in the squared standard error; NaN without
-            an error. Weights may be even, and yet a rare or extreme return decide.
+            an error. A rare or extreme return may decide the value although the weights are even.
         support_violations: visited steps at which the target may act as no usable behaviour could;
             None if unknown.
         missing_mass: share of the target's episodes that take such an action; None if unknown.
@@ -73,9 +73,9 @@ class Diagnostics:
 
     @cached_property
     def mean_weight_interval(self) -> tuple[float, float]:
-        """The interval in which the expected weight lies but for a chance of 1 in 1,000.
+        """The interval that contains the expected weight, but for a chance of 1 in 1,000.
 
-        Without an upper end where one weight makes more than 5 % of the error: larger ones may be
+        It has no upper end where one weight makes up more than 5 % of the error: larger ones may be
         missing.
         """
         if not np.isfinite(self.mean_weight * self.log_last.size):
@@ -105,15 +105,15 @@ class Verdict:
     """A judgement on whether to trust an estimate.
 
     Two different things can speak against a number: something is wrong or missing (an alarm), or
-    all is right and there is too little of it (precision).
+    nothing is wrong but there are too few data (precision).
 
     Args:
         colour: "green", "amber" or "red".
-        reasons: why, in words: the alarms, then what there is too little of.
+        reasons: why, in words: first the alarms, then what there is too little of.
         advice: what would help, in words; empty if nothing is needed.
         alarms: those of the reasons that say what is wrong or missing; empty if nothing is.
         precision: how much the episodes tell, in words.
-        notes: what a careful reader should know, but what makes nothing worse.
+        notes: what a careful reader should know, though it does not change the colour.
     """
 
     colour: str
@@ -192,7 +192,7 @@ def pareto_k(weights: FloatArray) -> float:
 def _largest(values: FloatArray, size: int) -> FloatArray:
     """Return the `size` largest values, in no order.
 
-    Of many, those above a level that a few of them suggest are looked at alone.
+    If there are many, only those above a level that a sample of them suggests are searched.
     """
     some = values[:: max(1, values.size // _SUGGESTING)]
     place = some.size - min(some.size, 2 * size * some.size // values.size + 2)
@@ -208,7 +208,7 @@ class Findings:
     Args:
         value: the estimate; NaN if the weights do not support one.
         error: its standard error; NaN if undefined.
-        fresh_episodes: of the target that would tell as much; NaN if unknown.
+        fresh_episodes: how many of the target would tell as much; NaN if unknown.
         alarms: reasons that make the result red.
         cautions: reasons that make it amber.
         notes: remarks that leave the colour alone.
@@ -324,7 +324,7 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
             f"no episode supports the target from step {d.ess_step} on: all weights are 0"
         )
     elif not np.isfinite(findings.value):
-        scarce.append("the weights overflow: take a normalised or capped estimator")
+        scarce.append("the weights overflow: use a normalised or capped estimator")
     elif ess == 0:
         scarce.append(f"from step {d.ess_step} on all weights are 0: later rewards do not count")
     elif trajectories == 1:

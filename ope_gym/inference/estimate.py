@@ -107,26 +107,26 @@ class Difference:
 class Estimate:
     """Hold the value of a policy by one estimator.
 
-    With interval=None there is the value alone: error and interval are NaN, diagnostics and verdict
-    are made from the weights when they are asked for.
+    With interval=None there is the value alone: error and interval are NaN, and diagnostics and
+    verdict are computed from the weights when you read them.
 
     Args:
-        name: of the estimator.
+        name: name of the estimator.
         value: the estimate; NaN if the data do not support one.
         standard_error: from the influence values, within strata; NaN if undefined.
         interval: confidence interval, with `low`, `high` and `level`.
-        diagnostics: of the weights.
+        diagnostics: diagnostics of the weights.
         verdict: whether to trust it, and why.
         influence: (n,) influence value of each trajectory; empty where they were not needed.
         replicates: (R,) bootstrap replicates, if the interval is a bootstrap.
         sample: the data it rests on.
-        seed: of the bootstrap draws.
-        report: numbers of its own: for "auto" the share `s` of the model in it.
+        seed: seed of the bootstrap draws.
+        report: numbers that only this estimator has: for "auto", the share `s` of the model in it.
         fresh_episodes: how many fresh episodes of the target would tell as much: the variance of
             its return over the squared standard error; NaN if unknown.
         unseen: by how much outcomes with a probability of 1 / ESS that were not seen would lower
             and raise the value.
-        basis: in words, what it rests on beside the weights.
+        basis: in words, what it rests on besides the weights.
         bias: bound on a bias that the influence values do not show; it is in the standard error.
         freedom: effective number of trajectories where it rests on more than the weights; None for
             that of the weights.

@@ -9,7 +9,7 @@ from V in the model, m_u = q(s_u, a_u) - v(s_u) has mean 0 whatever θ is, so
 
 satisfy y_t = x_t·θ without any noise if V is right, and otherwise up to what φ cannot express.
 Least squares of y on x is stable for γ = 1, unlike sweeps of fitted values, and far less noisy than
-to regress returns on φ.
+regressing returns on φ.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class DynamicsQ:
     monomials of the state and G value features; one to two seconds for 20,000 steps of CartPole.
 
     Args:
-        degree: of the polynomials of the transitions.
-        value_degree: of the polynomials of V.
-        cosines: random cosine features of V.
-        episodes: played from recorded first states; a quarter more from any recorded state.
-        rows: played steps that V is fitted to.
-        members: models from resampled episodes, for `DynamicsValues.uncertainty`.
+        degree: degree of the polynomials of the transitions.
+        value_degree: degree of the polynomials of V.
+        cosines: number of random cosine features of V.
+        episodes: how many are played from recorded first states; a quarter more start from any
+            recorded state.
+        rows: number of played steps that V is fitted to.
+        members: number of models from resampled episodes, for `DynamicsValues.uncertainty`.
     """
 
     degree: int = 3

@@ -74,10 +74,10 @@ class LinearQ:
     Args:
         features: a callable from a batch of observations (of (observations, actions) if actions
             are continuous) to (n, d), or one that learns its scale; Polynomial(2) by default.
-        ridge: penalty of all weights.
-        pull: penalty of differences between actions.
+        ridge: penalty on all weights.
+        pull: penalty on differences between actions.
         time: highest power of the share of the horizon that is left; 0: q does not depend on it.
-        nearness: how much more those steps count that the target is likely to reach, from 0 (all
+        nearness: how much more the steps count that the target is likely to reach, from 0 (all
             steps count alike) to 1.
     """
 

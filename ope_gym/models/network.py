@@ -50,11 +50,11 @@ class NetworkQ:
 
     Args:
         hidden: widths of the hidden layers.
-        epochs: most passes over the steps.
-        batch: steps in a gradient step.
-        learning_rate: of Adam.
+        epochs: largest number of passes over the steps.
+        batch: number of recorded steps in a gradient step.
+        learning_rate: learning rate of Adam.
         tau: share of q that enters q' with each gradient step.
-        patience: checks, one an epoch, without improvement before training stops.
+        patience: number of checks, one per epoch, without improvement before training stops.
         linear: whether to start from the values of LinearQ, where it can read the observations, and
             learn what these leave.
         progress: called after each epoch with (epoch, error on the episodes kept aside).

@@ -1,4 +1,4 @@
-"""Value a policy from the steps of policies near it, without a product of ratios.
+"""Evaluate a policy from the steps of policies near it, without a product of ratios.
 
 By the performance-difference lemma V_j - V_k = E_j sum_t A_k(s_t, a_t): what policy j collects more
 than policy k is the sum of the advantages, under k, of the actions that j takes. So from steps of

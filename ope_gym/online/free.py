@@ -1,4 +1,4 @@
-"""Value the current policy of a training loop from the steps the loop takes anyway.
+"""Evaluate the current policy of a training loop from the steps the loop takes anyway.
 
     free = FreeEvaluation(num_envs=8, horizon=500)
     for rollout in training:
@@ -54,9 +54,9 @@ class FreeEstimate:
     """The value of one policy of a training loop.
 
     Args:
-        timesteps: of the loop when the policy was valued first.
+        timesteps: timesteps of the loop when the policy was first evaluated.
         value: mean return of the policy.
-        standard_error: of the value.
+        standard_error: standard error of the value.
         low: lower end of the interval.
         high: upper end of the interval.
         settled: whether steps of later policies have confirmed it.
@@ -137,8 +137,8 @@ class FreeEvaluation:
         horizon: time limit of an episode in steps; None if there is none, or it is unknown.
         action_bounds: lowest and highest action to which the loop clips what the policy says.
         gamma: discount; 1 gives the mean return.
-        level: of the intervals.
-        seed: of the episodes that are played in the learned environment.
+        level: confidence level of the intervals.
+        seed: seed of the episodes that are played in the learned environment.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class FreeEvaluation:
         """Return a provisional value of the current policy; None while no episode has ended.
 
         Args:
-            timesteps: of the loop, for the record.
+            timesteps: timesteps of the loop, to label the estimate.
             fresh: returns of episodes that this policy played elsewhere, to be pooled.
         """
         if self._current is None:

@@ -56,7 +56,7 @@ class Policy(Protocol):
         ...
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Tree:
-        """Return one action a row, drawn with `rng` only."""
+        """Return one action per row, drawn with `rng` only."""
         ...
 
 

@@ -132,7 +132,7 @@ class SoftmaxLinear(_Finite):
         bias = parameters("bias", given, ndim=1)
         if len(weights) == 0 or len(bias) != len(weights):
             raise ValueError(
-                f"weights {weights.shape} and bias {bias.shape}: both need one row an action, "
+                f"weights {weights.shape} and bias {bias.shape}: both need one row per action, "
                 "and at least one action"
             )
         object.__setattr__(self, "weights", weights)
@@ -186,7 +186,7 @@ class EpsilonGreedyTable(_Finite):
         greedy = np.array(self.greedy, order="C")
         if greedy.dtype.kind not in "iub" or greedy.size == 0:
             raise ValueError(
-                f"greedy is {greedy.dtype} of shape {greedy.shape}: give one integer action a state"
+                f"greedy is {greedy.dtype} of shape {greedy.shape}: give one integer per state"
             )
         within("greedy", greedy, n_actions)
         if not 0.0 <= self.epsilon <= 1.0:
@@ -298,7 +298,7 @@ class DiagonalGaussian(Snapshot):
         if not len(weights) == len(bias) == len(log_std) > 0:
             raise ValueError(
                 f"weights {weights.shape}, bias {bias.shape} and log_std {log_std.shape}: all need "
-                "one row a part of the action, and at least one"
+                "one row per part of the action, and at least one"
             )
         for name, value in (("weights", weights), ("bias", bias), ("log_std", log_std)):
             object.__setattr__(self, name, value)

@@ -45,7 +45,7 @@ def as_policy(target: Any, name: str = "target") -> Any:
     Args:
         target: a policy, a model of Stable-Baselines3, the path of a saved one (.zip), or a torch
             module that returns logits or a distribution.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
     """
     if hasattr(target, "log_prob") and hasattr(target, "sample"):
         return target

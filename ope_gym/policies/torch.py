@@ -33,7 +33,7 @@ class TorchPolicy:
 
     The module, given observations (n, …) in the dtype of its first floating-point parameter,
     returns logits (n, A) or a distribution with n rows. Log-probabilities are worked out in
-    float64. Parts of a factorised action (a Normal of shape (n, m)) are summed, one number a row.
+    float64. Parts of a factorised action (a Normal of shape (n, m)) are summed to one number a row.
 
     Two snapshots are equal only if they are the same object: a module's numbers do not say what
     its code does with them.
@@ -95,7 +95,7 @@ class TorchPolicy:
         if len(known) < len(blocks):
             raise TypeError(
                 f"probs of {self!r}: only a module that returns logits (n, A) or a Categorical "
-                "with one row an observation has a table of probabilities"
+                "with one row per observation has a table of probabilities"
             )
         return np.concatenate(known)
 

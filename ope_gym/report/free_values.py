@@ -1,7 +1,7 @@
 """Show the values of `ope_gym.online`: in words, as numbers by tag, in TensorBoard.
 
 Tags are `ope/provisional/value|low|high`, `ope/settled/...`, `ope/fresh/...`, `ope/fresh_episodes`
-(about so many would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
+(about how many would make you as sure) and `ope/verdict` (0 red, 1 amber, 2 green).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     said, why = f"worth {band}", f"{_GREEN:g} would be enough"
     if estimate.steady:
         said += "; all recent episodes returned about the same"
-        why = "how often other returns come is unknown"
+        why = "how often other returns occur is unknown"
     elif math.isfinite(fresh):
         said += f", as sure as about {text.episodes(fresh)} fresh episodes would make you"
     if estimate.few:
@@ -117,7 +117,7 @@ class FreeWriter(events.Closing):
 
     Args:
         destination: `SummaryWriter` of the training loop, which is left open; or a folder.
-        level: of the intervals, as the headline says it.
+        level: confidence level of the intervals, for the headline.
     """
 
     def __init__(self, destination: events.Destination, *, level: float = 0.95) -> None:
@@ -131,7 +131,7 @@ class FreeWriter(events.Closing):
         """Write the numbers of an estimate, and its details for the OPE tab.
 
         Args:
-            estimate: to write; it is left out if its value or an end of its band is not finite.
+            estimate: what to write; left out if its value or an end of its band is not finite.
             kind: "provisional", "settled" or "fresh"; by default one of the first two.
         """
         kind = _checked(kind, estimate)
@@ -182,6 +182,6 @@ def _layout() -> dict[str, dict[str, events.Chart]]:
         "Value of the policy": bands,
         "More": {
             "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"]),
-            "as sure as so many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
+            "as sure as this many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
         },
     }

@@ -88,9 +88,9 @@ class EvaluationWriter(events.Closing):
         a band is drawn only if its three series have the same steps.
 
         Args:
-            evaluation: to write; the layout shows the estimators of the first one, and the headline
-                has the name that `evaluation.named("policy 3")` gives the policy.
-            step: of the training loop, usually the number of the policy.
+            evaluation: what to write; the layout shows the estimators of the first one, and the
+                headline has the name that `evaluation.named("policy 3")` gives the policy.
+            step: step of the training loop, usually the number of the policy.
             truth: the value of the same policy from fresh rollouts, if known.
         """
         self._add_scalars(evaluation, step)
@@ -121,10 +121,11 @@ class EvaluationWriter(events.Closing):
         then. The scalars of the evaluation are written too where `add_evaluation` has not.
 
         Args:
-            evaluation: to report.
-            step: of the training loop.
-            hparams: of the run; numbers, strings and booleans as they are, the rest as text.
-            overlap: of the recorded policies and the target, from
+            evaluation: the evaluation to report.
+            step: step of the training loop.
+            hparams: settings of the run; numbers, strings and booleans as they are, the rest as
+                text.
+            overlap: overlap of the recorded policies and the target, from
                 `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
             truth_error: its standard error, if known.
@@ -152,8 +153,8 @@ class EvaluationWriter(events.Closing):
         probability_best`; in names of policies all but letters, digits, "." and "-" become "_".
 
         Args:
-            ranking: to write.
-            step: of the training loop.
+            ranking: the ranking to write.
+            step: step of the training loop.
         """
         numbers: dict[str, float] = {}
         for name, ranked in ranking.items():
@@ -357,7 +358,7 @@ def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
     }
     if len(values) > 1:
         more["all estimators"] = ("lines", values)
-    more["as sure as so many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
+    more["as sure as this many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
     first = [f"ope/{best}/{end}" for end in ("value", "low", "high")]
     return {"Value of the policy": {f"{best} with its interval": ("band", first)}, "More": more}
 

@@ -31,7 +31,7 @@ def fit_chunks(
     """
     folds = min(FOLDS, ids.size)
     if folds < 2:
-        raise ValueError("q_model needs at least 2 episodes: it learns from one for another")
+        raise ValueError("q_model needs at least 2 episodes: it learns from one to judge another")
     if not isinstance(job.targets[0], FinitePolicy):
         raise ValueError(
             f"q_model is {type(model).__name__}, which draws actions of a target that has no "

@@ -27,7 +27,7 @@ from ope_gym.scale.tasks import Pool, WorkerError, compute, ignoring_interrupts
 _RETRIES = 5  # of an item whose worker or node is lost
 RAY_HELP = (
     "compute on a Ray cluster: auto, local (a new one here), HOST:PORT or ray://HOST:PORT; alone, "
-    "the one of RAY_ADDRESS, or that runs on this machine, or a new one here"
+    "the one of RAY_ADDRESS, else one that runs on this machine, else a new one here"
 )
 
 
@@ -170,7 +170,7 @@ def ray_address(text: str) -> str:
     """Return the address of a cluster as --ray takes it."""
     if text not in ("auto", "local") and ":" not in text:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no address of a Ray cluster: give auto, local, HOST:PORT or "
+            f"{text!r} is not an address of a Ray cluster: give auto, local, HOST:PORT or "
             "ray://HOST:PORT, or --ray alone, after all files"
         )
     return text

@@ -248,7 +248,7 @@ def _telling_of_lost_processes() -> Iterator[None]:
         yield
     except BrokenExecutor as error:
         raise WorkerError(
-            "a worker process was killed, perhaps for want of memory: use fewer workers"
+            "a worker process was killed, perhaps because memory ran out: use fewer workers"
         ) from error
 
 

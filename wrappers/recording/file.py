@@ -49,8 +49,8 @@ def check_path(path: blocks.PathLike, append: bool | None, *, stacklevel: int) -
     if os.path.getsize(name) and (found := _episodes_in(name)):
         warnings.warn(
             f"path={name!r} exists: new episodes are appended to {found} of earlier runs, and a "
-            "script that ran before with the same seed records the same ones again. Say "
-            "append=True if that is meant, or choose another file; append=False refuses it",
+            "script that ran before with the same seed records the same ones again. Give "
+            "append=True if you want that, or choose another file; append=False refuses it",
             UserWarning,
             stacklevel=stacklevel,
         )

@@ -12,7 +12,9 @@ _REWARD, _OBSERVATION = "NormalizeReward", "NormalizeObservation"
 def warn_of_normalisers(env: Any) -> None:
     """Warn of normalising wrappers beneath a recorder, except in other processes."""
     for name in dict.fromkeys(_normalisers(env)):
-        warnings.warn(f"the recorder stands around {_WARNINGS[name]}", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"the recorder is wrapped around {_WARNINGS[name]}", UserWarning, stacklevel=3
+        )
 
 
 _WARNINGS = {

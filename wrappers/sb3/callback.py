@@ -40,7 +40,7 @@ _SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is
 
 
 class OPECallback(EventCallback):
-    """Values the policy of a model while it trains, from the steps that it trains on anyway.
+    """Evaluates the policy of a model while it trains, from the steps that it trains on anyway.
 
         model.learn(100_000, callback=OPECallback())
 
@@ -58,10 +58,10 @@ class OPECallback(EventCallback):
         callback_on_new_best: Called when there is a new best policy.
         callback_after_eval: Called after each evaluation.
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
-        eval_freq: Timesteps between evaluations, at least; they come at the ends of rollouts. By
+        eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts. By
             default 10,000, or a fiftieth of the training if that is more, or what `budget` asks
             for. The last evaluation comes at the end of the training in any case.
-        budget: Share of the training's CPU time that evaluations may take about, if eval_freq is
+        budget: About what share of the training's CPU time evaluations may take, if eval_freq is
             not given. It is counted in steps and updates, not timed: the same run is evaluated at
             the same timesteps on every machine.
         log_path: A folder for `evaluations.npz`, in the layout of EvalCallback.
@@ -72,7 +72,7 @@ class OPECallback(EventCallback):
         stop_after: Evaluations without an improvement of more than the error after which the
             training stops; None for never.
         gamma: Discount of the value; 1 gives the return that SB3 reports.
-        level: Of the intervals.
+        level: Confidence level of the intervals.
         estimators: Names from `ope_gym.ESTIMATORS`: at the end the recorded episodes are also
             evaluated with importance weights. The result is in `report`, and in TensorBoard.
         window: Number of latest policies whose episodes that report uses.
@@ -83,7 +83,7 @@ class OPECallback(EventCallback):
         path: A file to which finished episodes are appended as they end. A process that is killed
             loses only the open episodes. A full disk is a warning: the episodes stay in memory,
             and go to the file as soon as there is room.
-        append: Whether to continue a file that exists; see `RecordTrajectories`.
+        append: Whether to continue an existing file; see `RecordTrajectories`.
         seed: Seed of the fresh episodes; None for that of the model, if it has one.
         max_steps: Length above which a fresh episode is an error, if no time limit is known.
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
@@ -190,8 +190,8 @@ class OPECallback(EventCallback):
         """The snapshot of the current policy."""
         if self._policy is None:
             raise RuntimeError(
-                "there is no policy before learn: call model.learn first. Of SAC, TD3 and others "
-                "whose probabilities are not known there is none at all"
+                "there is no policy before learn: call model.learn first. For SAC, TD3 and "
+                "others whose probabilities are not known there is none at all"
             )
         return self._policy
 
@@ -235,7 +235,7 @@ class OPECallback(EventCallback):
         if self._only_fresh and self._eval_env is None:
             raise ValueError(
                 f"OPECallback() with {type(model).__name__}: {self._only_fresh}. So only fresh "
-                "episodes can value it: give an eval_env, as in OPECallback(eval_env)"
+                "episodes can evaluate it: give an eval_env, as in OPECallback(eval_env)"
             )
         self._open_record()
         if not self._only_fresh:

@@ -39,8 +39,8 @@ def closing_lines(
         lines.append(f"Data: {fresh} of that policy.")
     elif "fresh" in estimate.shares:
         lines.append(
-            f"Data: {regime}, the latest episodes of the training, and fresh ones, which weigh "
-            f"{estimate.shares['fresh']:.0%}."
+            f"Data: {regime}, the latest episodes of the training, and fresh ones, which have "
+            f"{estimate.shares['fresh']:.0%} of the weight."
         )
     else:
         lines.append(
@@ -49,16 +49,18 @@ def closing_lines(
         )
     learned = estimate.shares.get("simulation", 0.0)
     if learned > _MOSTLY:
-        lines[-1] += f" A model of the environment, learned from its steps, weighs {learned:.0%}."
+        lines[-1] += (
+            f" A model of the environment, learned from its steps, has {learned:.0%} of the weight."
+        )
     return lines
 
 
 def no_value(timesteps: int) -> str:
     """Return the only line of a run in which no episode has ended."""
     return (
-        f"No episode has ended in {timesteps:,} timesteps, so nothing can be said of the value: "
-        "train longer, give the training environments a time limit (max_episode_steps), or play "
-        "fresh episodes with OPECallback(eval_env)."
+        f"No episode has ended in {timesteps:,} timesteps, so nothing can be said about the "
+        "value: train longer, give the training environments a time limit (max_episode_steps), or "
+        "play fresh episodes with OPECallback(eval_env)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Fresh episodes of a Stable-Baselines3 model: what they returned, and what that says of it."""
+"""Fresh episodes of a Stable-Baselines3 model: their returns, and what these say about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a policy can be valued within a share of the CPU time of its training.
+"""How often a policy can be evaluated within a share of the CPU time of its training.
 
 Both times are counted, not measured: vector steps and gradient steps of the training, rows and
 features of an evaluation. So a run with a seed is evaluated at the same timesteps on every machine,

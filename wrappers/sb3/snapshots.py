@@ -54,7 +54,7 @@ def why_no_snapshot(model: Any) -> str:
             "observation"
         )
     if isinstance(seen, spaces.Dict):
-        return f"its observations are dicts, {seen}, which MultiInput policies alone understand"
+        return f"its observations are dicts, {seen}, which only MultiInput policies understand"
     if isinstance(model, OnPolicyAlgorithm) and not isinstance(policy, ActorCriticPolicy):
         return f"{type(policy).__name__} is not derived from ActorCriticPolicy"
     if not isinstance(chosen, spaces.Discrete | spaces.Box):

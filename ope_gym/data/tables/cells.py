@@ -170,7 +170,7 @@ def flags(column: Any, name: str, place: Place) -> Flags:
     wrong = (array != 0) & (array != 1)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise BadCell(place(row), name, f"{array[row]} is no truth value, expected 0 or 1")
+        raise BadCell(place(row), name, f"{array[row]} is not a truth value, expected 0 or 1")
     return array.astype(np.bool_)
 
 

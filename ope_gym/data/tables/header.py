@@ -82,7 +82,7 @@ def header_from_json(text: str | bytes, name: str) -> Header:
     except MALFORMED as error:
         raise ValueError(
             f"{name}: what ope_gym wrote beside its columns cannot be read: {error}; remove the "
-            f"metadata {KEY!r} to read it as a table of others"
+            f"metadata {KEY!r} to read it like any other table"
         ) from error
 
 

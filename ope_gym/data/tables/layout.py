@@ -249,7 +249,7 @@ def _check_names(plan: Plan, names: Sequence[str]) -> None:
 def _check_name(argument: str, spec: Spec | None, names: Sequence[str]) -> None:
     for name in names_of(() if spec is None else spec):
         if names.count(name) != 1:
-            what = f"stands {names.count(name)} times in" if name in names else "is missing from"
+            what = f"appears {names.count(name)} times in" if name in names else "is missing from"
             listed = ", ".join(dict.fromkeys(names[:30])) + (", ..." if len(names) > 30 else "")
             remedy = (
                 "name it, step=..., or give step=None if the rows of each episode are in order"

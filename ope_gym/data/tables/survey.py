@@ -1,8 +1,8 @@
 """Find the episodes of a table: which rows are theirs, how they end, who acted.
 
-Rows of an episode are in one stretch and in the order of time. A table that is not so is refused
-and not sorted: rows that are missing, doubled or in disorder mean that it is not the one that its
-owner takes it for.
+The rows of an episode are in one stretch and in the order of time. Any other table is refused, not
+sorted: rows that are missing, duplicated or out of order mean that the table is not what its owner
+thinks it is.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Survey:
             )
         before = int(steps[row - 1])
         if step == before:
-            return f"step {step} stands twice in an episode: remove doubled rows"
+            return f"step {step} appears twice in an episode: remove duplicate rows"
         if step < before:
             return f"step {step} comes after step {before} of the same episode: {_SORT}"
         lost = f"{before + 1}" if step == before + 2 else f"{before + 1} to {step - 1}"

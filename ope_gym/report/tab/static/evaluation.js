@@ -48,7 +48,7 @@ function forest(e) {
   const svg = intervals(rows, {
     heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 98,
   });
-  const told = [`${level} intervals (${e.method}); the last column is about how many fresh episodes would be as accurate`];
+  const told = [`${level} intervals (${e.method}); the last column says about how many fresh episodes would be as accurate`];
   if (e.truth) told.push('dashed line: the value from fresh rollouts');
   if (e.left_out) told.push(`${e.left_out} more estimators are not drawn`);
   return make('div', {}, svg, make('p', { class: 'quiet' }, `${told.join('; ')}.`));
