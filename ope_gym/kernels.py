@@ -896,7 +896,11 @@ def single_sums(
 ) -> None:
     """Do what `column_sums` does for trajectories of one step; top is M_0, sums is (3,).
 
-    The weights over exp(top) are written, too, for error and diagnostics, unless weights is (0,).
+    The weights (n,) over exp(top) are written, too, for error and diagnostics.
+
+    The compiled loop adds in another order where two of its arrays begin within 256 bytes of each
+    other, because it does not vectorise there. So that a result never depends on where arrays
+    happen to lie, all of them have at least 64 numbers.
     """
     _wide()  # type: ignore[call-arg]
     paid = math.exp(top if top < 700.0 else 700.0)
@@ -908,8 +912,7 @@ def single_sums(
         twice += w * w
         earned += w * rewards[i]
         psi[i] = paid * (w * rewards[i])
-        if weights.size > 0:
-            weights[i] = w
+        weights[i] = w
     sums[0], sums[1], sums[2] = once, twice, earned
 
 

@@ -22,7 +22,7 @@ from ope_gym import (
 )
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
-from ope_gym.estimators.reductions import Column, StepSums, Weighted, pieces
+from ope_gym.estimators.reductions import Column, StepSums, Weighted, _column_sums, pieces
 from ope_gym.inference import conclude, errors, outcomes
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of
@@ -467,3 +467,17 @@ def test_wrong_propensities_are_found_by_the_weights_that_are_used() -> None:
     for name in ("BIS", "FIS", "OUIS"):
         (found,) = evaluate_log_probs(*wrong, estimators=[name]).values()
         assert "look wrongly recorded" in str(found.verdict), name
+
+
+def test_sums_of_one_step_do_not_depend_on_where_arrays_lie() -> None:
+    """Small arrays are neighbours in memory, and a loop over neighbours adds in another order."""
+    rng = np.random.default_rng(0)
+    offsets = np.arange(25)
+    log_w, pay = rng.normal(size=(2, 24))
+    kept, found = [], set()
+    for _ in range(1000):
+        near = log_w.copy(), pay.copy()
+        sums = _column_sums(*near, offsets, 1.0, np.inf, True)[1]
+        found.add(sums.tobytes())
+        kept.append(np.empty(rng.integers(1, 64)))  # moves what is made next
+    assert len(found) == 1

@@ -38,6 +38,8 @@ from ope_gym.inference.outcomes import tally
 
 LARGEST = 600.0  # log of the largest weight: a bound that keeps all sums within floats
 
+_VECTORS = 64  # trajectories of one step from which their sums vectorise, see `kernels.single_sums`
+
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
@@ -386,15 +388,15 @@ def _column_sums(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray | None]:
     """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk.
 
-    Of trajectories of one step also their weights (n,) over the largest, if wanted.
+    Of many trajectories of one step also their weights (n,) over the largest, if wanted.
     """
     from ope_gym import kernels
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     psi = np.empty(n)
-    if horizon == 1:
-        top, scaled = min(float(log_w.max()), log_cap), np.empty(n if weights else 0)
+    if horizon == 1 and n >= _VECTORS:
+        top, scaled = min(float(log_w.max()), log_cap), np.empty(n)
 
         def sums_of(part: slice) -> FloatArray:
             found = np.empty(3)
