@@ -222,8 +222,8 @@ class NormalEquations:
         """
         columns, powers = self.phi.columns, self.phi.powers + 1
         actions, width, m = max(self.phi.actions, 1), self.phi.width, len(without)
-        kept = [self.sums[np.arange(self.folds) != (-1 if k is None else k)] for k in without]
-        sums = np.stack([some.sum(axis=0) for some in kept])
+        kept = [[float(k != j) for j in range(self.folds)] for k in without]
+        sums = np.array(kept) @ self.sums.reshape(self.folds, -1)
         sums = sums.reshape(m, actions, 2 * powers - 1, columns, -1)
         together = np.add.outer(np.arange(powers), np.arange(powers))  # k + l
         # of the next step: axes a, k, l, i, (b, j), and from powers of u to those of u_next
@@ -288,9 +288,14 @@ def update_all(
     rng = np.random.default_rng(0) if rng is None else rng
     bounds, begins = reward_bounds(data, fold, equations[0].folds), data.offsets[:-1]
     taken = []
+    first = (
+        phi(batches.take(data.observations, begins), data.steps[begins]) if phi.actions else None
+    )
     for own, asked in zip(equations, answers, strict=True):
-        probs = asked.probs(begins) if phi.actions else None
-        own.starts += own.phi.expected(data, begins, rng, probs)
+        if first is None:
+            own.starts += own.phi.expected(data, begins, rng)
+        else:  # phi(s, a) is phi(s) in the block of action a, so its mean is pi(a|s) phi(s) there
+            own.starts += (asked.columns(begins) @ first).ravel()
         weights = own.weigh(bounds, asked)
         if weights is not None:
             taken.append((own, asked, weights))
@@ -311,15 +316,17 @@ def update_all(
         now, ahead = _features([own for own, *_ in taken], data, rows, last[rows], rng)
         some = begin + order
         following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
-        sides = []
-        for own, asked, weights in taken:
-            w = weights[some]
-            probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
-            sides.append(_Side(own, w, np.multiply(probs.T, w * on, order="C")))
+        w, probs = np.empty((len(taken), some.size)), np.empty((len(taken), actions, some.size))
+        for i, (_, asked, weights) in enumerate(taken):
+            np.take(weights, some, out=w[i])
+            np.multiply(asked.columns(following) if phi.actions else 1.0, w[i] * on, out=probs[i])
         left = phi.left(data.steps[some]) if phi.powers else np.zeros(some.size)
         sorted_steps = _Sorted(now, ahead, order, group[some], left, data.rewards[some], sizes)
-        add = _add if sizes is None else _add_many
-        add(sorted_steps, sides)
+        if sizes is None:
+            sides = [_Side(own, *pair) for (own, *_), *pair in zip(taken, w, probs, strict=True)]
+            _add(sorted_steps, sides)
+        else:
+            _add_many(sorted_steps, [own for own, *_ in taken], w, probs)
 
 
 def _by_group_and(numbers: IntArray, group: IntArray) -> IntArray:
@@ -504,23 +511,31 @@ class _Products:
         return np.asarray(sums.reshape(-1, len(right)))
 
 
-def _add_many(block: _Sorted, sides: Sequence[_Side]) -> None:
+def _add_many(
+    block: _Sorted, equations: Sequence[NormalEquations], weights: FloatArray, probs: FloatArray
+) -> None:
     """Add a block of steps, with runs in order of their size, to the sums of many targets.
 
     The head of this module says how. Products f_i f_j are made for i <= j, and followed by r f_i.
+
+    Args:
+        block: n steps.
+        equations: of P targets.
+        weights: (P, n) as `_Side` has them.
+        probs: (P, A, n) likewise.
     """
-    equations, (now, (ahead,)) = [side.equations for side in sides], block.features(slice(None))
+    now, (ahead,) = block.features(slice(None))
     columns, (folds, actions, high, _) = len(now), equations[0].sums.shape
     powers, (first, second) = high // columns, np.triu_indices(columns)
     place = np.empty((columns, columns), dtype=np.int64)  # of f_i f_j among the products
     place[first, second] = place[second, first] = np.arange(first.size)
-    weights = np.stack([side.weights for side in sides])  # (P, n)
-    probs = np.concatenate([side.probs for side in sides])  # (P A, n)
+    probs = probs.reshape(len(weights) * actions, -1)
     now, ahead = np.ascontiguousarray(now.T), np.ascontiguousarray(ahead.T)
     starts, sizes = block.runs
+    ends = np.cumsum(np.arange(columns, 0, -1))  # of the products with f_i, i <= j
     raised = block.left[starts] ** np.arange(powers)[:, None]
     of_group = np.searchsorted(block.group[starts], np.arange(folds * actions + 1))
-    scratch = np.empty(max(_PRODUCTS, _RUNS * columns**2 * 2))
+    scratch = np.empty(max(_PRODUCTS, 2 * _RUNS * columns**2))
     for g in np.flatnonzero(np.diff(of_group)):
         own = np.zeros((powers, len(weights), first.size + columns))
         other = np.zeros((powers, len(probs), columns**2))
@@ -529,11 +544,13 @@ def _add_many(block: _Sorted, sides: Sequence[_Side]) -> None:
             here = slice(int(starts[run]), int(starts[runs.stop - 1] + sizes[runs.stop - 1]))
             f = now[here]
             crossed = (f[:, :, None] * ahead[here, None]).reshape(len(f), -1)
-            parts = [f[:, i:] * f[:, i : i + 1] for i in range(columns)]
-            pairs = np.hstack([*parts, f * block.rewards[here, None]])
+            pairs = np.empty((len(f), first.size + columns))
+            for i, end in enumerate(ends):
+                np.multiply(f[:, i:], f[:, i : i + 1], out=pairs[:, end - columns + i : end])
+            np.multiply(f, block.rewards[here, None], out=pairs[:, first.size :])
             _add_runs(own, raised[:, runs], sizes[runs], weights[:, here], pairs, scratch)
             _add_runs(other, raised[:, runs], sizes[runs], probs[:, here], crossed, scratch)
-        other = other.reshape(powers, len(sides), actions, columns, columns)
+        other = other.reshape(powers, len(equations), actions, columns, columns)
         for p, one in enumerate(equations):
             sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
             sums[:, :, :columns] += own[:, p, place]
@@ -561,6 +578,7 @@ def _add_runs(
         sizes: (runs,) how many steps each has, in ascending order.
         left: (rows, steps).
         right: (steps, columns).
+        scratch: room for the products.
     """
     runs, columns = sizes.size, right.shape[1]
     size, first, count = np.unique(sizes, return_index=True, return_counts=True)
