@@ -502,10 +502,11 @@ def test_many_targets_are_summed_as_one_is(monkeypatch: pytest.MonkeyPatch) -> N
     targets = [SoftmaxLinear(rng.normal(size=(3, 2))) for _ in range(3)]
     fold, found = rng.integers(2, size=lengths.size), list[NDArray[np.float64]]()
     monkeypatch.setattr(equations, "_ALIKE", 2.0)
-    for many, run in ((9, 128), (3, 128), (3, 4)):
+    for many, run, products in ((9, 128, 1 << 17), (3, 128, 1 << 17), (3, 4, 1)):
         monkeypatch.setattr(equations, "_MANY", many)
         monkeypatch.setattr(equations, "_RUN", run)
         monkeypatch.setattr(equations, "_RUNS", 2)
+        monkeypatch.setattr(equations, "_PRODUCTS", products)
         survey = FeatureSurvey(LinearQ(), targets[0])
         survey.update(data)
         own = survey.equations_of(targets, gamma=0.9, horizon=9, folds=2)

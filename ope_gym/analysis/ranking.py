@@ -168,14 +168,18 @@ def probability_best(
         deviations = rng.standard_normal((draws, len(known))) @ _root(taking).T
     values = np.array([e.value for e in taking])
     ess = np.array([e.effective for e in taking])
-    drawn = values + deviations * _widening(ess, rng.random(len(deviations)))
+    drawn = _widening(ess, rng.random(len(deviations)))
+    drawn *= deviations
+    drawn += values
     unseen = np.array([e.unseen for e in taking])
     if unseen.any():
         below, above = rng.exponential(size=(2, *drawn.shape))
         drawn += above * unseen[:, 1] - below * unseen[:, 0]
     bias = np.array([e.bias for e in taking])
     if bias.any():
-        drawn += bias * rng.standard_normal(drawn.shape)
+        more = rng.standard_normal(drawn.shape)
+        more *= bias
+        drawn += more
     lost = np.array([e.lost for e in taking])
     if lost.any():
         drawn += rng.uniform(-lost[:, 0], lost[:, 1], drawn.shape)
@@ -233,8 +237,9 @@ def _widening(ess: FloatArray, uniform: FloatArray) -> FloatArray:
     near, smooth = np.abs(z) < _FAR, freedom >= 1.0
     nodes = cheb.chebpts1(_NODES)
     series = cheb.chebfit(nodes, log_factor(ndtr(_FAR * nodes), freedom[smooth]), _NODES - 1)
-    found = np.empty((z.size, ess.size))
-    found[np.ix_(near, smooth)] = cheb.chebvander(z[near] / _FAR, _NODES - 1) @ series
-    found[:, ~smooth] = log_factor(uniform, freedom[~smooth])
+    found = cheb.chebvander(np.where(near, z / _FAR, 0.0), _NODES - 1) @ series
+    if not smooth.all():
+        found, some = np.empty((z.size, ess.size)), found
+        found[:, smooth], found[:, ~smooth] = some, log_factor(uniform, freedom[~smooth])
     found[~near] = log_factor(uniform[~near], freedom)
-    return np.exp(found)
+    return np.exp(found, out=found)

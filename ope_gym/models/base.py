@@ -70,7 +70,7 @@ class ActionValues(Protocol):
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
     see `Visits`, or None for those at the time of the step. `of_targets`, of a finite action
-    set, gives both for several targets at once, as that of LinearQ.
+    set, gives both for several targets at steps with one action, as that of LinearQ.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -289,18 +289,29 @@ def _fill_together(
         part: (S,) fold of each step.
     """
     data, folds = places[0].answers.data, fitted.bounds.shape[1]
-    q, v, ratio = np.zeros((3, len(places), part.size))
     block = int(np.clip(_CACHED // len(places), _FEWEST, _MOST))
+    actions = places[0].answers.columns(slice(0, 1)).shape[0]
+    chosen = choices(data.actions, data.n_steps, actions)
+    # in the order of folds and actions: the steps of a block have one action, and are written in
+    # one piece; they are put in their places once, at the end
+    group = part * actions + chosen
+    order = np.argsort(group, kind="stable")
+    cuts = np.searchsorted(group[order], np.arange(folds * actions + 1)).tolist()
+    found = np.empty((3, len(places), part.size))
     direct: list[FloatArray | None] = [None] * len(places)
     for k, own in enumerate(zip(*values, strict=True)):
         if k == folds:
-            starts, bounds = data.offsets[:-1], fitted.possible(slice(None))
-            direct = [*_at_once(own, places, starts, bounds)[1]]
+            bounds = fitted.possible(slice(None))
+            direct = [*_at_once(own, places, data.offsets[:-1], bounds)[1]]
             continue
-        members, bounds = np.flatnonzero(part == k), fitted.possible(k)
-        for begin in range(0, members.size, block):
-            rows = members[begin : begin + block]
-            q[:, rows], v[:, rows], ratio[:, rows] = _at_once(own, places, rows, bounds)
+        for a in range(actions):
+            first, end = cuts[k * actions + a : k * actions + a + 2]
+            for begin in range(first, end, block):
+                here = slice(begin, min(begin + block, end))
+                found[:, :, here] = _at_once(own, places, order[here], fitted.possible(k), a)
+    back = np.empty_like(order)
+    back[order] = np.arange(order.size)
+    q, v, ratio = (one.take(back, axis=1) for one in found)
     return [Baseline(q[i], v[i], Visits(ratio[i]), direct[i]) for i in range(len(places))]
 
 
@@ -309,16 +320,20 @@ def _at_once(
     places: Sequence[_Place],
     rows: IntArray,
     bounds: tuple[FloatArray, FloatArray],
+    action: int = 0,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return q, v and ratios of visits (P, n) of several targets, as `values_at` does."""
+    """Return q, v and ratios of visits (P, n) of several targets, as `values_at` does.
+
+    q and ratios are those of one action.
+    """
     data = places[0].answers.data
     left = steps_left(data.steps[rows], bounds[0].size - 1)
-    everything, ratio = type(values[0]).of_targets(values, [x.answers for x in places], rows)
+    asked = [place.answers for place in places]
+    everything, ratio = type(values[0]).of_targets(values, asked, rows, action)
     np.clip(everything, bounds[0][left], bounds[1][left], out=everything)  # (P, A, n)
-    chosen = choices(batches.take(data.actions, rows), rows.size, everything.shape[1])
-    q, v = everything[:, chosen, np.arange(rows.size)], np.empty(ratio.shape)
-    for row, place, own in zip(v, places, everything, strict=True):
-        np.einsum("na,an->n", place.answers.probs(rows), own, out=row)
+    q, v = everything[:, action], np.empty(ratio.shape)
+    for row, answers, own in zip(v, asked, everything, strict=True):
+        np.einsum("an,an->n", answers.columns(rows), own, out=row)
     if not (np.isfinite(q).all() and np.isfinite(v).all()):
         for place, *pair in zip(places, q, v, strict=True):
             place.finite(rows, *pair)

@@ -50,7 +50,8 @@ _MANY = 6  # targets from which it pays to make products of features
 _NARROW = 40  # most features of which all products are made
 _ALIKE = 3.0  # least mean number of steps with one number, fold and action, for the same
 _RUN = 128  # most of them that are multiplied at once
-_RUNS = 32  # such products that are held at once
+_RUNS = 16  # such products that are held at once
+_PRODUCTS = 1 << 17  # their elements that should stay in the cache
 
 
 class Penalties(Protocol):
@@ -221,8 +222,8 @@ class NormalEquations:
         """
         columns, powers = self.phi.columns, self.phi.powers + 1
         actions, width, m = max(self.phi.actions, 1), self.phi.width, len(without)
-        kept = [self.sums[np.arange(self.folds) != (-1 if k is None else k)] for k in without]
-        sums = np.stack([some.sum(axis=0) for some in kept])
+        kept = [[float(k != j) for j in range(self.folds)] for k in without]
+        sums = np.array(kept) @ self.sums.reshape(self.folds, -1)
         sums = sums.reshape(m, actions, 2 * powers - 1, columns, -1)
         together = np.add.outer(np.arange(powers), np.arange(powers))  # k + l
         # of the next step: axes a, k, l, i, (b, j), and from powers of u to those of u_next
@@ -287,9 +288,14 @@ def update_all(
     rng = np.random.default_rng(0) if rng is None else rng
     bounds, begins = reward_bounds(data, fold, equations[0].folds), data.offsets[:-1]
     taken = []
+    first = (
+        phi(batches.take(data.observations, begins), data.steps[begins]) if phi.actions else None
+    )
     for own, asked in zip(equations, answers, strict=True):
-        probs = asked.probs(begins) if phi.actions else None
-        own.starts += own.phi.expected(data, begins, rng, probs)
+        if first is None:
+            own.starts += own.phi.expected(data, begins, rng)
+        else:  # phi(s, a) is phi(s) in the block of action a, so its mean is pi(a|s) phi(s) there
+            own.starts += (asked.columns(begins) @ first).ravel()
         weights = own.weigh(bounds, asked)
         if weights is not None:
             taken.append((own, asked, weights))
@@ -303,29 +309,55 @@ def update_all(
     block = max(256, _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights)
     for begin in range(0, data.n_steps, block):
         rows = slice(begin, min(begin + block, data.n_steps))
-        order = _by_group_and_time(group[rows], data.steps[rows] if phi.powers else 0)
+        when = data.steps[rows] if phi.powers else np.zeros(group[rows].size, dtype=np.int64)
+        order, sizes = _by_group_and(when, group[rows]), None
+        if phi.actions and len(taken) >= _MANY and phi.columns <= _NARROW:
+            order, sizes = _by_size_of_run(order, when, group[rows])
         now, ahead = _features([own for own, *_ in taken], data, rows, last[rows], rng)
         some = begin + order
         following, on = np.minimum(some + 1, data.n_steps - 1), ~last[some]
-        sides = []
-        for own, asked, weights in taken:
-            w = weights[some]
-            probs = asked.probs(following) if phi.actions else np.ones((some.size, 1))
-            sides.append(_Side(own, w, np.multiply(probs.T, w * on, order="C")))
+        w, probs = np.empty((len(taken), some.size)), np.empty((len(taken), actions, some.size))
+        for i, (_, asked, weights) in enumerate(taken):
+            np.take(weights, some, out=w[i])
+            np.multiply(asked.columns(following) if phi.actions else 1.0, w[i] * on, out=probs[i])
         left = phi.left(data.steps[some]) if phi.powers else np.zeros(some.size)
-        sorted_steps = _Sorted(now, ahead, order, group[some], left, data.rewards[some])
-        many = phi.actions and len(taken) >= _MANY and phi.columns <= _NARROW
-        if many and sorted_steps.runs.size * _ALIKE <= some.size:
-            _add_many(sorted_steps, sides)
-        else:
+        sorted_steps = _Sorted(now, ahead, order, group[some], left, data.rewards[some], sizes)
+        if sizes is None:
+            sides = [_Side(own, *pair) for (own, *_), *pair in zip(taken, w, probs, strict=True)]
             _add(sorted_steps, sides)
+        else:
+            _add_many(sorted_steps, [own for own, *_ in taken], w, probs)
 
 
-def _by_group_and_time(group: IntArray, steps: IntArray | int) -> IntArray:
-    """Return the order (n,) of steps by group, and inside a group by their time."""
-    key = group * (int(np.max(steps)) + 1) + steps
+def _by_group_and(numbers: IntArray, group: IntArray) -> IntArray:
+    """Return the order (n,) of steps by group, and inside a group by a number, such as its time."""
+    key = group * (int(np.max(numbers)) + 1) + numbers
     small = key.astype(np.uint16 if key.max() < 1 << 16 else np.int64)  # the former sort faster
     return np.argsort(small, kind="stable")
+
+
+def _by_size_of_run(
+    order: IntArray, when: IntArray, group: IntArray
+) -> tuple[IntArray, IntArray | None]:
+    """Return an order (n,) of steps by group, by the size of their run, and by time; and the sizes.
+
+    A run are the steps with one group and time, or _RUN of them and the rest. If most runs are too
+    small to be multiplied by themselves, the order is left as it is, and there are no sizes.
+
+    Args:
+        order: (n,) by group and time.
+        when: (n,) time of each step.
+        group: (n,) of each step.
+    """
+    group, when = group[order], when[order]
+    starts = np.flatnonzero(np.diff(group, prepend=-1) | np.diff(when, prepend=-1))
+    if starts.size * _ALIKE > order.size:
+        return order, None
+    lengths = np.diff(starts, append=order.size)
+    before = (np.arange(order.size) - np.repeat(starts, lengths)) // _RUN * _RUN
+    sizes = np.minimum(np.repeat(lengths, lengths) - before, _RUN)
+    again = _by_group_and(sizes, group)  # stable, so runs stay together
+    return order[again], sizes[again]
 
 
 @dataclass(frozen=True)
@@ -340,6 +372,7 @@ class _Sorted:
         group: (n,) fold times actions plus action.
         left: (n,) share of the horizon that is left.
         rewards: (n,).
+        sizes: (n,) of the run of each step, by which the order goes before time; None if not.
     """
 
     now: FloatArray
@@ -348,6 +381,7 @@ class _Sorted:
     group: IntArray
     left: FloatArray
     rewards: FloatArray
+    sizes: IntArray | None = None
 
     def features(self, here: slice) -> tuple[FloatArray, list[FloatArray]]:
         """Return the features (c, m) of some steps in order, and of their next for each target.
@@ -361,10 +395,14 @@ class _Sorted:
         return now, [np.take(self.now, some + 1, axis=1, mode="clip")]
 
     @cached_property
-    def runs(self) -> IntArray:
-        """Where steps of another group or time begin in the order, 0 first."""
-        other = np.diff(self.group, prepend=-1) | (np.diff(self.left, prepend=-1.0) != 0.0)
-        return np.flatnonzero(other)
+    def runs(self) -> tuple[IntArray, IntArray]:
+        """Where runs of steps begin in the order, 0 first, and how many steps each has."""
+        assert self.sizes is not None
+        number = np.arange(self.sizes.size)
+        other = np.diff(self.group, prepend=-1) | np.diff(self.sizes, prepend=0)
+        alike = np.maximum.accumulate(np.where(other, number, 0))  # where runs of this size begin
+        starts = np.flatnonzero((number - alike) % self.sizes == 0)
+        return starts, self.sizes[starts]
 
 
 @dataclass(frozen=True)
@@ -473,47 +511,89 @@ class _Products:
         return np.asarray(sums.reshape(-1, len(right)))
 
 
-def _add_many(block: _Sorted, sides: Sequence[_Side]) -> None:
-    """Add a block of steps to the sums of many targets.
+def _add_many(
+    block: _Sorted, equations: Sequence[NormalEquations], weights: FloatArray, probs: FloatArray
+) -> None:
+    """Add a block of steps, with runs in order of their size, to the sums of many targets.
 
     The head of this module says how. Products f_i f_j are made for i <= j, and followed by r f_i.
+
+    Args:
+        block: n steps.
+        equations: of P targets.
+        weights: (P, n) as `_Side` has them.
+        probs: (P, A, n) likewise.
     """
-    equations, (now, (ahead,)) = [side.equations for side in sides], block.features(slice(None))
-    group, left, rewards = block.group, block.left, block.rewards
+    now, (ahead,) = block.features(slice(None))
     columns, (folds, actions, high, _) = len(now), equations[0].sums.shape
-    powers, first, second = high // columns, *np.triu_indices(columns)
+    powers, (first, second) = high // columns, np.triu_indices(columns)
     place = np.empty((columns, columns), dtype=np.int64)  # of f_i f_j among the products
     place[first, second] = place[second, first] = np.arange(first.size)
-    weights = np.stack([side.weights for side in sides])  # (P, n)
-    probs = np.concatenate([side.probs for side in sides])  # (P A, n)
+    probs = probs.reshape(len(weights) * actions, -1)
     now, ahead = np.ascontiguousarray(now.T), np.ascontiguousarray(ahead.T)
-    starts = np.union1d(block.runs, np.arange(0, group.size, _RUN))
-    ends, raised = np.append(starts[1:], group.size), left[starts] ** np.arange(powers)[:, None]
-    of_group = np.searchsorted(group[starts], np.arange(folds * actions + 1))
-    here = np.empty((_RUNS, len(weights), first.size + columns))
-    there = np.empty((_RUNS, len(probs), columns**2))
+    starts, sizes = block.runs
+    ends = np.cumsum(np.arange(columns, 0, -1))  # of the products with f_i, i <= j
+    raised = block.left[starts] ** np.arange(powers)[:, None]
+    of_group = np.searchsorted(block.group[starts], np.arange(folds * actions + 1))
+    scratch = np.empty(max(_PRODUCTS, 2 * _RUNS * columns**2))
     for g in np.flatnonzero(np.diff(of_group)):
-        own, other = np.zeros((powers, here[0].size)), np.zeros((powers, there[0].size))
+        own = np.zeros((powers, len(weights), first.size + columns))
+        other = np.zeros((powers, len(probs), columns**2))
         for run in range(of_group[g], of_group[g + 1], _RUNS):
             runs = slice(run, min(run + _RUNS, int(of_group[g + 1])))
-            base, stop = int(starts[run]), int(ends[runs.stop - 1])
-            f = now[base:stop]
-            pairs = np.hstack([f[:, first] * f[:, second], f * rewards[base:stop, None]])
-            crossed = (f[:, :, None] * ahead[base:stop, None]).reshape(len(f), -1)
-            for i, (a, b) in enumerate(zip(starts[runs], ends[runs], strict=True)):
-                np.matmul(weights[:, a:b], pairs[a - base : b - base], out=here[i])
-                np.matmul(probs[:, a:b], crossed[a - base : b - base], out=there[i])
-            count = runs.stop - runs.start
-            own += raised[:, runs] @ here[:count].reshape(count, -1)
-            other += raised[:, runs] @ there[:count].reshape(count, -1)
-        own = own.reshape(powers, len(sides), -1)
-        other = other.reshape(powers, len(sides), actions, columns, columns)
+            here = slice(int(starts[run]), int(starts[runs.stop - 1] + sizes[runs.stop - 1]))
+            f = now[here]
+            crossed = (f[:, :, None] * ahead[here, None]).reshape(len(f), -1)
+            pairs = np.empty((len(f), first.size + columns))
+            for i, end in enumerate(ends):
+                np.multiply(f[:, i:], f[:, i : i + 1], out=pairs[:, end - columns + i : end])
+            np.multiply(f, block.rewards[here, None], out=pairs[:, first.size :])
+            _add_runs(own, raised[:, runs], sizes[runs], weights[:, here], pairs, scratch)
+            _add_runs(other, raised[:, runs], sizes[runs], probs[:, here], crossed, scratch)
+        other = other.reshape(powers, len(equations), actions, columns, columns)
         for p, one in enumerate(equations):
             sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
             sums[:, :, :columns] += own[:, p, place]
             sums[:, :, -1] += own[:, p, first.size :]
             for b in range(actions):
                 sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
+
+
+def _add_runs(
+    sums: FloatArray,
+    raised: FloatArray,
+    sizes: IntArray,
+    left: FloatArray,
+    right: FloatArray,
+    scratch: FloatArray,
+) -> None:
+    """Add to the sums of rows times columns, once for each power, those of several runs of steps.
+
+    Runs of the same size are multiplied in one call, and so few rows at a time that the products
+    stay in the cache until they are multiplied with the powers.
+
+    Args:
+        sums: (powers, rows, columns).
+        raised: (powers, runs).
+        sizes: (runs,) how many steps each has, in ascending order.
+        left: (rows, steps).
+        right: (steps, columns).
+        scratch: room for the products.
+    """
+    runs, columns = sizes.size, right.shape[1]
+    size, first, count = np.unique(sizes, return_index=True, return_counts=True)
+    begins = (np.cumsum(sizes) - sizes)[first]
+    alike = list(zip(*(x.tolist() for x in (size, first, count, begins)), strict=True))
+    step = max(1, _PRODUCTS // (runs * columns))
+    for row in range(0, len(left), step):
+        some = left[row : row + step]
+        found = scratch[: runs * len(some) * columns].reshape(runs, len(some), columns)
+        for m, i, times, begin in alike:
+            here = slice(begin, begin + m * times)
+            rows = some[:, here].reshape(len(some), times, m).transpose(1, 0, 2)
+            np.matmul(rows, right[here].reshape(times, m, -1), out=found[i : i + times])
+        total = raised @ found.reshape(runs, -1)
+        sums[:, row : row + step] += total.reshape(len(raised), len(some), -1)
 
 
 def _solved(systems: FloatArray, right: FloatArray) -> FloatArray:

@@ -241,21 +241,9 @@ class Phi:
             ahead[:, on] = self._mean(batches.take(data.observations, following), on.size, rng)
         return ahead
 
-    def expected(
-        self,
-        data: Trajectories,
-        rows: IntArray,
-        rng: np.random.Generator,
-        probs: FloatArray | None = None,
-    ) -> FloatArray:
-        """Return E_pi phi, (A d,), summed over some recorded steps.
-
-        With finitely many actions phi(s, a) is phi(s) in the block of action a, so its mean is
-        pi(a|s) phi(s) in each block; `probs` (n, A) are known then.
-        """
+    def expected(self, data: Trajectories, rows: IntArray, rng: np.random.Generator) -> FloatArray:
+        """Return E_pi phi, (d,), summed over some recorded steps, with continuous actions."""
         seen, steps = batches.take(data.observations, rows), data.steps[rows]
-        if probs is not None:
-            return np.asarray(probs.T @ self(seen, steps)).ravel()
         return np.asarray(self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0))
 
     def _timed(self, plain: FloatArray, steps: IntArray) -> FloatArray:

@@ -14,7 +14,6 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import of_chosen
 from ope_gym.models.features import Phi
 from ope_gym.policies import Policy
-from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 _LARGEST_LOG_WEIGHT = 3.0
@@ -67,7 +66,10 @@ class FiniteLinearValues(LinearValues):
 
     @staticmethod
     def of_targets(
-        values: Sequence[FiniteLinearValues], answers: Sequence[Answers], rows: IntArray
+        values: Sequence[FiniteLinearValues],
+        answers: Sequence[Answers],
+        rows: IntArray,
+        action: int,
     ) -> tuple[FloatArray, FloatArray]:
         """Return q (P, A, n) and the ratio of visits (P, n) at recorded steps, for P targets.
 
@@ -77,17 +79,16 @@ class FiniteLinearValues(LinearValues):
             values: of each target.
             answers: of each target about the episodes.
             rows: (n,) the steps.
+            action: of which the ratio is wanted: that of all these steps.
         """
         data, phi = answers[0].data, values[0].phi
-        chosen = choices(batches.take(data.actions, rows), rows.size, phi.actions)
         plain = phi.plain(batches.take(data.observations, rows), rows.size)
-        weights = np.concatenate([*(own.theta for own in values), *(own.dual for own in values)])
-        found = phi.weigh(weights, plain, phi.left(data.steps[rows]))
-        q, visits = found.reshape(2, len(values), phi.actions, -1)
-        ratio = visits[:, chosen, np.arange(rows.size)]
+        thetas, duals = [own.theta for own in values], [own.dual[action][None] for own in values]
+        found = phi.weigh(np.concatenate([*thetas, *duals]), plain, phi.left(data.steps[rows]))
+        q, ratio = np.split(found, [len(values) * phi.actions])
         for row, own, asked in zip(ratio, values, answers, strict=True):
             row *= own.near.of(data, asked)[rows]
-        return q, ratio
+        return q.reshape(len(values), phi.actions, -1), ratio
 
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         plain = self.phi.plain(observations, len(steps))

@@ -46,21 +46,25 @@ class Answers:
 
     def probs(self, rows: IntArray | slice) -> FloatArray:
         """Return the probabilities (n, A) of all actions at some steps, of a finite target."""
-        if self._all is not None:
-            return self._all[rows] if isinstance(rows, slice) else self._all.take(rows, axis=0)
-        return self._ask(rows)
+        return self.columns(rows).T
+
+    def columns(self, rows: IntArray | slice) -> FloatArray:
+        """Return the same as (A, n), those of each action in one piece."""
+        if self._all is None:
+            return np.ascontiguousarray(self._ask(rows).T)
+        return self._all[:, rows] if isinstance(rows, slice) else self._all.take(rows, axis=1)
 
     @cached_property
     def _all(self) -> FloatArray | None:
-        """(S, A) at all steps; None if these are too many to keep."""
+        """(A, S) at all steps; None if these are too many to keep."""
         steps = self.data.n_steps
         actions = self._ask(slice(0, 1)).shape[1]
         if steps * actions > _KEPT:
             return None
-        found = np.empty((steps, actions))
+        found = np.empty((actions, steps))
         for start in range(0, steps, ROWS):
             rows = slice(start, min(start + ROWS, steps))
-            found[rows] = self._ask(rows)
+            found[:, rows] = self._ask(rows).T
         return found
 
     def _ask(self, rows: IntArray | slice) -> FloatArray:
