@@ -226,7 +226,7 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
         f"| clearly below {high:g} |",
         f"in more than {lost:g} % of its episodes",
         f"| in more than {noted:g} %; a note below |",
-        f"with an ESS below {few:g}, cannot confirm it",
+        f"with an ESS below {enough:g}, can hardly confirm it",
     ):
         assert words in text, words
     green = f"an ESS of at least {enough:g}, no episode with more than {held:g} % of the weights"

@@ -16,8 +16,14 @@ was learned from the other four folds. A hidden state, or a q model of the wrong
 large; the episodes of one policy suffice. Steps that no other fold has seen say nothing and are
 left out.
 
-Three sets of columns are tried, as far as there are enough steps, each at its share of the level:
-the action before, all that is past, and all that times the current action.
+What is past are the actions of the last three steps, the observation and the reward of the last,
+and the sums of all actions and rewards since the start: what was done long ago shows in these, if
+less clearly. Three sets of columns are tried, as far as there are enough steps, each at its share
+of the level: the action before, all that is past, and all that times the current action.
+
+Episodes of one step have no past. A table of states and actions has every shape, so there is
+nothing to check where observations are whole numbers; where they are real numbers, nothing shows
+whether q has the right shape.
 """
 
 from __future__ import annotations
@@ -50,6 +56,10 @@ _UNCHECKED = (
     "rests on the q model, and too few steps tell whether the observation hides part of the state"
 )
 
+_ONE_STEP = (
+    "rests on the q model, and episodes of one step cannot show whether it has the right shape"
+)
+
 T = TypeVar("T")
 
 
@@ -80,7 +90,7 @@ class MarkovCheck:
     def cautions(self) -> tuple[str, ...]:
         """A warning if the check failed, or was not possible."""
         if self.unchecked:
-            return (_UNCHECKED,)
+            return (_UNCHECKED if self.past else _ONE_STEP,)
         if not self.failed:
             return ()
         return (
@@ -112,7 +122,7 @@ def check_markov() -> Steps[MarkovCheck]:
     if not sums.known or not all(np.all(np.isfinite(square)) for square in sums.square):
         return MarkovCheck(np.nan)
     if not sums.past:
-        return MarkovCheck(1.0, past=False)
+        return MarkovCheck(np.nan if sums.numbers else 1.0, past=False)
     if not sums.moments[1] > 0.0:  # q is exact, and there is nothing to predict; or no step counts
         return MarkovCheck(1.0 if sums.moments[0] else np.nan)
     roots = tuple(Root.of(a, b) for a, b in zip(sums.square, sums.product, strict=True))
@@ -203,7 +213,7 @@ class PastColumns:
     def sizes(self) -> list[int]:
         """How many columns each set has."""
         actions = self._actions.shape[1]
-        plain = actions * _LAGS + self._others.shape[1] + 2
+        plain = actions * (_LAGS + 1) + self._others.shape[1] + 2
         return [actions, plain] + [(actions + 1) * plain] * (0 < actions < _FEW)
 
     def parts(self, begin: int, here: IntArray | None) -> list[Part]:
@@ -245,8 +255,19 @@ class PastColumns:
             own[:, first + k - rows.start :] = columns[first : max(rows.stop - k, first)].T
             own[:, early[steps[early] < k]] = 0.0
             row += len(own)
-        np.divide(self._total[rows], np.sqrt(np.maximum(steps, 1)), out=found[-1])
+        scale = 1.0 / np.sqrt(np.maximum(steps, 1))
+        np.multiply(self._taken(rows).T, scale, out=found[row:-1])
+        np.multiply(self._total[rows], scale, out=found[-1])
         return found
+
+    def _taken(self, rows: slice) -> FloatArray:
+        """Return the sums (n, actions) of all actions before each step of its episode."""
+        steps = self.steps[rows]
+        first = rows.start - int(steps[0])  # where the episode of the first of the steps begins
+        taken = self._actions[first : rows.stop].astype(np.float64)
+        before = np.cumsum(taken, axis=0) - taken
+        here = np.arange(rows.start - first, len(taken))
+        return np.asarray(before[here] - before[here - steps])
 
 
 @dataclass(frozen=True)
@@ -346,6 +367,7 @@ class _Sums:
         moments: (3,) number of residuals, sums of their second and fourth powers.
         known: whether all chunks have what is needed.
         past: whether any episode has more than one step.
+        numbers: whether observations have real numbers.
     """
 
     square: list[FloatArray]
@@ -353,6 +375,7 @@ class _Sums:
     moments: FloatArray
     known: bool = True
     past: bool = True
+    numbers: bool = False
 
     def merge(self, other: _Sums) -> None:
         """Add the sums of later chunks."""
@@ -363,6 +386,7 @@ class _Sums:
         self.product = [a + b for a, b in zip(self.product, other.product, strict=True)]
         self.moments = self.moments + other.moments
         self.past = self.past or other.past
+        self.numbers = self.numbers or other.numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,6 +433,7 @@ class PastSums:
                         found[place] = some
         for own, chunk in zip(found, chunks, strict=True):
             own.past = chunk.rewards.size > chunk.offsets.size - 1
+            own.numbers = chunk.past is not None and chunk.past[1].shape[1] > 0
         return found
 
     def total(self, merged: _Sums) -> _Sums:

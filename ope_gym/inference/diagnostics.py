@@ -252,10 +252,10 @@ def judge(
     red, amber = list(findings.alarms), list(findings.cautions)
     if findings.effective is None:
         _weight_alarms(d, np.isfinite(findings.value), red, amber)
-    elif d.ess < AMBER_ESS:
+    elif d.ess < GREEN_ESS:
         amber.append(
             f"rests on the q model: with an effective sample size of {d.ess:.1f}, the weights "
-            "cannot confirm it"
+            "can hardly confirm it"
         )
     lost = d.missing_mass or 0.0
     if lost > NOTED_LOSS:
