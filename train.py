@@ -276,7 +276,7 @@ def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) 
         else f"The policy was trained on these episodes of {args.env}, so all of this is "
         "optimistic; --held-out 0.5 keeps episodes apart."
     )
-    lines.append(f"episodes: {run.logdir / 'episodes.ope'}")
+    lines.append(f"evaluate again: ope-gym evaluate {run.logdir / 'episodes.ope'} --target last")
     lines.append(f"dashboard: tensorboard --logdir {args.logdir}")
     return "\n".join(lines)
 

@@ -44,6 +44,7 @@ MODELS = ("auto", *LEARNERS)
 _RARE = 0.01  # an estimated probability below which an action hardly ever happens
 _SCATTER = 271828  # seed of the draws of estimation errors, beside that of the learner
 _STEEP = 3.0  # standard errors of the slope that are not chance
+_KNOWN = 0.25  # standard error of a slope from which on too little is known to call it right
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,11 @@ class BehaviourFit:
                     f"{one.marginal:.4f}",
                     f"{one.explained:.1%}",
                     f"{one.slope:.2f} ± {one.slope_error:.2f}",
-                    "calibrated" if one.calibrated else "NOT calibrated",
+                    "NOT calibrated"
+                    if not one.calibrated
+                    else "calibrated"
+                    if one.slope_error <= _KNOWN
+                    else "too few to tell",
                 ]
             )
         lines = [

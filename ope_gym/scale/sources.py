@@ -409,9 +409,9 @@ def _listed(episodes: Any) -> list[Any]:
     table = isinstance(episodes, Mapping) or hasattr(episodes, "columns")
     if table or not isinstance(episodes, Iterable):
         raise TypeError(
-            f"episodes is {episodes!r}: give Trajectories, a TrajectoryBuffer, a recorder, a file "
-            "of episodes or a list of files, and the policy after them; tables go through "
-            "Trajectories.from_frame"
+            f"episodes is a {type(episodes).__name__}: give Trajectories, a TrajectoryBuffer, a "
+            "recorder, a file of episodes or a list of files, and the policy after them; tables go "
+            "through Trajectories.from_frame"
         )
     listed = list(episodes)
     if not listed:

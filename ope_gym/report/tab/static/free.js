@@ -52,7 +52,9 @@ function trust(free, record) {
     make('div', {}, sentence(MEANINGS[kind])), ...advice(kind, free[kind])));
   const said = [];
   if (record?.settled) {
-    said.push(`So far ${record.settled} values have settled; ${record.within} of them lay within their provisional band.`);
+    said.push(record.settled === 1
+      ? `One value has settled so far; it lay ${record.within ? 'within' : 'outside'} its provisional band.`
+      : `${record.settled} values have settled so far; ${record.within} of them lay within their provisional band.`);
   }
   if (!free.fresh) said.push('The learner trains on the same steps (in-sample).');
   return make('div', {}, make('ul', { class: 'reasons' }, ...items),
@@ -61,7 +63,7 @@ function trust(free, record) {
 
 function advice(kind, { verdict }) {
   if (verdict === 'green' || kind === 'settled') return [];
-  const words = kind === 'fresh' ? 'play more of them' : 'wait until it is settled, or play fresh episodes (eval_env)';
+  const words = kind === 'fresh' ? 'play more of them' : 'it settles if the training goes on for a few rollouts; or play fresh episodes (eval_env)';
   return [make('div', { class: 'advice' }, `→ ${sentence(words)}`)];
 }
 
