@@ -189,7 +189,10 @@ def test_the_spacing_holds_unless_the_user_says_when(capsys: pytest.CaptureFixtu
         model.learn(36_000, callback=CallbackList([ope, _StopAt(400)]))
         assert ope._every == every
         assert len(ope.evaluations) == 1  # at the end
-        said = "so that they take about 3% of the CPU time: eval_freq" in capsys.readouterr().out
+        said = (
+            "3 in all, which take more than 3% of the CPU time: eval_freq"
+            in capsys.readouterr().out
+        )
         assert said == (not options)
     with pytest.raises(ValueError, match=r"budget=0 must be above 0: 0\.03 stands for 3 %"):
         OPECallback(budget=0)

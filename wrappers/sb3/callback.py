@@ -355,13 +355,16 @@ class OPECallback(EventCallback):
         if self._free is None:
             return usual
         left = int(model._total_timesteps) - self.num_timesteps
-        spacing = affordable_spacing(model, self._free.free.horizon, left, self._budget)
-        spacing = min(spacing, -(-left // _FEWEST))
+        affordable = affordable_spacing(model, self._free.free.horizon, left, self._budget)
+        spacing = min(affordable, -(-left // _FEWEST))
+        why = f"so that they take about {self._budget:.0%} of the CPU time"
+        if spacing < affordable:
+            why = f"{_FEWEST} in all, which take more than {self._budget:.0%} of the CPU time"
         spacing -= int(model.n_steps * model.n_envs) // 2  # the nearest rollout
         if spacing > usual and self.verbose:
             print(
-                f"Evaluations come about every {spacing:,} timesteps, so that they take about "
-                f"{self._budget:.0%} of the CPU time: eval_freq sets the timesteps between them"
+                f"Evaluations come about every {spacing:,} timesteps, {why}: eval_freq sets the "
+                "timesteps between them"
             )
         return max(usual, spacing)
 
