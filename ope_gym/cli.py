@@ -1,4 +1,4 @@
-"""Evaluate, compare or describe recorded policies without the environment.
+"""Evaluate, compare or describe recorded policies; only `gate` plays the environment.
 
 Examples:
   ope-gym info episodes.ope                                  what is in the file

@@ -107,7 +107,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 COMMON = ("data", "q-model", "gamma", "interval", "level", "resamples", "cap", "mixture", "seed")
-WITHOUT_BETTING = {"choices": tuple(kind for kind in KINDS if kind != "betting")}
+WITHOUT_BETTING = {
+    "choices": tuple(kind for kind in KINDS if kind != "betting"),
+    "help": FLAGS["interval"]["help"].removesuffix(", none gives the values alone"),
+}
 HELD_OUT = {"auto": None, "held-out": True, "all": False}
 
 
