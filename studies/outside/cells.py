@@ -115,6 +115,7 @@ def problems(seed: int) -> dict[str, Problem]:
         "ModelWin 50": Problem("ModelWin", partial(model_win, horizon=50)),
         "action of 2 steps ago": Problem("memory", partial(delayed, lag=2, horizon=10), True),
         "action of 3 steps ago": Problem("memory", partial(delayed, lag=3, horizon=15), True),
+        "action of 8 steps ago": Problem("memory", partial(delayed, lag=8, horizon=30), True),
         "hidden mood": Problem("memory", partial(hidden_chain, horizon=20), True),
     }
     for kind, horizon in (("near", 25), ("near", 100), ("far", 50), ("far", 100)):
