@@ -68,7 +68,8 @@ def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: st
     where = "" if saved is None else f" It is in {saved}."
     e = best.estimate
     off = best.value - e.value
-    ends = e.possible(e.low + off), e.possible(e.high + off)
+    # the upper end may have been cut at a bound, which does not move with the value
+    ends = e.possible(e.low + off), max(e.possible(e.high + off), e.possible(e.value))
     band = band_in_words(best.value, *ends, level)
     chance = f"of {best.policies:,} it is the best with probability {best.probability:.2f}"
     if best.policies == 1:
