@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import signal
@@ -431,3 +432,116 @@ def test_a_block_that_is_too_large_for_the_gap(tmp_path: Path) -> None:
         writer.append("b", {}, {"x": np.arange(3 * blocks.GAP // 8)})
         assert not writer.append_ahead('"arrays":{}', bytes(blocks.GAP // 2))
     assert [x.kind for x in blocks.read_blocks(tmp_path / "run")] == ["a", "b"]
+
+
+# A block that is larger than the gap in front of the tail --------------------------------------
+
+
+@pytest.fixture
+def small_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "GAP", 2**12)
+    monkeypatch.setattr(block_writer, "_TAIL", 2**11)
+
+
+SHORT, LONG = 5, "." * 400 + "T"
+
+
+def before_a_long_episode(path: Path) -> wrappers.RecordTrajectories:
+    """Record short episodes, which are ahead of their block, and a long one up to its last step."""
+    env = scripted(path, *["T"] * SHORT, LONG)
+    play(env, SHORT)
+    env.reset()
+    for _ in range(len(LONG) - 1):
+        env.step(0)
+    assert [block.kind for block in blocks.read_blocks(path)].count("ahead") == SHORT
+    return env
+
+
+def lengths_in(path: Path) -> list[int]:
+    """Return the lengths of the episodes of a file, which both readers find without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Trajectories.load(path).lengths.tolist()
+        assert sum((x.lengths.tolist() for x in reader.read_layout(path)), []) == found
+    return found
+
+
+class Moments:
+    """Stands for the file of a writer: writes in pieces, and calls before and after each change."""
+
+    def __init__(self, file: Any, call: Any) -> None:
+        self.file, self.call = file, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: Any) -> int:
+        self.call()
+        written = self.file.write(bytes(data[:301]))
+        self.call()
+        return int(written)
+
+    def truncate(self, size: int) -> None:
+        self.call()
+        self.file.truncate(size)
+        self.call()
+
+
+def test_killed_at_each_moment_of_a_large_block(tmp_path: Path, small_gap: None) -> None:
+    path, copy = tmp_path / "episodes", tmp_path / "copy"
+    env = before_a_long_episode(path)
+    seen = []
+
+    def killed() -> None:
+        copy.write_bytes(path.read_bytes())
+        seen.append(len(lengths_in(copy)))
+        assert lengths_in(copy) == ([1] * SHORT + [len(LONG)])[: seen[-1]]
+        if len(seen) % 9 == 0:  # and a recorder goes on
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
+                again = scripted(copy)
+                play(again, 1)
+                again.close()
+            assert len(lengths_in(copy)) == seen[-1] + 1
+
+    writer: Any = env._session._file._writer  # type: ignore[union-attr]
+    writer._file = Moments(writer._file, killed)
+    env.step(0)
+    assert len(seen) > 50
+    assert set(seen) == {SHORT, SHORT + 1}
+    assert seen == sorted(seen)
+    env.close()
+    assert lengths_in(path) == [1] * SHORT + [len(LONG)]
+    assert "ahead" not in [block.kind for block in blocks.read_blocks(path)]
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "stays full"])
+def test_a_large_block_on_a_full_disk(tmp_path: Path, small_gap: None, stays: bool) -> None:
+    """What was in the file stays in the file, also if nothing can be taken back."""
+    moment = 0
+    while True:
+        path = tmp_path / f"{moment}"
+        env = before_a_long_episode(path)
+        calls = 0
+
+        def fail(moment: int = moment) -> None:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == moment or (stays and calls > moment):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        writer: Any = env._session._file._writer  # type: ignore[union-attr]
+        good = writer._file
+        writer._file = Moments(good, fail)
+        with contextlib.suppress(OSError):
+            env.step(0)
+        found = lengths_in(path)
+        assert found[:SHORT] == [1] * SHORT
+        writer._file = good
+        play(env, 2)  # there is room again
+        env.close()
+        assert lengths_in(path) == [1] * SHORT + [len(LONG), 1, 1]
+        if calls <= moment:
+            break
+        moment += 1
+    assert moment > 50
