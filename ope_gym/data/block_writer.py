@@ -46,6 +46,7 @@ else:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 _TAIL = GAP // 4  # bytes of a tail, at most: the block of the same episodes fits into the gap
+_PIECE = 2**20  # bytes that are copied at once
 _SYNC = 1.0  # seconds after which a tail may have come to the disk without a sync
 
 
@@ -77,6 +78,7 @@ class BlockWriter:
         self._torn = False  # whether a failed write may have left bytes behind the last block
         self._tail: _Tail | None = None  # what was written ahead
         self._synced = time.monotonic()
+        self._nameless = False  # whether the file was deleted, and its path is taken
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         # Unbuffered: after a failed write no bytes may be left behind for a later flush.
         self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -158,6 +160,7 @@ class BlockWriter:
             parts = [b"".join(parts)]
         end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
         try:
+            self._keep_name()
             if self._torn:  # an earlier write and its clean-up failed
                 self._clean_up()
             if self._tail is not None and end > self._tail.start:
@@ -180,6 +183,34 @@ class BlockWriter:
             raise
         if self._torn:
             self._cut_off()
+
+    def _keep_name(self) -> None:
+        """Write the file to its path again if somebody has deleted it, and it lives on in here."""
+        if self._nameless or os.fstat(self._file.fileno()).st_nlink or sys.platform == "win32":
+            return
+        words = f"{self.path} was deleted while it was written to"
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            new = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
+        except FileExistsError:
+            self._nameless = True
+            words += (
+                ", and another file has taken its place: nothing more can be recorded in it; "
+                "buffer.save can put the episodes elsewhere"
+            )
+        else:
+            try:
+                _lock(new)
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, new, _PIECE)
+                self._file, old = new, self._file
+            except BaseException:
+                new.close()
+                self.path.unlink()
+                raise
+            old.close()
+            words += ": all that it held was written there again"
+        warnings.warn(words, UserWarning, stacklevel=3)
 
     def _clean_up(self) -> None:
         """Remove what a failed write has left, and put a tail where it belongs."""
@@ -280,6 +311,7 @@ class BlockWriter:
                 # Written blocks survive the death of the process, but not a power cut, until the
                 # system has them on the disk. Once, at the end: a sync for every block would
                 # take longer than most episodes.
+                self._keep_name()
                 os.fsync(self._file.fileno())
                 if not self._torn:
                     self._left = _state(self._file)

@@ -13,8 +13,8 @@ While a recorder writes, a file may also have a tail: blocks of kind `ahead`, a 
 finished episode, from a multiple of `GAP` on that lies at least `GAP` bytes behind the last
 ordinary block. The first names that block as `after`, and where it ends as `end`. From time to time
 an ordinary block with the same episodes is written into the gap, and then the tail is cut off: at
-each moment the episodes are in the block or in the tail. Before a block that is larger than the gap,
-the tail is copied to a multiple of `GAP` behind the end of that block.
+each moment the episodes are in the block or in the tail. Before a block that is larger than the
+gap, the tail is copied to a multiple of `GAP` behind the end of that block.
 """
 
 from __future__ import annotations
@@ -277,9 +277,7 @@ def settled_size(file: BinaryIO) -> int:
     return size if tail is None else tail.end
 
 
-def _read_tail(
-    file: BinaryIO, tail: Tail | None, end: int, size: int, last: int
-) -> list[Block]:
+def _read_tail(file: BinaryIO, tail: Tail | None, end: int, size: int, last: int) -> list[Block]:
     """Return the blocks of the tail behind ordinary blocks, up to the first that is not whole.
 
     Before a large block takes the place of a tail, it is copied behind that. One of the two is
