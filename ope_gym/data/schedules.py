@@ -118,7 +118,7 @@ class ChangeTable:
 
     def schedule(self) -> Schedule:
         """Return the changes so far as a schedule."""
-        return Schedule(np.array(self.clocks), np.array(self.policies))
+        return Schedule(np.asarray(self.clocks), np.asarray(self.policies))  # which copies them
 
 
 class PolicyTable:
