@@ -904,6 +904,16 @@ def test_the_layout_of_a_file_tells_its_episodes_without_their_contents(
         assert [section.schedules for section in sections] == [(changes,)] * 2
 
 
+def test_a_part_of_a_section_counts_episodes_from_its_start(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(files["discrete"])  # five blocks of one episode
+    (section,) = reader.read_layout(path)
+    assert [chunk.first for chunk in section.part(2, 5).chunks(1)] == [2, 3, 4]
+    assert [chunk.first for chunk in section.part(1, 5).part(2, 4).chunks(1)] == [3, 4]
+
+
 def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:
     """Change the contents of the last block of a file and make all checksums right."""
     blocks = [fuzz.taken_apart(block) for block in fuzz.blocks_of(data)]
@@ -1122,6 +1132,10 @@ def memory(most: float) -> Iterator[None]:
         tracemalloc.stop()
 
 
+def graph(nodes: Any) -> dict[str, Any]:
+    return {"type": "Graph", "node_space": nodes, "edge_space": None}
+
+
 LARGE = box(2**20)  # within what the spaces of a file may take, but not twice
 
 
@@ -1133,6 +1147,7 @@ LARGE = box(2**20)  # within what the spaces of a file may take, but not twice
         ([({"type": "Tuple", "spaces": [LARGE, box(2**18)]}, LARGE)], "the space takes"),
         ([({"type": "Sequence", "space": LARGE, "stack": True}, None)], "the space takes"),
         ([(LARGE, None), ({**LARGE, "low": -1}, None)], "the space takes"),
+        ([(graph(graph(LARGE)), None)], "nodes and edges of a Graph space are Box or Discrete"),
         ([({**box(2), "more": 1}, None)], r"unknown fields \['more'\]"),
     ],
 )

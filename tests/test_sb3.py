@@ -560,6 +560,16 @@ def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> No
     assert (tmp_path / "run.ope").read_text() == "something else"
 
 
+def test_without_stable_baselines3_the_error_names_the_remedy() -> None:
+    code = "import sys; sys.modules['stable_baselines3'] = None; import wrappers.sb3"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"needs Stable-Baselines3.*pip install .stable-baselines3>=", last)
+
+
 def test_a_path_that_becomes_impossible_ends_the_training_at_its_start(tmp_path: Path) -> None:
     """Only a full or failing disk is worth patience: it may have room again."""
     path = tmp_path / "run.ope"

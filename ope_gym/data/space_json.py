@@ -205,10 +205,12 @@ def _space_from_json(data: Any) -> Space:
     if kind == "Sequence":
         return spaces.Sequence(_space_from_json(data["space"]), stack=bool(data["stack"]))
     if kind == "Graph":
-        edges = data["edge_space"]
+        nodes, edges = data["node_space"], data["edge_space"]
+        if {part["type"] for part in (nodes, edges) if part} - {"Box", "Discrete"}:
+            # Gymnasium would say so after it has written out all bounds of what is inside
+            raise ValueError("the nodes and edges of a Graph space are Box or Discrete")
         return spaces.Graph(
-            _space_from_json(data["node_space"]),
-            None if edges is None else _space_from_json(edges),
+            _space_from_json(nodes), None if edges is None else _space_from_json(edges)
         )
     raise ValueError(f"unknown space type {kind!r}; a newer version of ope_gym may know it")
 
