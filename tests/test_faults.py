@@ -1162,6 +1162,15 @@ def test_all_spaces_of_a_file_have_one_budget(
         Trajectories.load(tmp_path / "run")
 
 
+def test_spaces_of_sections_that_say_the_same_are_not_compared(tmp_path: Path) -> None:
+    space = S.Box(0, 1, (4_900_000,), np.uint8)  # which Gymnasium would do with float64
+    with BlockWriter(tmp_path / "run") as writer:
+        for _ in range(2):
+            episode_blocks.write_spaces(writer, space, S.Discrete(2), None)
+    with memory(64 * 2**20):
+        assert len(Trajectories.load(tmp_path / "run")) == 0
+
+
 def test_spaces_that_are_too_large_together_are_not_written(tmp_path: Path) -> None:
     large = S.Box(-1, 1, (2**20,), np.float64)
     with BlockWriter(tmp_path / "run") as writer, pytest.raises(ValueError, match="space takes"):

@@ -238,7 +238,8 @@ def parse_spaces(block: Block, known: KnownSpaces) -> tuple[Space | None, Space 
         data = block.meta[name]
         before, shared = known.by_name.get(name, (None, None))
         space = shared if data == before else space_json.space_from_json(data, known.budget)
-        if space is not None and shared is not None and space != shared:
+        two = space is not None and shared is not None and space is not shared
+        if two and space != shared:  # to compare large Boxes takes memory
             raise mismatch(name, shared, space)
         if space is not None and shared is None:
             known.by_name[name] = (data, space)
