@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import itertools
 import json
 import os
@@ -376,11 +377,14 @@ def interrupt_at(moment: int) -> Iterator[None]:
             sys.setprofile(None)
             signal.raise_signal(signal.SIGINT)
 
+    gc.collect()
+    gc.disable()  # an interrupt in the __del__ of an earlier recorder would be ignored
     sys.setprofile(count)
     try:
         yield
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 SCRIPT = script("..T", "T", ".C")
