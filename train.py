@@ -300,7 +300,9 @@ def main(arguments: list[str] | None = None) -> int:
         with compilation_shown(_silent(args)):
             return conduct(run)
     except KeyboardInterrupt as stop:
-        print(f"\nstopped; the episodes are in {logdir / 'episodes.ope'}", file=sys.stderr)
+        recorded = logdir / "episodes.ope"
+        where = f"the episodes are in {recorded}" if recorded.exists() else "nothing was recorded"
+        print(f"\nstopped; {where}", file=sys.stderr)
         return stopping.exit_code(stop)
     finally:
         env.close()

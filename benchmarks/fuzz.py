@@ -11,7 +11,7 @@ taken from another file) and forged (contents changed, checksums made right agai
 - Read in chunks, cut from blocks or of whole blocks, a file gives the same episodes, to the last
   bit, where `Trajectories.load` gives some, and an error where it gives an error.
 - No load imports, compiles or runs anything, writes or starts anything (seen by an audit hook),
-  takes long, or needs much memory (a limit of the process; only on POSIX).
+  takes long, or needs much memory (limits of the process; only on POSIX).
 - What was loaded is printed and evaluated, which gives a result or an error that names what is
   wrong, within the same time and memory.
 - The processes that load do not crash.
@@ -85,7 +85,9 @@ from ope_gym.policies.mlp import Network
 
 PORTION = 2500  # mutations, made from a seed of their own
 SECONDS = 10  # of CPU time that a load may take
-ROOM = 2**30  # bytes of memory that it may ask for
+ROOM = 2**30  # bytes of memory that a process may ask for
+# and a load: what docs/file_format.md promises
+LOAD, TIMES = 64 * 2**20, 4
 Blocks = list[bytes]
 
 # The originals -------------------------------------------------------------------------------
@@ -506,7 +508,7 @@ def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, byt
     for _ in range(rng.integers(1, 4)):
         i = int(rng.integers(len(blocks)))
         meta, payload = blocks[i]
-        kind = str(rng.choice(["json", "payload", "order", "numbers"]))
+        kind = str(rng.choice(["json", "payload", "order", "numbers", "greedy"]))
         kinds.append(kind)
         if kind == "json":
             blocks[i] = (_change_json(rng, meta), payload)
@@ -514,6 +516,8 @@ def forge(rng: np.random.Generator, data: bytes, other: bytes) -> tuple[str, byt
             blocks[i] = (meta, _change_bytes(rng, payload, payload))
         elif kind == "numbers" and payload:
             blocks[i] = (meta, _change_number(rng, payload))
+        elif kind == "greedy":
+            blocks[i : i + 1] = _greedy(rng, meta, payload)
         elif kind == "order":
             others = [taken_apart(block) for block in blocks_of(other)]
             blocks.insert(i, (blocks + others)[rng.integers(len(blocks) + len(others))])
@@ -527,6 +531,61 @@ def _change_number(rng: np.random.Generator, payload: bytes) -> bytes:
     value = 2 ** int(rng.choice([0, 10, 20, 26, 30, 40, 62])) + int(rng.integers(-1, 2))
     changed[place : place + 8] = struct.pack("<q", value)[: len(payload) - place]
     return bytes(changed)
+
+
+def _greedy(rng: np.random.Generator, meta: Any, payload: bytes) -> list[tuple[Any, bytes]]:
+    """Return blocks that are small, but could make a reader ask for much memory."""
+    whole = isinstance(meta, dict) and isinstance(meta.get("arrays"), dict)
+    kind = meta.get("kind") if whole else None
+    if kind == "spaces":
+        sections = [dict(meta) for _ in range(rng.integers(1, 5))]
+        for section in sections:
+            for name in ("observation_space", "action_space"):
+                if rng.random() < 0.7:
+                    section[name] = _greedy_space(rng)
+        return [(section, payload) for section in sections]
+    if kind == "episodes" and meta["arrays"]:
+        name = str(rng.choice(list(meta["arrays"])))
+        part = str(rng.choice(["[]", "[0]", "0", "{}", '""', "[[]]", "0.5"]))
+        depth = int(rng.integers(1, 3))
+        text = "[" * depth + ",".join([part] * int(10 ** rng.uniform(3, 6))) + "]" * depth
+        return [(meta, payload), _with_array(meta, payload, name, "|u1", text.encode())]
+    if kind == "changes":
+        n, dtypes = int(10 ** rng.uniform(3, 5.5)), ("<i8", "<i4", "|i1")
+        for name, usual in (("clocks", "<i8"), ("policies", "<i4")):
+            dtype = usual if rng.random() < 0.7 else str(rng.choice(dtypes))
+            numbers = np.arange(n) if name == "clocks" and rng.random() < 0.7 else np.arange(n) % 2
+            meta, payload = _with_array(meta, payload, name, dtype, numbers.astype(dtype).tobytes())
+        return [(meta, payload)]
+    if kind == "policy":
+        empty = {"dtype": "|i1", "shape": [0], "offset": 0}
+        more = {f"{i:x}": empty for i in range(int(10 ** rng.uniform(2, 4)))}
+        return [({**meta, "arrays": {**meta["arrays"], **more}}, payload)]
+    return [(meta, payload)]
+
+
+def _greedy_space(rng: np.random.Generator, depth: int = 0) -> Any:
+    kind = rng.choice(["Box", "Box", "Tuple", "Sequence", "Graph"]) if depth < 3 else "Box"
+    if kind == "Tuple":
+        parts = [_greedy_space(rng, depth + 1) for _ in range(rng.integers(1, 6))]
+        return {"type": "Tuple", "spaces": parts}
+    if kind == "Sequence":
+        stack = bool(rng.random() < 0.5)
+        return {"type": "Sequence", "space": _greedy_space(rng, depth + 1), "stack": stack}
+    if kind == "Graph":
+        return {"type": "Graph", "node_space": _greedy_space(rng, depth + 1), "edge_space": None}
+    more = {"more": int(rng.integers(9))} if rng.random() < 0.2 else {}
+    dtype, n = str(rng.choice(["float64", "uint8"])), int(10 ** rng.uniform(4, 7))
+    return {"type": "Box", "dtype": dtype, "shape": [n], "low": 0, "high": 1, **more}
+
+
+def _with_array(meta: Any, payload: bytes, name: str, dtype: str, data: bytes) -> tuple[Any, bytes]:
+    """Put an array of other bytes behind the payload, and in the place of the one of that name."""
+    offset = -(-len(payload) // 64) * 64
+    shape = [len(data) // np.dtype(dtype).itemsize]
+    entry = {"dtype": dtype, "shape": shape, "offset": offset}
+    arrays = {**meta["arrays"], name: entry}
+    return {**meta, "arrays": arrays}, payload.ljust(offset, b"\0") + data + b"U"
 
 
 def taken_apart(block: bytes) -> tuple[Any, bytes]:
@@ -664,17 +723,28 @@ def guarded() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    handler = signal.signal(signal.SIGPROF, _stop)
+    try:
+        with memory(ROOM):
+            yield
+    finally:
+        signal.signal(signal.SIGPROF, handler)
+
+
+@contextlib.contextmanager
+def memory(room: int) -> Iterator[None]:
+    """Let the process ask for so many bytes more, on Linux."""
+    if sys.platform != "linux":
+        yield
+        return
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
-    if pages:
-        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + ROOM, limits[1]))
-    handler = signal.signal(signal.SIGPROF, _stop)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + room, limits[1]))
     try:
         yield
     finally:
-        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
@@ -827,7 +897,8 @@ def _run(
             kind, data = (forge if forged else damage)(rng, files[name], files[other])
             path.write_bytes(data)
             digests = None if forged else allowed
-            came, found = loaded(path, recover=i % 3 == 0, allowed=digests, watch=watch)
+            with memory(max(LOAD, TIMES * len(data))):
+                came, found = loaded(path, recover=i % 3 == 0, allowed=digests, watch=watch)
             results = {"": came}
             if i % 3 and came in GOOD:
                 whole, steps = ((0, 1), (0, 10), (1 << 24, 1), (1 << 24, 1000))[rng.integers(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import itertools
 import json
 import os
@@ -376,11 +377,14 @@ def interrupt_at(moment: int) -> Iterator[None]:
             sys.setprofile(None)
             signal.raise_signal(signal.SIGINT)
 
+    gc.collect()
+    gc.disable()  # an interrupt in the __del__ of an earlier recorder would be ignored
     sys.setprofile(count)
     try:
         yield
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 SCRIPT = script("..T", "T", ".C")
@@ -904,6 +908,16 @@ def test_the_layout_of_a_file_tells_its_episodes_without_their_contents(
         assert [section.schedules for section in sections] == [(changes,)] * 2
 
 
+def test_a_part_of_a_section_counts_episodes_from_its_start(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(files["discrete"])  # five blocks of one episode
+    (section,) = reader.read_layout(path)
+    assert [chunk.first for chunk in section.part(2, 5).chunks(1)] == [2, 3, 4]
+    assert [chunk.first for chunk in section.part(1, 5).part(2, 4).chunks(1)] == [3, 4]
+
+
 def forged(data: bytes, change: Callable[[dict[str, Any], bytearray], None]) -> bytes:
     """Change the contents of the last block of a file and make all checksums right."""
     blocks = [fuzz.taken_apart(block) for block in fuzz.blocks_of(data)]
@@ -1111,12 +1125,174 @@ def test_what_cannot_be_read_is_not_written() -> None:
         space_json.space_to_json(S.Tuple([large, large, large]))
 
 
+@contextlib.contextmanager
+def memory(most: float) -> Iterator[None]:
+    """Raise if more bytes are needed at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def graph(nodes: Any) -> dict[str, Any]:
+    return {"type": "Graph", "node_space": nodes, "edge_space": None}
+
+
+LARGE = box(2**20)  # within what the spaces of a file may take, but not twice
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ([(LARGE, LARGE)], "the space takes"),
+        ([(LARGE, None), (None, LARGE)], "the space takes"),
+        ([({"type": "Tuple", "spaces": [LARGE, box(2**18)]}, LARGE)], "the space takes"),
+        ([({"type": "Sequence", "space": LARGE, "stack": True}, None)], "the space takes"),
+        ([(LARGE, None), ({**LARGE, "low": -1}, None)], "the space takes"),
+        ([(graph(graph(LARGE)), None)], "nodes and edges of a Graph space are Box or Discrete"),
+        ([({**box(2), "more": 1}, None)], r"unknown fields \['more'\]"),
+    ],
+)
+def test_all_spaces_of_a_file_have_one_budget(
+    sections: list[tuple[Any, Any]], words: str, tmp_path: Path
+) -> None:
+    with BlockWriter(tmp_path / "run") as writer:
+        for seen, chosen in sections:
+            meta = {"observation_space": seen, "action_space": chosen, "horizon": None}
+            writer.append("spaces", meta, {})
+    with memory(64 * 2**20), pytest.raises(DamagedFileError, match=words):
+        Trajectories.load(tmp_path / "run")
+
+
+def test_spaces_of_sections_that_say_the_same_are_not_compared(tmp_path: Path) -> None:
+    space = S.Box(0, 1, (4_900_000,), np.uint8)  # which Gymnasium would do with float64
+    with BlockWriter(tmp_path / "run") as writer:
+        for _ in range(2):
+            episode_blocks.write_spaces(writer, space, S.Discrete(2), None)
+    with memory(64 * 2**20):
+        assert len(Trajectories.load(tmp_path / "run")) == 0
+
+
+def test_spaces_that_are_too_large_together_are_not_written(tmp_path: Path) -> None:
+    large = S.Box(-1, 1, (2**20,), np.float64)
+    with BlockWriter(tmp_path / "run") as writer, pytest.raises(ValueError, match="space takes"):
+        episode_blocks.write_spaces(writer, large, large, None)
+
+
+def test_spaces_inside_each_other_are_counted() -> None:
+    deep: Any = S.Discrete(2)
+    for _ in range(space_json._DEEPEST - 1):
+        deep = S.Tuple([deep])
+    assert space_json.space_from_json(space_json.space_to_json(deep)) == deep
+    with pytest.raises(ValueError, match="more than 64 spaces are inside each other"):
+        space_json.space_to_json(S.Tuple([deep]))
+
+
+def with_elements(path: Path, space: Any, text: bytes) -> Path:
+    """Write an episode of one step, whose observation is this JSON."""
+    table = np.array([[1, 1, 0, 0, -1, -1]])
+    arrays = {"rewards": np.ones(1), "log_probs": np.full(1, -0.7), "episodes": table}
+    arrays |= {"policy_ids": np.zeros(1, np.int32), "actions": np.zeros(1, np.int64)}
+    arrays["observations"] = np.frombuffer(text, np.uint8)
+    with BlockWriter(path) as writer:
+        episode_blocks.write_spaces(writer, space, S.Discrete(2), None)
+        episode_blocks.write_policy(writer, Uniform(2))
+        meta = {"observations": {"json": "observations"}, "actions": "actions"}
+        writer.append("episodes", meta, arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("space", "part"),
+    [
+        (S.Sequence(S.Sequence(S.Discrete(2))), b"[]"),
+        (S.Sequence(S.Box(-1, 1, (1,))), b"[0]"),
+        (S.Text(10), b"{}"),
+        (S.Sequence(S.Text(3)), b'""'),
+    ],
+    ids=str,
+)
+def test_an_element_of_many_small_parts_is_refused_before_it_is_made(
+    space: Any, part: bytes, tmp_path: Path
+) -> None:
+    text = b"[[" + b",".join([part] * 1_000_000) + b"]]"
+    path = with_elements(tmp_path / "run", space, text)
+    with memory(64 * 2**20), pytest.raises(DamagedFileError, match="too many parts"):
+        Trajectories.load(path)
+
+
+def test_what_has_too_many_parts_to_be_read_is_not_written() -> None:
+    elements = np.empty(1, dtype=object)
+    elements[0] = ((),) * 400_000
+    with pytest.raises(ValueError, match="in row 0 has so many parts"):
+        space_json.elements_to_json(S.Sequence(S.Sequence(S.Discrete(2))), elements)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"3", b"[", b"[1", b"[1 2]", b"[1]]", b"[1,]", b"[1,", b"{}"]
+)
+def test_elements_that_are_no_list_are_an_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"the (text|list) of a column"):
+        space_json.elements_from_json(S.Discrete(5), text)
+
+
+@pytest.mark.parametrize("short", [1, 2, 5, 4096])
+def test_elements_are_read_one_by_one(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the piece that is read ends inside of one, or inside of a number."""
+    monkeypatch.setattr(space_json, "_SHORT", short)
+    for text in (b"[]", b" [ ] ", b"[123456]", b"[1,23 , 456,\n7890]", b"[12,3]"):
+        found = space_json.elements_from_json(S.Discrete(10**6), text)
+        assert found.tolist() == json.loads(text)
+    words = ['a"b', "\\", "]", "", ",[", "é\u2028"]
+    assert space_json.elements_from_json(S.Text(9), json.dumps(words).encode()).tolist() == words
+
+
+def test_a_large_element_comes_back() -> None:
+    elements = np.empty(2, dtype=object)
+    rng = np.random.default_rng(0)
+    elements[:] = [tuple(rng.normal(size=(3, 20_000))), tuple(rng.normal(size=(1, 20_000)))]
+    space = S.Sequence(S.Box(-9, 9, (20_000,), np.float64))
+    found = space_json.elements_from_json(space, space_json.elements_to_json(space, elements))
+    for one, other in zip(found, elements, strict=True):
+        assert_array_equal(one, other)
+
+
+def with_changes(path: Path, clocks: Any, policies: Any) -> Path:
+    with BlockWriter(path) as writer:
+        episode_blocks.write_spaces(writer, S.Discrete(5), S.Discrete(2), None)
+        for k in range(2):
+            episode_blocks.write_policy(writer, LinearSigmoid(np.full(4, float(k))))
+        arrays = {"clocks": clocks, "policies": policies}
+        writer.append("changes", {"schedule": 0, "mid_episode": True}, arrays)
+    return path
+
+
+def test_changes_stay_arrays(tmp_path: Path) -> None:
+    clocks = np.arange(500_000)
+    path = with_changes(tmp_path / "run", clocks, (clocks % 2).astype(np.int32))
+    with memory(4 * path.stat().st_size):
+        (section,) = reader.read_layout(path)
+    assert_array_equal(section.schedules[0].clocks, clocks)
+
+
+def test_changes_have_the_dtypes_of_the_format(tmp_path: Path) -> None:
+    for dtypes in ((np.int8, np.int32), (np.int64, np.int8), (np.float64, np.int32)):
+        path = tmp_path / "-".join(np.dtype(x).name for x in dtypes)
+        with pytest.raises(DamagedFileError, match="clocks have dtype"):
+            Trajectories.load(with_changes(path, *(np.zeros(2, x) for x in dtypes)))
+
+
 @pytest.mark.parametrize("dtype", ["0", "2,i4", "(2,2)f8", "O", "a", "V8", "U1", "M8[s]", 3, None])
 @pytest.mark.parametrize("kind", ["Box", "Discrete", "MultiDiscrete"])
 def test_a_dtype_is_one_of_a_list(kind: str, dtype: Any) -> None:
-    data = {**box(2), "type": kind, "dtype": dtype, "n": 2, "start": [0], "nvec": [2]}
-    if kind == "Discrete":
-        data["start"] = 0
+    data = {
+        "Box": box(2),
+        "Discrete": {"type": kind, "n": 2, "start": 0},
+        "MultiDiscrete": {"type": kind, "nvec": [2], "start": [0]},
+    }[kind]
+    data["dtype"] = dtype
     with pytest.raises(ValueError, match="the dtype of a space is"):
         space_json.space_from_json(data)
 

@@ -39,9 +39,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("dist")
     copy = folder / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
-    for name in ("ope_gym", "wrappers", "agents", "studies"):
+    shutil.copy(ROOT / "CITATION.cff", copy)
+    for name in ("ope_gym", "wrappers", "agents", "studies", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     sdist = build("sdist", copy, folder)
     with tarfile.open(sdist) as archive:
@@ -61,6 +62,14 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(built: tuple[Path, Pa
     }
     assert sources <= set(names)
     assert {"ope_gym/py.typed", "wrappers/py.typed"} <= set(names)
+
+
+def test_the_sdist_has_no_tests_that_cannot_be_run_from_it(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    tops = {name.split("/")[0] for name in names if "." not in name.split("/")[0]}
+    assert tops - {"", "LICENSE", "PKG-INFO"} == {"ope_gym", "wrappers"}
+    assert {"CHANGELOG.md", "CITATION.cff"} <= set(names)
 
 
 def test_the_installed_wheel_works_outside_of_the_checkout(

@@ -676,3 +676,12 @@ def test_close_may_be_called_again(tmp_path: Path) -> None:
 def test_a_vector_env_is_refused() -> None:
     with pytest.raises(TypeError, match=r"wrappers\.vector\.RecordTrajectories"):
         RecordTrajectories(gym.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]
+
+
+def test_an_episode_begun_exactly_a_horizon_ago_is_settled() -> None:
+    env = wrappers.RecordTrajectories(ScriptedEnv(script("...T")))
+    env.follow(Uniform(2))
+    play(env, 2)
+    assert env.clock == 8
+    assert env.settled(4).start_clock.tolist() == [0, 4]
+    assert env.settled(5).start_clock.tolist() == [0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import random
 import signal
 import subprocess
@@ -431,3 +433,241 @@ def test_a_block_that_is_too_large_for_the_gap(tmp_path: Path) -> None:
         writer.append("b", {}, {"x": np.arange(3 * blocks.GAP // 8)})
         assert not writer.append_ahead('"arrays":{}', bytes(blocks.GAP // 2))
     assert [x.kind for x in blocks.read_blocks(tmp_path / "run")] == ["a", "b"]
+
+
+# A block that is larger than the gap in front of the tail --------------------------------------
+
+
+@pytest.fixture
+def small_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "GAP", 2**12)
+    monkeypatch.setattr(block_writer, "_TAIL", 2**11)
+
+
+SHORT, LONG = 5, "." * 400 + "T"
+
+
+def before_a_long_episode(path: Path) -> wrappers.RecordTrajectories:
+    """Record short episodes, which are ahead of their block, and a long one up to its last step."""
+    env = scripted(path, *["T"] * SHORT, LONG)
+    play(env, SHORT)
+    env.reset()
+    for _ in range(len(LONG) - 1):
+        env.step(0)
+    assert [block.kind for block in blocks.read_blocks(path)].count("ahead") == SHORT
+    return env
+
+
+def lengths_in(path: Path) -> list[int]:
+    """Return the lengths of the episodes of a file, which both readers find without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found: list[int] = Trajectories.load(path).lengths.tolist()
+        assert [n for x in reader.read_layout(path) for n in x.lengths] == found
+    return found
+
+
+class Moments:
+    """Stands for the file of a writer: writes in pieces, and calls before and after each change."""
+
+    def __init__(self, file: Any, call: Any) -> None:
+        self.file, self.call = file, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: Any) -> int:
+        self.call()
+        written = self.file.write(bytes(data[:301]))
+        self.call()
+        return int(written)
+
+    def truncate(self, size: int) -> None:
+        self.call()
+        self.file.truncate(size)
+        self.call()
+
+
+def test_killed_at_each_moment_of_a_large_block(tmp_path: Path, small_gap: None) -> None:
+    path, copy = tmp_path / "episodes", tmp_path / "copy"
+    env = before_a_long_episode(path)
+    seen = []
+
+    def killed() -> None:
+        copy.write_bytes(path.read_bytes())
+        seen.append(len(lengths_in(copy)))
+        assert lengths_in(copy) == ([1] * SHORT + [len(LONG)])[: seen[-1]]
+        if len(seen) % 9 == 0:  # and a recorder goes on
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
+                again = scripted(copy)
+                play(again, 1)
+                again.close()
+            assert len(lengths_in(copy)) == seen[-1] + 1
+
+    writer: Any = env._session._file._writer  # type: ignore[union-attr]
+    writer._file = Moments(writer._file, killed)
+    env.step(0)
+    assert len(seen) > 50
+    assert set(seen) == {SHORT, SHORT + 1}
+    assert seen == sorted(seen)
+    env.close()
+    assert lengths_in(path) == [1] * SHORT + [len(LONG)]
+    assert "ahead" not in [block.kind for block in blocks.read_blocks(path)]
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "stays full"])
+def test_a_large_block_on_a_full_disk(tmp_path: Path, small_gap: None, stays: bool) -> None:
+    """What was in the file stays in the file, also if nothing can be taken back."""
+    moment = 0
+    while True:
+        path = tmp_path / f"{moment}"
+        env = before_a_long_episode(path)
+        calls = 0
+
+        def fail(moment: int = moment) -> None:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == moment or (stays and calls > moment):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        writer: Any = env._session._file._writer  # type: ignore[union-attr]
+        good = writer._file
+        writer._file = Moments(good, fail)
+        with contextlib.suppress(OSError):
+            env.step(0)
+        found = lengths_in(path)
+        assert found[:SHORT] == [1] * SHORT
+        writer._file = good
+        play(env, 2)  # there is room again
+        env.close()
+        assert lengths_in(path) == [1] * SHORT + [len(LONG), 1, 1]
+        if calls <= moment:
+            break
+        moment += 1
+    assert moment > 50
+
+
+def test_after_a_failed_block_the_tail_counts(tmp_path: Path) -> None:
+    """Also if the block was whole when its write failed: the file is as it was before."""
+    path = tmp_path / "run"
+    with block_writer.BlockWriter(path) as writer:
+        assert writer.append_ahead('"arrays":{}', b"")
+
+        errors: list[OSError] = []
+
+        def fail() -> None:
+            with open(path, "rb") as file:
+                if errors and any(file.read(100)[8:]):
+                    raise errors.pop()
+
+        good: Any = writer._file
+        for large in (False, True):
+            errors.append(OSError(errno.EIO, "Input/output error"))
+            writer._file = Moments(good, fail)  # type: ignore[assignment]
+            with pytest.raises(OSError, match="Input/output error"):
+                writer.append("a", {}, {"x": np.arange(3 * blocks.GAP // 8)} if large else {})
+            writer._file = good
+            assert [x.kind for x in blocks.read_blocks(path)] == ["ahead"]
+        writer.append("b", {}, {})
+    assert [x.kind for x in blocks.read_blocks(path)] == ["b"]
+
+
+# The file, its lock and its name ----------------------------------------------------------------
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    env = scripted(tmp_path / "episodes")
+    writer: Any = env._session._file._writer  # type: ignore[union-attr]
+    kept = os.dup(writer._file.fileno())  # as a child has it, which was forked meanwhile
+    try:
+        env.close()
+        scripted(tmp_path / "episodes").close()
+    finally:
+        os.close(kept)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be deleted")
+def test_a_file_that_is_deleted_meanwhile_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    play(env, 2)
+    assert len(env.buffer) == 2
+    path.unlink()
+    play(env, 1)
+    with pytest.warns(UserWarning, match=r"was deleted.*all that it held was written there again"):
+        assert len(env.buffer) == 3  # makes a block
+    assert len(Trajectories.load(path)) == 3
+    with pytest.raises(RuntimeError, match="open in another writer"):
+        block_writer.BlockWriter(path)
+    play(env, 1)
+    path.unlink()
+    with pytest.warns(UserWarning, match="was deleted"):
+        env.close()
+    assert lengths_in(path) == [3] * 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be deleted")
+def test_a_file_in_the_place_of_one_that_was_deleted_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    play(env, 1)
+    path.unlink()
+    path.write_text("three years")
+    with pytest.warns(UserWarning, match=r"another file has taken its place.*buffer\.save"):
+        assert len(env.buffer) == 1
+    play(env, 1)
+    env.close()  # once is enough
+    assert path.read_text() == "three years"
+    assert len(env.buffer) == 2
+
+
+def test_a_deleted_file_for_which_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    play(env, 1)
+    path.unlink()
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("shutil.copyfileobj", fail)
+        with pytest.raises(OSError, match="No space left"):
+            len(env.buffer)
+        assert not path.exists()
+    with pytest.warns(UserWarning, match="was deleted"):
+        env.close()
+    assert len(Trajectories.load(path)) == 1
+
+
+def test_an_error_of_fsync_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says only once that it could not bring something to the disk."""
+    path = tmp_path / "episodes"
+    env = scripted(path)
+    play(env, 2)
+    errors = [OSError(errno.EIO, "Input/output error")]
+    fsync = os.fsync
+
+    def once(number: int) -> None:
+        if errors:
+            raise errors.pop()
+        fsync(number)
+
+    monkeypatch.setattr(block_writer, "_SYNC", 0.0)
+    monkeypatch.setattr(os, "fsync", once)
+    with pytest.raises(OSError, match=r"the disk has not taken all that was written.*episodes'"):
+        len(env.buffer)
+    play(env, 1)
+    env.close()
+    assert lengths_in(path) == [3] * 3  # nothing is there twice
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "circle", "."])
+def test_a_path_that_cannot_be_is_an_error_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    path = name and str(tmp_path / name)
+    with pytest.raises((OSError, ValueError), match=r"path='.*(choose another|give the name)"):
+        wrappers.RecordTrajectories(ScriptedEnv(script("T")), path=path)

@@ -560,6 +560,40 @@ def test_options_and_files_are_checked_before_the_training(tmp_path: Path) -> No
     assert (tmp_path / "run.ope").read_text() == "something else"
 
 
+def test_without_stable_baselines3_the_error_names_the_remedy() -> None:
+    code = "import sys; sys.modules['stable_baselines3'] = None; import wrappers.sb3"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"needs Stable-Baselines3.*pip install .stable-baselines3>=", last)
+
+
+def test_a_path_that_becomes_impossible_ends_the_training_at_its_start(tmp_path: Path) -> None:
+    """Only a full or failing disk is worth patience: it may have room again."""
+    path = tmp_path / "run.ope"
+    ope = OPECallback(path=path, verbose=0)
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        ppo(envs("CartPole-v1")).learn(64, callback=ope)
+
+
+def test_a_disk_that_is_full_at_the_start_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.ope"
+    ope = OPECallback(path=path, eval_freq=1, verbose=0)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("wrappers.recording.file.BlockWriter", full)
+    with pytest.warns(UserWarning, match="device: the file cannot be written; the next") as seen:
+        ppo(envs("CartPole-v1")).learn(64, callback=ope)
+    assert len(seen) == 1
+
+
 def test_a_file_that_exists_is_continued_with_a_warning(tmp_path: Path) -> None:
     """As recorders do: a seeded script that runs again would double its episodes in silence."""
     path = tmp_path / "run.ope"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -194,8 +195,10 @@ def test_the_spacing_holds_unless_the_user_says_when(capsys: pytest.CaptureFixtu
             in capsys.readouterr().out
         )
         assert said == (not options)
-    with pytest.raises(ValueError, match=r"budget=0 must be above 0: 0\.03 stands for 3 %"):
-        OPECallback(budget=0)
+    budgets: tuple[Any, ...] = (0, -1.0, math.inf, math.nan, "0.03", None)
+    for budget in budgets:
+        with pytest.raises(ValueError, match=r"budget=.* must be a number above 0: 0\.03 stands"):
+            OPECallback(budget=budget)
 
 
 def test_short_rollouts_are_valued_and_settle() -> None:

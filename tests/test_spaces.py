@@ -321,3 +321,9 @@ def test_signatures_differ_where_batches_do() -> None:
     batch = np.zeros(2)
     assert spaces.signature((batch, {"a": batch})) == spaces.signature((batch, {"a": batch}))
     assert spaces.signature((batch, batch)) != spaces.signature((batch,))
+
+
+def test_an_element_that_a_stacked_sequence_cannot_take_apart_is_not_in_it() -> None:
+    nodes = S.Sequence(S.Graph(S.Box(0, 1, (2,)), None), stack=True)
+    with pytest.raises(ValueError, match="which is not in"):
+        spaces.to_columns(nodes, [np.int64(3)], 1, name="actions", where=str)

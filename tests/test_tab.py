@@ -240,3 +240,11 @@ def test_many_points_are_thinned_to_those_of_tensorboard(tmp_path: Path) -> None
     assert found["step"][-1] == 1099
     np.testing.assert_allclose(found["value"], np.sin(found["step"]), atol=1e-6)
     np.testing.assert_allclose(found["low"], np.sin(found["step"]) - 1, atol=1e-6)
+
+
+def test_a_part_without_its_run_is_a_run_of_its_own() -> None:
+    part = next(iter(reader._PARTS))
+    assert reader._owner(f"a/{part}", {"a", f"a/{part}"}) == "a"
+    assert reader._owner(f"a/{part}", {f"a/{part}"}) == f"a/{part}"
+    assert reader._owner(part, {".", part}) == "."
+    assert reader._owner(part, {part}) == part

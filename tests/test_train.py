@@ -336,6 +336,18 @@ stopping.run(train.main)
 """
 
 
+def test_a_run_that_is_stopped_before_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(run: train.Run) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "conduct", stopped)
+    assert train.main(small(tmp_path, *SEEDED)) == 130
+    assert capsys.readouterr().err == "\nstopped; nothing was recorded\n"
+    assert not list(tmp_path.glob("*/episodes.ope"))
+
+
 @posix
 @pytest.mark.parametrize(("numbers", "code"), [("2 2", 130), ("15", 143), ("2 15", 143)])
 def test_a_signal_that_ends_all(numbers: str, code: int, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -45,6 +46,7 @@ else:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
 _TAIL = GAP // 4  # bytes of a tail, at most: the block of the same episodes fits into the gap
+_PIECE = 2**20  # bytes that are copied at once
 _SYNC = 1.0  # seconds after which a tail may have come to the disk without a sync
 
 
@@ -76,6 +78,7 @@ class BlockWriter:
         self._torn = False  # whether a failed write may have left bytes behind the last block
         self._tail: _Tail | None = None  # what was written ahead
         self._synced = time.monotonic()
+        self._nameless = False  # whether the file was deleted, and its path is taken
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         # Unbuffered: after a failed write no bytes may be left behind for a later flush.
         self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -117,7 +120,8 @@ class BlockWriter:
             try:
                 for block in walk(reader, self.path, whole=2**20):
                     if block.kind == AHEAD:
-                        self._tail = _Tail(block.end, block.checksum)
+                        start = block.offset if self._tail is None else self._tail.start
+                        self._tail = _Tail(start, block.end, block.checksum)
                     else:
                         end, self._last = block.end, block.checksum
             except FileCut as cut:
@@ -156,10 +160,12 @@ class BlockWriter:
             parts = [b"".join(parts)]
         end, count = self._end + len(head) + len(text) + length, self.appended.get(kind, 0) + 1
         try:
-            if self._tail is not None and end > tail_start(self._end):
-                self._tail, self._torn = None, True  # the gap is too small for the block
-            if self._torn and self._tail is None:  # an earlier write and its clean-up failed
-                self._file.truncate(self._end)
+            self._keep_name()
+            if self._torn:  # an earlier write and its clean-up failed
+                self._clean_up()
+            if self._tail is not None and end > self._tail.start:
+                self._torn = True
+                self._make_room(end)
             self._file.seek(self._end)
             self._torn = True
             for part in parts:
@@ -169,18 +175,73 @@ class BlockWriter:
             self._torn, self._end, self._last = self._tail is not None, end, head_crc
             self._tail, self.appended[kind] = None, count
         except BaseException as error:
-            with contextlib.suppress(OSError):
-                if self._tail is None:
-                    self._file.truncate(self._end)
-                else:  # it may be whole: without its header it is no block, and the tail counts
-                    self._file.seek(self._end)
-                    _write_all(self._file, bytes(HEADER.size))
-                self._torn = False
+            if self._torn:
+                with contextlib.suppress(OSError):
+                    self._clean_up()
             if isinstance(error, OSError) and error.errno and error.filename is None:
                 error.filename = os.fspath(self.path)
             raise
         if self._torn:
             self._cut_off()
+
+    def _keep_name(self) -> None:
+        """Write the file to its path again if somebody has deleted it, and it lives on in here."""
+        if self._nameless or os.fstat(self._file.fileno()).st_nlink or sys.platform == "win32":
+            return
+        words = f"{self.path} was deleted while it was written to"
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            new = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
+        except FileExistsError:
+            self._nameless = True
+            words += (
+                ", and another file has taken its place: nothing more can be recorded in it; "
+                "buffer.save can put the episodes elsewhere"
+            )
+        else:
+            try:
+                _lock(new)
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, new, _PIECE)
+                self._file, old = new, self._file
+            except BaseException:
+                new.close()
+                self.path.unlink()
+                raise
+            old.close()
+            words += ": all that it held was written there again"
+        warnings.warn(words, UserWarning, stacklevel=3)
+
+    def _clean_up(self) -> None:
+        """Remove what a failed write has left, and put a tail where it belongs."""
+        tail = self._tail
+        if tail is None:
+            self._file.truncate(self._end)
+        else:
+            self._file.seek(self._end)
+            if any(self._file.read(HEADER.size)):
+                # The block may be whole: without its header it is none, and the tail counts.
+                self._file.seek(self._end)
+                _write_all(self._file, bytes(HEADER.size))
+            self._file.truncate(self._move(tail, tail_start(self._end)).end)
+        self._torn = False
+
+    def _make_room(self, end: int) -> None:
+        """Copy the tail behind the place of a large block, which may then overwrite the first."""
+        assert self._tail is not None
+        self._move(self._tail, tail_start(end))
+        self._sync()
+
+    def _move(self, tail: _Tail, start: int) -> _Tail:
+        """Copy the tail to a byte of the file; the new one counts when it is whole."""
+        if tail.start == start:
+            return tail
+        self._file.seek(tail.start)
+        data = _read_all(self._file, tail.end - tail.start)
+        self._file.seek(start)
+        _write_all(self._file, data)
+        self._tail = _Tail(start, start + len(data), tail.last)
+        return self._tail
 
     @property
     def ahead(self) -> bool:
@@ -194,21 +255,19 @@ class BlockWriter:
             fields: JSON fields of the block, without the braces around them.
             payload: Its payload.
         """
-        tail = self._tail
+        if self._torn:  # bytes of a failed write
+            self._clean_up()
         start = tail_start(self._end)
-        at, last = (start, self._last) if tail is None else tail
+        _, at, last = self._tail or (start, start, self._last)
         text = f'{{"kind":"{AHEAD}","end":{self._end},"after":{last},{fields}}}'.encode()
         head, text, checksum = _frame(at, text, [payload], len(payload))
         end = at + len(head) + len(text) + len(payload)
         if end - start > _TAIL:
             return False
-        if tail is None and self._torn:  # bytes of a failed write
-            self._file.truncate(self._end)
-            self._torn = False
         if self._file.tell() != at:
             self._file.seek(at)
         _write_all(self._file, b"".join((head, text, payload)))
-        self._tail = _Tail(end, checksum)
+        self._tail = _Tail(start, end, checksum)
         return True
 
     def drop_ahead(self) -> None:
@@ -218,14 +277,27 @@ class BlockWriter:
 
     def _cut_off(self) -> None:
         """Remove what is behind the last block; if that fails, the next write tries again."""
+        self._sync()
         with contextlib.suppress(OSError):
-            # The tail may be on the disk already, and the block that takes its place not yet. Not
-            # more than once a second: a younger tail would not have survived a power cut either.
-            if time.monotonic() - self._synced > _SYNC:
-                os.fsync(self._file.fileno())
-                self._synced = time.monotonic()
             self._file.truncate(self._end)
             self._torn = False
+
+    def _sync(self) -> None:
+        """Bring what was written to the disk, before a tail that may be there is overwritten.
+
+        Not more than once a second: a younger tail would not have survived a power cut either. An
+        error may not be passed over: the system reports only once that it could not write.
+        """
+        if time.monotonic() - self._synced > _SYNC:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                reason = (
+                    f"{os.strerror(error.errno or errno.EIO)}: the disk has not taken all that was "
+                    "written, and the file may lack episodes after a power cut"
+                )
+                raise OSError(error.errno, reason, os.fspath(self.path)) from error
+            self._synced = time.monotonic()
 
     @property
     def closed(self) -> bool:
@@ -239,10 +311,12 @@ class BlockWriter:
                 # Written blocks survive the death of the process, but not a power cut, until the
                 # system has them on the disk. Once, at the end: a sync for every block would
                 # take longer than most episodes.
+                self._keep_name()
                 os.fsync(self._file.fileno())
                 if not self._torn:
                     self._left = _state(self._file)
             finally:
+                _unlock(self._file)
                 self._file.close()
 
     def __enter__(self) -> BlockWriter:
@@ -253,8 +327,9 @@ class BlockWriter:
 
 
 class _Tail(NamedTuple):
-    """Where the blocks end that were written ahead, and the checksum of the last."""
+    """Where the blocks begin and end that were written ahead, and the checksum of the last."""
 
+    start: int
     end: int
     last: int
 
@@ -314,6 +389,13 @@ def _write_all(file: Any, data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
+def _read_all(file: Any, size: int) -> bytes:
+    data = b""
+    while piece := file.read(size - len(data)):  # a raw read may give only a part
+        data += piece
+    return data
+
+
 def _lock(file: Any) -> bool:
     """Lock the file and return True, also where there are no locks; False if another has it."""
     try:
@@ -330,6 +412,13 @@ def _lock(file: Any) -> bool:
     except OSError:
         pass  # e.g. a network file system without locks
     return True
+
+
+def _unlock(file: Any) -> None:
+    """Release the lock now: a process that was forked meanwhile has the file open, too."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 def _put(temporary: Path, target: Path) -> bool:

@@ -13,7 +13,8 @@ While a recorder writes, a file may also have a tail: blocks of kind `ahead`, a 
 finished episode, from a multiple of `GAP` on that lies at least `GAP` bytes behind the last
 ordinary block. The first names that block as `after`, and where it ends as `end`. From time to time
 an ordinary block with the same episodes is written into the gap, and then the tail is cut off: at
-each moment the episodes are in the block or in the tail.
+each moment the episodes are in the block or in the tail. Before a block that is larger than the
+gap, the tail is copied to a multiple of `GAP` behind the end of that block.
 """
 
 from __future__ import annotations
@@ -215,16 +216,15 @@ def walk(file: BinaryIO, path: PathLike, whole: int | None = None) -> Iterator[B
             block = read_block(file, offset, size, last, whole=whole)
         except (FileCut, *MALFORMED) as error:
             tail = tail_of(file, size)
-            found, end = list[Block](), size
-            if tail is not None and tail.end == offset:
-                found, end = _read_tail(file, tail, size, last)
+            found = _read_tail(file, tail, offset, size, last)
             now = os.fstat(file.fileno()).st_size
             if now != size and patience:  # a recorder has put a block in the place of its tail
                 size, patience = now, patience - 1
                 continue
             if found:
                 yield from found
-                if end < size:
+                end = found[-1].end
+                if end < size <= found[0].offset + GAP:  # further behind, a copy of it was begun
                     raise FileCut(end, size - end) from error
                 return
             if tail is not None and tail.end < offset:
@@ -256,14 +256,17 @@ def tail_start(end: int) -> int:
 
 
 def tail_of(file: BinaryIO, size: int) -> Tail | None:
-    """Return the tail of a file of `size` bytes, None if it has none."""
-    start = (size - 1) // GAP * GAP
+    """Return the tail at the end of a file of `size` bytes, None if it has none."""
+    return _tail_at(file, (size - 1) // GAP * GAP, size)
+
+
+def _tail_at(file: BinaryIO, start: int, size: int) -> Tail | None:
     try:
         meta = _DECODER.decode(_read_frame(file, start, size).text.decode())
         end = meta["end"] if meta["kind"] == AHEAD else None
     except (FileCut, *MALFORMED):
         return None
-    return Tail(start, end) if isinstance(end, int) and tail_start(end) == start else None
+    return Tail(start, end) if isinstance(end, int) and tail_start(end) <= start else None
 
 
 def settled_size(file: BinaryIO) -> int:
@@ -274,10 +277,28 @@ def settled_size(file: BinaryIO) -> int:
     return size if tail is None else tail.end
 
 
-def _read_tail(file: BinaryIO, tail: Tail, size: int, last: int) -> tuple[list[Block], int]:
-    """Return the blocks of a tail up to the first that is not whole, and where they end."""
+def _read_tail(file: BinaryIO, tail: Tail | None, end: int, size: int, last: int) -> list[Block]:
+    """Return the blocks of the tail behind ordinary blocks, up to the first that is not whole.
+
+    Before a large block takes the place of a tail, it is copied behind that. One of the two is
+    whole at each moment, and counts.
+
+    Args:
+        file: The file.
+        tail: What is at its end.
+        end: Where the ordinary blocks end.
+        size: Bytes of the file.
+        last: Checksum of the last ordinary block.
+    """
     found: list[Block] = []
-    offset = tail.start
+    for copy in (tail, _tail_at(file, tail_start(end), size)):
+        if copy is not None and copy.end == end:
+            found = max(found, _tail_blocks(file, copy.start, size, last), key=len)
+    return found
+
+
+def _tail_blocks(file: BinaryIO, offset: int, size: int, last: int) -> list[Block]:
+    found: list[Block] = []
     while offset < size:
         try:
             block = read_block(file, offset, size, last)
@@ -287,7 +308,7 @@ def _read_tail(file: BinaryIO, tail: Tail, size: int, last: int) -> tuple[list[B
             break
         found.append(block)
         offset, last = block.end, block.checksum
-    return found, offset
+    return found
 
 
 def _ends_in_zeros(file: BinaryIO, offset: int, size: int) -> bool:

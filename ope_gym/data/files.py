@@ -212,30 +212,37 @@ class Change(NamedTuple):
     """Changes of policy in one schedule: from clocks[j] on policies[j] acts."""
 
     schedule: int
-    clocks: list[int]
-    policies: list[int]
+    clocks: NDArray[np.int64]
+    policies: NDArray[np.int32]
     mid_episode: bool
 
 
-def parse_spaces(
-    block: Block, known: dict[str, tuple[Any, Space]]
-) -> tuple[Space | None, Space | None, Any]:
+class KnownSpaces:
+    """The spaces of a file so far, with their JSON, and what further ones may take."""
+
+    def __init__(self) -> None:
+        self.budget = space_json.Budget()
+        self.by_name: dict[str, tuple[Any, Space]] = {}
+
+
+def parse_spaces(block: Block, known: KnownSpaces) -> tuple[Space | None, Space | None, Any]:
     """Return the spaces and the horizon of a section.
 
     Args:
         block: The block that opens the section.
-        known: JSON and space of earlier sections of the file, by field; is added to. All sections
-            that say their spaces must say the same, and share one object.
+        known: The spaces of earlier sections of the file; is added to. All sections that say their
+            spaces must say the same, and share one object.
     """
     found: list[Space | None] = []
     for name in ("observation_space", "action_space"):
         data = block.meta[name]
-        before, shared = known.get(name, (None, None))
-        space = shared if data == before else space_json.space_from_json(data)
-        if space is not None and shared is not None and space != shared:
+        before, shared = known.by_name.get(name, (None, None))
+        space = shared if data == before else space_json.space_from_json(data, known.budget)
+        two = space is not None and shared is not None and space is not shared
+        if two and space != shared:  # to compare large Boxes takes memory
             raise mismatch(name, shared, space)
         if space is not None and shared is None:
-            known[name] = (data, space)
+            known.by_name[name] = (data, space)
         found.append(space)
     return found[0], found[1], block.meta["horizon"]
 
@@ -251,10 +258,12 @@ def parse_policy(block: Block) -> Policy:
 def parse_changes(block: Block) -> Change:
     """Return the changes of policy of a block."""
     clocks, policies = block.array("clocks"), block.array("policies")
-    if clocks.ndim != 1 or clocks.shape != policies.shape or clocks.dtype.kind != "i":
+    if clocks.ndim != 1 or clocks.shape != policies.shape:
         raise ValueError("clocks and policies are not two equally long columns")
+    if clocks.dtype != np.int64 or policies.dtype != np.int32:
+        raise ValueError(f"clocks have dtype {clocks.dtype}, policies {policies.dtype}")
     schedule, mid_episode = int(block.meta["schedule"]), bool(block.meta["mid_episode"])
-    return Change(schedule, clocks.tolist(), policies.tolist(), mid_episode)
+    return Change(schedule, clocks, policies, mid_episode)
 
 
 def parse_episodes(

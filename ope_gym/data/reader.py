@@ -55,7 +55,7 @@ from ope_gym.data.spaces import Space
 from ope_gym.policies import Policy
 
 _WHOLE = 1 << 24  # bytes of a block that is read in one piece
-_ROWS = 1 << 16  # rows of policy_ids that are read in one piece, to see who acted first
+_ROWS = 1 << 16  # rows of policy_ids, to see who acted first, or of changes, that are read at once
 # the table of a section: the lengths and the columns per episode of the file, who acted first
 _TABLE = ("lengths", *BY_EPISODE, "first_policies")
 
@@ -324,7 +324,7 @@ def read_layout(
     """
     seen = path if isinstance(path, SeenFile) else SeenFile.unread(path)
     drafts: list[_Draft] = []
-    known: dict[str, tuple[Any, Space]] = {}
+    known = files.KnownSpaces()
     last = 0
     with seen.open() as file:
         if seen.mark is None:  # this process is the first to see it
@@ -369,7 +369,7 @@ class _Draft:
         self.action_space = action_space
         self.horizon = horizon
         self.policies: list[Policy] = []
-        self.changes: list[files.Change] = []
+        self.changes: dict[int, ChangeTable] = {}  # by the number of the schedule
         self.rows: dict[str, Tree] = {}  # batches of no rows, where their space is unknown
         self.blocks, self.counts, self.table = array("q"), array("q"), array("q")
         self.kept: dict[int, dict[str, Any]] = {}
@@ -379,7 +379,7 @@ class _Draft:
         if block.kind == "policy":
             self.policies.append(files.parse_policy(block))
         elif block.kind == "changes":
-            self.changes.append(files.parse_changes(block))
+            self._change(files.parse_changes(block))
         elif block.kind == "episodes":
             for name in BATCHES:
                 if space_of(self, name) is None:
@@ -393,6 +393,14 @@ class _Draft:
             self._add_ahead(block, keep=keep)
         else:
             raise ValueError("unknown kind; a newer version of ope_gym may know it")
+
+    def _change(self, found: files.Change) -> None:
+        table = self.changes.setdefault(found.schedule, ChangeTable())
+        for begin in range(0, len(found.clocks), _ROWS):  # as Python's numbers they take more room
+            rows = slice(begin, begin + _ROWS)
+            pairs = zip(found.clocks[rows].tolist(), found.policies[rows].tolist(), strict=True)
+            for clock, policy_id in pairs:
+                table.change(policy_id, clock, mid_episode=found.mid_episode)
 
     def _count(self, table: Ints) -> None:
         self.counts.append(len(table))
@@ -479,12 +487,7 @@ class _Draft:
         return found
 
 
-def _file_schedules(changes: list[files.Change]) -> Iterator[FileSchedule]:
-    tables: dict[int, ChangeTable] = {}
-    for number, clocks, policies, mid_episode in changes:
-        table = tables.setdefault(number, ChangeTable())
-        for clock, policy_id in zip(clocks, policies, strict=True):
-            table.change(policy_id, clock, mid_episode=mid_episode)
+def _file_schedules(tables: Mapping[int, ChangeTable]) -> Iterator[FileSchedule]:
     for number, table in tables.items():
         if table.clocked_from is not None:
             known_from = max(table.clocks[0], table.clocked_from)

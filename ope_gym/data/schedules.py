@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -73,8 +74,9 @@ class ChangeTable:
     """
 
     def __init__(self) -> None:
-        self.clocks: list[int] = []
-        self.policies: list[int] = []
+        # arrays, not lists: a loop may change its policy millions of times
+        self.clocks = array("q")
+        self.policies = array("i")
         self.clocked_from: int | None = None  # clock from which changes come by the clock
 
     def change(self, policy_id: int, clock: int, *, mid_episode: bool) -> None:
@@ -116,7 +118,7 @@ class ChangeTable:
 
     def schedule(self) -> Schedule:
         """Return the changes so far as a schedule."""
-        return Schedule(np.array(self.clocks), np.array(self.policies))
+        return Schedule(np.asarray(self.clocks), np.asarray(self.policies))  # which copies them
 
 
 class PolicyTable:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,18 +19,43 @@ from ope_gym.data.spaces import NUMERIC_DTYPES, Space, is_column, object_array
 # A few bytes of JSON must not make the reader allocate without bound.
 _MOST_BYTES = 48 * 2**20
 _SPACE_BYTES = 4096  # of a space without its arrays, generously
+_DEEPEST = 64  # spaces inside each other: code that goes through them calls itself
+_SHORT = 4096  # characters of an element that takes little, whatever it is
+_DECODER, _BLANKS = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
 # By name; np.dtype understands more, and hands what looks like a tuple to Python's compiler.
 _DTYPES = {np.dtype(text).name: np.dtype(text) for text in NUMERIC_DTYPES}
 
 
-def space_to_json(space: Space | None) -> Any:
+# The fields of each kind of space, beside its type.
+_FIELDS = {
+    "Box": {"dtype", "shape", "low", "high"},
+    "Discrete": {"n", "start", "dtype"},
+    "MultiDiscrete": {"nvec", "start", "dtype"},
+    "MultiBinary": {"n"},
+    "Text": {"min_length", "max_length", "charset"},
+    "Tuple": {"spaces"},
+    "OneOf": {"spaces"},
+    "Dict": {"spaces", "sort_keys"},
+    "Sequence": {"space", "stack"},
+    "Graph": {"node_space", "edge_space"},
+}
+
+
+@dataclass
+class Budget:
+    """The bytes that all spaces of a file may still take, together."""
+
+    left: int = _MOST_BYTES
+
+
+def space_to_json(space: Space | None, budget: Budget | None = None) -> Any:
     """Describe a space as plain JSON data, which `space_from_json` turns back.
 
     >>> space_from_json(space_to_json(spaces.Discrete(3, start=-1)))
     Discrete(3, start=-1)
     """
     data = _described(space)
-    _require_size(data)
+    _require_size(data, budget or Budget())
     return data
 
 
@@ -89,17 +116,23 @@ def env_to_json(
     observation_space: Space | None, action_space: Space | None, horizon: int | None
 ) -> dict[str, Any]:
     """Describe what episodes say of their environment: both spaces and the time limit."""
+    budget = Budget()
     return {
-        "observation_space": space_to_json(observation_space),
-        "action_space": space_to_json(action_space),
+        "observation_space": space_to_json(observation_space, budget),
+        "action_space": space_to_json(action_space, budget),
         "horizon": horizon,
     }
 
 
-def space_from_json(data: Any) -> Space | None:
-    """Return the space that `space_to_json` described; ValueError if the data describes none."""
+def space_from_json(data: Any, budget: Budget | None = None) -> Space | None:
+    """Return the space that `space_to_json` described; ValueError if the data describes none.
+
+    Args:
+        data: The JSON data.
+        budget: What the spaces of the same file may still take; is reduced.
+    """
     try:
-        _require_size(data)
+        _require_size(data, budget or Budget())
         return None if data is None else _space_from_json(data)
     except ValueError:
         raise
@@ -107,24 +140,32 @@ def space_from_json(data: Any) -> Space | None:
         raise ValueError(f"not a Gymnasium space: {error!r}") from error
 
 
-def _require_size(data: Any) -> None:
-    """Raise if all spaces together, however nested, are too large; before any of them is made."""
-    size, waiting = 0, [data]
+def _require_size(data: Any, budget: Budget) -> None:
+    """Raise if spaces, however nested, are too large or too deep; before any of them is made."""
+    size, waiting = 0, [(data, 0, 1)]
     while waiting:
-        part = waiting.pop()
+        part, depth, copies = waiting.pop()
         if isinstance(part, list):
-            waiting += part
+            waiting += [(x, depth, copies) for x in part if isinstance(x, list | dict)]
         elif isinstance(part, dict):
-            size += _SPACE_BYTES * ("type" in part)
+            if depth == _DEEPEST:
+                raise ValueError(
+                    f"not a Gymnasium space that can be kept in a file: more than {_DEEPEST} "
+                    "spaces are inside each other"
+                )
+            size += copies * _SPACE_BYTES
             if part.get("type") == "Box":
-                size += math.prod(max(int(n), 0) for n in part["shape"]) * _number_bytes(part)
+                numbers = math.prod(max(int(n), 0) for n in part["shape"])
+                size += copies * numbers * _number_bytes(part)
             else:
-                waiting += part.values()
-    if size > _MOST_BYTES:
+                copies *= 2 if part.get("stack") else 1  # Gymnasium keeps a batch of it, too
+                waiting += [(x, depth + 1, copies) for x in part.values()]
+    if size > budget.left:
         raise ValueError(
-            f"the space takes {size:,} bytes when it is made, a file may describe {_MOST_BYTES:,}; "
-            "make its Boxes smaller, or of a smaller dtype"
+            f"the space takes {size:,} bytes when it is made, the spaces of a file may take "
+            f"{_MOST_BYTES:,} in all; make its Boxes smaller, or of a smaller dtype"
         )
+    budget.left -= size
 
 
 def _number_bytes(box: Mapping[str, Any]) -> int:
@@ -134,6 +175,8 @@ def _number_bytes(box: Mapping[str, Any]) -> int:
 
 def _space_from_json(data: Any) -> Space:
     kind = data["type"]
+    if kind in _FIELDS and (more := data.keys() - _FIELDS[kind] - {"type"}):
+        raise ValueError(f"a {kind} space has the unknown fields {sorted(more)}")
     if kind == "Box":
         return _box_from_json(data)
     if kind == "Discrete":
@@ -162,10 +205,12 @@ def _space_from_json(data: Any) -> Space:
     if kind == "Sequence":
         return spaces.Sequence(_space_from_json(data["space"]), stack=bool(data["stack"]))
     if kind == "Graph":
-        edges = data["edge_space"]
+        nodes, edges = data["node_space"], data["edge_space"]
+        if {part["type"] for part in (nodes, edges) if part} - {"Box", "Discrete"}:
+            # Gymnasium would say so after it has written out all bounds of what is inside
+            raise ValueError("the nodes and edges of a Graph space are Box or Discrete")
         return spaces.Graph(
-            _space_from_json(data["node_space"]),
-            None if edges is None else _space_from_json(edges),
+            _space_from_json(nodes), None if edges is None else _space_from_json(edges)
         )
     raise ValueError(f"unknown space type {kind!r}; a newer version of ope_gym may know it")
 
@@ -228,15 +273,75 @@ def _box_from_json(data: Mapping[str, Any]) -> Space:
 
 def elements_to_json(space: Space, elements: NDArray[np.object_]) -> bytes:
     """Return the rows of an object column as JSON text."""
-    return json.dumps([_to_json(space, element) for element in elements]).encode()
+    rows = [json.dumps(_to_json(space, element)) for element in elements]
+    for row, text in enumerate(rows):
+        if _takes_too_much(text):
+            raise ValueError(
+                f"the element in row {row} has so many parts that no file may hold it; use a Box "
+                "for what has a fixed number of parts"
+            )
+    return f"[{', '.join(rows)}]".encode()
 
 
 def elements_from_json(space: Space, text: bytes) -> NDArray[np.object_]:
     """Return the object column that `elements_to_json` wrote; ValueError if the text is none."""
     try:
-        return object_array([_from_json(space, data) for data in json.loads(text.decode())])
+        return object_array([_from_json(space, data) for data in _rows(text.decode())])
     except (KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"not elements of {space}: {error!r}") from error
+
+
+def _takes_too_much(text: str) -> bool:
+    """Return whether an element would take more than `_MOST_BYTES`, or four times its text."""
+    if len(text) < _SHORT:
+        return False
+    lists, parts, quotes = text.count("[") + text.count("{"), text.count(","), text.count('"')
+    return 256 * lists + 56 * parts + 40 * quotes > _MOST_BYTES + 4 * len(text)
+
+
+def _rows(text: str) -> Iterator[Any]:
+    """Yield the elements of a list one by one: all of them as JSON take up to forty times more."""
+    at = _after_blanks(text, 0)
+    mark = text[at : at + 1]
+    if mark != "[":
+        raise ValueError("the text of a column is not a list")
+    at = _after_blanks(text, at + 1)
+    if text[at : at + 1] == "]":
+        mark, at = "]", at + 1
+    while mark != "]":
+        row, at = _row(text, at)
+        yield row
+        at = _after_blanks(text, at)
+        mark = text[at : at + 1]
+        if mark not in ("]", ","):
+            raise ValueError(f"the list of a column breaks off at character {at}")
+        at = _after_blanks(text, at + 1)
+    if _after_blanks(text, at) != len(text):
+        raise ValueError(f"the text of a column goes on at character {at}, behind its list")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return at if found is None else found.end()
+
+
+def _row(text: str, at: int) -> tuple[Any, int]:
+    """Return the element at a character of the text, and where it ends."""
+    size = _SHORT
+    while True:
+        piece = whole = text[at : at + size]
+        while _takes_too_much(piece):
+            piece = piece[: len(piece) // 8 * 7]
+        try:
+            row, end = _DECODER.raw_decode(piece)
+            if end < len(piece) or at + end == len(text):  # or else a number may go on
+                return row, at + end
+        except json.JSONDecodeError as error:
+            if at + len(piece) == len(text):
+                raise ValueError(f"the text of a column is not JSON: {error}") from error
+        if len(piece) < len(whole):
+            raise ValueError("an element of a column has too many parts")
+        size *= 2
 
 
 def _to_json(space: Space, element: Any) -> Any:
@@ -265,7 +370,9 @@ def _to_json(space: Space, element: Any) -> Any:
 
 def _from_json(space: Space, data: Any) -> Any:
     if isinstance(space, spaces.Text):
-        return str(data)
+        if not isinstance(data, str):
+            raise TypeError(f"text is of type {type(data).__name__}")
+        return data
     if isinstance(space, spaces.Tuple):
         return tuple(_from_json(part, x) for part, x in zip(space.spaces, data, strict=True))
     if isinstance(space, spaces.Dict):

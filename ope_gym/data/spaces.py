@@ -259,7 +259,9 @@ def _check_elements(
     for row, element in enumerate(batch):
         try:
             inside = space.contains(element)
-        except (TypeError, ValueError, AttributeError, IndexError, gym.error.Error):
+        except (TypeError, ValueError, AttributeError, IndexError):
+            inside = False
+        except (gym.error.Error, gym.error.CustomSpaceError):
             inside = False
         if not inside:
             raise ValueError(f"{where(row)}: {name} is {element!r}, which is not in {space}")

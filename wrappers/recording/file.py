@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from ope_gym.data.schema import join
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.stopping import held_back
 
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a full or failing disk: it may pass
+
 PolicyChange: TypeAlias = tuple[int, int, bool]
 """Clock, number of the policy that acts from then on, whether an episode was under way."""
 
@@ -34,9 +37,20 @@ def check_path(path: blocks.PathLike, append: bool | None, *, stacklevel: int) -
         stacklevel: Of the warning.
     """
     name = os.fspath(path)
-    folder = os.path.dirname(os.path.abspath(name))
+    if not name:
+        raise ValueError("path='' names no file: give the name of one, or leave path out")
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # e.g. a name that is too long, or links in a circle
+        words = f"path={name!r}: {error.strerror}, choose another one"
+        raise type(error)(error.errno, words) from error
+    folder = os.path.dirname(os.path.realpath(name))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"path={name!r}: its folder does not exist, make it first")
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"path={name!r} is a folder: give the name of a file in it")
     blocks.require_regular(name)
     exists = os.path.exists(name)
     if not os.access(name if exists else folder, os.W_OK):
@@ -97,12 +111,14 @@ class EpisodeFile:
 
     Args:
         path: The file; opened at the first write, and continued if it exists.
-        patient: Whether errors of the disk are warnings, for a training that must go on.
+        patient: Whether errors of the disk are warnings, for a training that must go on. A path
+            that cannot be opened for another reason than a full or failing disk is an error.
     """
 
     def __init__(self, path: blocks.PathLike, *, patient: bool = False) -> None:
         self._path = path
         self._patient = patient
+        self._opened = False  # whether it could be opened once
         self._failing = False  # whether the last attempt failed, and a warning said so
         self._loops: list[_Loop] = []
         self._policies = PolicyTable()
@@ -179,11 +195,10 @@ class EpisodeFile:
                 before, again = writer.appended.get("episodes", 0), False
                 try:
                     files.write_episodes(writer, self._queue[0])
-                except Exception as error:
-                    again = isinstance(error, OSError)  # any other error would come every time
-                    raise
-                except BaseException:
-                    again = writer.appended.get("episodes", 0) == before
+                except BaseException as error:
+                    # errors of other kinds would come every time
+                    passing = isinstance(error, OSError) or not isinstance(error, Exception)
+                    again = passing and writer.appended.get("episodes", 0) == before
                     raise
                 finally:
                     if not again:
@@ -248,6 +263,7 @@ class EpisodeFile:
                 self._require_same_env()
             with held_back():  # a writer that nobody keeps would lock the file
                 self._writer = self._open()
+                self._opened = True
         # Count by what the writer says it has: a call that failed, or that was interrupted after
         # its work was done, must not shift the numbers of the policies.
         writer, done = self._writer, self._writer.appended
@@ -282,14 +298,15 @@ class EpisodeFile:
             yield
         except OSError as error:
             waiting = sum(map(len, self._queue))
-            if not waiting and not self._patient:
+            patient = self._patient and (self._opened or error.errno in _PASSING)
+            if not waiting and not patient:
                 raise
+            what = f"{waiting} episodes are in the buffer, but not in the file"
             reason = (
-                f"{error.strerror or error}: {waiting or 'no'} episodes are in the buffer, but not "
-                "in the file; the next write or close tries again, and buffer.save can put them "
-                "elsewhere"
+                f"{error.strerror or error}: {what if waiting else 'the file cannot be written'}; "
+                "the next write or close tries again, and buffer.save can put episodes elsewhere"
             )
-            if not self._patient:
+            if not patient:
                 raise OSError(error.errno, reason, os.fspath(self._path)) from error
             if not self._failing:
                 self._failing = True

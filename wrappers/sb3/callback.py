@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -123,8 +124,7 @@ class OPECallback(EventCallback):
             window=window,
             max_steps=max_steps,
         )
-        if not budget > 0:
-            raise ValueError(f"budget={budget} must be above 0: 0.03 stands for 3 %")
+        _check_budget(budget)
         if isinstance(eval_env, str):
             raise TypeError(f"eval_env is {eval_env!r}: give the environment, gym.make(...)")
         if deterministic and eval_env is None:
@@ -511,6 +511,11 @@ class OPECallback(EventCallback):
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _check_budget(budget: Any) -> None:
+    if not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise ValueError(f"budget={budget!r} must be a number above 0: 0.03 stands for 3 %")
 
 
 def _check_counts(**counts: int | None) -> None:
