@@ -67,7 +67,7 @@ class Evaluation(Mapping[str, Estimate]):
         order = by_recommendation(self)
         if order[0] not in RECOMMENDED and len(order) > 1:
             order.sort(key=lambda name: COLOURS.index(self[name].verdict.colour))
-            order.sort(key=lambda name: not ESTIMATORS[name].scheme)
+            order.sort(key=lambda name: name in ESTIMATORS and not ESTIMATORS[name].scheme)
         return self[order[0]]
 
     def ranked(self) -> dict[str, Estimate]:
