@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -340,3 +341,26 @@ def cores() -> int:
     """Return the number of CPU cores available to this process."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+_held = threading.Lock()  # by whoever set the number of threads
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread: for matrices as small as ours more are slower, up to ten times.
+
+    The number is one for the whole process. Of blocks that overlap in several threads the first
+    sets and restores it, and the others leave it alone: they may see it restored early, which is
+    slower and no worse.
+    """
+    from threadpoolctl import threadpool_limits
+
+    if not _held.acquire(blocking=False):
+        yield
+        return
+    try:
+        with threadpool_limits(1, user_api="blas"):  # of the libraries that are loaded by now
+            yield
+    finally:
+        _held.release()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray, one_blas_thread, step_numbers
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
@@ -79,7 +79,6 @@ from ope_gym.scale.passes import (
 )
 from ope_gym.scale.sources import Episodes, Source, open_source
 from ope_gym.scale.spool import scratch_folder
-from ope_gym.scale.tasks import one_blas_thread
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of, redrawn

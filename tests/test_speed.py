@@ -13,13 +13,13 @@ from numba.core import event
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ope_gym import kernels
+from ope_gym.arrays import one_blas_thread
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators import markov
 from ope_gym.evaluation import evaluate
 from ope_gym.models import base, equations
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
-from ope_gym.scale.tasks import one_blas_thread
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import policy_log_probs
 from wrappers import RecordTrajectories, collect

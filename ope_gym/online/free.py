@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray
+from ope_gym.arrays import FloatArray, one_blas_thread
 from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
@@ -200,8 +200,14 @@ class FreeEvaluation:
             raise RuntimeError("no policy is known: call follow(policy) first")
         if not self.stream.ends:
             return None
+        with one_blas_thread():
+            return self._evaluate(self._current, timesteps, fresh)
+
+    def _evaluate(
+        self, current: _Snapshot, timesteps: int, fresh: FloatArray | None
+    ) -> FreeEstimate | None:
         stop = self.stream.clock
-        now = replace(self._current, stop=stop, timesteps=timesteps)
+        now = replace(current, stop=stop, timesteps=timesteps)
         fitted = self._fit(now, stop - self._widest(), stop)
         if fitted is None:
             return None
@@ -227,6 +233,12 @@ class FreeEvaluation:
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of the policies that enough steps have followed since."""
+        if not self.may_settle():  # asked after every rollout
+            return []
+        with one_blas_thread():
+            return self._settle()
+
+    def _settle(self) -> list[FreeEstimate]:
         done = []
         while self.may_settle():
             then = self._pending.pop(0)

@@ -131,29 +131,6 @@ def _libraries(modules: int) -> Any:
     return ThreadpoolController()
 
 
-_held = threading.Lock()  # by whoever set the number of threads
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread: for matrices as small as ours more are slower, up to ten times.
-
-    The number is one for the whole process. Of blocks that overlap in several threads the first
-    sets and restores it, and the others leave it alone: they may see it restored early, which is
-    slower and no worse.
-    """
-    from threadpoolctl import threadpool_limits
-
-    if not _held.acquire(blocking=False):
-        yield
-        return
-    try:
-        with threadpool_limits(1, user_api="blas"):  # of the libraries that are loaded by now
-            yield
-    finally:
-        _held.release()
-
-
 def _sendable(error: Exception) -> Callable[[], Exception]:
     """Return a function that can be pickled and makes the error again, or one with its words.
 

@@ -35,7 +35,7 @@ from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why
 __all__ = ["OPECallback"]
 
 _LARGE = 2**30  # bytes of a record that the user should be warned of
-_FEWEST = 3  # evaluations of a short training, whatever the budget: a curve needs some points
+_FEWEST = 2  # evaluations of a short training, whatever the budget: one alone shows no progress
 _OFTEN, _POINTS = 10_000, 50  # timesteps between evaluations, and how many of these are enough
 _SHORT = 256  # timesteps of a rollout whose policy is looked at only when it is evaluated
 
