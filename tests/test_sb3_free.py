@@ -165,7 +165,7 @@ def test_evaluations_are_spaced_by_a_share_of_the_training() -> None:
     """In counted milliseconds: (count + 1) evaluations would take more than the share."""
     cheap, dear = a2c(envs("CartPole-v1", 8)), ppo(envs("CartPole-v1", 8), n_epochs=10)
     for model, updates in ((cheap, 1), (dear, 10 * 8)):
-        work = 0.55 * model.n_steps + 2.0 * updates  # of a rollout
+        work = 0.42 * model.n_steps + 1.5 * updates  # of a rollout
         work *= 1_000_000 / (8 * model.n_steps)
         free = 0.03 * work - 0.008 * 1_000_000 / 8  # for evaluations
         again = 25.0 + 0.5 * (15 + 30) + 1e-3 * 15**2
@@ -177,7 +177,7 @@ def test_evaluations_are_spaced_by_a_share_of_the_training() -> None:
     assert spacings[0] == 1000  # the last evaluation alone
     np.testing.assert_allclose(spacings[1:], spacings[1], rtol=0.05)  # however long the training is
     ratio = affordable_spacing(dear, 30, 10**6, 0.03) / spacings[1]
-    cheap_step, dear_step = 0.03 * (0.55 + 2.0 / 5), 0.03 * (0.55 + 2.0 * 80 / 64)
+    cheap_step, dear_step = 0.03 * (0.42 + 1.5 / 5), 0.03 * (0.42 + 1.5 * 80 / 64)
     assert ratio == pytest.approx((cheap_step - 0.008) / (dear_step - 0.008), rel=0.05)
     assert affordable_spacing(cheap, None, 10**6, 0.03) < spacings[1]  # nothing is simulated
 

@@ -20,7 +20,7 @@ from ope_gym.online.stream import MOST_NUMBERS
 __all__ = ["affordable_spacing"]
 
 # CPU milliseconds of one machine; only their ratios matter (`benchmarks/callback_overhead.py`).
-_STEP, _UPDATE = 0.55, 2.0  # a step of all environments, and a gradient step
+_STEP, _UPDATE = 0.42, 1.5  # a step of all environments, and a gradient step
 _RECORD = 0.008  # recording a step of all environments
 _FIT, _COLUMN, _PRODUCT = 25.0, 0.5, 1e-3  # least squares on `_ROWS` rows of few to many columns
 _ROWS = 32_768
