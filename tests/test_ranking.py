@@ -518,3 +518,26 @@ def test_differences_know_actions_that_nobody_recorded() -> None:
         assert truth in difference.interval
     ranking = rank(data, {"first": first, "second": second}, "NFIS", origin="fixed")
     assert ranking["first"].probability_best < 0.99
+
+
+def test_an_interval_that_is_undefined_loses_nothing() -> None:
+    """Two episodes with one that has all the weight: no interval, and yet a ranking."""
+    data = Trajectories.from_arrays(
+        np.zeros(4, dtype=np.int64),
+        np.array([0, 1, 1, 1]),
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        np.log([0.999, 0.001, 0.001, 0.001]),
+        offsets=np.array([0, 1, 4]),
+        policies=[Table(np.array([[0.999, 0.001]]))],
+        policy_ids=0,
+        terminated=True,
+    )
+    targets: dict[str, Any] = {
+        "a": Table(np.array([[0.1, 0.9]])),
+        "b": Table(np.array([[0.0, 1.0]])),
+    }
+    for interval in ("ess-t", Bootstrap(20)):
+        found = rank(data, targets, "NFIS", interval=interval, origin="fixed")
+        for row in found.values():
+            assert row.estimate.lost == (0.0, 0.0)
+        assert len(found) == 2

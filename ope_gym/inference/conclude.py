@@ -136,7 +136,8 @@ def conclude(
         interval = widened(interval, computed.value, *unseen)
         missing = known.missing.get(scheme or "fused", 0.0)  # models know no more than all policies
         shifted = known.outcomes.shifted(interval, missing)
-        lost = max(interval.low - shifted.low, 0.0), max(shifted.high - interval.high, 0.0)
+        moved = interval.low - shifted.low, shifted.high - interval.high
+        lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
         interval = known.outcomes.cut(shifted)
     fresh = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
     findings = Findings(
