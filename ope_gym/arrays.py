@@ -89,16 +89,22 @@ def check_column(values: ArrayLike, name: str, steps: int | None = None) -> Floa
     return array
 
 
-def check_finite(values: FloatArray, name: str, offsets: IntArray, first: int = 0) -> None:
-    """Raise if a value is NaN or infinite; `first` is the number of the first episode."""
-    largest = float(np.finfo(np.float64).max)
-    row = first_outside(values, -largest, largest)
-    if row >= 0:
+def check_finite(
+    values: FloatArray, name: str, offsets: IntArray, first: int = 0
+) -> tuple[float, float]:
+    """Return the smallest and the largest value; raise if one is NaN or infinite.
+
+    `first` is the number of the first episode.
+    """
+    ends = ends_of(values) if values.size else (0.0, 0.0)
+    if not np.all(np.isfinite(ends)):
+        row = int(np.argmin(np.isfinite(values)))
         episode, step = place(row, offsets)
         raise ValueError(
             f"{name} is {values[row]} at episode {first + episode}, step {step}: "
             "drop or repair that episode before evaluating"
         )
+    return ends
 
 
 def check_log_probs(
@@ -312,13 +318,28 @@ def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArra
         with np.errstate(over="ignore"):  # whoever takes the squares has small values
             columns = (None, values, values * values)
         return np.array([np.bincount(groups, x, minlength=size) for x in columns], np.float64)
+    return _added(groups, values, size or int(groups.max()) + 1, 3)
+
+
+def sums_by_group(groups: IntArray, values: FloatArray, size: int) -> FloatArray:
+    """Sum values (n,) by groups (n,) numbered below `size`; on all cores if they are many.
+
+    >>> sums_by_group(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0]), 2).tolist()
+    [5.0, 2.0]
+    """
+    if groups.size < MANY:
+        return np.bincount(groups, values, minlength=size)
+    return np.asarray(_added(groups, values, size, 1)[0])
+
+
+def _added(groups: IntArray, values: FloatArray, size: int, columns: int) -> FloatArray:
+    """Return what `ope_gym.kernels.group_sums` adds, (columns, size)."""
     from ope_gym.kernels import group_sums as add
 
-    size = max(size, int(groups.max()) + 1)
     few = size <= _COPIED  # more groups would cost memory, and follow each other less
 
     def sums_of(part: slice) -> FloatArray:
-        found = np.zeros((4 if few else 1, size, 3))
+        found = np.zeros((4 if few else 1, size, columns))
         add(groups[part], values[part], found)
         return np.asarray(found.sum(axis=0))
 

@@ -1135,10 +1135,15 @@ def group_sums(groups: Any, values: Any, out: Any) -> None:
     Args:
         groups: (n,) numbers from 0.
         values: (n,).
-        out: (copies, groups, 3) added to, copies a power of two. A sum that has just been written
-            takes a while to be read again: values of one group in a row go to copies in turn.
+        out: (copies, groups, 3) added to, copies a power of two; with one column, x alone. A sum
+            that has just been written takes a while to be read again: values of one group in a row
+            go to copies in turn.
     """
     last = out.shape[0] - 1
+    if out.shape[2] == 1:
+        for i in range(values.size):
+            out[np.uintp(i & last), np.uintp(groups[i]), 0] += values[i]
+        return
     for i in range(values.size):
         x, copy, k = values[i], np.uintp(i & last), np.uintp(groups[i])
         out[copy, k, 0] += 1.0

@@ -110,7 +110,7 @@ def evaluate_log_probs(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), one row per "
             "behaviour"
         )
-    *_, (ids, counts) = at_once(
+    ends, _, (ids, counts) = at_once(
         steps,
         partial(check_finite, rewards, "rewards", offsets),
         partial(check_log_probs, target, "target_log_probs", offsets, density),
@@ -197,7 +197,7 @@ def evaluate_log_probs(
         regime,
         (),
     )
-    facts = partial(_known, sample, ids, rewards, offsets)
+    facts = partial(_known, sample, ids, rewards, offsets, ends, counts if strata is ids else None)
     level, seed = options.level, options.seed
     estimates = [estimator(name, setting, betting) for name in names]
     if options.value_alone:
@@ -227,6 +227,8 @@ def _known(
     ids: IntArray,
     rewards: FloatArray,
     offsets: IntArray,
+    ends: tuple[float, float],
+    sizes: IntArray | None,
     alarms: tuple[str, ...],
     rows: FloatArray | None = None,
 ) -> Known:
@@ -237,17 +239,19 @@ def _known(
         ids: (n,) behaviour of each.
         rewards: (S,).
         offsets: (n + 1,).
+        ends: the lowest and the highest reward.
+        sizes: how many trajectories each stratum has; None where strata were joined.
         alarms: what the ratios of the steps say, see `StepRatios`.
         rows: (K, S) log-probabilities, for a fingerprint; None without one.
     """
-    returns, discounted, sums = tally(rewards, offsets, sample.gamma)
+    returns, discounted, sums = tally(rewards, offsets, sample.gamma, ends)
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:
         some = marked(ids.size)
         ends, chosen = offsets[1:][some], ids[some]
         mark = fingerprint(returns, rows[chosen, ends - 1], ends - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
-    return Known(sample, ids, outcomes, alarms=alarms)
+    return Known(sample, ids, outcomes, alarms=alarms, sizes=sizes)
 
 
 def _known_later(facts: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:

@@ -315,6 +315,8 @@ def test_sums_by_groups_are_those_of_numpy(
     monkeypatch.setattr(arrays, "_COPIED", copied)
     want = [np.bincount(groups, x, minlength=5) for x in (None, values, values**2)]
     np.testing.assert_allclose(arrays.group_sums(groups, values, 5), want, rtol=1e-12, atol=1e-14)
+    alone = arrays.sums_by_group(groups, values, 5)
+    np.testing.assert_allclose(alone, want[1], rtol=1e-12, atol=1e-14)
 
 
 def test_the_deviation_of_a_return_does_not_depend_on_pieces(

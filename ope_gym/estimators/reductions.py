@@ -363,6 +363,8 @@ class _StepParts:
     def _extended(self, horizon: int) -> tuple[FloatArray, FloatArray]:
         """Return peaks and sums of `horizon` steps: an episode that has ended pays nothing."""
         more = horizon - self.peak.size
+        if more == 0:
+            return self.peak, self.sums
         after = np.append(self.last, 0.0)
         return (
             np.append(self.peak, np.full(more, self.last_peak)),
@@ -372,10 +374,11 @@ class _StepParts:
 
 def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
     """Rescale sums of w, w^2 (and w r) from weights divided by exp(old) to exp(new)."""
-    empty = np.isneginf(old)
-    shrink = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, old - np.where(empty, 0.0, new))))
-    factors = np.stack([shrink, shrink**2, shrink])
-    return np.asarray(sums * factors[: len(sums)])
+    # where both are -inf the sums are 0 already
+    shrink = np.exp(np.subtract(old, new, out=np.zeros_like(old), where=old != new))
+    found = sums * shrink
+    found[1] = sums[1] * (shrink * shrink)
+    return np.asarray(found)
 
 
 def _column_sums(

@@ -54,6 +54,7 @@ class Known:
         notes: remarks about estimates with weights against a mixture.
         held_out: whether some of the episodes are held out.
         certain: whether the target is deterministic.
+        sizes: how many trajectories each stratum of the sample has; None where nobody counted.
     """
 
     sample: Sample
@@ -68,6 +69,7 @@ class Known:
     notes: tuple[str, ...] = ()
     held_out: bool = False
     certain: bool = False
+    sizes: IntArray | None = None
 
 
 def conclude(
@@ -96,7 +98,7 @@ def conclude(
     support = known.support.get(scheme)
     spread, described = at_once(
         values.size,
-        lambda: spread_of(values, strata),
+        lambda: spread_of(values, strata, None if computed.pooled else known.sizes),
         lambda: weight_diagnostics(
             computed, known.ids, sample.counts.size, support, known.calibration
         ),
@@ -246,7 +248,7 @@ def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     schemes = {ESTIMATORS[name].scheme: found[name] for name in capped_first}
     chosen = next((schemes[s] for s in ("fused", "optimal", "basic") if s in schemes), None)
     weights = np.ones(known.ids.size) if chosen is None else chosen.last
-    deviation = known.outcomes.deviation(weights, known.sample.strata)
+    deviation = known.outcomes.deviation(weights, known.sample.strata, known.sizes)
     return dataclasses.replace(known, deviation=deviation)
 
 

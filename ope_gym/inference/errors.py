@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, ends_of, group_sums, in_threads, slices_of
+from ope_gym.arrays import (
+    FloatArray,
+    IntArray,
+    ends_of,
+    group_sums,
+    in_threads,
+    slices_of,
+    sums_by_group,
+)
 
 _FEW = 4_096  # values that numpy sums in less time than it takes to load machine code
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
@@ -52,12 +60,23 @@ class Spread:
     tails: Tails
 
 
-def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
-    """Describe the spread of influence values (n,) inside strata (n,); by default one of all."""
+def spread_of(
+    influence: FloatArray, strata: IntArray | None = None, sizes: IntArray | None = None
+) -> Spread:
+    """Describe the spread of influence values inside strata of like trajectories.
+
+    Args:
+        influence: (n,).
+        strata: (n,); by default one of all.
+        sizes: how many trajectories each stratum has, if it is known.
+    """
     counts, parts = np.array([float(influence.size)]), slices_of(influence.size)
     sums = counts
     if strata is not None:
-        counts, sums, _ = group_sums(strata, influence)
+        if sizes is not None and sizes.min() >= 2:
+            counts, sums = sizes.astype(np.float64), sums_by_group(strata, influence, sizes.size)
+        else:
+            counts, sums, _ = group_sums(strata, influence)
         if counts.min() < 2:
             strata = join_single(strata)
             counts, sums, _ = group_sums(strata, influence)

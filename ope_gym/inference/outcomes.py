@@ -25,6 +25,7 @@ from ope_gym.arrays import (
     longest_of,
     slices_of,
     step_numbers,
+    sums_by_group,
 )
 from ope_gym.inference.intervals import Interval
 
@@ -58,12 +59,18 @@ class RewardSums:
 
 
 def tally(
-    rewards: FloatArray, offsets: IntArray, gamma: float
+    rewards: FloatArray,
+    offsets: IntArray,
+    gamma: float,
+    ends: tuple[float, float] | None = None,
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
-    """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`."""
+    """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`.
+
+    `ends` are the lowest and the highest reward, where a check has looked for them already.
+    """
     longest = longest_of(offsets)
     if longest == 1:
-        return rewards, rewards, RewardSums(*ends_of(rewards), 0.0, 0)
+        return rewards, rewards, RewardSums(*(ends or ends_of(rewards)), 0.0, 0)
     discount = gamma ** np.arange(longest) if gamma != 1.0 else np.empty(0)
 
     def sums_of(cut: tuple[int, int]) -> tuple[FloatArray, FloatArray, RewardSums]:
@@ -75,7 +82,7 @@ def tally(
             discounted = returns
             if discount.size:
                 discounted = np.add.reduceat(discount[step_numbers(some)] * paid, some[:-1])
-        sums = RewardSums(*ends_of(paid), running, paid.size - returns.size)
+        sums = RewardSums(*(ends or ends_of(paid)), running, paid.size - returns.size)
         return returns, discounted, sums
 
     if rewards.size < MANY:
@@ -163,7 +170,9 @@ class Outcomes:
         high = min(interval.high, most) if self.limited or most == 0.0 else interval.high
         return dataclasses.replace(interval, low=low, high=high) if low < high else interval
 
-    def deviation(self, weights: FloatArray, strata: IntArray) -> float:
+    def deviation(
+        self, weights: FloatArray, strata: IntArray, sizes: IntArray | None = None
+    ) -> float:
         """Estimate the standard deviation of one return of the target.
 
         From the weighted variance with ESS m, and the unweighted one inside strata as if it came
@@ -172,6 +181,7 @@ class Outcomes:
         Args:
             weights: (n,) of whole episodes, in any unit.
             strata: (n,) the groups inside which episodes are alike.
+            sizes: how many episodes each of them has, if it is known.
         """
         from ope_gym.kernels import return_moments
 
@@ -183,7 +193,10 @@ class Outcomes:
             unit = 1.0
         else:  # squares could overflow or underflow
             returns = returns / unit
-        counts, sums, _ = group_sums(strata, returns)
+        if sizes is None:
+            counts, sums, _ = group_sums(strata, returns)
+        else:
+            counts, sums = sizes, sums_by_group(strata, returns, sizes.size)
         means = sums / np.maximum(counts, 1)
 
         def moments_of(part: slice) -> FloatArray:

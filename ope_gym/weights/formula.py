@@ -103,6 +103,7 @@ def log_weights(
     optimal = "optimal" in wanted
     a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
     basic = all(scheme == "basic" for scheme in wanted)
+    fused = wanted == ["fused"]  # the mixture is then made where the weights will stay
     ids = behaviour_ids.astype(np.int64, copy=False)
     result = {scheme: np.empty(steps) for scheme in wanted}
 
@@ -127,7 +128,8 @@ def log_weights(
                 _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
             return
         size, single = stop - start, threads and end - begin == stop - start
-        own, mixture = np.empty(0 if wanted == ["fused"] else size), np.empty(size)
+        own = np.empty(0 if fused else size)
+        mixture = result["fused"][start:stop] if fused else np.empty(size)
         extra = np.empty(size if optimal else 0)
         padded, scratch = kernels.prefix_scratch(rho)
         given = (block, shift, begin, end, ids)
@@ -144,6 +146,9 @@ def log_weights(
             kernels.distant_prefixes(
                 block, shift, begin, end, offsets, padded, mixture, np.empty(rho.size)
             )
+        if fused:
+            np.subtract(target, mixture, out=mixture)
+            return
         if optimal:
             x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
             kernels.optimal_mixture(

@@ -139,17 +139,19 @@ class StepRatios:
 
         log_w, offsets = chunk.log_weights[self.scheme], chunk.offsets
 
-        def sums_of(part: slice) -> FloatArray:
+        def sums_of(part: slice) -> _RatioSums:
             found = np.empty(4)
-            cut = offsets if len(cuts) == 1 else offsets[: log_w[part].size + 1]
-            ratio_sums(log_w[part], cut, found)
-            return found
+            ratio_sums(log_w[part], offsets[: log_w[part].size + 1] if single else offsets, found)
+            steps, top, total, square = found.tolist()
+            return _RatioSums(int(steps), top, total, square)
 
         single = longest_of(offsets) == 1
-        cuts = slices_of(log_w.size) if single else [slice(None)]
-        found = np.array(in_threads(sums_of, cuts))
-        steps, _, total, square = found.sum(axis=0).tolist()
-        return _RatioSums(int(steps), float(found[:, 1].max()), total, square)
+        if not single:
+            return sums_of(slice(None))
+        first, *others = in_threads(sums_of, slices_of(log_w.size))
+        for other in others:
+            first.merge(other)
+        return first
 
     def total(self, merged: _RatioSums) -> tuple[str, ...]:
         """Return the alarm in words; empty if there is none."""
