@@ -328,7 +328,7 @@ def sums_by_group(groups: IntArray, values: FloatArray, size: int) -> FloatArray
     [5.0, 2.0]
     """
     if groups.size < MANY:
-        return np.bincount(groups, values, minlength=size)
+        return np.asarray(np.bincount(groups, values, minlength=size), np.float64)
     return np.asarray(_added(groups, values, size, 1)[0])
 
 

@@ -248,8 +248,8 @@ def _known(
     outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
     if rows is not None:
         some = marked(ids.size)
-        ends, chosen = offsets[1:][some], ids[some]
-        mark = fingerprint(returns, rows[chosen, ends - 1], ends - offsets[:-1][some], chosen)
+        stops, chosen = offsets[1:][some], ids[some]
+        mark = fingerprint(returns, rows[chosen, stops - 1], stops - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
     return Known(sample, ids, outcomes, alarms=alarms, sizes=sizes)
 
