@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray
 from ope_gym.estimators.markov import MarkovCheck, check_markov
 from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
 from ope_gym.estimators.run import ask, together
@@ -61,19 +61,20 @@ class Corrections:
             return Arrays(np.full((len(self.memories), n), np.nan))
         (ratio, residuals), begins = chunk.visits, chunk.offsets[:-1]
         found = [np.add.reduceat(ratio * residuals, begins)]
-        lengths, early = np.diff(chunk.offsets), np.empty(0, dtype=np.int64)
-        since, reached = np.zeros(ratio.size), 0  # log weight of the last actions, and how many
+        since, reached = chunk.step_ratios, 1  # log weight of the last actions, and how many
         for k in self.memories[1:]:
             assert chunk.step_ratios is not None  # whoever compares memories asks for them
-            for j in range(reached, k):
-                since += _earlier(chunk.step_ratios, j, early, 0.0)
-                early = np.append(early, (begins + j)[lengths > j])  # the steps 0 to j
-            reached = k
-            weight = np.exp(np.minimum(since, LARGEST))
+            assert since is not None
+            while reached < k:  # as many actions again, or one more
+                twice = 2 * reached <= k
+                since = since + _earlier(since if twice else chunk.step_ratios, reached, chunk, 0.0)
+                reached += reached if twice else 1
+            weight = np.minimum(since, LARGEST)
+            np.exp(weight, out=weight)
             if self.gamma != 1.0:
                 weight *= (self.gamma ** np.arange(k + 1))[np.minimum(chunk.steps, k)]
             # 1 where the memory reaches the start, where both visit alike
-            weight *= _earlier(ratio, k, early, 1.0)
+            weight *= _earlier(ratio, k, chunk, 1.0)
             weight *= residuals
             found.append(np.add.reduceat(weight, begins))
         return Arrays(np.stack(found))
@@ -84,10 +85,11 @@ class Corrections:
         return found if np.isfinite(found[0]).all() else np.full_like(found, np.nan)
 
 
-def _earlier(values: FloatArray, k: int, early: IntArray, start: float) -> FloatArray:
+def _earlier(values: FloatArray, k: int, chunk: Weighted, start: float) -> FloatArray:
     """Return the values (S,) of k steps earlier, `start` at steps when an episode had not begun."""
     found = np.empty(values.size)
     found[k:] = values[: max(values.size - k, 0)]
+    early = chunk.once(("early", k), lambda: np.flatnonzero(chunk.steps < k))
     found[early] = start
     return found
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from ope_gym.arrays import (
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
 from ope_gym.inference.outcomes import tally
 
+T = TypeVar("T")
 LARGEST = 600.0  # log of the largest weight: a bound that keeps all sums within floats
 
 _VECTORS = 64  # trajectories of one step from which their sums vectorise, see `kernels.single_sums`
@@ -79,15 +80,19 @@ class Weighted:
     first: int = 0
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, name: Any, make: Callable[[], T]) -> T:
+        """Return what `make` does of numbers that do not depend on the target, made once."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        found: T = self.kept[name]
+        return found
 
     @property
     def steps(self) -> IntArray:
         """(S,) number of each step in its trajectory."""
-        if "steps" not in self.kept:
-            self.kept["steps"] = step_numbers(self.offsets)
-        found: IntArray = self.kept["steps"]
-        return found
+        return self.once("steps", lambda: step_numbers(self.offsets))
 
 
 def within_discount(chunk: Weighted, gamma: float) -> Weighted:
@@ -582,7 +587,10 @@ class Returns:
 
     def part(self, chunk: Weighted) -> Arrays:
         """Return those of a chunk."""
-        return Arrays(tally(chunk.rewards, chunk.offsets, self.gamma)[1])
+        made = chunk.once(
+            ("returns", self.gamma), lambda: tally(chunk.rewards, chunk.offsets, self.gamma)[1]
+        )
+        return Arrays(made)
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return those of all trajectories."""

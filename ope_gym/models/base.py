@@ -70,7 +70,8 @@ class ActionValues(Protocol):
     It may also offer `q_all(observations, steps)`, (n, A) of every action, and `visits(data,
     rows)`: how often the target comes by some recorded steps (n,) and the residuals there (n,),
     see `Visits`, or None for those at the time of the step. `of_targets`, of a finite action
-    set, gives both for several targets at steps with one action, as that of LinearQ.
+    set, gives q and visits for several targets at steps with one action, as that of LinearQ, and
+    `visit_weights(answers)` what these visits are to be multiplied with.
     """
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
@@ -301,43 +302,67 @@ def _fill_together(
     direct: list[FloatArray | None] = [None] * len(places)
     for k, own in enumerate(zip(*values, strict=True)):
         if k == folds:
-            bounds = fitted.possible(slice(None))
-            direct = [*_at_once(own, places, data.offsets[:-1], bounds)[1]]
+            starts, bounds = data.offsets[:-1], fitted.possible(slice(None))
+            made = np.empty((3, len(places), starts.size))
+            _at_once(own, places, _columns(places, starts), starts, bounds, 0, made)
+            direct = [*made[1]]
             continue
+        edges = cuts[k * actions : (k + 1) * actions + 1]
+        # in the order of the fold, target by target: block by block it takes twice as long
+        probs = _columns(places, order[edges[0] : edges[-1]])
         for a in range(actions):
-            first, end = cuts[k * actions + a : k * actions + a + 2]
-            for begin in range(first, end, block):
-                here = slice(begin, min(begin + block, end))
-                found[:, :, here] = _at_once(own, places, order[here], fitted.possible(k), a)
+            for begin in range(edges[a], edges[a + 1], block):
+                here = slice(begin, min(begin + block, edges[a + 1]))
+                some = probs[:, :, begin - edges[0] : here.stop - edges[0]]
+                rows, bounds = order[here], fitted.possible(k)
+                _at_once(own, places, some, rows, bounds, a, found[:, :, here])
     back = np.empty_like(order)
     back[order] = np.arange(order.size)
-    q, v, ratio = (one.take(back, axis=1) for one in found)
+    for row in found.reshape(-1, order.size):
+        row[:] = row.take(back)
+    q, v, ratio = found
+    for row, (own, *_), place in zip(ratio, values, places, strict=True):
+        row *= own.visit_weights(place.answers)
     return [Baseline(q[i], v[i], Visits(ratio[i]), direct[i]) for i in range(len(places))]
+
+
+def _columns(places: Sequence[_Place], rows: IntArray) -> FloatArray:
+    """Return the probabilities (P, A, n) of several targets at some steps."""
+    return np.stack([place.answers.columns(rows) for place in places])
 
 
 def _at_once(
     values: Sequence[Any],
     places: Sequence[_Place],
+    probs: FloatArray,
     rows: IntArray,
     bounds: tuple[FloatArray, FloatArray],
-    action: int = 0,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return q, v and ratios of visits (P, n) of several targets, as `values_at` does.
+    action: int,
+    out: FloatArray,
+) -> None:
+    """Write q, v and ratios of visits (3, P, n) of several targets, q and v as `values_at` does.
 
-    q and ratios are those of one action.
+    q and ratios are those of one action; ratios lack the weights of the steps.
+
+    Args:
+        values: of each target.
+        places: where values are wanted.
+        probs: (P, A, n) of the targets at these steps.
+        rows: (n,) the steps.
+        bounds: lowest and highest return (horizon + 1,) of so many steps left.
+        action: of all these steps.
+        out: where to write.
     """
-    data = places[0].answers.data
+    data, (q, v, ratio) = places[0].answers.data, out
     left = steps_left(data.steps[rows], bounds[0].size - 1)
-    asked = [place.answers for place in places]
-    everything, ratio = type(values[0]).of_targets(values, asked, rows, action)
+    everything, ratio[...] = type(values[0]).of_targets(values, data, rows, action)
     np.clip(everything, bounds[0][left], bounds[1][left], out=everything)  # (P, A, n)
-    q, v = everything[:, action], np.empty(ratio.shape)
-    for row, answers, own in zip(v, asked, everything, strict=True):
-        np.einsum("an,an->n", answers.columns(rows), own, out=row)
+    q[...] = everything[:, action]
+    everything *= probs
+    np.sum(everything, axis=1, out=v)
     if not (np.isfinite(q).all() and np.isfinite(v).all()):
         for place, *pair in zip(places, q, v, strict=True):
             place.finite(rows, *pair)
-    return q, v, ratio
 
 
 def cross_fit(

@@ -24,7 +24,7 @@ f_i f_j and f_i f_next,j are the same for all of them, so for each t there is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
@@ -51,6 +51,7 @@ _NARROW = 40  # most features of which all products are made
 _ALIKE = 3.0  # least mean number of steps with one number, fold and action, for the same
 _RUN = 128  # most of them that are multiplied at once
 _RUNS = 16  # such products that are held at once
+_SHORT = 2  # steps of a run up to which it is not worth a product of its own
 _PRODUCTS = 1 << 17  # their elements that should stay in the cache
 
 
@@ -532,24 +533,27 @@ def _add_many(
     probs = probs.reshape(len(weights) * actions, -1)
     now, ahead = np.ascontiguousarray(now.T), np.ascontiguousarray(ahead.T)
     starts, sizes = block.runs
-    ends = np.cumsum(np.arange(columns, 0, -1))  # of the products with f_i, i <= j
     raised = block.left[starts] ** np.arange(powers)[:, None]
     of_group = np.searchsorted(block.group[starts], np.arange(folds * actions + 1))
     scratch = np.empty(max(_PRODUCTS, 2 * _RUNS * columns**2))
     for g in np.flatnonzero(np.diff(of_group)):
         own = np.zeros((powers, len(weights), first.size + columns))
         other = np.zeros((powers, len(probs), columns**2))
-        for run in range(of_group[g], of_group[g + 1], _RUNS):
-            runs = slice(run, min(run + _RUNS, int(of_group[g + 1])))
-            here = slice(int(starts[run]), int(starts[runs.stop - 1] + sizes[runs.stop - 1]))
+        for runs in _pieces(sizes, int(of_group[g]), int(of_group[g + 1])):
+            here = slice(int(starts[runs.start]), int(starts[runs.stop - 1] + sizes[runs.stop - 1]))
             f = now[here]
             crossed = (f[:, :, None] * ahead[here, None]).reshape(len(f), -1)
             pairs = np.empty((len(f), first.size + columns))
-            for i, end in enumerate(ends):
-                np.multiply(f[:, i:], f[:, i : i + 1], out=pairs[:, end - columns + i : end])
+            np.multiply(f.take(first, 1), f.take(second, 1), out=pairs[:, : first.size])
             np.multiply(f, block.rewards[here, None], out=pairs[:, first.size :])
-            _add_runs(own, raised[:, runs], sizes[runs], weights[:, here], pairs, scratch)
-            _add_runs(other, raised[:, runs], sizes[runs], probs[:, here], crossed, scratch)
+            if sizes[runs.start] <= _SHORT:
+                of_step = np.repeat(raised[:, runs], sizes[runs], axis=1)
+                _add_steps(own, of_step, weights[:, here], pairs)
+                _add_steps(other, of_step, probs[:, here], crossed)
+                continue
+            alike = _alike(sizes[runs])
+            _add_runs(own, raised[:, runs], alike, weights[:, here], pairs, scratch)
+            _add_runs(other, raised[:, runs], alike, probs[:, here], crossed, scratch)
         other = other.reshape(powers, len(equations), actions, columns, columns)
         for p, one in enumerate(equations):
             sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
@@ -559,10 +563,40 @@ def _add_many(
                 sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
 
 
+def _pieces(sizes: IntArray, begin: int, end: int) -> Iterator[slice]:
+    """Cut the runs begin..end-1, in ascending order of size, into pieces: short runs, then others.
+
+    Args:
+        sizes: of all runs.
+        begin: first run.
+        end: one past the last run.
+    """
+    long = begin + int(np.searchsorted(sizes[begin:end], _SHORT, side="right"))
+    for first, last, step in ((begin, long, _RUN), (long, end, _RUNS)):
+        for run in range(first, last, step):
+            yield slice(run, min(run + step, last))
+
+
+def _alike(sizes: IntArray) -> list[tuple[int, int, int, int]]:
+    """Return for each size of runs: itself, the first such run, how many, and their first step."""
+    size, first, count = np.unique(sizes, return_index=True, return_counts=True)
+    begins = (np.cumsum(sizes) - sizes)[first]
+    return list(zip(*(x.tolist() for x in (size, first, count, begins)), strict=True))
+
+
+def _add_steps(sums: FloatArray, raised: FloatArray, left: FloatArray, right: FloatArray) -> None:
+    """Add what `_add_runs` does, with the powers (powers, steps) of each step in the rows.
+
+    Runs of one or two steps have no more products than powers: one large matrix product is faster.
+    """
+    rows = (raised[:, None] * left).reshape(-1, len(right))
+    sums += (rows @ right).reshape(sums.shape)
+
+
 def _add_runs(
     sums: FloatArray,
     raised: FloatArray,
-    sizes: IntArray,
+    alike: Sequence[tuple[int, int, int, int]],
     left: FloatArray,
     right: FloatArray,
     scratch: FloatArray,
@@ -575,15 +609,12 @@ def _add_runs(
     Args:
         sums: (powers, rows, columns).
         raised: (powers, runs).
-        sizes: (runs,) how many steps each has, in ascending order.
+        alike: the runs by their size, as `_alike` has them.
         left: (rows, steps).
         right: (steps, columns).
         scratch: room for the products.
     """
-    runs, columns = sizes.size, right.shape[1]
-    size, first, count = np.unique(sizes, return_index=True, return_counts=True)
-    begins = (np.cumsum(sizes) - sizes)[first]
-    alike = list(zip(*(x.tolist() for x in (size, first, count, begins)), strict=True))
+    runs, columns = raised.shape[1], right.shape[1]
     step = max(1, _PRODUCTS // (runs * columns))
     for row in range(0, len(left), step):
         some = left[row : row + step]

@@ -66,29 +66,28 @@ class FiniteLinearValues(LinearValues):
 
     @staticmethod
     def of_targets(
-        values: Sequence[FiniteLinearValues],
-        answers: Sequence[Answers],
-        rows: IntArray,
-        action: int,
+        values: Sequence[FiniteLinearValues], data: Trajectories, rows: IntArray, action: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return q (P, A, n) and the ratio of visits (P, n) at recorded steps, for P targets.
+        """Return q (P, A, n) and alpha·phi (P, n), as in `visits`, at recorded steps of P targets.
 
         The features are made once for all of them.
 
         Args:
             values: of each target.
-            answers: of each target about the episodes.
+            data: the episodes.
             rows: (n,) the steps.
-            action: of which the ratio is wanted: that of all these steps.
+            action: of which alpha·phi is wanted: that of all these steps.
         """
-        data, phi = answers[0].data, values[0].phi
+        phi = values[0].phi
         plain = phi.plain(batches.take(data.observations, rows), rows.size)
         thetas, duals = [own.theta for own in values], [own.dual[action][None] for own in values]
         found = phi.weigh(np.concatenate([*thetas, *duals]), plain, phi.left(data.steps[rows]))
-        q, ratio = np.split(found, [len(values) * phi.actions])
-        for row, own, asked in zip(ratio, values, answers, strict=True):
-            row *= own.near.of(data, asked)[rows]
-        return q.reshape(len(values), phi.actions, -1), ratio
+        q, visited = np.split(found, [len(values) * phi.actions])
+        return q.reshape(len(values), phi.actions, -1), visited
+
+    def visit_weights(self, answers: Answers) -> FloatArray:
+        """Return the weights w (S,) of `visits`, of the episodes the target was asked about."""
+        return self.near.of(answers.data, answers)
 
     def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         plain = self.phi.plain(observations, len(steps))

@@ -255,7 +255,7 @@ class Shared:
 
     bases: dict[str, FloatArray] = field(default_factory=dict)
     mismatch: str = ""
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,10 +443,16 @@ class Gathering:
             lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
         for scheme, log_w in chunk.log_weights.items():
             propensities.leave(scheme, log_w, chunk.offsets, lost)
+        sums, rewards = chunk.once(("tally", self.gamma), lambda: self._tally(data))
+        # a copy, to which those of later chunks may be added
+        rewards = dataclasses.replace(rewards)
+        return _GatheredPart(Arrays(sums), rewards, propensities, seen.mismatch)
+
+    def _tally(self, data: Trajectories) -> tuple[FloatArray, RewardSums]:
+        """Return (3, n) returns, discounted returns and last log-probabilities; and all rewards."""
         returns, discounted, rewards = tally(data.rewards, data.offsets, self.gamma)
         last = np.nan_to_num(data.log_probs[data.offsets[1:] - 1])
-        sums = Arrays(np.stack([returns, discounted, last]))
-        return _GatheredPart(sums, rewards, propensities, seen.mismatch)
+        return np.stack([returns, discounted, last]), rewards
 
     def total(self, merged: _GatheredPart) -> Gathered:
         """Return the facts of all chunks together."""
