@@ -123,23 +123,28 @@ class RemoteWorkers(Workers):
             yield from super().in_order(function, items)
             return
         shared = self._pool.share(packed(function, "the function, with what it refers to,"))
-        rest, sent = iter(enumerate(items)), deque[_Sent]()
+        rest, sent, left = iter(enumerate(items)), deque[_Sent](), len(items)
         while True:
             ready = self._pool.ready()
             sending = sum(one.outcome is None for one in sent)
             room = (_AHEAD if ready else 1) * self._pool.size() - sending
+            if self._pool.helped and sending:
+                room = min(room, left - 1)  # the last one is for this process, which else waits
             for index, item in itertools.islice(rest, max(room, 0)):
                 handle = self._pool.send(shared, packed(item, f"item {index}"))
                 sent.append(_Sent(index, handle))
-            if self._helps(sent, _AHEAD if ready else _WAITING):
-                if (following := next(rest, None)) is not None:
-                    sent.append(_computed_here(function, *following))
-                    continue
-                if sent and not ready:  # before the others have started there is nothing else to do
-                    number = sent[0].number
-                    sent[0] = _computed_here(function, number, items[number])
+                left -= 1
+            helps = self._helps(sent, _AHEAD if ready else _WAITING)
+            if helps and (following := next(rest, None)) is not None:
+                sent.append(_computed_here(function, *following))
+                left -= 1
+                continue
             if not sent:
                 return
+            if self._pool.helped and not ready and sent[0].outcome is None:
+                # the others may take longer to start than all of this takes here
+                number = sent[0].number
+                sent[0] = _computed_here(function, number, items[number])
             yield self._result(sent.popleft())
 
     def _helps(self, sent: Sequence[_Sent], most: int) -> bool:
@@ -256,6 +261,8 @@ def _load() -> None:
     """Load what tasks need; that takes a second, and this process does their work meanwhile."""
     import numpy as np
 
+    import ope_gym.data.reader
+    import ope_gym.weights.propensities  # noqa: F401
     from ope_gym import kernels
 
     kernels.cumulate(np.zeros(1), 0, 1, np.array([0, 1]), np.empty(1))

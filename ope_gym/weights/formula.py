@@ -24,7 +24,9 @@ import numpy as np
 
 from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, in_threads
 
-_BLOCK = 1 << 21  # elements of (behaviours, steps) evaluated or handed to a thread at once
+# Elements of (behaviours, steps) evaluated or handed to a thread at once: 4 MiB, most of which are
+# still in a cache when they are summed.
+_BLOCK = 1 << 19
 _STEPS = 1 << 16  # and steps
 _THREADS = 1 << 22  # elements from which threads are worth their start
 
