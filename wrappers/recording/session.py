@@ -319,10 +319,15 @@ class Session(ABC):
                 return False
             columns.append(raw_column("log_probs", log_probs))
         by_episode = [getattr(finished, name) for name in BY_EPISODE[:-1]]
-        table = np.empty((len(finished.lengths), 2 + len(by_episode)), dtype=np.int64)
-        for i, column in enumerate((finished.lengths, *by_episode, self._loop)):
+        table = self._packed(finished.lengths, *by_episode)
+        return self._write_ahead(columns, start_clock, len(finished.rewards), table)
+
+    def _packed(self, *columns: NDArray[Any]) -> bytes:
+        """Return the table of a block from its columns, lengths first, without the schedule."""
+        table = np.empty((len(columns[0]), len(columns) + 1), dtype=np.int64)
+        for i, column in enumerate((*columns, self._loop)):
             table[:, i] = column
-        return self._write_ahead(columns, start_clock, len(finished.rewards), table.tobytes())
+        return table.tobytes()
 
     def _asks_policy(self) -> bool:
         """Return whether the reader of a file can ask the current policy for probabilities."""

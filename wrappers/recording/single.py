@@ -37,7 +37,8 @@ _Rows: TypeAlias = tuple[
 ]
 
 
-_REWARDS, _WHOLE_NUMBERS = describe_rows("rewards", "<f8", ()), describe_rows("actions", "<i8", ())
+_REWARDS = describe_rows("rewards", np.dtype("<f8"), ())
+_WHOLE_NUMBERS = describe_rows("actions", np.dtype("<i8"), ())
 _EPISODE = struct.Struct(f"<{1 + len(BY_EPISODE)}q")  # a row of the table of a block
 
 
@@ -89,7 +90,7 @@ class SingleSession(Session):
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
             shape = None if observation.ndim == 1 else self._shape
             self._plain &= dtype.str in spaces.NUMERIC_DTYPES
-            self._described = describe_rows("observations", dtype.str, self._shape)
+            self._described = describe_rows("observations", dtype, self._shape)
             self.rows = (*self.rows[:4], dtype, shape)
         alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.keep_unlike(observation))
