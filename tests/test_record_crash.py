@@ -150,7 +150,7 @@ def test_episodes_whose_rows_were_moved_are_written_ahead_whole(
     monkeypatch.setattr(rows, "_ROWS", 20 * num_envs)  # so many steps until rows are moved
     path = tmp_path / "episodes"
     make = wrappers.vector.RecordTrajectories
-    mode = {"vectorization_mode": "vector_entry_point"}
+    mode: Any = {"vectorization_mode": "vector_entry_point"}
     env = make(gym.make_vec("CartPole-v1", num_envs, **mode), path=path)
     twin = make(gym.make_vec("CartPole-v1", num_envs, **mode))
     rng = np.random.default_rng(0)

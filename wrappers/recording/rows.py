@@ -207,7 +207,7 @@ class Rows:
         begins = np.cumsum(lengths) - lengths
         n, places = self._num_envs, np.arange(lengths.sum())
         first = (starts - self._base) * n + envs + self._carried  # as if no row were carried
-        rows = np.repeat(first - begins * n, lengths) + places * n
+        rows: NDArray[np.int64] = np.repeat(first - begins * n, lengths) + places * n
         if self._carried and len(early := np.flatnonzero(rows < self._carried)):
             rows[early] = np.repeat(self._carried_at[envs] - begins, lengths)[early] + early
         return rows

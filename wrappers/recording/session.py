@@ -328,8 +328,9 @@ class Session(ABC):
     def _packed(self, *columns: NDArray[Any]) -> bytes:
         """Return the table of a block from its columns, lengths first, without the schedule."""
         table = np.empty((len(columns[0]), len(columns) + 1), dtype=np.int64)
-        for i, column in enumerate((*columns, self._loop)):
+        for i, column in enumerate(columns):
             table[:, i] = column
+        table[:, -1] = self._loop
         return table.tobytes()
 
     def _asks_policy(self) -> bool:
