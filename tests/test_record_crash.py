@@ -29,41 +29,48 @@ from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from tests.test_record import play
 from wrappers import collect
+from wrappers.recording import rows
 
 ROOT = Path(__file__).parents[1]
 SUB_ENVS = 8
 
 
 def recorder(kind: str, path: Path | None) -> Any:
-    if kind == "single":
+    if kind.startswith("single"):
         env = gym.make("CartPole-v1")
         return wrappers.RecordTrajectories(env, held_out=0.25, path=path, append=True)
     envs = gym.make_vec("CartPole-v1", SUB_ENVS)
     return wrappers.vector.RecordTrajectories(envs, held_out=0.25, path=path, append=True)
 
 
-def endless(env: Any) -> Iterator[int]:
+def endless(env: Any, kind: str) -> Iterator[int]:
     """Play the same endless run; print after every step how many episodes have ended."""
     single = isinstance(env, wrappers.RecordTrajectories)
     rng = np.random.default_rng(0)
-    env.reset(seed=1)
-    ended = 0
+    observations, _ = env.reset(seed=1)
+    ended, policy, log_prob = 0, LinearSigmoid(np.zeros(4)), None
     for i in range(10**9):
         # in the middle of episodes, too; later so seldom that blocks have many episodes
         if i % (50 if i < 500 else 5000) == 0:
-            env.follow(LinearSigmoid(np.full(4, 0.01 * (i // 50))))
+            policy = LinearSigmoid(np.full(4, 0.01 * (i // 50)))
+            env.follow(policy)
         actions = rng.integers(2, size=SUB_ENVS)
-        *_, terminated, truncated, _ = env.step(int(actions[0]) if single else actions)
+        if kind.endswith("given"):
+            seen = np.atleast_2d(observations)
+            log_prob = policy.log_prob(seen, actions[: len(seen)])
+            log_prob = log_prob[0] if single else log_prob
+        action = int(actions[0]) if single else actions
+        observations, _, terminated, truncated, _ = env.step(action, log_prob)
         over = int(np.sum(np.logical_or(terminated, truncated)))
         ended += over
         if single and over:
-            env.reset()
+            observations, _ = env.reset()
         yield ended
 
 
 def announce(kind: str, path: str) -> None:
     """Start the process that will be killed."""
-    for ended in endless(recorder(kind, Path(path))):
+    for ended in endless(recorder(kind, Path(path)), kind):
         print(ended, flush=True)
 
 
@@ -87,7 +94,7 @@ def load_quietly(path: Path) -> Trajectories:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-@pytest.mark.parametrize("kind", ["single", "vector"])
+@pytest.mark.parametrize("kind", ["single", "vector", "single, given", "vector, given"])
 def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "episodes"
     moments = random.Random(kind)
@@ -96,11 +103,11 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
         announced = announced_by_the_killed(kind, path, moments.uniform(0.0, 0.3))
         recovered = len(load_quietly(path)) - sum(runs)
         # at most the episodes of the last step, which was not printed any more, come on top
-        assert announced <= recovered <= announced + (1 if kind == "single" else SUB_ENVS)
+        assert announced <= recovered <= announced + (1 if "single" in kind else SUB_ENVS)
         runs.append(recovered)
     data = load_quietly(path)
     env = recorder(kind, None)
-    for ended in endless(env):
+    for ended in endless(env, kind):
         if ended >= max(runs):
             break
     expected = env.buffer.view()
@@ -127,11 +134,43 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*ended inside its last block")
         env = recorder(kind, path)
-        for ended in endless(env):
+        for ended in endless(env, kind):
             if ended:
                 break
     env.close()
     assert len(Trajectories.load(path)) == sum(runs) + ended
+
+
+@pytest.mark.parametrize("few", [0, 12])  # by an index, one by one
+def test_episodes_whose_rows_were_moved_are_written_ahead_whole(
+    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_envs = 12
+    monkeypatch.setattr(rows, "_FEW", few)
+    monkeypatch.setattr(rows, "_ROWS", 20 * num_envs)  # so many steps until rows are moved
+    path = tmp_path / "episodes"
+    make = wrappers.vector.RecordTrajectories
+    mode: Any = {"vectorization_mode": "vector_entry_point"}
+    env = make(gym.make_vec("CartPole-v1", num_envs, **mode), path=path)
+    twin = make(gym.make_vec("CartPole-v1", num_envs, **mode))
+    rng = np.random.default_rng(0)
+    for recording in (env, twin):
+        recording.follow(LinearSigmoid(np.full(4, 0.1)))
+        recording.reset(seed=1)
+    tails = 0
+    for _ in range(150):
+        actions = rng.integers(2, size=num_envs)
+        env.step(actions)
+        twin.step(actions)
+        found = Trajectories.load(path)
+        tails += any(block.kind == blocks.AHEAD for block in blocks.read_blocks(path))
+        expected = twin.buffer.view()
+        assert len(found) == len(expected) == env.finished_episodes
+        for name in ("observations", "actions", "rewards", "offsets", "terminated", "start_clock"):
+            assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    assert tails > 75
+    env.abandon()
+    env.close()
 
 
 def scripted(path: Path | str, *episodes: str) -> wrappers.RecordTrajectories:

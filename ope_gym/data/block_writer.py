@@ -248,25 +248,26 @@ class BlockWriter:
         """Whether the file holds episodes that are not in a block yet."""
         return self._tail is not None
 
-    def append_ahead(self, fields: str, payload: bytes) -> bool:
+    def append_ahead(self, fields: str, *payload: bytes) -> bool:
         """Write a block ahead of an ordinary one, or return False if there is no room for more.
 
         Args:
             fields: JSON fields of the block, without the braces around them.
-            payload: Its payload.
+            payload: Its payload, in pieces.
         """
         if self._torn:  # bytes of a failed write
             self._clean_up()
         start = tail_start(self._end)
         _, at, last = self._tail or (start, start, self._last)
         text = f'{{"kind":"{AHEAD}","end":{self._end},"after":{last},{fields}}}'.encode()
-        head, text, checksum = _frame(at, text, [payload], len(payload))
-        end = at + len(head) + len(text) + len(payload)
+        head, text, checksum = _frame(at, text, payload, sum(map(len, payload)))
+        block = b"".join((head, text, *payload))
+        end = at + len(block)
         if end - start > _TAIL:
             return False
         if self._file.tell() != at:
             self._file.seek(at)
-        _write_all(self._file, b"".join((head, text, payload)))
+        _write_all(self._file, block)
         self._tail = _Tail(start, end, checksum)
         return True
 

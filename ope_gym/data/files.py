@@ -121,17 +121,24 @@ class RawColumn(NamedTuple):
     data: bytes
 
 
-def raw_column(name: str, array: Any) -> RawColumn | None:
-    """Return the bytes of an array; None if it is none, or holds Python objects."""
-    if array.__class__ is not np.ndarray or array.dtype.str not in NUMERIC_DTYPES:
+def raw_column(name: str, array: Any, data: bytes | None = None) -> RawColumn | None:
+    """Return the bytes of an array; None if it is none, or holds Python objects.
+
+    Args:
+        name: Of the column.
+        array: The array.
+        data: The bytes, if somebody has them already.
+    """
+    if array.__class__ is not np.ndarray:
         return None
-    return RawColumn(describe_rows(name, array.dtype.str, array.shape[1:]), array.tobytes())
+    described = describe_rows(name, array.dtype, array.shape[1:])
+    return RawColumn(described, array.tobytes() if data is None else data) if described else None
 
 
 @lru_cache(64)
-def describe_rows(name: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """Return the JSON that says what the bytes of a column are."""
-    return f'["{name}","{dtype}",{list(shape)}]'
+def describe_rows(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Return the JSON that says what the bytes of a column are; nothing if a file has no such."""
+    return f'["{name}","{dtype.str}",{list(shape)}]' if dtype.str in NUMERIC_DTYPES else ""
 
 
 def says_its_probabilities(policy: Policy) -> bool:
@@ -155,11 +162,12 @@ def write_ahead(
         episodes: The table of the block, a row of int64 for each episode.
     """
     described, pieces = zip(*columns, strict=True)
-    payload = b"".join((*pieces, episodes, LAST_BYTE))
+    n_bytes = sum(map(len, pieces)) + len(episodes)
     return writer.append_ahead(
         f'"policy":{policy},"steps":{steps},"columns":[{",".join(described)}],'
-        f'"arrays":{{"raw":{{"dtype":"|u1","shape":[{len(payload) - 1}],"offset":0}}}}',
-        payload,
+        f'"arrays":{{"raw":{{"dtype":"|u1","shape":[{n_bytes}],"offset":0}}}}',
+        *pieces,
+        episodes + LAST_BYTE,
     )
 
 

@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
+from ope_gym.data.files import RawColumn, raw_column
 from ope_gym.data.spaces import Space
 from wrappers.recording.finished import GivenLogProbs
 
+_FEW = 8  # episodes that are read one by one: cheaper than the index of their rows
 _ROWS, _BYTES = 65_536, 2**24  # room at first: so many rows, but not more bytes of observations
 
 
@@ -59,12 +61,12 @@ class _Columns:
         self.arrays: list[NDArray[Any]] = []  # made when the first batch shows their dtypes
         self._name = name
         self._space = space
-        self._is_column = spaces.is_column(space)
+        self.plain = spaces.is_column(space)  # whether it is a single array of numbers
         self._shapes = [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
 
     def put(self, batch: Any, first: int, last: int, capacity: int) -> None:
         """Write a batch to the rows first … last - 1, in arrays of `capacity` rows."""
-        if self._is_column and self.arrays:  # the usual case, as fast as possible
+        if self.plain and self.arrays:  # the usual case, as fast as possible
             array, column = np.asarray(batch), self.arrays[0]
             if array.dtype == column.dtype and array.shape == self._shapes[0]:
                 column[first:last] = array
@@ -169,21 +171,46 @@ class Rows:
         given = (self._log_probs[rows], self._given[rows]) if self._ever_given else None
         return self._observations.read(rows), self._actions.read(rows), self._rewards[rows], given
 
+    def raw(
+        self, envs: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> list[RawColumn | None] | None:
+        """Return what `read` does of episodes that end at `clock`, as bytes without a copy between.
+
+        None if the loop has given log-probabilities, or if columns are not single arrays.
+        """
+        if self._ever_given or not (self._observations.plain and self._actions.plain):
+            return None
+        columns = (
+            ("observations", self._observations.arrays[0]),
+            ("actions", self._actions.arrays[0]),
+            ("rewards", self._rewards),
+        )
+        if len(envs) > _FEW:
+            rows = self._index(envs, starts, self.clock - starts)
+            return [raw_column(name, array.take(rows, axis=0)) for name, array in columns]
+        n, base, parts = self._num_envs, self._base, []
+        for env, start in zip(envs.tolist(), starts.tolist(), strict=True):
+            if start < base:
+                first = int(self._carried_at[env])
+                parts.append(slice(first, first + base - start))
+                start = base
+            parts.append(slice(self._carried + (start - base) * n + env, self._at, n))
+        return [
+            raw_column(name, array[:0], b"".join([array[part].tobytes() for part in parts]))
+            for name, array in columns
+        ]
+
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the rows of episodes; each has a stretch of carried and one of later rows."""
-        late = np.maximum(starts, self._base) - self._base
-        firsts = late * self._num_envs + (envs + self._carried)
-        carried = self._base - starts
-        if carried.max(initial=0) <= 0:
-            return _stretches(firsts, self._num_envs, lengths)
-        carried = np.clip(carried, 0, lengths)
-        counts = np.stack([carried, lengths - carried], axis=1).reshape(-1)
-        firsts = np.stack([self._carried_at[envs], firsts], axis=1).reshape(-1)
-        strides = np.tile([1, self._num_envs], len(envs))
-        used = counts > 0
-        return _stretches(firsts[used], strides[used], counts[used])
+        """Return the rows of episodes: some carried, one after the other, and then every N-th."""
+        begins = np.cumsum(lengths) - lengths
+        n, places = self._num_envs, np.arange(lengths.sum())
+        first = (starts - self._base) * n + envs + self._carried  # as if no row were carried
+        rows: NDArray[np.int64] = np.repeat(first - begins * n, lengths) + places * n
+        if self._carried and len(early := np.flatnonzero(rows < self._carried)):
+            rows[early] = np.repeat(self._carried_at[envs] - begins, lengths)[early] + early
+        return rows
 
     def make_room(self, envs: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         """Forget all rows except those of these open episodes."""
@@ -210,22 +237,3 @@ class Rows:
             self._log_probs, self._given = moved(self._log_probs, at), moved(self._given, at)
         self._carried_at[envs] = np.cumsum(lengths) - lengths
         self._carried, self._base, self._at = kept, self.clock, kept
-
-
-def _stretches(
-    firsts: NDArray[np.int64], strides: NDArray[np.int64] | int, counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return arithmetic progressions, one after the other, of at least one number each.
-
-    >>> _stretches(np.array([3, 10]), np.array([1, 5]), np.array([2, 3]))
-    array([ 3,  4, 10, 15, 20])
-    """
-    begins = np.cumsum(counts)
-    n = begins[-1] if len(begins) else 0
-    begins -= counts
-    jumps = np.full(n, strides) if isinstance(strides, int) else np.repeat(strides, counts)
-    if n:
-        lasts = firsts + strides * (counts - 1)
-        jumps[begins] = firsts
-        jumps[begins[1:]] -= lasts[:-1]
-    return np.cumsum(jumps, out=jumps)

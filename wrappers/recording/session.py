@@ -311,18 +311,27 @@ class Session(ABC):
             raw_column("rewards", finished.rewards),
         ]
         if finished.given is not None or not self._asks_policy():
-            if finished.given is not None and self.settings.audit:
-                return False
-            try:
-                log_probs = self._log_probs(finished, self._policy_ids(finished))
-            except Exception:  # it comes again where it is explained
+            if (log_probs := self._found_log_probs(finished)) is None:
                 return False
             columns.append(raw_column("log_probs", log_probs))
         by_episode = [getattr(finished, name) for name in BY_EPISODE[:-1]]
-        table = np.empty((len(finished.lengths), 2 + len(by_episode)), dtype=np.int64)
-        for i, column in enumerate((finished.lengths, *by_episode, self._loop)):
+        table = self._packed(finished.lengths, *by_episode)
+        return self._write_ahead(columns, start_clock, len(finished.rewards), table)
+
+    def _found_log_probs(self, finished: Finished) -> NDArray[np.float64] | None:
+        """Return what `_log_probs` does; None for an error, which the hand-over explains."""
+        try:
+            return self._log_probs(finished, self._policy_ids(finished))
+        except Exception:
+            return None
+
+    def _packed(self, *columns: NDArray[Any]) -> bytes:
+        """Return the table of a block from its columns, lengths first, without the schedule."""
+        table = np.empty((len(columns[0]), len(columns) + 1), dtype=np.int64)
+        for i, column in enumerate(columns):
             table[:, i] = column
-        return self._write_ahead(columns, start_clock, len(finished.rewards), table.tobytes())
+        table[:, -1] = self._loop
+        return table.tobytes()
 
     def _asks_policy(self) -> bool:
         """Return whether the reader of a file can ask the current policy for probabilities."""

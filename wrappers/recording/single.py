@@ -7,6 +7,7 @@ import copy
 import struct
 import sys
 from array import array
+from bisect import bisect_left
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +38,8 @@ _Rows: TypeAlias = tuple[
 ]
 
 
-_REWARDS, _WHOLE_NUMBERS = describe_rows("rewards", "<f8", ()), describe_rows("actions", "<i8", ())
+_REWARDS = describe_rows("rewards", np.dtype("<f8"), ())
+_WHOLE_NUMBERS = describe_rows("actions", np.dtype("<i8"), ())
 _EPISODE = struct.Struct(f"<{1 + len(BY_EPISODE)}q")  # a row of the table of a block
 
 
@@ -89,7 +91,7 @@ class SingleSession(Session):
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
             shape = None if observation.ndim == 1 else self._shape
             self._plain &= dtype.str in spaces.NUMERIC_DTYPES
-            self._described = describe_rows("observations", dtype.str, self._shape)
+            self._described = describe_rows("observations", dtype, self._shape)
             self.rows = (*self.rows[:4], dtype, shape)
         alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.keep_unlike(observation))
@@ -113,13 +115,20 @@ class SingleSession(Session):
         self._first += n
         self._start += n
         self._number += 1
-        given = self.rows[3]
-        if (
-            self._first >= self._enough
-            or (self.settings.audit and given)
-            or (self._file is not None and not self._is_ahead(labels))
-        ):
+        if self._file is not None:
+            may_wait = self._first < self._enough and self._is_ahead(labels)
+        else:
+            may_wait = self._first < self._enough and self._agrees()
+        if not may_wait:
             self.hand_over()
+
+    def _agrees(self) -> bool:
+        """Return whether the last episode passes the audit: an error is raised in its last step."""
+        given = self.rows[3]
+        if not self.settings.audit or not given or given[-1][0] < self._waiting[-1][0]:
+            return True
+        finished = self._columns(self._waiting[-1:])
+        return self._found_log_probs(finished) is not None
 
     def _is_ahead(self, labels: tuple[int, ...]) -> bool:
         """Write the last episode to the file as it is, or return False if that is no way."""
@@ -168,9 +177,10 @@ class SingleSession(Session):
         _, actions, rewards, pairs, _, _ = self.rows
         n = rows.stop - rows.start
         log_probs, given = np.zeros(n), np.zeros(n, dtype=bool)
-        for row, value in pairs:
-            if rows.start <= row < rows.stop:
-                log_probs[row - rows.start], given[row - rows.start] = value, True
+        if some := pairs[bisect_left(pairs, (rows.start,)) : bisect_left(pairs, (rows.stop,))]:
+            places, values = zip(*some, strict=True)
+            at = np.array(places) - rows.start
+            log_probs[at], given[at] = values, True
         return Finished(
             self._stacked_observations(rows),
             spaces.stack(self.buffer.action_space, actions[rows]),
