@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     try:
-        with compilation_shown(_silent(args)):
+        with compilation_shown(_silent(args)), stopping.unmasked():
             return conduct(run)
     except KeyboardInterrupt as stop:
         recorded = logdir / "episodes.ope"
@@ -312,18 +312,19 @@ def conduct(run: Run) -> int:
     """Train, evaluate and report; return the exit code.
 
     The first Ctrl-C ends the training, and what was recorded is evaluated. A second one, or
-    SIGTERM, ends that, too.
+    SIGTERM, ends that, too, or comes before it.
     """
     from ope_gym.report.tensorboard import EvaluationWriter
 
     args, code = run.args, 0
     with EvaluationWriter(run.logdir) as writer:
         try:
-            train(run, writer)
+            with stopping.unmasked():
+                train(run, writer)
         except KeyboardInterrupt as stop:
             code = stopping.exit_code(stop)
             print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
-            if stopping.terminated(stop) or not len(run.data()):
+            if stopping.urgent(stop) or not len(run.data()):
                 save(run)
                 return code
         save(run)

@@ -5,7 +5,11 @@
 #
 # FOLDER gets the virtual environment, and keeps it for the next time; by default it is a new one,
 # which is removed at the end. PYTHON names the interpreter. TORCH names another version of torch, as
-# TORCH=2.13.0+cpu, where the lowest is only there as a build for CUDA.
+# TORCH=2.13.0+cpu, where the lowest is only there as a build for CUDA, whose gigabytes take longer
+# to fetch than everything else.
+#
+# On two cores it takes 80 s where FOLDER is there from the last time, all but a few of them for the
+# tests. A new one takes some 2 minutes more for the install, with a torch for the CPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,9 +40,14 @@ for name, version in re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)"', dependencie
 print("setuptools<81")  # TensorBoard imports pkg_resources of it
 PYTHON
 cat "$lowest"
+# numba keeps compiled kernels by its version: this one has a place of its own, so that it does not
+# push out those of the checkout
+export NUMBA_CACHE_DIR=$environment/numba
+SECONDS=0
 pip install -q -e ".[plots,sb3]" hypothesis pandas pytest pytest-xdist "setuptools<81" -c "$lowest"
+echo "installed in $SECONDS s"
 # warnings of old versions about each other are no fault of ours
-pytest -n 0 -q -p no:cacheprovider -W default --override-ini addopts= \
+pytest -n 2 --dist loadfile -q -p no:cacheprovider -W default --override-ini addopts= \
   tests/test_evaluate.py tests/test_files.py tests/test_record.py tests/test_record_vector.py \
   tests/test_record_crash.py tests/test_storage.py tests/test_spaces.py tests/test_policies.py \
   tests/test_torch_policy.py tests/test_tensorboard.py tests/test_figures.py \

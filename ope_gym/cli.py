@@ -65,7 +65,7 @@ from ope_gym.policies.convert import is_saved
 from ope_gym.report import text
 from ope_gym.report.page import report_page
 from ope_gym.scale.sources import Source, load_source, open_source
-from ope_gym.stopping import exit_code
+from ope_gym.stopping import exit_code, unmasked
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
 
@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     try:
         _check_places(args)
-        with compilation_shown():
+        with compilation_shown(), unmasked():
             said: Said = args.run(args)
         _print(said.text)
         if said.to_json is not None and args.json:

@@ -59,6 +59,7 @@ from ope_gym.options import (
     Weighting,
     candidates,
     estimator_names,
+    explained,
     refuse_betting,
 )
 from ope_gym.policies import FinitePolicy, Policy, Target
@@ -108,6 +109,7 @@ _ESTIMATED = (
 )
 
 
+@explained
 def evaluate(
     episodes: Episodes,
     target: Target,
@@ -452,7 +454,7 @@ class Evaluator:
     def _behaviour_names(self) -> tuple[str, ...]:
         """(K,) names for messages: of policies, or of loggers where propensities were estimated."""
         plans, policies = self._behaviours.plans, self.source.policies
-        named = [logger_name(policies[plan[0][1]]) for plan in plans]
+        named = [logger_name(policies[plan[0][1]], fold=True) for plan in plans]
         return tuple(a or b for a, b in zip(named, self._behaviours.names, strict=True))
 
     @cached_property
@@ -840,11 +842,17 @@ def scatters(name: str) -> bool:
 
 
 def always_certain(target: Policy, data: Trajectories) -> bool:
-    """Return whether a policy takes one action for certain, at the first recorded steps."""
-    if not isinstance(target, FinitePolicy):
-        return False
-    probs = target.probs(batches.take(data.observations, slice(0, _PROBED)))
-    return bool((np.max(probs, axis=1) > 1.0 - 1e-9).all())
+    """Return whether a policy takes one action for certain, at the first recorded steps.
+
+    One without `probs` is asked for the recorded actions: all of them are certain or impossible.
+    """
+    first = slice(0, _PROBED)
+    seen = batches.take(data.observations, first)
+    if isinstance(target, FinitePolicy):
+        return bool((np.max(target.probs(seen), axis=1) > 1.0 - 1e-9).all())
+    own = np.asarray(target.log_prob(seen, batches.take(data.actions, first)))
+    taken = np.abs(own) < 1e-9
+    return bool(taken.any() and (taken | np.isneginf(own)).all())
 
 
 def one_step(data: Trajectories, target: Policy) -> OneStep:

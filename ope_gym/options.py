@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +26,18 @@ from ope_gym.inference.intervals import (
 if TYPE_CHECKING:
     import os
 
+P = ParamSpec("P")
+R = TypeVar("R")
 BLOCK_STEPS = 1 << 17  # held in memory at once
+# what other libraries call our arguments
+_MEANT = {
+    "confidence": "level",
+    "discount": "gamma",
+    "discount_factor": "gamma",
+    "n_jobs": "workers",
+    "policy": "target",
+    "random_state": "seed",
+}
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,40 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
     if not given:
         raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
     return tuple(dict.fromkeys(_known_name(name) for name in given))
+
+
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a public function say what to give instead of a keyword that it does not know."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    if len(known) < len(parameters):  # **options
+        known += OptionValues.__annotations__
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                instead = _instead(name, known)
+                raise TypeError(f"{function.__name__} has no argument {name}={instead}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _instead(name: str, known: Sequence[str]) -> str:
+    """Say what to give instead of an unknown keyword."""
+    word = _MEANT.get(name, name)
+    if word == "deterministic":
+        return (
+            ": the value is that of the policy that you give. For one that always takes its best "
+            "action, see docs/deterministic.md"
+        )
+    for group in (Weighting, Compute):
+        place = group.__name__.lower()
+        if place in known and word in group.__dataclass_fields__:
+            return f"; give {place}=ope_gym.{group.__name__}({word}=...)"
+    close = [word] if word in known else difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {close[0]}=?" if close else f"; it takes {', '.join(known)}"
 
 
 def _known_name(name: str) -> str:

@@ -24,7 +24,7 @@ class Differences(dict[str, Difference]):
     def __str__(self) -> str:
         return "\n".join(
             f"{name}: {d.value:.5g} ± {d.standard_error:.2g}, "
-            f"{d.interval.level:.0%} ({d.interval.method}) "
+            f"{100 * d.interval.level:g} % ({d.interval.method}) "
             f"{text.interval(d.interval.low, d.interval.high)}"
             for name, d in self.items()
         )

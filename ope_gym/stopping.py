@@ -4,8 +4,9 @@
 
 While a command imports its modules, a signal ends the process at once: there is nothing to close,
 and an exception inside an import may come out as any other. From then on it is raised as `Stopped`,
-so that files are closed, workers ended and scratch folders removed on the way out. This module
-imports nothing heavy, because it comes before everything else.
+so that files are closed, workers ended and scratch folders removed on the way out. The first one
+waits until a module is imported or a kernel compiled; a second one does not wait for anything. This
+module imports nothing heavy, because it comes before everything else.
 """
 
 from __future__ import annotations
@@ -23,15 +24,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORT = "<frozen importlib._bootstrap>"
 _PATIENCE = 0.05  # seconds after which a signal that was swallowed is sent again
 _pending: list[int] = []  # signals that were raised
+_deferred: list[int] = []  # the signal that waits for the end of an import or of a compilation
+_broken = False  # whether a second signal broke an import or a compilation off
 _holds = False  # whether `held_back` holds signals back
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised where a signal arrives, Ctrl-C or SIGTERM."""
+    """Raised where a signal arrives, Ctrl-C or SIGTERM.
 
-    def __init__(self, number: int) -> None:
+    Attributes:
+        number: The signal.
+        again: Whether another one came before it.
+    """
+
+    def __init__(self, number: int, *, again: bool = False) -> None:
         super().__init__(f"signal {number}")
-        self.number = number
+        self.number, self.again = number, again
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
@@ -41,9 +49,9 @@ def exit_code(stop: KeyboardInterrupt) -> int:
     return 128 + int(getattr(stop, "number", last))
 
 
-def terminated(stop: KeyboardInterrupt) -> bool:
-    """Return whether it was SIGTERM, after which there is little time."""
-    return exit_code(stop) == 128 + signal.SIGTERM
+def urgent(stop: KeyboardInterrupt) -> bool:
+    """Return whether there is little time: after SIGTERM, and after a second Ctrl-C."""
+    return exit_code(stop) == 128 + signal.SIGTERM or getattr(stop, "again", False)
 
 
 def leave_at_once() -> None:
@@ -69,6 +77,21 @@ def check() -> None:
     """Raise `Stopped` if a signal came and compiled code swallowed it; call it in long loops."""
     if _pending:
         raise Stopped(_pending[-1])
+
+
+@contextlib.contextmanager
+def unmasked() -> Iterator[None]:
+    """Raise `Stopped` where a second signal came out of the block as some other error.
+
+    Imports and numba turn what is raised inside them into errors of their own. The second signal
+    does not wait for their end, so a command that catches errors needs this around its work.
+    """
+    try:
+        yield
+    except Exception:
+        if _broken:
+            raise Stopped(_pending[-1], again=True) from None
+        raise
 
 
 @contextlib.contextmanager
@@ -120,11 +143,18 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    global _broken
+    again = bool(_pending or _deferred)
     if _delicate(frame):
-        sys.setprofile(_raise_after(number))
-        return
+        if not again:
+            _deferred.append(number)
+            sys.setprofile(_raise_after(number))
+            return
+        _broken = True
+    sys.setprofile(None)
+    _deferred.clear()
     _pending.append(number)
-    raise Stopped(number)
+    raise Stopped(number, again=again)
 
 
 def _send_again(number: int) -> None:
@@ -139,6 +169,7 @@ def _raise_again(shown: Callable[[Any], object]) -> Any:
     def hook(unraisable: Any) -> None:
         error = unraisable.exc_value
         if isinstance(error, Stopped):
+            _pending.remove(error.number)  # or it would count twice
             _send_again(error.number)
         else:
             shown(unraisable)
@@ -151,7 +182,7 @@ def _raise_after(number: int) -> Any:
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "return" and _whole(frame) and not _delicate(frame.f_back):
-            sys.setprofile(None)
+            _deferred.clear()
             _raise(number, frame.f_back)
 
     return profile

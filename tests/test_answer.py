@@ -26,7 +26,7 @@ from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, regis
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page
 from ope_gym.report.scalars import scalars
-from tests.builders import Recorded, Table, recorded
+from tests.builders import LogProbOnly, Recorded, Table, recorded
 from wrappers import RecordTrajectories, collect
 
 
@@ -371,6 +371,8 @@ def test_a_deterministic_policy_gets_a_clear_word(made: Recorded) -> None:
     assert found["NFIS"].verdict.colour != "green"
     assert found["NFIS"].verdict.advice[0].startswith("the policy is deterministic, so an episode")
     assert not any("deterministic" in words for words in found["DM"].verdict.advice)
+    silent = evaluate(made.trajectories, LogProbOnly(certain.log_prob), "NFIS")
+    assert silent["NFIS"].verdict.advice == found["NFIS"].verdict.advice
     soft = evaluate(made.trajectories, made.target, "NFIS")
     assert not any("deterministic" in words for words in soft["NFIS"].verdict.advice)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import ope_gym
 from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
@@ -435,3 +436,24 @@ def test_policies_that_cannot_be_asked_say_how_to_get_them_back() -> None:
     gone = dataclasses.replace(data.trajectories, policies=(lost,) * 3)
     with pytest.raises(RuntimeError, match=r"'somebody-elses'.*register_policy"):
         evaluate(gone, data.target, estimators="NFIS")
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ({"deterministic": True}, r"deterministic=: .*docs/deterministic\.md"),
+        ({"discount": 0.9}, r"discount=; did you mean gamma=\?"),
+        ({"cap": 3.0}, r"cap=; give weighting=ope_gym\.Weighting\(cap=\.\.\.\)"),
+        ({"n_jobs": 2}, r"n_jobs=; give compute=ope_gym\.Compute\(workers=\.\.\.\)"),
+        ({"levle": 0.9}, r"levle=; did you mean level=\?"),
+        ({"xyz": 1}, "xyz=; it takes episodes, "),
+    ],
+)
+def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead: str) -> None:
+    for function, more in (
+        (ope_gym.evaluate, (0,)),
+        (ope_gym.rank, ([0],)),
+        (ope_gym.leave_one_policy_out, ()),
+    ):
+        with pytest.raises(TypeError, match=f"{function.__name__} has no argument {instead}"):
+            function("nothing.ope", *more, **given)

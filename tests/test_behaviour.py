@@ -429,9 +429,9 @@ def test_overlap_with_a_target() -> None:
 
 def test_auto_takes_the_model_that_predicts_best() -> None:
     fit = fit_behaviour(log(200, whole=True))
-    assert set(fit.losses) == {"logit", "counts"}
+    assert set(fit.losses) == {"shares", "logit", "counts"}
     assert fit.model == min(fit.losses, key=lambda name: fit.losses[name])
-    assert set(fit_behaviour(log()).losses) == {"logit", "logit2"}
+    assert set(fit_behaviour(log()).losses) == {"shares", "logit", "logit2"}
     for one in fit.loggers:
         assert one.log_loss < one.marginal
         assert one.calibrated
@@ -488,7 +488,7 @@ def test_loggers_by_name_and_left_out_in_turn() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model": "forest"}, "choose one of auto, counts"),
+        ({"model": "forest"}, "choose one of auto, shares, counts"),
         ({"model": "counts"}, "observations have fractions"),
         ({"folds": 1}, "at least 2"),
         ({"by": "site"}, "give 'policy', None"),
@@ -531,3 +531,36 @@ def test_the_command_writes_episodes_that_others_take(
 def target() -> SoftmaxLinear:
     """Return the policy that the command line evaluates."""
     return TARGET
+
+
+def test_a_logger_that_looks_at_nothing_is_fitted_by_its_shares() -> None:
+    rng, buffer = np.random.default_rng(0), ope_gym.TrajectoryBuffer()
+    even = SoftmaxLinear(np.zeros((2, 3)), np.zeros(2))
+    acts = buffer.add_policy(even)
+    for _ in range(60):
+        seen = rng.normal(size=(10, 3))
+        actions = even.sample(seen, rng)
+        logs = even.log_prob(seen, actions)
+        buffer.append(seen, actions, actions + 0.0, logs, acts, terminated=True)
+    fit = fit_behaviour(buffer)
+    assert fit.model == "shares"
+    assert fit.calibrated
+    assert np.isnan(fit.loggers[0].slope)  # of probabilities that hardly differ, it says nothing
+    assert "nan" not in str(fit)
+    shares = fit.policies["policy 0"].probs(np.zeros((1, 3)))[0]
+    counts = np.bincount(buffer.view().actions) + 0.5
+    np.testing.assert_allclose(shares, counts / counts.sum())
+
+
+def test_results_have_the_names_of_the_loggers(tmp_path: Path) -> None:
+    data = log()
+    names = np.where(np.arange(len(data)) % 2, "Mary (day)", "Mary (night)")
+    fit = fit_behaviour(data, by=names, model="logit")
+    fit.trajectories.save(tmp_path / "fitted.ope")
+    loaded = ope_gym.Trajectories.load(tmp_path / "fitted.ope")
+    assert {p.name for p in loaded.policies} == set(names)  # type: ignore[attr-defined]
+    assert "Mary (day)" in repr(loaded.policies[0])
+    found = ope_gym.evaluate(loaded, 0, "NFIS")
+    assert "2 loggers" in str(found)
+    shown = str(ope_gym.leave_one_policy_out(loaded, "NFIS"))
+    assert all(name in shown for name in names[:2])

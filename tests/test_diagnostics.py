@@ -331,7 +331,7 @@ def test_the_missing_mass_is_the_share_of_episodes_that_leave_the_support() -> N
         for estimate in got.values():
             assert estimate.diagnostics.missing_mass == pytest.approx(0.14)
             assert estimate.verdict.colour == colour
-            assert "in 14.0% of its episodes the target takes an action" in str(estimate.verdict)
+            assert "in 14.0 % of its episodes the target takes an action" in str(estimate.verdict)
     found = got["NFIS"]
     whole = evaluate(data, Table(np.array([[1.0, 0.0], [0.3, 0.7]])), "NFIS", origin="fixed")
     plain = whole["NFIS"].interval  # the same without the part that leaves
@@ -397,7 +397,7 @@ def verdict(
         ),
         (4.0, 0.05, "amber", "the effective sample size falls to 4 of 200 episodes at step 3; 40"),
         (3.9, 0.05, "red", "falls to 3.9 of 200 episodes at step 3: too few to use"),
-        (40.0, 0.051, "amber", "one episode holds 5.1% of the weight"),
+        (40.0, 0.051, "amber", "one episode holds 5.1 % of the weight"),
         (0.0, 1.0, "red", "from step 3 on all weights are 0"),
     ],
 )
@@ -447,7 +447,7 @@ def test_one_episode_that_makes_much_of_the_error_is_amber() -> None:
     rare = verdict(diagnostics(influence_share=0.12), fresh_episodes=100.0)
     assert rare.colour == "amber"
     assert rare.alarms == ()
-    assert "one episode makes up 12% of the squared error" in str(rare)
+    assert "one episode makes up 12 % of the squared error" in str(rare)
     assert rare.advice == ("collect about 20 episodes with the target policy itself",)
 
 
@@ -559,7 +559,7 @@ def test_a_cap_that_bites_is_never_green() -> None:
     assert verdict(diagnostics(capped_share=0.0)).colour == "green"
     cut = verdict(diagnostics(capped_share=0.031))
     assert cut.colour == "amber"
-    assert "3.1% of the weights were clipped at the cap" in str(cut)
+    assert "3.1 % of the weights were clipped at the cap" in str(cut)
     assert verdict(diagnostics(capped_share=0.031, mean_weight=0.7)).colour == "red"
 
 

@@ -336,11 +336,11 @@ def test_command_prints_the_table_and_writes_files(
     printed = capsys.readouterr().out
     assert printed.startswith("policy 1: returns of the target, from 128 episodes")
     shown = json.loads(told.read_text())["quantities"]
-    names = ["mean", "std. deviation", "50% quantile", "CVaR 30%", "P(return < 0)"]
+    names = ["mean", "std. deviation", "50 % quantile", "CVaR 30 %", "P(return < 0)"]
     assert list(shown) == names
     assert all(name in printed for name in names)
     assert "all lines use the weights of whole episodes; evaluate weighs each step" in printed
-    assert shown["CVaR 30%"]["value"] == distribution(data, 1).cvar(0.3).value
+    assert shown["CVaR 30 %"]["value"] == distribution(data, 1).cvar(0.3).value
     assert drawn.stat().st_size > 5000
 
 

@@ -238,7 +238,7 @@ def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) 
     assert axes.get_title(loc="left") == "Data: held-out"
     steps = held_out.sample.steps
     told = texts(axes)
-    assert f"90 episodes, {steps:,} steps, 3 behaviours; 95% intervals (ess-t)" in told
+    assert f"90 episodes, {steps:,} steps, 3 behaviours; 95 % intervals (ess-t)" in told
     assert [f"{e.diagnostics.ess:.1f}" for e in held_out.values()] == told[:3]
     shape = {"green": "o", "amber": "D", "red": "X"}
     assert markers(axes) == {
@@ -380,8 +380,8 @@ def test_weights_figure_shows_the_share_of_the_heaviest() -> None:
     assert xs(plain) == pytest.approx([0.25, 0.5, 0.75, 1])
     assert ys(plain) == pytest.approx([0.4, 0.7, 0.9, 1])
     assert ys(capped) == pytest.approx(np.cumsum([2, 2, 2, 1]) / 7)
-    assert "BIS, NBIS: the heaviest episode holds 40.0%" in legend(figure)
-    assert "BCIS: the heaviest episode holds 28.6%" in legend(figure)
+    assert "BIS, NBIS: the heaviest episode holds 40.0 %" in legend(figure)
+    assert "BCIS: the heaviest episode holds 28.6 %" in legend(figure)
     bars = [patch.get_extents().transformed(right.transData.inverted()) for patch in right.patches]
     assert [bar.x1 for bar in bars] == pytest.approx([0.75, 0.25])
     assert xs(right.lines[0]) == pytest.approx([0.6, 0.4])
@@ -396,7 +396,7 @@ def test_weights_figure_without_weight_and_with_one_episode() -> None:
             target, [[0.0] * n], [0] * n, [1.0] * n, np.arange(n + 1), estimators="FIS"
         )
         figure = weight_figures.weights_figure(evaluation)
-        told = "no weight is left" if n == 2 else "the heaviest episode holds 100.0%"
+        told = "no weight is left" if n == 2 else "the heaviest episode holds 100.0 %"
         assert f"FIS: {told}" in legend(figure)
         assert_picture(render(figure))
 

@@ -191,7 +191,7 @@ def test_the_spacing_holds_unless_the_user_says_when(capsys: pytest.CaptureFixtu
         assert ope._every == every
         assert len(ope.evaluations) == 1  # at the end
         said = (
-            "2 in all, which take more than 3% of the CPU time: eval_freq"
+            "2 in all, which take more than 3 % of the CPU time: eval_freq"
             in capsys.readouterr().out
         )
         assert said == (not options)
@@ -315,7 +315,7 @@ def test_the_closing_lines_name_the_policy_to_keep() -> None:
     assert lines[1].startswith("The one to keep is the policy after 100 timesteps, worth 4")
     # P(N(50, 1) > N(49, 3)) = Phi(1 / sqrt(10))
     assert lines[1].endswith(
-        "of 2 it is the best with probability 0.62. It is in best/best_model.zip."
+        "of 2 it is the best with probability 62.4 %. It is in best/best_model.zip."
     )
 
 
@@ -330,14 +330,17 @@ def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
     how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
     lines = closing_lines(last, best, **how, saved=None)
     assert lines[1].startswith(
-        "No policy stands out; the best guess is the policy after 1 timesteps, worth -200.0 "
+        "It is uncertain which policy is the best; the best guess is the policy after 1 timesteps, "
+        "worth -200.0 "
         "(95 %: -200.0 to -19"
     )
     assert lines[2].endswith("none was played for this.")
     learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
     lines = closing_lines(learned, best, **how, saved=None)
-    assert lines[1].startswith("No policy stands out; the best guess is this one: of 3 it is")
-    assert lines[2].endswith("learned from its steps, has 70% of the weight.")
+    assert lines[1].startswith(
+        "It is uncertain which policy is the best; the best guess is this one: of 3 it is"
+    )
+    assert lines[2].endswith("learned from its steps, has 70 % of the weight.")
 
 
 def test_a_training_in_which_no_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:

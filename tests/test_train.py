@@ -364,6 +364,90 @@ def test_a_signal_that_ends_all(numbers: str, code: int, tmp_path: Path) -> None
     assert not done.stdout
 
 
+_SIGNALS_AT_COMPILATIONS = """
+import os, runpy, sys
+from numba.core import event
+bursts = iter(map(int, sys.argv[1].split()))  # signals as compilations begin
+class Impatient(event.Listener):
+    def on_start(self, event):
+        for _ in range(next(bursts, 0)):
+            os.kill(os.getpid(), 2)
+    def on_end(self, event):
+        pass
+event.register("numba:compile", Impatient())
+sys.argv = sys.argv[2:]
+if sys.argv[0] == "train.py":
+    runpy.run_path(sys.argv[0], run_name="__main__")
+runpy.run_module("ope_gym", run_name="__main__")
+"""
+
+
+@posix
+@pytest.mark.parametrize("bursts", ["1", "2", "1 1", "0 0 0 2", "0 1 0 0 1"])
+def test_ctrl_c_while_kernels_are_compiled(
+    bursts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends the training, and what was recorded is evaluated; the second one ends all."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))  # where nothing is yet
+    options = small(tmp_path, *SEEDED, "--save", str(tmp_path / "all.ope"))
+    done = _run(_SIGNALS_AT_COMPILATIONS, bursts, "train.py", *options)
+    assert done.returncode == 130, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    (recorded,) = tmp_path.glob("*/episodes.ope")
+    assert re.fullmatch(r"stopped after [01] of 3 policies", lines[0])
+    assert set(lines[1:]) <= {f"stopped; the episodes are in {recorded}"}
+    assert ("NFIS" in done.stdout) == (bursts == "1")
+    for path in (recorded, tmp_path / "all.ope"):
+        assert len(ope_gym.Trajectories.load(path)) == 12
+
+
+@posix
+def test_ctrl_c_twice_while_a_command_compiles(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    words = ["ope_gym", "evaluate", str(finished / "all.ope")]
+    done = _run(_SIGNALS_AT_COMPILATIONS, "2", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped\n")
+
+
+_SIGNALS_THAT_COME_OUT_AS_ERRORS = """
+import os, sys
+from ope_gym import stopping
+source = '''
+def compiled(kill, signals):
+    try:
+        for _ in range(signals):
+            kill()
+    except BaseException as error:
+        raise AssertionError("as numba says it") from error
+    if not signals:
+        raise ValueError("of its own")
+'''
+numba = {"__name__": "numba.core"}
+exec(source, numba)
+def main():
+    try:
+        with stopping.unmasked():
+            numba["compiled"](lambda: os.kill(os.getpid(), 2), int(sys.argv[1]))
+    except KeyboardInterrupt as stop:
+        print("urgent" if stopping.urgent(stop) else "in time")
+        raise
+stopping.run(main)
+"""
+
+
+@posix
+def test_a_second_signal_that_comes_out_as_another_error() -> None:
+    done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "2")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "urgent\n", "\nstopped\n")
+    done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "1")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "in time\n", "\nstopped\n")
+    done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "0")
+    assert done.returncode == 1
+    assert "ValueError: of its own" in done.stderr
+
+
 @posix
 def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
     """At any time from the first line of the program on there is one line, and no traceback."""

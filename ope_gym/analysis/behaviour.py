@@ -31,6 +31,7 @@ from ope_gym.inference.reliability import (
 )
 from ope_gym.models.base import FOLDS
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
+from ope_gym.options import explained
 from ope_gym.policies import FinitePolicy, Target, resolve_policy
 from ope_gym.policies.encoding import flat_leaves
 from ope_gym.policies.estimated import ALL, EstimatedPolicy
@@ -58,7 +59,7 @@ class LoggerFit:
         log_loss: mean of -ln of the estimated probability of the action.
         marginal: the same for the shares of its actions, which ignore the observations.
         slope: exponent that fits the probabilities to the actions best: 1 if they are right, below
-            1 if they are too sure, above 1 if too cautious.
+            1 if they are too sure, above 1 if too cautious. NaN for shares: none is defined.
         slope_error: its standard error, by episodes.
     """
 
@@ -99,8 +100,9 @@ class TargetOverlap:
 
     def __str__(self) -> str:
         return (
-            f"the loggers give less than {_RARE:.0%} to {self.rare:.1%} of the target's actions; "
-            f"largest ratio of one step {self.largest:.3g}; {self.ess:.0%} of the steps count"
+            f"the loggers give less than {100 * _RARE:.0f} % to {100 * self.rare:.1f} % of the "
+            f"target's actions; largest ratio of one step {self.largest:.3g}; "
+            f"{100 * self.ess:.0f} % of the steps count"
         )
 
 
@@ -156,9 +158,11 @@ class BehaviourFit:
                     f"{one.steps:,}",
                     f"{one.log_loss:.4f}",
                     f"{one.marginal:.4f}",
-                    f"{one.explained:.1%}",
-                    f"{one.slope:.2f} ± {one.slope_error:.2f}",
-                    "NOT calibrated"
+                    f"{100 * one.explained:.1f} %",
+                    "" if np.isnan(one.slope) else f"{one.slope:.2f} ± {one.slope_error:.2f}",
+                    ""
+                    if np.isnan(one.slope)
+                    else "NOT calibrated"
                     if not one.calibrated
                     else "calibrated"
                     if one.slope_error <= _KNOWN
@@ -207,6 +211,7 @@ class BehaviourFit:
         return reliability_figure(r.predicted, r.observed, r.error)
 
 
+@explained
 def fit_behaviour(
     episodes: Episodes,
     *,
@@ -224,9 +229,10 @@ def fit_behaviour(
     Args:
         episodes: recorded episodes with finitely many actions, as in `ope_gym.evaluate`; known
             propensities are replaced too.
-        model: "counts" (observations of few whole numbers), "logit" (multinomial), "logit2" (with
-            products of numbers), "neighbours", "network"; or "auto", the one of counts, logit and
-            logit2 that predicts left-out steps best.
+        model: "shares" (of the actions, whatever was observed), "counts" (observations of few
+            whole numbers), "logit" (multinomial), "logit2" (with products of numbers),
+            "neighbours", "network"; or "auto", the one of shares, counts, logit and logit2 that
+            predicts left-out steps best.
         by: who acted: "policy" for the recorded policy numbers, None for one logger of all
             episodes, or (n,) a name for each episode, such as its hospital.
         actions: how many there are; by default what the action space says, or the largest seen.
@@ -290,7 +296,8 @@ class _Task:
                 [self.seed, _SCATTER, g]
             )  # the same for all folds of a logger
             scatter = learner.scatter(policy, x, chosen, rng)
-        return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out, scatter)
+        name = self.names[g] if len(self.names) > 1 else ""  # "all" says nothing elsewhere
+        return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out, scatter, name)
 
     def cross_fit(self, learner: Learner) -> dict[tuple[int, int], EstimatedPolicy]:
         """Fit every logger as often as it has folds."""
@@ -330,15 +337,19 @@ class _Task:
             schedule_ids=np.full(len(self.data), -1, self.data.schedule_ids.dtype),
         )
         whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
-        loggers = tuple(self._logger_fit(g, probs, own) for g in range(len(self.names)))
+        loggers = tuple(self._logger_fit(name, g, probs, own) for g in range(len(self.names)))
         curve = reliability(probs, self.chosen, self.data.episode_ids)
         return BehaviourFit(data, whole, name, losses, loggers, curve)
 
-    def _logger_fit(self, g: int, probs: FloatArray, own: FloatArray) -> LoggerFit:
+    def _logger_fit(self, model: str, g: int, probs: FloatArray, own: FloatArray) -> LoggerFit:
         mine = self.logger == g
         rows = np.flatnonzero(mine[self.data.episode_ids])
         episode, chosen = self.data.episode_ids[rows], self.chosen[rows]
         slope, error = calibration_slope(probs[rows], chosen, episode)
+        if model == "shares":
+            # shares without a fold are low where those of the fold are high, so the slope of even
+            # ones is below 1 whatever the logger did
+            slope = error = np.nan
         return LoggerFit(
             self.names[g],
             int(np.count_nonzero(mine)),

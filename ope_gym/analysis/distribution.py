@@ -39,6 +39,7 @@ from ope_gym.inference.weighted_returns import (
     variance_of,
 )
 from ope_gym.models import QModel
+from ope_gym.options import explained
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source
@@ -185,7 +186,7 @@ class Distribution:
         """
         _check_share(level, "level")
         few = self.weighted.smaller_side(self.weighted.quantile(level))
-        name = f"{100 * level:g}% quantile"
+        name = f"{100 * level:g} % quantile"
         corrected = self.scored and self.scored.quantile(level)
         if corrected:
             return Quantity(name, corrected[0], self._cut(corrected[1]), few)
@@ -202,7 +203,7 @@ class Distribution:
         """
         if not 0.0 < tail <= 1.0:
             raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
-        name = f"CVaR {100 * tail:g}%"
+        name = f"CVaR {100 * tail:g} %"
         if tail == 1.0:
             return dataclasses.replace(self.mean(), name=name)
         few = self.weighted.tail_ess(tail)
@@ -272,7 +273,7 @@ class Distribution:
     ) -> str:
         """Return a table of the numbers of `quantities`, and the verdict."""
         found = self.quantities(quantiles, tail, below)
-        rows = [["", "value", f"{self.level:.0%} interval", "rests on"]]
+        rows = [["", "value", f"{100 * self.level:g} % interval", "rests on"]]
         for q in found:
             ends = text.interval(q.interval.low, q.interval.high)
             few = " " if q.rests_on >= FEW else "?"
@@ -349,6 +350,7 @@ class Distribution:
         return text.to_json(self.to_dict(**shown), path)
 
 
+@explained
 def distribution(
     episodes: Episodes,
     target: Target,

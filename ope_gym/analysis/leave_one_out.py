@@ -22,8 +22,15 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Estimate
-from ope_gym.options import Options, OptionValues, one_estimator, refuse_value_alone
+from ope_gym.options import (
+    Options,
+    OptionValues,
+    explained,
+    one_estimator,
+    refuse_value_alone,
+)
 from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
+from ope_gym.policies.estimated import logger_name
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
 from ope_gym.weights.behaviours import behaviours_of
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@explained
 def leave_one_policy_out(
     episodes: Episodes,
     estimator: str = "auto",
@@ -83,7 +91,8 @@ def leave_one_policy_out(
         returns = used.returns(checked.gamma)[own[k]]
         error = float(returns.std(ddof=1) / math.sqrt(returns.size))
         mean = float(returns.mean())
-        checks.append(Check(k, returns.size, mean, error, estimate, checked.level))
+        name = logger_name(used.policies[k])
+        checks.append(Check(k, returns.size, mean, error, estimate, checked.level, name))
         progress(1)
     data = "held-out" if used.held_out.all() else "all"
     return Calibration(checks, skipped, data, left_out)
@@ -148,6 +157,7 @@ class Check:
         own_error: standard error of that mean.
         estimate: from the others' episodes.
         level: confidence level of the comparison.
+        name: of the logger, where propensities were estimated.
     """
 
     policy: int
@@ -156,6 +166,7 @@ class Check:
     own_error: float
     estimate: Estimate
     level: float
+    name: str = ""
 
     @property
     def difference(self) -> float:
@@ -344,7 +355,7 @@ class Calibration(Mapping[int, Check]):
             e = c.estimate
             rows.append(
                 [
-                    str(k),
+                    c.name or str(k),
                     f"{c.episodes:,}",
                     f"{text.number(c.own, 4)} ± {text.number(c.own_error, 2)}",
                     f"{text.number(e.value, 4)} ± {text.number(e.standard_error, 2)}",
@@ -362,8 +373,8 @@ class Calibration(Mapping[int, Check]):
         lines = [f"agree: {agree} of {told}; about {level * told:.1f} would if all is well"]
         if told:
             lines.append(
-                f"own mean inside the interval: {self.coverage:.0%}; "
-                f"{self.expected_coverage:.0%} expected, because own means have errors too"
+                f"own mean inside the interval: {100 * self.coverage:.0f} %; "
+                f"{100 * self.expected_coverage:.0f} % expected, because own means have errors too"
             )
             lines.append(
                 f"root mean square difference: {self.rmse:.3g}; {self.expected_rmse:.3g} expected"

@@ -14,7 +14,14 @@ from ope_gym.arrays import FloatArray
 from ope_gym.evaluation import Evaluator, hire
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
-from ope_gym.options import Compute, Options, OptionValues, one_estimator, refuse_value_alone
+from ope_gym.options import (
+    Compute,
+    Options,
+    OptionValues,
+    explained,
+    one_estimator,
+    refuse_value_alone,
+)
 from ope_gym.policies import Policy, Target
 from ope_gym.policies.convert import is_saved
 from ope_gym.scale.sources import Episodes, Source
@@ -30,6 +37,7 @@ _NODES = 64  # of the interpolation of a smooth function between these
 _WIDEST = 1e9  # largest factor by which few effective episodes widen a draw
 
 
+@explained
 def rank(
     episodes: Episodes,
     targets: Mapping[str, Target] | Sequence[Target],

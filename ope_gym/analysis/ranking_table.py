@@ -84,7 +84,8 @@ class Pairwise:
                 for j in range(len(self.names))
             ]
             rows.append([name, *cells])
-        note = f"* the {self.level:.0%} interval of this difference by itself does not contain 0"
+        level = text.level(self.level)
+        note = f"* the {level} interval of this difference by itself does not contain 0"
         return "\n".join([*text.align(rows), note])
 
 

@@ -85,13 +85,16 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
 def _never_sampled(missing: float) -> tuple[str, ...]:
     if missing <= 1e-9:
         return ()
-    return (f"{missing:.1%} of the target's actions were never sampled and count as 0",)
+    return (f"{100 * missing:.1f} % of the target's actions were never sampled and count as 0",)
 
 
 def _sampled_once(share: float) -> tuple[str, ...]:
     if share <= 0:
         return ()
-    return (f"{share:.0%} of the weight is on actions sampled only once: the error is too small",)
+    return (
+        f"{100 * share:.0f} % of the weight is on actions sampled only once: the error is too "
+        "small",
+    )
 
 
 def _replicates(

@@ -110,7 +110,8 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     cautions: tuple[str, ...] = ()
     if weight > 0.5:
         cautions = (
-            f"{weight:.0%} of the estimate is the q model alone, whose error no interval shows",
+            f"{100 * weight:.0f} % of the estimate is the q model alone, whose error no "
+            "interval shows",
         )
     replicates = None
     if setting.draws is not None and drawn and np.isfinite(found.value):

@@ -260,8 +260,8 @@ def judge(
     lost = d.missing_mass or 0.0
     if lost > NOTED_LOSS:
         (red if lost > RED_LOSS else amber).append(
-            f"in {lost:.1%} of its episodes the target takes an action that no usable behaviour "
-            "policy ever takes"
+            f"in {100 * lost:.1f} % of its episodes the target takes an action that no usable "
+            "behaviour policy ever takes"
         )
     alarms = tuple(red + amber)
     scarce, few = _scarcity(d, findings, trajectories)
@@ -308,7 +308,7 @@ def _weight_alarms(d: Diagnostics, known: bool, red: list[str], amber: list[str]
         )
     if capped:
         (red if d.uncovered > AMBER_MISSING else amber).append(
-            f"{d.capped_share:.1%} of the weights were clipped at the cap, leaving a mean "
+            f"{100 * d.capped_share:.1f} % of the weights were clipped at the cap, leaving a mean "
             f"weight of {d.mean_weight:.2f}: a bias that no interval shows"
         )
 
@@ -352,8 +352,8 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         few.append("all episodes agree, so the error is unknown: a rare outcome may be missing")
     elif d.influence_share > GREEN_INFLUENCE and ess >= GREEN_ESS:
         few.append(
-            f"one episode makes up {d.influence_share:.0%} of the squared error: a few extreme "
-            "returns decide the value, and others may be missing"
+            f"one episode makes up {100 * d.influence_share:.0f} % of the squared error: a few "
+            "extreme returns decide the value, and others may be missing"
         )
     missing = d.uncovered > AMBER_MISSING and d.capped_share == 0 and not model
     if missing and d.mean_weight_interval[1] >= 1.0:
@@ -362,7 +362,7 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
             "be missing by chance"
         )
     if d.max_share > GREEN_SHARE and not model:
-        few.append(f"one episode holds {d.max_share:.1%} of the weight")
+        few.append(f"one episode holds {100 * d.max_share:.1f} % of the weight")
     return scarce, few
 
 
@@ -416,7 +416,8 @@ def _advice(
         plain = ", " not in names[best]  # a policy, not a sequence of policies
         if counts.sum() > 1 and gain[best] >= _USEFUL and plain:
             number = int(np.ceil(missing / gain[best]))
-            whose = names[best].partition(" (")[0]  # a fold of a logger is no one to collect from
+            # a fold of a logger is no one to collect from
+            whose = names[best].rpartition(" (fold ")[0] or names[best]
             return (f"collect about {_episodes(number, 'more ')} of {whose}",)
         return (f"collect about {_episodes(int(np.ceil(missing)))} {target}",)
     if d.influence_share > GREEN_INFLUENCE:

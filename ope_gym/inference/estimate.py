@@ -99,7 +99,7 @@ class Difference:
         low, high, level = self.interval.low, self.interval.high, self.interval.level
         return (
             f"{self.minuend} - {self.subtrahend}: {self.value:.6g} ± {self.standard_error:.3g}, "
-            f"{level:.0%} [{low:.6g}, {high:.6g}]"
+            f"{100 * level:g} % [{low:.6g}, {high:.6g}]"
         )
 
 

@@ -1,4 +1,4 @@
-"""Learn the probabilities of recorded actions: counts, multinomial logit, neighbours, network.
+"""Learn the probabilities of actions: shares, counts, multinomial logit, neighbours, network.
 
 Each learner takes encoded observations and the number of the chosen action, and returns a policy of
 them. Every action that it is asked to learn has a probability above 0 everywhere: it was taken
@@ -41,7 +41,7 @@ class Learner:
         name: of the model.
         fit: from inputs (m, d), actions (m,), how many actions and a seed to a policy.
         encoded: whether observations are encoded; else they are rows of whole numbers.
-        degree: 2 for products of the numbers.
+        degree: 2 for products of the numbers, 0 for none of them.
         scatter: draws of the estimation error of the fitted weights, from the fitted policy, its
             inputs (m, d), actions (m,) and a generator; None if its law is unknown.
     """
@@ -61,6 +61,11 @@ class Learner:
     def inputs(self, observations: Any, columns: Columns | None) -> NDArray[Any]:
         """Return the inputs (n, d) of observations."""
         return encode(observations, columns, self.degree)
+
+
+def fit_shares(x: FloatArray, chosen: IntArray, actions: int, seed: int) -> SoftmaxLinear:
+    """Take the shares of the actions, whatever was observed: a logit with intercepts alone."""
+    return SoftmaxLinear(np.zeros((actions, 0)), np.log(_shares(chosen, actions)))
 
 
 def fit_counts(states: NDArray[Any], chosen: IntArray, actions: int, seed: int) -> StateTable:
@@ -302,6 +307,7 @@ def _shares(chosen: IntArray, actions: int) -> FloatArray:
 
 
 LEARNERS = {
+    "shares": Learner("shares", fit_shares, degree=0, scatter=scatter_logit),
     "counts": Learner("counts", fit_counts, encoded=False),
     "logit": Learner("logit", fit_logit, scatter=scatter_logit),
     "logit2": Learner("logit2", fit_logit, degree=2, scatter=scatter_logit),
@@ -315,4 +321,5 @@ def candidates(observations: Any) -> tuple[str, ...]:
     whole = all(leaf.dtype.kind in "iub" for leaf in flat_leaves(observations))
     numbers = columns_of(observations).numbers
     wide = numbers * (numbers + 1) // 2 > 200
-    return ("logit", "counts") if whole else ("logit",) if wide else ("logit", "logit2")
+    more = "counts" if whole else "logit2"
+    return ("shares", "logit") if wide and not whole else ("shares", "logit", more)

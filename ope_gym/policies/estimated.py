@@ -25,6 +25,7 @@ from ope_gym.policies.mlp import SoftmaxMlp
 from ope_gym.policies.numerics import choices, sample_rows
 
 ALL = -1  # fold of a policy that learned from all episodes
+_LONGEST = 60  # characters of a name that are shown
 _INNER = "policy."
 _COLUMNS = "columns."
 
@@ -121,11 +122,12 @@ class EstimatedPolicy(_FromProbs):
     Args:
         policy: what was fitted, of the actions that were taken at all, on encoded observations.
         columns: how observations are encoded; None for the whole numbers that they are.
-        degree: 2 to add products of the numbers.
+        degree: 2 to add products of the numbers, 0 for none of them: shares of the actions.
         taken: (A,) whether an action was ever taken; the others have probability 0.
         logger: number of the logger whose episodes it learned from.
         fold: fold that it did not learn from, or `ALL`.
         scatter: (R, ...) draws of the estimation error of the weights of a logit; None if unknown.
+        name: of the logger, where it has one.
     """
 
     kind: ClassVar[str] = "estimated"
@@ -136,6 +138,7 @@ class EstimatedPolicy(_FromProbs):
     logger: int
     fold: int = ALL
     scatter: NDArray[np.float32] | None = None
+    name: str = ""
 
     def drawn(self, r: int) -> EstimatedPolicy:
         """Return the policy as it might as well have been estimated, the draw r of them."""
@@ -148,6 +151,8 @@ class EstimatedPolicy(_FromProbs):
     @property
     def model(self) -> str:
         """Name of the model that was fitted."""
+        if self.degree == 0:
+            return "shares"
         name = _MODELS[_CLASSES.index(type(self.policy))]
         return f"{name}, degree 2" if self.degree == 2 else name
 
@@ -165,6 +170,8 @@ class EstimatedPolicy(_FromProbs):
             found |= {f"{_COLUMNS}{name}": value for name, value in scale.items()}
         if self.scatter is not None:
             found["scatter"] = self.scatter
+        if self.name:
+            found["name"] = np.frombuffer(self.name.encode(), dtype=np.uint8)
         numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
         numbers["class"] = _CLASSES.index(type(self.policy))
         return found | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
@@ -182,11 +189,12 @@ class EstimatedPolicy(_FromProbs):
             int(arrays["logger"]),
             int(arrays["fold"]),
             np.asarray(arrays["scatter"]) if "scatter" in arrays else None,
+            bytes(np.asarray(arrays.get("name", ()), dtype=np.uint8)).decode(errors="replace"),
         )
 
     def __repr__(self) -> str:
         part = "all its episodes" if self.fold == ALL else f"all but fold {self.fold}"
-        return f"EstimatedPolicy({self.model}, logger {self.logger}, from {part})"
+        return f"EstimatedPolicy({self.model}, {logger_name(self)}, from {part})"
 
 
 def _within(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
@@ -199,7 +207,7 @@ def encode(observations: Tree, columns: Columns | None, degree: int = 1) -> NDAr
         return np.hstack([leaf.astype(np.int64) for leaf in flat_leaves(observations)])
     plain = columns(observations)
     if degree < 2:
-        return plain
+        return plain if degree else plain[:, :0]
     first, second = np.triu_indices(columns.numbers)
     return np.hstack([plain, plain[:, first] * plain[:, second]])
 
@@ -225,8 +233,15 @@ def fitted_models(policies: Sequence[Policy]) -> str:
     return ", ".join(sorted({p.model for p in policies if isinstance(p, EstimatedPolicy)}))
 
 
-def logger_name(policy: Policy) -> str:
-    """Return the name of an estimated policy among behaviours; empty for any other."""
+def logger_name(policy: Policy, *, fold: bool = False) -> str:
+    """Return the name of the logger of an estimated policy; empty for any other policy.
+
+    Args:
+        policy: any.
+        fold: whether to add the fold that it did not learn from.
+    """
     if not isinstance(policy, EstimatedPolicy):
         return ""
-    return f"logger {policy.logger} (fold {policy.fold})"
+    name = policy.name or f"logger {policy.logger}"
+    shown = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return f"{shown} (fold {policy.fold})" if fold else shown

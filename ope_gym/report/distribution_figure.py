@@ -44,7 +44,7 @@ def distribution_figure(
         color=COLOURS[0],
         alpha=0.18,
         linewidth=0,
-        label=f"{level:.0%} band of the whole function",
+        label=f"{100 * level:g} % band of the whole function",
     )
     axes.step(at, reach(value, 0.0), where="post", color=COLOURS[0], linewidth=1.4)
     for index, (name, mark) in enumerate(marks.items()):
@@ -53,7 +53,7 @@ def distribution_figure(
             axes.axvline(mark, linewidth=1.2, label=f"{name}: {mark:.4g}", **style)  # type: ignore[arg-type]
     axes.set_ylim(0.0, 1.0)
     axes.margins(x=0.0)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     dress(axes, "return", "episodes with at most this return")
     title(axes, "The distribution of returns")
     legend(figure, ncols=3)

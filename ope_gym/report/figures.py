@@ -103,7 +103,7 @@ def ranking_figure(
         left.axvline(best.value, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     _rows(left, shown, [shorten(name, 28) for name in names])
     _chances(right, chances[:limit])
-    title(left, f"Value by {best.name}, {best.interval.level:.0%} intervals", 25)
+    title(left, f"Value by {best.name}, {100 * best.interval.level:g} % intervals", 25)
     title(right, "P(best)", 25)
     _legend(figure, [left])
     regimes = dict.fromkeys(label(e.sample.regime) for e in shown.values())
@@ -208,7 +208,7 @@ def _head(axes: Axes, first: Estimate) -> None:
     head = axes.set_title(f"Data: {label(sample.regime)}", loc="left", pad=25, **bold)
     if sample.regime == "in-sample":
         head.set(color="white", bbox={"facecolor": dict(BANDS)["red"], "linewidth": 0, "pad": 4})
-    told = f"{text.size(sample)}; {100 * interval.level:g}% intervals ({interval.method})"
+    told = f"{text.size(sample)}; {100 * interval.level:g} % intervals ({interval.method})"
     _beside(axes, told, (0, 1), (0, 8), color=GREY)
 
 

@@ -302,7 +302,7 @@ def evaluation_markdown(
 ) -> str:
     """Return the evaluation as Markdown: the answer, data, table, verdicts with reasons, notes."""
     sample, first = evaluation.sample, evaluation.best.interval
-    ends = f"{first.level:.0%} interval ({first.method})"
+    ends = f"{100 * first.level:g} % interval ({first.method})"
     head = ["estimator", "value", "std. error", ends, "ESS", "largest share", "mean weight"]
     rows = [[*head, "verdict"]]
     for name, e in evaluation.items():
@@ -314,7 +314,7 @@ def evaluation_markdown(
                 text.number(e.standard_error),
                 text.interval(e.interval.low, e.interval.high),
                 f"{d.ess:.1f}",
-                f"{d.max_share:.1%}",
+                f"{100 * d.max_share:.1f} %",
                 text.number(d.mean_weight),
                 f"**{e.verdict.colour}**",
             ]

@@ -194,7 +194,9 @@ def itemised(given: Mapping[str, Sequence[str]], every: str = "all") -> list[str
 
 def wrap(text: str, indent: str = "    ") -> str:
     """Break text into lines of at most 100 characters, all but the first indented."""
-    return textwrap.fill(text, 100, subsequent_indent=indent, break_on_hyphens=False)
+    kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)  # stays with its number
+    lines = textwrap.fill(kept, 100, subsequent_indent=indent, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}%", " %")
 
 
 def number(value: float, digits: int = 5) -> str:
@@ -213,19 +215,19 @@ def episodes(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share in per cent; a small one is "<0.1%" rather than "0%"."""
+    """Return a share in per cent; a small one is "<0.1 %" rather than "0 %"."""
     if math.isnan(value):
         return "undefined"
     if 0 < value < 0.001:
-        return "<0.1%"
-    return f"{value:.1%}"
+        return "<0.1 %"
+    return f"{100 * value:.1f} %"
 
 
 def chance(value: float) -> str:
     """Return a probability that was estimated from draws, never as 0 or 1."""
     if math.isnan(value):
         return "undefined"
-    return "<0.1%" if value < 0.001 else ">99.9%" if value > 0.999 else f"{value:.1%}"
+    return "<0.1 %" if value < 0.001 else ">99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -250,7 +252,8 @@ def size(sample: Sample) -> str:
     """Describe how much data a sample has: "90 episodes, 812 steps, 3 behaviours"."""
     who = actors(sample)
     if sample.propensities:  # folds of one logger are one
-        who = count(len({name.partition(" (")[0] for name in sample.behaviours}), "logger")
+        loggers = {name.rpartition(" (fold ")[0] or name for name in sample.behaviours}
+        who = count(len(loggers), "logger")
     return f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, {who}"
 
 

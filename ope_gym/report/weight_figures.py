@@ -88,7 +88,11 @@ def weights_figure(evaluation: Mapping[str, Estimate]) -> Figure:
     grey: dict[str, Any] = {"height": 0.7, "color": "#d6d6d6", "zorder": 1}
     right.barh(range(k), sample.counts / n, label="share of the episodes", **grey)
     for index, (names, curve) in enumerate(distinct(curves)):
-        told = f"the heaviest episode holds {curve[0]:.1%}" if curve[-1] else "no weight is left"
+        told = (
+            f"the heaviest episode holds {100 * curve[0]:.1f} %"
+            if curve[-1]
+            else "no weight is left"
+        )
         marker: dict[str, Any] = {
             "marker": "osD^vP*"[index % 7],
             "zorder": 3,
@@ -109,7 +113,7 @@ def weights_figure(evaluation: Mapping[str, Estimate]) -> Figure:
     right.set_yticks(range(0, k, every), labels)
     right.locator_params(axis="x", nbins=4)
     for axis in (left.xaxis, left.yaxis, right.xaxis):
-        axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+        axis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     left.xaxis.set_minor_formatter(lambda share, _: "")
     dress(left, "heaviest episodes, of all", "share of the total weight")
     dress(right, "share of the total weight", "behaviour")

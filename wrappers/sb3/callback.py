@@ -357,9 +357,10 @@ class OPECallback(EventCallback):
         left = int(model._total_timesteps) - self.num_timesteps
         affordable = affordable_spacing(model, self._free.free.horizon, left, self._budget)
         spacing = min(affordable, -(-left // _FEWEST))
-        why = f"so that they take about {self._budget:.0%} of the CPU time"
+        share = f"{100 * self._budget:.0f} % of the CPU time"
+        why = f"so that they take about {share}"
         if spacing < affordable:
-            why = f"{_FEWEST} in all, which take more than {self._budget:.0%} of the CPU time"
+            why = f"{_FEWEST} in all, which take more than {share}"
         spacing -= int(model.n_steps * model.n_envs) // 2  # the nearest rollout
         if spacing > usual and self.verbose:
             print(

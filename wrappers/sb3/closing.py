@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ope_gym.online import FreeEstimate
+from ope_gym.report import text
 from ope_gym.report.free_values import band_in_words, free_headline
 from wrappers.sb3.checkpoints import BestCheckpoint
 
 __all__ = ["closing_lines", "no_value"]
 
+_UNSURE = "It is uncertain which policy is the best; the best guess"
 _MOSTLY = 0.5  # weight, or probability, of more than all else together
 
 
@@ -40,7 +42,7 @@ def closing_lines(
     elif "fresh" in estimate.shares:
         lines.append(
             f"Data: {regime}, the latest episodes of the training, and fresh ones, which have "
-            f"{estimate.shares['fresh']:.0%} of the weight."
+            f"{100 * estimate.shares['fresh']:.0f} % of the weight."
         )
     else:
         lines.append(
@@ -50,7 +52,8 @@ def closing_lines(
     learned = estimate.shares.get("simulation", 0.0)
     if learned > _MOSTLY:
         lines[-1] += (
-            f" A model of the environment, learned from its steps, has {learned:.0%} of the weight."
+            f" A model of the environment, learned from its steps, has {100 * learned:.0f} % of "
+            "the weight."
         )
     return lines
 
@@ -71,14 +74,14 @@ def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: st
     # the upper end may have been cut at a bound, which does not move with the value
     ends = e.possible(e.low + off), max(e.possible(e.high + off), e.possible(e.value))
     band = band_in_words(best.value, *ends, level)
-    chance = f"of {best.policies:,} it is the best with probability {best.probability:.2f}"
+    chance = f"of {best.policies:,} it is the best with probability {text.chance(best.probability)}"
     if best.policies == 1:
         return f"No other policy was evaluated.{where}"
     doubtful = best.probability < _MOSTLY
     if e.timesteps == last.timesteps:
-        known = "No policy stands out; the best guess is this one" if doubtful else ""
+        known = f"{_UNSURE} is this one" if doubtful else ""
         return f"{known or 'It is also the one to keep'}: {chance}.{where}"
-    known = "No policy stands out; the best guess" if doubtful else "The one to keep"
+    known = _UNSURE if doubtful else "The one to keep"
     return (
         f"{known} is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
         f"has been chosen: {chance}.{where}"

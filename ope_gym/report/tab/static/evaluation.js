@@ -44,7 +44,7 @@ function forest(e) {
   const rows = e.estimates.map((row) => ({
     ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.fresh_episodes === null ? '' : brief(row.fresh_episodes, 2)],
   }));
-  const level = `${Math.round(100 * e.level)}%`;
+  const level = `${Math.round(100 * e.level)} %`;
   const svg = intervals(rows, {
     heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 98,
   });
@@ -295,4 +295,4 @@ function rankingCard(ranking) {
     intervals(rows, { heads: ['P(best)'], truth: null, best: rows[0].name }));
 }
 
-const chance = (p) => (p < 0.001 ? '<0.1%' : p > 0.999 ? '>99.9%' : percent(p));
+const chance = (p) => (p < 0.001 ? '<0.1 %' : p > 0.999 ? '>99.9 %' : percent(p));

@@ -75,7 +75,7 @@ function trim(text) {
 export function percent(share) {
   if (share === null) return 'undefined';
   const said = 100 * share;
-  return `${said > 0 && said < 0.1 ? '<0.1' : trim(said.toFixed(said < 10 ? 1 : 0))}%`;
+  return `${said > 0 && said < 0.1 ? '<0.1' : trim(said.toFixed(said < 10 ? 1 : 0))} %`;
 }
 
 /** Return the points that survive at least so many pixels apart; the last one always does. */
