@@ -912,3 +912,16 @@ def test_a_later_change_inside_an_episode_leaves_earlier_behaviours_alone(tmp_pa
     buffer.save(tmp_path / "file.ope")
     again = behaviours_of(Trajectories.load(tmp_path / "file.ope"))
     assert [again.plans[k] for k in again.ids] == [after.plans[k] for k in after.ids]
+
+
+def test_a_vanishing_error_beside_huge_returns_is_no_overflow() -> None:
+    """The squared ratio of deviation and error is beyond floats: infinitely many fresh episodes."""
+    rewards = np.tile([1.0, 0.0], 10)
+    rewards[0] = 1e200
+    target = np.full(20, -0.7)
+    target[0] = -600.0  # hardly does what was paid so much
+    found = evaluate_log_probs(
+        target, np.full((1, 20), -0.7), np.zeros(20, np.int64), rewards, np.arange(21), ["NFIS"]
+    )
+    assert found["NFIS"].fresh_episodes == np.inf
+    assert "NFIS" in str(found)

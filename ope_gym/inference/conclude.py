@@ -141,7 +141,8 @@ def conclude(
         moved = interval.low - shifted.low, shifted.high - interval.high
         lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
         interval = known.outcomes.cut(shifted)
-    fresh = (known.deviation / error) ** 2 if error > 0.0 and known.deviation > 0.0 else np.nan
+    ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
+    fresh = ratio * ratio  # the power would raise an error where this is infinite
     findings = Findings(
         computed.value,
         error,

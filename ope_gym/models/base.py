@@ -308,7 +308,7 @@ def _fill_together(
             direct = [*made[1]]
             continue
         edges = cuts[k * actions : (k + 1) * actions + 1]
-        # in the order of the fold, target by target: block by block it takes twice as long
+        # put in the order of the fold once for each target, not block by block
         probs = _columns(places, order[edges[0] : edges[-1]])
         for a in range(actions):
             for begin in range(edges[a], edges[a + 1], block):
