@@ -708,7 +708,7 @@ def test_an_empirical_average_of_hand_made_data() -> None:
         got["EA"].influence, [3.5 - 0.375, 3.5 + 0.375, 3.5, 0.0], rtol=1e-14
     )
     assert got["EA"].diagnostics.mean_weight == pytest.approx(0.75)
-    assert "25.0% of the target's actions were never sampled" in str(got["EA"].verdict)
+    assert "25.0 % of the target's actions were never sampled" in str(got["EA"].verdict)
 
 
 def test_an_empirical_average_without_any_sampled_action_is_undefined() -> None:

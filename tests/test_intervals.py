@@ -869,7 +869,7 @@ def test_a_paired_difference_of_targets(method: str) -> None:
         assert difference.value in difference.interval
         text = str(difference)
         assert text.startswith(f"{name} - {name}: ")
-        assert "95% [" in text
+        assert "95 % [" in text
 
 
 def test_a_difference_supposes_what_its_estimates_do() -> None:
