@@ -5,11 +5,10 @@
 #
 # FOLDER gets the virtual environment, and keeps it for the next time; by default it is a new one,
 # which is removed at the end. PYTHON names the interpreter. TORCH names another version of torch, as
-# TORCH=2.13.0+cpu, where the lowest is only there as a build for CUDA, whose gigabytes take longer
-# to fetch than everything else.
+# TORCH=2.13.0+cpu, where the lowest is only there as a build for CUDA.
 #
-# On two cores it takes 80 s where FOLDER is there from the last time, all but a few of them for the
-# tests. A new one takes some 2 minutes more for the install, with a torch for the CPU.
+# On two cores it took 80 s with a FOLDER from the last time; the install, with a torch for the CPU,
+# took some 2 minutes before that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -123,7 +123,7 @@ class SingleSession(Session):
             self.hand_over()
 
     def _agrees(self) -> bool:
-        """Return whether the last episode passes the audit: an error is raised in its last step."""
+        """Return whether the given log-probabilities of the last episode are the policy's own."""
         given = self.rows[3]
         if not self.settings.audit or not given or given[-1][0] < self._waiting[-1][0]:
             return True
