@@ -457,3 +457,9 @@ def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead
     ):
         with pytest.raises(TypeError, match=f"{function.__name__} has no argument {instead}"):
             function("nothing.ope", *more, **given)
+
+
+@pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])
+def test_analyses_tell_what_to_give_as_well(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} has no argument discount=; .*gamma=\?"):
+        getattr(ope_gym, name)(discount=0.9)
