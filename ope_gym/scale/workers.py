@@ -43,7 +43,6 @@ R = TypeVar("R")
 # Items sent for each worker, counted from the oldest that is not done, which bounds the results
 # that wait for their turn. loky's queue holds as many: it fails to drop what is not yet in there.
 _AHEAD = 2
-_WAITING = 32  # results of this process that may wait until the others have started
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL", "NUMBA")
 
 
@@ -125,31 +124,26 @@ class RemoteWorkers(Workers):
         shared = self._pool.share(packed(function, "the function, with what it refers to,"))
         rest, sent, left = iter(enumerate(items)), deque[_Sent](), len(items)
         while True:
-            ready = self._pool.ready()
             sending = sum(one.outcome is None for one in sent)
-            room = (_AHEAD if ready else 1) * self._pool.size() - sending
+            # What is sent to workers that still start would wait for the last of them.
+            room = _AHEAD * self._pool.size() - sending if self._pool.ready() else 0
             if self._pool.helped and sending:
                 room = min(room, left - 1)  # the last one is for this process, which else waits
             for index, item in itertools.islice(rest, max(room, 0)):
                 handle = self._pool.send(shared, packed(item, f"item {index}"))
                 sent.append(_Sent(index, handle))
                 left -= 1
-            helps = self._helps(sent, _AHEAD if ready else _WAITING)
-            if helps and (following := next(rest, None)) is not None:
+            if self._helps(sent) and (following := next(rest, None)) is not None:
                 sent.append(_computed_here(function, *following))
                 left -= 1
                 continue
             if not sent:
                 return
-            if self._pool.helped and not ready and sent[0].outcome is None:
-                # the others may take longer to start than all of this takes here
-                number = sent[0].number
-                sent[0] = _computed_here(function, number, items[number])
             yield self._result(sent.popleft())
 
-    def _helps(self, sent: Sequence[_Sent], most: int) -> bool:
+    def _helps(self, sent: Sequence[_Sent]) -> bool:
         """Return whether to compute an item here: the oldest is not done, and few results wait."""
-        if not self._pool.helped or sum(one.outcome is not None for one in sent) >= most:
+        if not self._pool.helped or sum(one.outcome is not None for one in sent) >= _AHEAD:
             return False
         return not sent or (sent[0].outcome is None and not self._pool.done(sent[0].handle))
 
