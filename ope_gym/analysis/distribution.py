@@ -67,7 +67,7 @@ class Quantity:
     """Hold one number of a distribution.
 
     Args:
-        name: such as "5% quantile".
+        name: such as "5 % quantile".
         value: the estimate; NaN if no episode has weight.
         interval: its confidence interval; an end is infinite where the data do not bound it.
         rests_on: effective episodes that decide it: those of the tail for a tail mean, those on

@@ -126,9 +126,9 @@ def _one_thread() -> Iterator[None]:
 def _keep_freed_memory() -> None:
     """Let the C library keep what a task frees for the next task, which needs as much.
 
-    It gives large arrays back to the system, and the next task gets them page by page, which took a
-    quarter of its time. glibc keeps up to twice the largest array that was freed, if that had less
-    than 32 MiB; it learns that from an array that is never touched, and so takes no memory.
+    It gives large arrays back to the system, and the next task gets them page by page, which took
+    up to a quarter of its time. glibc keeps up to twice the largest array that was freed, if that
+    had less than 32 MiB; it learns that from an array that is never touched, and so takes no memory.
     """
     np.empty(2**25 - 2**16, dtype=np.uint8)
 
