@@ -353,6 +353,7 @@ def test_one_kind_of_minus_and_none_before_zero() -> None:
         "| −0.12 | 0.000000 | 0.00 | 1e-5 | x-1 | (−.5)"
     )
     assert tidy("`--seed 1`, +0.10, −0.01") == "`--seed 1`, +0.10, −0.01"
+    assert tidy("95 % cover 93%, +0.0%") == "95 % cover 93 %, 0.0 %"
 
 
 # --- command and report -----------------------------------------------------------------------

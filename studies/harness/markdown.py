@@ -26,7 +26,8 @@ def amount(value: float) -> str:
 
 
 def tidy(text: str) -> str:
-    """Write one kind of minus before numbers, and no sign before 0."""
+    """Write one kind of minus before numbers, no sign before 0, and a space before per cent."""
+    text = re.sub(r"(?<=\d)%", " %", text)
     text = re.sub(r"(?<![\w`\-−])-(?=\.?\d)", "−", text)
     return re.sub(r"[−+](?=0(?:\.0+)?(?![\d.]))", "", text)
 

@@ -13,7 +13,7 @@ from typing import Any
 from studies import STUDIES
 from studies.harness.chunks import write_atomically
 from studies.harness.claims import FAILS, HOLDS, OURS, RULES, UNDECIDED
-from studies.harness.markdown import claims_table, study_section
+from studies.harness.markdown import claims_table, study_section, tidy
 
 _HEAD = f"""\
 # The paper, run again
@@ -25,7 +25,7 @@ positive, or zero, if the claim is right.
 
 ## How claims are judged
 
-{RULES}
+{tidy(RULES)}
 
 The margins, the rule for tails and p = 0.99 on the grid of the bandit were chosen after seeing
 first results; so were the constants of auto and ess-t, on other seeds and other small MDPs.
@@ -58,7 +58,7 @@ _OWN_HEAD = f"""\
 
 ## How claims are judged
 
-{RULES}"""
+{tidy(RULES)}"""
 
 
 def write_report(out: Path, path: Path) -> list[str]:
