@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORT = "<frozen importlib._bootstrap>"
 _PATIENCE = 0.05  # seconds after which a signal that was swallowed is sent again
-_pending: list[int] = []  # signals that were raised
-_deferred: list[int] = []  # the signal that waits for the end of an import or of a compilation
-_broken = False  # whether a second signal broke an import or a compilation off
+_came = False  # whether a signal came, which makes the next one the second
+_raised = 0  # the signal that was raised last; 0 if there is none
+_broken = 0  # the signal that broke an import or a compilation off; 0 if there is none
 _holds = False  # whether `held_back` holds signals back
 
 
@@ -45,8 +45,7 @@ class Stopped(KeyboardInterrupt):
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM."""
     # Ray raises a KeyboardInterrupt of its own where ours was raised
-    last = _pending[-1] if _pending else signal.SIGINT
-    return 128 + int(getattr(stop, "number", last))
+    return 128 + int(getattr(stop, "number", _raised or signal.SIGINT))
 
 
 def urgent(stop: KeyboardInterrupt) -> bool:
@@ -75,8 +74,8 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 def check() -> None:
     """Raise `Stopped` if a signal came and compiled code swallowed it; call it in long loops."""
-    if _pending:
-        raise Stopped(_pending[-1])
+    if _raised:
+        raise Stopped(_raised)
 
 
 @contextlib.contextmanager
@@ -86,12 +85,15 @@ def unmasked() -> Iterator[None]:
     Imports and numba turn what is raised inside them into errors of their own. The second signal
     does not wait for their end, so a command that catches errors needs this around its work.
     """
+    global _broken
     try:
         yield
-    except Exception:
+    except Exception as error:
         if _broken:
-            raise Stopped(_pending[-1], again=True) from None
+            raise Stopped(_broken, again=True) from error
         raise
+    finally:
+        _broken = 0  # errors from here on are not its doing
 
 
 @contextlib.contextmanager
@@ -143,17 +145,15 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    global _broken
-    again = bool(_pending or _deferred)
+    global _came, _raised, _broken
+    again, _came = _came, True
     if _delicate(frame):
         if not again:
-            _deferred.append(number)
             sys.setprofile(_raise_after(number))
             return
-        _broken = True
+        _broken = number
     sys.setprofile(None)
-    _deferred.clear()
-    _pending.append(number)
+    _raised = number
     raise Stopped(number, again=again)
 
 
@@ -167,9 +167,10 @@ def _raise_again(shown: Callable[[Any], object]) -> Any:
     """Return a hook that sends a signal again if a destructor or a callback swallowed it."""
 
     def hook(unraisable: Any) -> None:
+        global _came, _raised, _broken
         error = unraisable.exc_value
         if isinstance(error, Stopped):
-            _pending.remove(error.number)  # or it would count twice
+            _came, _raised, _broken = error.again, 0, 0  # or it would count twice
             _send_again(error.number)
         else:
             shown(unraisable)
@@ -181,8 +182,9 @@ def _raise_after(number: int) -> Any:
     """Return a profiler that raises a signal where the code that cannot be broken off is left."""
 
     def profile(frame: FrameType, event: str, _: object) -> None:
+        global _came
         if event == "return" and _whole(frame) and not _delicate(frame.f_back):
-            _deferred.clear()
+            _came = False  # it is still the first
             _raise(number, frame.f_back)
 
     return profile

@@ -367,11 +367,17 @@ def test_a_signal_that_ends_all(numbers: str, code: int, tmp_path: Path) -> None
 _SIGNALS_AT_COMPILATIONS = """
 import os, runpy, sys
 from numba.core import event
-bursts = iter(map(int, sys.argv[1].split()))  # signals as compilations begin
+bursts = iter(sys.argv[1].split())  # signals as compilations begin; with m, numba hides them
 class Impatient(event.Listener):
     def on_start(self, event):
-        for _ in range(next(bursts, 0)):
-            os.kill(os.getpid(), 2)
+        burst = next(bursts, "0")
+        if "GONE" in os.environ:
+            os.rmdir(os.environ.pop("GONE"))
+        try:
+            for _ in range(int(burst[0])):
+                os.kill(os.getpid(), 2)
+        except BaseException as error:
+            raise AssertionError("of numba") if burst.endswith("m") else error
     def on_end(self, event):
         pass
 event.register("numba:compile", Impatient())
@@ -383,7 +389,7 @@ runpy.run_module("ope_gym", run_name="__main__")
 
 
 @posix
-@pytest.mark.parametrize("bursts", ["1", "2", "1 1", "0 0 0 2", "0 1 0 0 1"])
+@pytest.mark.parametrize("bursts", ["1", "2", "2m", "1 1", "0 0 0 2", "0 1 0 0 1", "0 1 0 0 1m"])
 def test_ctrl_c_while_kernels_are_compiled(
     bursts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,15 +413,39 @@ def test_ctrl_c_twice_while_a_command_compiles(
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     words = ["ope_gym", "evaluate", str(finished / "all.ope")]
-    done = _run(_SIGNALS_AT_COMPILATIONS, "2", *words)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped\n")
+    for bursts in ("2", "2m"):
+        done = _run(_SIGNALS_AT_COMPILATIONS, bursts, *words)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped\n")
+
+
+@posix
+def test_what_cannot_be_saved_after_ctrl_c_twice_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.setenv("GONE", str(tmp_path / "gone"))
+    options = small(tmp_path, *SEEDED, "--save", str(tmp_path / "gone" / "all.ope"))
+    done = _run(_SIGNALS_AT_COMPILATIONS, "2m", "train.py", *options)
+    assert "stopped after" in done.stderr
+    assert f"cannot save {tmp_path / 'gone' / 'all.ope'}" in done.stderr
 
 
 _SIGNALS_THAT_COME_OUT_AS_ERRORS = """
-import os, sys
+import os, sys, time
 from ope_gym import stopping
 source = '''
+class Swallows:
+    def __init__(self, kill):
+        self.kill = kill
+    def __del__(self):
+        self.kill()
 def compiled(kill, signals):
+    if signals == 3:
+        kill()
+        Swallows(kill)
+        time.sleep(20)
+        return
     try:
         for _ in range(signals):
             kill()
@@ -424,7 +454,7 @@ def compiled(kill, signals):
     if not signals:
         raise ValueError("of its own")
 '''
-numba = {"__name__": "numba.core"}
+numba = {"__name__": "numba.core", "time": time}
 exec(source, numba)
 def main():
     try:
@@ -443,6 +473,8 @@ def test_a_second_signal_that_comes_out_as_another_error() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "urgent\n", "\nstopped\n")
     done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "1")
     assert (done.returncode, done.stdout, done.stderr) == (130, "in time\n", "\nstopped\n")
+    done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "3")  # the second one vanishes in a destructor
+    assert (done.returncode, done.stdout, done.stderr) == (130, "urgent\n", "\nstopped\n")
     done = _run(_SIGNALS_THAT_COME_OUT_AS_ERRORS, "0")
     assert done.returncode == 1
     assert "ValueError: of its own" in done.stderr

@@ -127,8 +127,9 @@ def _keep_freed_memory() -> None:
     """Let the C library keep what a task frees for the next task, which needs as much.
 
     It gives large arrays back to the system, and the next task gets them page by page, which took
-    up to a quarter of its time. glibc keeps up to twice the largest array that was freed, if that
-    had less than 32 MiB; it learns that from an array that is never touched, and so takes no memory.
+    up to a quarter of its time. After an array of nearly 32 MiB was freed, glibc takes all smaller
+    ones from its heap, and keeps up to 64 MiB at the end of that. The array is never touched, and
+    so takes no memory.
     """
     np.empty(2**25 - 2**16, dtype=np.uint8)
 
