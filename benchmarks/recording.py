@@ -1,6 +1,7 @@
 """Measure the cost of recording: the CPU time of a run against that of the bare environment.
 
     python benchmarks/recording.py [--repetitions 20] [--growth]
+    python benchmarks/recording.py --peer minari=peer-minari/bin/python
 
 Every repetition runs all contenders one after the other, so that a busy machine slows all of them
 down. The medians over the repetitions are shown: the ratio to the bare environment of the same
@@ -8,13 +9,18 @@ repetition, and the time added to a step. Actions are uniformly random. The time
 includes the log-probabilities by the policy and putting all episodes into the buffer; with a file,
 also bringing every finished episode to the operating system before the step returns. `--growth`
 measures something else: how long it takes to look at the latest episodes of a growing record.
+
+`--peer` runs the recorder of another library with the python of an environment that has it, see
+benchmarks/peers/README.md: the same environments, actions and number of steps, and its own bare
+loop in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import json
+import subprocess
 import tempfile
 import time
 import warnings
@@ -24,6 +30,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from peers.peer_loop import ENVS, NullEnv, Run, cpu_seconds, play, random_actions
 
 import wrappers
 import wrappers.vector
@@ -33,36 +40,6 @@ from ope_gym.policies import LinearSigmoid, Policy, Uniform
 UNIFORM = Uniform(2)
 SIGMOID = LinearSigmoid(np.zeros(4))  # the same, but computed from the observations
 LOG_HALF = float(np.log(0.5))
-Run = Callable[[], object]
-
-
-class NullEnv(gym.Env[Any, Any]):
-    """Environment that does nothing, for 200 steps an episode."""
-
-    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self._observation = np.zeros(4, dtype=np.float32)
-        self._left = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start counting steps."""
-        self._left = 200
-        return self._observation, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Count a step."""
-        self._left -= 1
-        return self._observation, 1.0, self._left == 0, False, {}
-
-
-def play(env: Any, actions: list[int], **given: float) -> None:
-    env.reset(seed=0)
-    for action in actions:
-        _, _, terminated, truncated, _ = env.step(action, **given)
-        if terminated or truncated:
-            env.reset()
 
 
 def play_vector(env: Any, actions: list[Any], **given: Any) -> None:
@@ -84,19 +61,8 @@ def recorded(
     return run
 
 
-def by_minari(env: gym.Env[Any, Any], actions: list[int]) -> dict[str, Run]:
-    """Return a run with Minari's collector, which writes to a temporary file, if installed."""
-    try:
-        importlib.import_module("jax")  # which the collector needs at its first step
-        collector = importlib.import_module("minari").DataCollector(env)
-    except ImportError as error:
-        print(f"(left out: Minari's DataCollector, {error})")
-        return {}
-    return {"Minari DataCollector": lambda: play(collector, actions)}
-
-
 def single(make: Callable[[], gym.Env[Any, Any]], steps: int, folder: Path) -> dict[str, Run]:
-    actions = np.random.default_rng(0).integers(2, size=steps).tolist()
+    actions = random_actions(steps)
     bare, counted = make(), gym.wrappers.RecordEpisodeStatistics(make())
     record = wrappers.RecordTrajectories
     path = Path(tempfile.mkdtemp(dir=folder)) / "episodes"
@@ -107,7 +73,6 @@ def single(make: Callable[[], gym.Env[Any, Any]], steps: int, folder: Path) -> d
         "  a linear-sigmoid policy": recorded(record(make()), play, actions, SIGMOID),
         "  log_prob given, audited": recorded(record(make()), play, actions, log_prob=LOG_HALF),
         "  each episode to a file": recorded(record(make(), path=path), play, actions),
-        **by_minari(make(), actions),
     }
 
 
@@ -156,26 +121,39 @@ def growth(repetitions: int) -> None:
         print(f"  {steps:>10,} steps {np.median(late):8.2f} ms, on average {late.mean():.2f} ms")
 
 
+def by_peers(peers: dict[str, str], repetitions: int) -> dict[str, dict[str, Any]]:
+    """Run the recorders of other libraries; return the seconds of each by title and name."""
+    found: dict[str, dict[str, Any]] = {title: {} for title in ENVS}
+    for name, python in peers.items():
+        runner = Path(__file__).parent / "peers" / f"{name}_runner.py"
+        command = [python, str(runner), "--repetitions", str(repetitions)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        report = json.loads(output.splitlines()[-1])
+        for title, seconds in report["seconds"].items():
+            found[title][f"{report['library']} {report['version']}"] = seconds
+    return found
+
+
 def compare(title: str, runs: dict[str, Run], steps: int, repetitions: int) -> None:
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(repetitions + 1):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            if repetition:  # the first one warms up
-                seconds[name].append(time.process_time() - start)
+    show(title, cpu_seconds(runs, repetitions), steps)
+
+
+def show(title: str, seconds: dict[str, list[float]], steps: int) -> None:
     bare = np.array(seconds["bare"])
     print(f"{title}: {np.median(bare) / steps * 1e6:.2f} µs a step")
     for name, values in seconds.items():
         taken = np.array(values)
         ratio, added = np.median(taken / bare), np.median(taken - bare) / steps * 1e6
-        print(f"  {name:<28}{ratio:8.2f} ×{added:+9.2f} µs")
+        print(f"  {name:<28}{ratio:8.2f} ×{added:+9.2f} µs", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     arguments = parser.parse_args()
     n = arguments.repetitions
     if arguments.growth:
@@ -185,9 +163,11 @@ def main() -> None:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # runs end in the middle of episodes
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cart_pole = single(lambda: gym.make("CartPole-v1"), 8_000, folder)
-        compare("CartPole-v1", cart_pole, 8_000, n)
-        compare("an environment that does nothing", single(NullEnv, 10_000, folder), 10_000, n)
+        theirs = by_peers(dict(entry.split("=", 1) for entry in arguments.peer), n)
+        for title, (make, steps) in ENVS.items():
+            compare(title, single(make, steps, folder), steps, n)
+            for library, seconds in theirs[title].items():
+                show(f" by the python of {library}", seconds, steps)
         compare("1024 × CartPole-v1, a vector step", vector(1024, 200, folder), 200, n)
         compare("30 × CartPole-v1, a vector step", vector(30, 500, folder), 500, n)
 

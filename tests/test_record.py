@@ -283,6 +283,55 @@ def test_the_policy_computes_log_probs_in_batches() -> None:
     assert policy.batches == [6]
 
 
+@pytest.mark.filterwarnings("ignore:Asked is not registered")
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_policy_that_is_audited_is_asked_once(stored: bool, tmp_path: Path) -> None:
+    path = tmp_path / "episodes" if stored else None
+    env = RecordTrajectories(ScriptedEnv(EPISODES), path=path)
+    policy = Asked()
+    env.follow(policy)
+    given = [-0.7, None, -0.70001, -0.7, None, -0.69999]
+    play(env, 3, lambda t: given[t])
+    assert policy.batches == [3, 1, 2]
+    expected = [-0.7 if x is None else x for x in given]
+    assert_array_equal(env.buffer.view().log_probs, expected)
+    assert policy.batches == [3, 1, 2]
+    env.close()
+    if path is not None:
+        assert_array_equal(Trajectories.load(path).log_probs, expected)
+
+
+@dataclass(eq=False)
+class Failing(Asked):
+    """Policy that fails where it sees a certain observation."""
+
+    at: tuple[int, int] = (1, 0)  # episode, step
+
+    def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+        if (observations[:, 1:] == self.at).all(axis=1).any():
+            raise OSError("the server is away")
+        return super().log_prob(observations, actions)
+
+
+@pytest.mark.filterwarnings("ignore:Failing is not registered")
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_policy_that_fails_in_the_audit_loses_one_episode(stored: bool, tmp_path: Path) -> None:
+    path = tmp_path / "episodes" if stored else None
+    env = RecordTrajectories(ScriptedEnv(EPISODES), path=path)
+    env.follow(Failing())
+    play(env, 1, lambda t: -0.7)
+    env.reset()
+    with pytest.raises(RuntimeError, match="the server is away; the episode was dropped") as caught:
+        env.step(0, -0.7)  # the step that ends the episode
+    assert isinstance(caught.value.__cause__, OSError)
+    assert (env.dropped_episodes, env.dropped_steps) == (1, 1)
+    play(env, 1, lambda t: -0.7)
+    assert_array_equal(env.buffer.view().lengths, [3, 2])
+    env.close()
+    if path is not None:
+        assert_array_equal(Trajectories.load(path).lengths, [3, 2])
+
+
 def test_given_log_probs_are_kept_as_they_are() -> None:
     env = RecordTrajectories(ScriptedEnv(EPISODES))
     env.follow(Constant(-0.5))

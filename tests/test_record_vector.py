@@ -314,6 +314,26 @@ def test_given_log_probs_are_kept_as_they_are() -> None:
     assert_array_equal(data.log_probs, [-0.5, -0.5, -0.50001, -0.5, float(np.float32(-0.49999))])
 
 
+def test_a_policy_that_is_audited_is_asked_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    @dataclass(frozen=True)
+    class Asked(Constant):
+        def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
+            asked.append(len(actions))
+            return super().log_prob(observations, actions)
+
+    env = RecordTrajectories(sync(mode=AutoresetMode.SAME_STEP), path=tmp_path / "episodes")
+    with pytest.warns(UserWarning, match="Asked is not registered"):
+        env.follow(Asked(-0.5))
+    env.reset()
+    drive(env, 6, log_prob=lambda t: np.full(3, -0.50001 if t % 2 else -0.5))
+    data = env.buffer.view()
+    assert sum(asked) == data.n_steps
+    env.close()
+    assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, data.log_probs)
+
+
 def test_a_mismatch_is_named_and_the_others_are_kept() -> None:
     env = RecordTrajectories(sync(mode=AutoresetMode.SAME_STEP))
     env.follow(Constant(-0.5))

@@ -1,4 +1,4 @@
-"""What the three runners share: read the logged arrays, time the calls, print one JSON line.
+"""What the runners of estimators share: read logged arrays, time the calls, print a JSON line.
 
 Needs only numpy, because each runner is executed by the environment of the library it times.
 """

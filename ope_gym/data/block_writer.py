@@ -45,7 +45,7 @@ else:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
-_TAIL = GAP // 4  # bytes of a tail, at most: the block of the same episodes fits into the gap
+_TAIL = GAP * 2 // 5  # bytes of a tail, at most: the block of the same episodes fits into the gap
 _PIECE = 2**20  # bytes that are copied at once
 _SYNC = 1.0  # seconds after which a tail may have come to the disk without a sync
 
@@ -259,8 +259,11 @@ class BlockWriter:
             self._clean_up()
         start = tail_start(self._end)
         _, at, last = self._tail or (start, start, self._last)
+        length = sum(map(len, payload))
+        if at + length - start > _TAIL:  # now: the checksum of large ones takes long
+            return False
         text = f'{{"kind":"{AHEAD}","end":{self._end},"after":{last},{fields}}}'.encode()
-        head, text, checksum = _frame(at, text, payload, sum(map(len, payload)))
+        head, text, checksum = _frame(at, text, payload, length)
         block = b"".join((head, text, *payload))
         end = at + len(block)
         if end - start > _TAIL:

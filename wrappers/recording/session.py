@@ -136,6 +136,7 @@ class Session(ABC):
             file = EpisodeFile(settings.path)
         self._file = file
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
+        self._found: list[NDArray[np.float64]] = []  # log-probabilities of those asked for already
         self._ahead = 0  # how many of these the file has already
         self._loop = -1  # number there
         if file is not None:
@@ -261,7 +262,9 @@ class Session(ABC):
             before = len(self.buffer)
             if not self._waiting:
                 return
-            error = self._store(self._batch())
+            # a policy is asked once: the audit and the file are not to see other numbers
+            asked = len(self._found) == len(self._waiting)
+            error = self._store(self._batch(), np.concatenate(self._found) if asked else None)
             self._forget_waiting()
             if self._file is not None:
                 self._file.write()
@@ -274,7 +277,7 @@ class Session(ABC):
         finally:
             self._handing_over = False
             if not self._waiting:
-                self._ahead = 0
+                self._found, self._ahead = [], 0
 
     def _write_ahead(
         self, columns: Sequence[RawColumn | None], start_clock: int, steps: int, episodes: bytes
@@ -319,11 +322,17 @@ class Session(ABC):
         return self._write_ahead(columns, start_clock, len(finished.rewards), table)
 
     def _found_log_probs(self, finished: Finished) -> NDArray[np.float64] | None:
-        """Return what `_log_probs` does; None for an error, which the hand-over explains."""
+        """Return what `_log_probs` does, and keep it for the hand-over, which explains errors.
+
+        Args:
+            finished: The last element of `_waiting`.
+        """
         try:
-            return self._log_probs(finished, self._policy_ids(finished))
+            found = self._log_probs(finished, self._policy_ids(finished))
         except Exception:
             return None
+        self._found.append(found)
+        return found
 
     def _packed(self, *columns: NDArray[Any]) -> bytes:
         """Return the table of a block from its columns, lengths first, without the schedule."""
@@ -356,10 +365,10 @@ class Session(ABC):
                 if self._file is not None:
                     self._file.close()
 
-    def _store(self, batch: Any) -> Exception | None:
+    def _store(self, batch: Any, log_probs: NDArray[np.float64] | None = None) -> Exception | None:
         """Store all episodes of a batch; where that fails, its halves. Return the first error."""
         try:
-            self._append(self._columns(batch))
+            self._append(self._columns(batch), log_probs)
             return None
         except Exception as error:
             episodes, steps = self._size(batch)
@@ -376,13 +385,13 @@ class Session(ABC):
         second = self._store(self._part(batch, half, episodes))
         return second if first is None else first
 
-    def _append(self, finished: Finished) -> None:
+    def _append(self, finished: Finished, log_probs: NDArray[np.float64] | None) -> None:
         ids = self._policy_ids(finished)
         episodes = self.buffer.append_many(
             finished.observations,
             finished.actions,
             finished.rewards,
-            self._log_probs(finished, ids),
+            self._log_probs(finished, ids) if log_probs is None else log_probs,
             ids,
             lengths=finished.lengths,
             terminated=finished.terminated,

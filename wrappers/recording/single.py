@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
+from ope_gym.data.blocks import GAP
 from ope_gym.data.files import RawColumn, describe_rows, raw_column
 from ope_gym.data.schema import BY_EPISODE
 from wrappers.recording.finished import Finished
@@ -133,6 +134,8 @@ class SingleSession(Session):
     def _is_ahead(self, labels: tuple[int, ...]) -> bool:
         """Write the last episode to the file as it is, or return False if that is no way."""
         n, *flags, start, _ = labels
+        if n * self._n_bytes > GAP:  # there is no room for it
+            return False
         observations, actions, rewards, given, dtype, _ = self.rows
         if given or not (self._plain and self._all_alike and self._asks_policy()):
             return self._is_batch_ahead(self._waiting[-1:])
