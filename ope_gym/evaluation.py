@@ -108,6 +108,11 @@ _ESTIMATED = (
     "observations hold, which no data can show"
 )
 
+_UNKNOWN = (
+    "nobody recorded how likely the actions were: right only if whoever acted decided by what the "
+    "observations hold, which no data can show"
+)
+
 
 @explained
 def evaluate(
@@ -450,6 +455,11 @@ class Evaluator:
         """Whether mixtures are of a part of the behaviours."""
         return int(self._groups.max()) > 0
 
+    @cached_property
+    def _has_propensities(self) -> bool:
+        """Whether the probability of every action is known."""
+        return self._roster.known if self._data is None else self._data.has_propensities
+
     @property
     def _behaviour_names(self) -> tuple[str, ...]:
         """(K,) names for messages: of policies, or of loggers where propensities were estimated."""
@@ -474,12 +484,11 @@ class Evaluator:
         """Return the estimators: those that were named, and those of groups that can be had."""
         if all(name in ESTIMATORS for name in self._named):
             return self._named
-        propensities = self._roster.known if self._data is None else self._data.has_propensities
         offer = Offer(
             self._behaviours.available,
             q_model,
             self.options.kind.name == "betting",
-            propensities,
+            self._has_propensities,
             whole=frozenset(self._whole(target)),
         )
         return offer.choose(self._named)
@@ -504,7 +513,7 @@ class Evaluator:
             )
         for name in names:
             c = ESTIMATORS[name]
-            if c.scheme and self._data is not None and not self._data.has_propensities:
+            if c.scheme and self._data is not None and not self._has_propensities:
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all actions, but "
                     "an unknown policy acted (trajectories.has_propensities is false): use DM or "
@@ -815,6 +824,7 @@ class Evaluator:
             self._said_of_propensities(names),
         )
         roster, alarms = self._roster, report.unfit if estimated else report.notes
+        doubt = _ESTIMATED if estimated else "" if self._has_propensities else _UNKNOWN
         return Known(
             sample,
             self._behaviours.ids,
@@ -829,7 +839,7 @@ class Evaluator:
             missing=report.missing,
             calibration=report.calibration,
             alarms=alarms + ((gathered.mismatch,) if gathered.mismatch else ()),
-            doubts=(_ESTIMATED,) if estimated else (),
+            doubts=(doubt,) if doubt else (),
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),
             certain=self._data is not None and always_certain(target, self._data),

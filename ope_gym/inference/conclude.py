@@ -18,6 +18,7 @@ from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.diagnostics import (
+    NOTED_LOSS,
     Diagnostics,
     Findings,
     Verdict,
@@ -125,6 +126,7 @@ def conclude(
     interval = with_bias(kind.interval(evidence, level), computed.value, computed.bias)
     alarms, cautions = _reasons(computed, known, scheme, replicates)
     unseen = lost = (0.0, 0.0)
+    unlimited = False
     if computed.bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
@@ -140,7 +142,8 @@ def conclude(
         shifted = known.outcomes.shifted(interval, missing)
         moved = interval.low - shifted.low, shifted.high - interval.high
         lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
-        interval = known.outcomes.cut(shifted)
+        interval, (worst, best) = known.outcomes.cut(shifted), known.outcomes.allowed
+        unlimited = worst < best and interval.low <= worst and interval.high >= best
     ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
     fresh = ratio * ratio  # the power would raise an error where this is infinite
     findings = Findings(
@@ -153,6 +156,8 @@ def conclude(
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
         known.certain and bool(scheme),
+        unlimited=unlimited,
+        unsupported=_unsupported(known, scheme),
     )
     return Estimate(
         name,
@@ -235,6 +240,7 @@ def _judge_weights(
         effective=computed.freedom if computed.by_model else None,
         certain=facts.certain and bool(scheme),
         value_alone=True,
+        unsupported=_unsupported(facts, scheme),
     )
     return diagnostics, judge(diagnostics, findings, sample.counts, sample.behaviours)
 
@@ -278,6 +284,12 @@ def _reasons(
         if lost:
             alarms.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
     return alarms, cautions
+
+
+def _unsupported(known: Known, scheme: str) -> bool:
+    """Tell whether the target takes actions that no recorded policy takes, and not just rarely."""
+    missing = known.missing.get(scheme or "fused")
+    return known.support.get("fused", 0) > 0 if missing is None else missing > NOTED_LOSS
 
 
 def _within(value: float, allowed: tuple[float, float]) -> bool:

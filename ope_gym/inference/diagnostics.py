@@ -217,6 +217,8 @@ class Findings:
             weights; None where it rests on the weights.
         certain: whether the target is deterministic, and the estimate has weights.
         value_alone: whether no error was asked for.
+        unlimited: whether the interval holds all values that the recorded rewards allow.
+        unsupported: whether the target takes actions that no recorded policy takes.
     """
 
     value: float
@@ -229,6 +231,8 @@ class Findings:
     effective: float | None = None
     certain: bool = False
     value_alone: bool = False
+    unlimited: bool = False
+    unsupported: bool = False
 
 
 def judge(
@@ -337,6 +341,11 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         scarce.append(
             f"no more accurate than {findings.fresh_episodes:.1f} fresh episodes: too few to use"
         )
+    if findings.unlimited and not scarce:
+        scarce.append(
+            "the interval holds every value that the recorded rewards allow: the episodes tell "
+            "nothing about this policy"
+        )
     if np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
     elif (
@@ -368,8 +377,9 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
 
 def _counting(ess: float, trajectories: int, step: int) -> str:
     """Say how many episodes are left in effect."""
-    size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
-    if ess > 0.9 * trajectories:
+    near = ess < AMBER_ESS or GREEN_ESS - 0.5 <= ess  # "40; 40 would be enough"
+    size = f"{ess:.1f}" if near else f"{ess:.0f}"
+    if ess > 0.9 * trajectories and trajectories < GREEN_ESS:
         return f"there are only {_episodes(trajectories)}"
     return f"the effective sample size falls to {size} of {trajectories:,} episodes at step {step}"
 
@@ -414,7 +424,8 @@ def _advice(
         gain = d.behaviour_ess / np.maximum(counts, 1)  # effective sample size an episode adds
         best = int(np.argmax(gain * d.behaviour_shares))
         plain = ", " not in names[best]  # a policy, not a sequence of policies
-        if counts.sum() > 1 and gain[best] >= _USEFUL and plain:
+        enough = gain[best] >= _USEFUL and not findings.unsupported
+        if counts.sum() > 1 and enough and plain:
             number = int(np.ceil(missing / gain[best]))
             # a fold of a logger is no one to collect from
             whose = names[best].rpartition(" (fold ")[0] or names[best]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zipfile
 from typing import Any
 
@@ -50,9 +51,19 @@ def load_policy(path: str) -> Policy:
             f"{path} holds neither PPO, A2C nor DQN: load the model yourself and give it instead"
         )
     if saved.get("_last_original_obs") is not None:
-        raise ValueError(
-            f"{path} was trained with VecNormalize, whose statistics are in another file: load "
-            f"both, model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
+        both = (
+            f"model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
             "and give the model"
+        )
+        if kind is not DQN:
+            raise ValueError(
+                f"{path} was trained with VecNormalize, whose statistics are in another file: load "
+                f"both, {both}"
+            )
+        # off-policy algorithms keep the original observation of a step in any case
+        warnings.warn(
+            f"{path} does not say whether it was trained with VecNormalize: if so, load its "
+            f"statistics, too, {both}",
+            stacklevel=2,
         )
     return snapshot(kind.load(path, device="cpu"))
