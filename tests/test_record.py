@@ -301,6 +301,21 @@ def test_a_policy_that_is_audited_is_asked_once(stored: bool, tmp_path: Path) ->
         assert_array_equal(Trajectories.load(path).log_probs, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Asked is not registered")
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_policy_is_asked_once_however_often_the_buffer_gets_full(
+    stored: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "episodes" if stored else None
+    env = RecordTrajectories(ScriptedEnv(script("." * 29 + "T")), path=path)
+    policy = Asked()
+    env.follow(policy)
+    play(env, 300, lambda t: -0.7)  # 9,000 steps: more than wait at a time
+    assert len(env.buffer) == 300
+    assert sum(policy.batches) == 9_000
+    env.close()
+
+
 @dataclass(eq=False)
 class Failing(Asked):
     """Policy that fails where it sees a certain observation."""

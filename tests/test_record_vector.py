@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.recording.autoreset import AUTORESETS
+from wrappers.recording.file import EpisodeFile
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
@@ -332,6 +335,72 @@ def test_a_policy_that_is_audited_is_asked_once(tmp_path: Path) -> None:
     assert sum(asked) == data.n_steps
     env.close()
     assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, data.log_probs)
+
+
+@dataclass(frozen=True)
+class Scored(Constant):
+    """Policy whose log-probabilities differ from row to row; it counts what it is asked for."""
+
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    def log_prob(self, observations: Tree, actions: Any) -> NDArray[np.float64]:
+        self.asked.append(len(observations))
+        return self.of(observations)
+
+    def of(self, observations: Tree) -> NDArray[np.float64]:
+        return np.asarray(-1.0 - np.abs(np.sin(1.7 * observations[:, 1] + observations[:, 2])))
+
+
+EVEN = [script("." * 15 + "T")] * 2
+
+
+def scored(path: Path) -> tuple[RecordTrajectories, Scored]:
+    env = RecordTrajectories(sync(EVEN, AutoresetMode.SAME_STEP), path=path)
+    policy = Scored(0.0)
+    with pytest.warns(UserWarning, match="Scored is not registered"):
+        env.follow(policy)
+    env.reset()
+    return env, policy
+
+
+def take_steps(env: RecordTrajectories, policy: Scored, steps: int) -> None:
+    """Take steps with given log-probabilities; go on after an interrupt."""
+    for _ in range(steps):
+        seen = env.unwrapped._observations  # type: ignore[attr-defined]
+        with contextlib.suppress(KeyboardInterrupt):
+            env.step(np.zeros(2, dtype=np.int64), log_prob=policy.of(seen))
+
+
+def test_a_policy_is_asked_once_however_often_the_buffer_gets_full(tmp_path: Path) -> None:
+    env, policy = scored(tmp_path / "episodes")
+    take_steps(env, policy, 1_600)  # hand-overs are 256 steps apart, at ends of episodes
+    assert env.buffer.view().n_steps == sum(policy.asked) == 3_200
+    env.close()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_in_a_write_ahead_shifts_and_doubles_nothing(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, write_ahead = itertools.count(1), EpisodeFile.write_ahead
+
+    def interrupted(*given: Any) -> bool:
+        third = next(calls) == 3
+        done = (after or not third) and write_ahead(*given)
+        if third:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(EpisodeFile, "write_ahead", interrupted)
+    path = tmp_path / "episodes"
+    env, policy = scored(path)
+    take_steps(env, policy, 60)
+    assert len(Trajectories.load(path)) == env.finished_episodes == 6
+    take_steps(env, policy, 600)
+    data = env.buffer.view()
+    assert_array_equal(data.log_probs, policy.of(data.observations))
+    env.close()
+    assert_array_equal(Trajectories.load(path).log_probs, data.log_probs)
 
 
 def test_a_mismatch_is_named_and_the_others_are_kept() -> None:

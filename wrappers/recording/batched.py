@@ -201,6 +201,9 @@ class BatchedSession(Session):
     def _batch(self) -> NDArray[np.int64]:
         return self._table(self._waiting)
 
+    def _last(self) -> NDArray[np.int64]:
+        return self._table(self._waiting[-1:])
+
     def _table(self, waiting: list[Any]) -> NDArray[np.int64]:
         envs, ends, held_out, start, *ended, number = zip(*waiting, strict=True)
         table = np.array(

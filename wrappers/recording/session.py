@@ -136,7 +136,8 @@ class Session(ABC):
             file = EpisodeFile(settings.path)
         self._file = file
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
-        self._found: list[NDArray[np.float64]] = []  # log-probabilities of those asked for already
+        # log-probabilities of those asked for already, by their place among these
+        self._found: dict[int, NDArray[np.float64]] = {}
         self._ahead = 0  # how many of these the file has already
         self._loop = -1  # number there
         if file is not None:
@@ -160,6 +161,10 @@ class Session(ABC):
     @abstractmethod
     def _batch(self) -> Any:
         """Return all episodes that wait."""
+
+    @abstractmethod
+    def _last(self) -> Any:
+        """Return the last element of `_waiting` as a batch."""
 
     @abstractmethod
     def _part(self, batch: Any, first: int, last: int) -> Any:
@@ -263,8 +268,12 @@ class Session(ABC):
             if not self._waiting:
                 return
             # a policy is asked once: the audit and the file are not to see other numbers
+            last = len(self._waiting) - 1
+            if last not in self._found and len(self._found) == last > 0:
+                self._found_log_probs(self._columns(self._last()))
             asked = len(self._found) == len(self._waiting)
-            error = self._store(self._batch(), np.concatenate(self._found) if asked else None)
+            found = [self._found[i] for i in range(last + 1)] if asked else []
+            error = self._store(self._batch(), np.concatenate(found) if asked else None)
             self._forget_waiting()
             if self._file is not None:
                 self._file.write()
@@ -277,7 +286,7 @@ class Session(ABC):
         finally:
             self._handing_over = False
             if not self._waiting:
-                self._found, self._ahead = [], 0
+                self._found, self._ahead = {}, 0
 
     def _write_ahead(
         self, columns: Sequence[RawColumn | None], start_clock: int, steps: int, episodes: bytes
@@ -298,8 +307,11 @@ class Session(ABC):
             or len(known) < len(columns)
             or self._ahead < len(self._waiting) - 1
             or start_clock < clock
-            or not self._file.write_ahead(self._loop, policy, known, steps, episodes)
         ):
+            return False
+        ahead, self._ahead = self._ahead, -1  # where an interrupt leaves it, it is not written twice
+        if not self._file.write_ahead(self._loop, policy, known, steps, episodes):
+            self._ahead = ahead
             return False
         self._ahead = len(self._waiting)
         return True
@@ -331,7 +343,7 @@ class Session(ABC):
             found = self._log_probs(finished, self._policy_ids(finished))
         except Exception:
             return None
-        self._found.append(found)
+        self._found[len(self._waiting) - 1] = found
         return found
 
     def _packed(self, *columns: NDArray[Any]) -> bytes:

@@ -168,6 +168,9 @@ class SingleSession(Session):
     def _batch(self) -> list[Any]:
         return self._waiting
 
+    def _last(self) -> list[Any]:
+        return self._waiting[-1:]
+
     def _part(self, batch: list[Any], first: int, last: int) -> list[Any]:
         return batch[first:last]
 
