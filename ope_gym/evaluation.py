@@ -25,6 +25,7 @@ import numpy as np
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, one_blas_thread, step_numbers
+from ope_gym.data.checks import copied_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
@@ -460,6 +461,18 @@ class Evaluator:
         """Whether the probability of every action is known."""
         return self._roster.known if self._data is None else self._data.has_propensities
 
+    @cached_property
+    def _said_of_copies(self) -> str:
+        """What episodes that were recorded twice do to errors; empty if there are none."""
+        copies = 0 if self._data is None else copied_episodes(self._data)
+        if not copies:
+            return ""
+        return (
+            f"at least {copies:,} of {len(self._roster):,} episodes are exact copies of others, "
+            "as if a seeded script had been run twice with one file: errors and intervals are too "
+            "small"
+        )
+
     @property
     def _behaviour_names(self) -> tuple[str, ...]:
         """(K,) names for messages: of policies, or of loggers where propensities were estimated."""
@@ -825,6 +838,7 @@ class Evaluator:
         )
         roster, alarms = self._roster, report.unfit if estimated else report.notes
         doubt = _ESTIMATED if estimated else "" if self._has_propensities else _UNKNOWN
+        doubts = tuple(text for text in (self._said_of_copies, doubt) if text)
         return Known(
             sample,
             self._behaviours.ids,
@@ -839,7 +853,7 @@ class Evaluator:
             missing=report.missing,
             calibration=report.calibration,
             alarms=alarms + ((gathered.mismatch,) if gathered.mismatch else ()),
-            doubts=(doubt,) if doubt else (),
+            doubts=doubts,
             notes=(_FOLLOWING,) if roster.clocked else (),
             held_out=bool(roster.held_out.any()),
             certain=self._data is not None and always_certain(target, self._data),

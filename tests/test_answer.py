@@ -445,6 +445,28 @@ def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
         evaluate(env, other)
 
 
+def test_a_trained_dqn_cannot_tell_whether_its_observations_were_normalised(
+    tmp_path: Path,
+) -> None:
+    stable = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    small: dict[str, Any] = {"seed": 0, "device": "cpu"}
+    dqn = stable.DQN("MlpPolicy", "CartPole-v1", buffer_size=50, learning_starts=10, **small)
+    dqn.learn(60)
+    dqn.save(tmp_path / "dqn.zip")
+    with pytest.warns(UserWarning, match=r"dqn.zip does not say whether .* VecNormalize: if so"):
+        assert as_policy(tmp_path / "dqn.zip") == as_policy(dqn)
+    ppo = stable.PPO(
+        "MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, **small
+    )
+    ppo.learn(8)
+    ppo.save(tmp_path / "ppo.zip")
+    with pytest.raises(ValueError, match=r"ppo.zip was trained with VecNormalize"):
+        as_policy(tmp_path / "ppo.zip")
+
+
 def test_converters_are_not_imported_before_they_are_needed() -> None:
     import subprocess
 

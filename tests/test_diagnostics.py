@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 from ope_gym import Weighting, evaluate, evaluate_log_probs
+from ope_gym.data.checks import copied_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.diagnostics import (
@@ -20,9 +21,9 @@ from ope_gym.inference.diagnostics import (
     judge,
     pareto_k,
 )
-from ope_gym.policies import DiagonalGaussian
+from ope_gym.policies import DiagonalGaussian, UnknownPolicy
 from ope_gym.weights.behaviours import behaviours_of
-from ope_gym.weights.propensities import PropensitySums
+from ope_gym.weights.propensities import PropensityReport, PropensitySums
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
 from tests.reference import Data
@@ -381,7 +382,7 @@ def verdict(
             39.9,
             0.05,
             "amber",
-            "the effective sample size falls to 40 of 200 episodes at step 3; 40",
+            "the effective sample size falls to 39.9 of 200 episodes at step 3; 40",
         ),
         (
             10.0,
@@ -432,6 +433,73 @@ def test_reasons_add_up() -> None:
     assert "one trajectory per behaviour" in str(verdict(diagnostics(), error=math.nan))
 
 
+def test_without_propensities_nothing_is_green() -> None:
+    """Who acted may have seen more than the observations hold, which no data can show."""
+    made = recorded(3, (100, 100), held_out=True)
+    known = evaluate(made.trajectories, made.target, "DM")["DM"].verdict
+    unknown = dataclasses.replace(
+        made.trajectories,
+        policies=(UnknownPolicy(), UnknownPolicy()),
+        log_probs=np.full(made.trajectories.n_steps, np.nan),
+    )
+    got = evaluate(unknown, made.target, "DM", origin="fixed")["DM"].verdict
+    assert not any("nobody recorded" in reason for reason in known.reasons)
+    assert got.colour == "amber"
+    assert any("nobody recorded how likely" in reason for reason in got.reasons)
+
+
+def test_episodes_that_were_recorded_twice_are_noticed() -> None:
+    data = seen(np.random.default_rng(4), 60, 30)
+    assert copied_episodes(data) == 0
+    assert copied_episodes(data.select(episodes=[0])) == 0
+    assert copied_episodes(data.merge(data)) == 60
+    assert copied_episodes(data.merge(data, data)) == 120
+    target = DiagonalGaussian([[0.0]], [0.0], [0.0])
+    got = evaluate(data.merge(data), target, "NFIS", origin="fixed")
+    assert got["NFIS"].verdict.colour == "amber"
+    assert "at least 60 of 120 episodes are exact copies" in str(got["NFIS"].verdict)
+
+
+@pytest.mark.parametrize("what", ["observations", "actions", "rewards"])
+def test_episodes_that_differ_in_one_step_are_no_copies(what: str) -> None:
+    data = seen(np.random.default_rng(4), 60, 30)
+    column = np.array(getattr(data, what))
+    column[::30] += 1e-9  # the first step of each, so that the last ones, and sums, may agree
+    column[1::30] -= 1e-9 if what == "rewards" else 0.0
+    assert copied_episodes(data.merge(dataclasses.replace(data, **{what: column}))) == 0
+
+
+def test_discrete_episodes_may_be_alike_by_chance() -> None:
+    """Two actions of probability 1/2 in an environment without chance: short episodes recur."""
+    for steps, copies in ((3, 0), (60, 50)):
+        data = Trajectories.from_arrays(
+            np.tile(np.arange(steps), 100),
+            np.tile(np.random.default_rng(0).integers(2, size=(50, steps)).ravel(), 2),
+            np.ones(100 * steps),
+            np.full(100 * steps, math.log(0.5)),
+            offsets=np.arange(101) * steps,
+            policies=[Table(np.full((steps, 2), 0.5))],
+            terminated=True,
+        )
+        assert copied_episodes(data) == copies
+
+
+def seen(rng: np.random.Generator, n: int, steps: int) -> Trajectories:
+    """Return episodes with continuous observations and actions."""
+    policy = DiagonalGaussian([[0.3]], [0.0], [0.0])
+    x = rng.normal(size=(n * steps, 1))
+    actions = policy.sample(x, rng)
+    return Trajectories.from_arrays(
+        x,
+        actions,
+        rng.normal(size=n * steps),
+        policy.log_prob(x, actions),
+        offsets=np.arange(n + 1) * steps,
+        policies=[policy],
+        terminated=True,
+    )
+
+
 def test_precision_is_said_whatever_the_colour() -> None:
     for d in (diagnostics(), diagnostics(3.0)):
         said = verdict(d, fresh_episodes=29.3).precision
@@ -466,6 +534,32 @@ def test_advice_is_a_number_of_episodes_of_a_policy() -> None:
     assert learned.advice == (
         "collect about 40 fresh episodes with the target policy itself, or hold some out",
     )
+
+
+def test_advice_names_nobody_who_cannot_help() -> None:
+    """Where the target does what no recorded policy does, more of theirs would not tell."""
+    got = verdict(diagnostics(22.0), unsupported=True)
+    assert got.advice == ("collect about 18 episodes with the target policy itself",)
+
+
+def test_an_interval_of_all_that_can_be_tells_nothing() -> None:
+    assert "tell nothing" in str(verdict(diagnostics(), unlimited=True))
+    assert verdict(diagnostics(), unlimited=True).colour == "red"
+
+
+def test_forty_episodes_are_not_said_to_lack_any() -> None:
+    few = verdict(diagnostics(39.6), n=40)
+    assert few.reasons == (
+        "the effective sample size falls to 39.6 of 40 episodes at step 3; 40 would be enough",
+    )
+
+
+def test_an_alarm_by_squares_says_so() -> None:
+    """Policies that are off in different directions, so that their sum says nothing."""
+    z = np.array([4.0, -4.0, 3.0, -3.0])
+    by_squares = PropensityReport(z, 0.1, (), True, {}, {}).notes[0]
+    assert "(Z² of a policy is 12.5 on average, not about 1)" in by_squares
+    assert "(Z = 4.5)" in PropensityReport(z, 4.5, (), True, {}, {}).notes[0]
 
 
 def test_advice_never_names_a_sequence_of_policies() -> None:

@@ -192,6 +192,39 @@ def _check_acting(data: Columns, first: int) -> None:
 # Columns with a row a step -------------------------------------------------------------------
 
 
+def copied_episodes(data: Columns) -> int:
+    """Return how many episodes are exact copies of others, by more than chance.
+
+    A seeded script that runs twice with one file leaves each episode twice. Where an environment
+    has no randomness, two episodes may be alike by chance: so episodes of discrete actions count
+    only if their n actions were so improbable that nobody would see them twice, P n^2 < 1e-3.
+    """
+    n, first = data.lengths.size, data.offsets[:-1]
+    if n < 2:
+        return 0
+    some = np.arange(n)
+    if all(leaf.dtype.kind in "iub" for leaf in batches.leaves(data.actions)):
+        paths = np.add.reduceat(data.log_probs, first)
+        some = np.flatnonzero(paths < np.log(1e-3) - 2.0 * np.log(n))  # none that is unknown
+    # copies have equal sums; of others that do, a look at the steps shows that they differ
+    key = np.add.reduceat(data.rewards, first)[some]
+    for scale, tree in ((np.e, data.observations), (np.pi, data.actions)):
+        for leaf in batches.leaves(tree):
+            if leaf.dtype.kind in "iubf":
+                final = leaf[data.offsets[some + 1] - 1]
+                key = key + scale * final.sum(axis=tuple(range(1, leaf.ndim)), dtype=np.float64)
+    _, groups, counts = np.unique(key, return_inverse=True, return_counts=True)
+    alike = some[counts[groups] > 1]
+    return alike.size - len({_steps_of(data, i) for i in alike.tolist()})
+
+
+def _steps_of(data: Columns, episode: int) -> bytes:
+    """Return what an episode saw, did and earned, as bytes."""
+    rows = slice(data.offsets[episode], data.offsets[episode + 1])
+    columns = (data.observations, data.actions, data.rewards)
+    return b"".join(leaf[rows].tobytes() for tree in columns for leaf in batches.leaves(tree))
+
+
 def check_steps(
     steps: Steps,
     observation_space: Space | None,

@@ -377,7 +377,7 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
 
 def _counting(ess: float, trajectories: int, step: int) -> str:
     """Say how many episodes are left in effect."""
-    near = ess < AMBER_ESS or GREEN_ESS - 0.5 <= ess  # "40; 40 would be enough"
+    near = ess < AMBER_ESS or ess >= GREEN_ESS - 0.5  # "40; 40 would be enough"
     size = f"{ess:.1f}" if near else f"{ess:.0f}"
     if ess > 0.9 * trajectories and trajectories < GREEN_ESS:
         return f"there are only {_episodes(trajectories)}"

@@ -84,9 +84,17 @@ class PropensityReport:
             return ()
         return (
             "the propensities of the policies look wrongly recorded, by their actions taken "
-            f"together (Z = {self.pooled:.1f}): look for a temperature, a mask or a clip that "
+            f"together ({self._said}): look for a temperature, a mask or a clip that "
             "acted but is not in the recorded policy",
         )
+
+    @property
+    def _said(self) -> str:
+        """What the alarm about all policies together rests on: their sum, or their squares."""
+        if abs(self.pooled) >= np.sqrt(2 * np.log(2 * _TESTS / _FALSE_ALARM)):
+            return f"Z = {self.pooled:.1f}"
+        z = self.calibration[np.isfinite(self.calibration)]
+        return f"Z² of a policy is {np.mean(z**2):.1f} on average, not about 1"
 
     @property
     def unfit(self) -> tuple[str, ...]:

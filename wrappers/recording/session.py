@@ -309,7 +309,8 @@ class Session(ABC):
             or start_clock < clock
         ):
             return False
-        ahead, self._ahead = self._ahead, -1  # where an interrupt leaves it, it is not written twice
+        ahead = self._ahead
+        self._ahead = -1  # so that after an interrupt nothing is written twice
         if not self._file.write_ahead(self._loop, policy, known, steps, episodes):
             self._ahead = ahead
             return False
