@@ -253,6 +253,8 @@ def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     It pays for calls that release the GIL and take a tenth of a millisecond or more. If some fail,
     the error of the first one is raised.
     """
+    if len(items) == 1:
+        return [call(items[0])]
     results: list[Any] = [None] * len(items)
     errors: dict[int, BaseException] = {}
     waiting = deque(range(len(items)))

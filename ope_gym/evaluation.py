@@ -82,7 +82,7 @@ from ope_gym.scale.passes import (
 from ope_gym.scale.sources import Episodes, Source, open_source
 from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.workers import Workers, start_workers
-from ope_gym.weights.answers import Answers
+from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.behaviours import behaviours_of, redrawn
 from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import groups_of
@@ -663,6 +663,8 @@ class Evaluator:
         """Ask the targets about the episodes in memory, and fit the q model to them."""
         assert self._data is not None
         answers = [Answers(target, self._data) for target in job.targets]
+        if job.schemes:
+            ask_together(answers)
         found: list[Any] = [None] * len(answers)
         if model is not None:
             found = self._baselines(model, answers)

@@ -20,8 +20,8 @@ from ope_gym.evaluation import evaluate
 from ope_gym.models import base, equations
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
-from ope_gym.weights.answers import Answers
-from ope_gym.weights.behaviours import policy_log_probs
+from ope_gym.weights.answers import Answers, ask_together
+from ope_gym.weights.behaviours import policy_log_probs, stack_log_probs
 from wrappers import RecordTrajectories, collect
 
 
@@ -69,6 +69,45 @@ def test_answers_are_those_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(Answers(target, data).probs(rows), expected, rtol=1e-14)
     own = policy_log_probs(target, "target", data)
     np.testing.assert_array_equal(Answers(target, data).log_probs, own)
+
+
+def test_targets_that_are_asked_together_answer_as_each_does() -> None:
+    data = recorded_cartpole()
+    targets = [LinearSigmoid(np.array([0.1, 0.2, 0.3, 0.1 * k])) for k in range(3)]
+    answers = [Answers(target, data) for target in targets]
+    ask_together(answers)
+    for own in answers:
+        assert "log_probs" in vars(own)
+        expected = policy_log_probs(own.target, "target", data)
+        np.testing.assert_allclose(own.log_probs, expected, rtol=1e-13)
+
+
+class Tempered(LinearSigmoid):
+    """Act at another temperature than its parameters say."""
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return LinearSigmoid(self.theta / 2.0).log_prob(observations, actions)
+
+
+def test_a_class_with_a_log_prob_of_its_own_is_asked_for_that() -> None:
+    data = recorded_cartpole()
+    targets = [Tempered(np.array([0.1, 0.2, 0.3, 0.1 * k])) for k in range(3)]
+    answers = [Answers(target, data) for target in targets]
+    ask_together(answers)
+    for own, target in zip(answers, targets, strict=True):
+        expected = LinearSigmoid(target.theta / 2.0).log_prob(data.observations, data.actions)
+        np.testing.assert_allclose(own.log_probs, expected, rtol=1e-13)
+    others = stack_log_probs(targets, data.observations, data.actions, range(3))
+    np.testing.assert_allclose(others[-1], expected, rtol=1e-13)
+
+
+def test_a_target_of_another_shape_says_itself_what_is_wrong() -> None:
+    data = recorded_cartpole()
+    answers = [Answers(LinearSigmoid(np.zeros(width)), data) for width in (4, 3)]
+    ask_together(answers)
+    assert answers[0].log_probs.shape == (data.n_steps,)
+    with pytest.raises(ValueError, match="the policy needs"):
+        _ = answers[1].log_probs
 
 
 def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(

@@ -295,14 +295,14 @@ class Design:
         """Return for each part (p, p) the products of its columns with each other."""
         return self._once("squares", lambda: [x.columns @ x.columns.T for x in self.parts])
 
-    def spare(self, roots: Sequence[Root]) -> list[list[FloatArray]]:
-        """Return for each part and each set 1 - leverage (m,) of its steps."""
-        key = "spare", *(r.map.tobytes() for r in roots)
+    def inflation(self, roots: Sequence[Root]) -> list[list[FloatArray]]:
+        """Return for each part and each set 1 / (1 - leverage) (m,) of its steps."""
+        key = "inflation", *(r.map.tobytes() for r in roots)
         return self._once(
             key,
             lambda: [
                 [
-                    _spare(part.columns[rows], root.map[place])
+                    _inflation(part.columns[rows], root.map[place])
                     for (rows, place), root in zip(part.sets, roots, strict=True)
                 ]
                 for part in self.parts
@@ -486,10 +486,10 @@ class PastSquares:
                 np.stack([x.map @ x.coefficients for x in own]) for own in zip(*roots, strict=True)
             ]
             for design in blocks:
-                for part, spare in zip(design.parts, design.spare(roots[0]), strict=True):
+                for part, inflation in zip(design.parts, design.inflation(roots[0]), strict=True):
                     e = part.residuals(design.residuals)
                     for j, (rows, put) in enumerate(part.sets):
-                        sums = _squares(part.columns[rows], spare[j], e, fitted[j][:, put])
+                        sums = _squares(part.columns[rows], inflation[j], e, fitted[j][:, put])
                         for place, square in zip(places, sums, strict=True):
                             found[place].sums[j][put, put] += square
         for own, request in zip(found, requests, strict=True):
@@ -502,33 +502,33 @@ class PastSquares:
         return merged
 
 
-def _spare(columns: FloatArray, made: FloatArray) -> FloatArray:
-    """Return 1 - leverage (n,) of each step, of columns (p, n) and the map (p, m) of a root."""
+def _inflation(columns: FloatArray, made: FloatArray) -> FloatArray:
+    """Return 1 / (1 - leverage) (n,) of steps, of columns (p, n) and the map (p, m) of a root."""
     leverage = np.einsum("pn,pn->n", columns, (made @ made.T) @ columns)
-    return np.asarray(np.maximum(1.0 - leverage, _LEVERAGE))
+    return np.asarray(1.0 / np.maximum(1.0 - leverage, _LEVERAGE))
 
 
 def _squares(
-    columns: FloatArray, spare: FloatArray, residuals: FloatArray, coefficients: FloatArray
+    columns: FloatArray, inflation: FloatArray, residuals: FloatArray, coefficients: FloatArray
 ) -> FloatArray:
     """Sum the squares (P, p, p) of columns times what is left of the residuals of P targets.
 
     Args:
         columns: (p, n).
-        spare: (n,) 1 - leverage.
+        inflation: (n,) 1 / (1 - leverage).
         residuals: (P, n).
         coefficients: (P, p) of the residuals on the columns.
     """
     if len(residuals) < _MANY:
-        rest = (residuals - coefficients @ columns) / spare
+        rest = (residuals - coefficients @ columns) * inflation
         return np.stack([scaled @ scaled.T for scaled in (columns * one for one in rest)])
     first, second = np.triu_indices(len(columns))
     sums, ends = np.zeros((len(residuals), first.size)), np.cumsum(np.arange(len(columns), 0, -1))
-    for begin in range(0, spare.size, _PIECE):
+    for begin in range(0, inflation.size, _PIECE):
         here = slice(begin, begin + _PIECE)
         some = np.ascontiguousarray(columns[:, here])
         rest = residuals[:, here] - coefficients @ some
-        rest /= spare[here]
+        rest *= inflation[here]
         rest *= rest
         products = np.empty((first.size, some.shape[1]))
         for i, end in enumerate(ends):

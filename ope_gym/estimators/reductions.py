@@ -65,6 +65,7 @@ class Weighted:
         episodes: the recorded trajectories themselves; None where they were not kept.
         kept: by name, numbers made of these trajectories that do not depend on the target; the
             same dictionary for all targets.
+        last_clipped: by scheme and clip, the log weights that were asked for last.
     """
 
     offsets: IntArray
@@ -81,12 +82,22 @@ class Weighted:
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
     kept: dict[Any, Any] = field(default_factory=dict)
+    last_clipped: dict[tuple[str, Clip], FloatArray] = field(default_factory=dict)
 
     def once(self, name: Any, make: Callable[[], T]) -> T:
         """Return what `make` does of numbers that do not depend on the target, made once."""
         if name not in self.kept:
             self.kept[name] = make()
         found: T = self.kept[name]
+        return found
+
+    def clipped(self, scheme: str, clip: Clip) -> FloatArray:
+        """Return log weights (S,) after a clip; those of the last one are kept, for all who ask."""
+        found = self.last_clipped.get((scheme, clip))
+        if found is None:
+            found = np.minimum(self.log_weights[scheme], clip.limit.take(self.steps))
+            self.last_clipped.clear()
+            self.last_clipped[scheme, clip] = found
         return found
 
     @property
@@ -209,7 +220,7 @@ class Column:
         """Return log weights (S,) before the cap, what they multiply (S,), and the offsets."""
         log_w, pay = chunk.log_weights[self.scheme], chunk.rewards
         if self.clip is not None:
-            log_w = np.minimum(log_w, self.clip.limit[chunk.steps])
+            log_w = chunk.clipped(self.scheme, self.clip)
         if self.baseline:
             assert chunk.residuals is not None  # whoever asks has a q model
             pay = chunk.residuals

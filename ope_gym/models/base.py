@@ -318,11 +318,11 @@ def _fill_together(
                 _at_once(own, places, some, rows, bounds, a, found[:, :, here])
     back = np.empty_like(order)
     back[order] = np.arange(order.size)
-    for row in found.reshape(-1, order.size):
+    for row in found[:2].reshape(-1, order.size):
         row[:] = row.take(back)
     q, v, ratio = found
     for row, (own, *_), place in zip(ratio, values, places, strict=True):
-        row *= own.visit_weights(place.answers)
+        np.multiply(row.take(back), own.visit_weights(place.answers), out=row)
     return [Baseline(q[i], v[i], Visits(ratio[i]), direct[i]) for i in range(len(places))]
 
 
@@ -360,7 +360,7 @@ def _at_once(
     q[...] = everything[:, action]
     everything *= probs
     np.sum(everything, axis=1, out=v)
-    if not (np.isfinite(q).all() and np.isfinite(v).all()):
+    if not np.isfinite(v).all():  # as it is wherever q, which the bounds hold, is not a number
         for place, *pair in zip(places, q, v, strict=True):
             place.finite(rows, *pair)
 

@@ -542,7 +542,7 @@ def _add_many(
         for runs in _pieces(sizes, int(of_group[g]), int(of_group[g + 1])):
             here = slice(int(starts[runs.start]), int(starts[runs.stop - 1] + sizes[runs.stop - 1]))
             f = now[here]
-            crossed = (f[:, :, None] * ahead[here, None]).reshape(len(f), -1)
+            crossed = np.einsum("si,sj->sij", f, ahead[here]).reshape(len(f), -1)
             pairs = np.empty((len(f), first.size + columns))
             np.multiply(f.take(first, 1), f.take(second, 1), out=pairs[:, : first.size])
             np.multiply(f, block.rewards[here, None], out=pairs[:, first.size :])
@@ -554,13 +554,14 @@ def _add_many(
             alike = _alike(sizes[runs])
             _add_runs(own, raised[:, runs], alike, weights[:, here], pairs, scratch)
             _add_runs(other, raised[:, runs], alike, probs[:, here], crossed, scratch)
-        other = other.reshape(powers, len(equations), actions, columns, columns)
-        for p, one in enumerate(equations):
-            sums = one.sums[g // actions, g % actions].reshape(powers, columns, -1)
-            sums[:, :, :columns] += own[:, p, place]
-            sums[:, :, -1] += own[:, p, first.size :]
-            for b in range(actions):
-                sums[:, :, (b + 1) * columns : (b + 2) * columns] += other[:, p, b]
+        found = np.empty((len(equations), powers, columns, (1 + actions) * columns + 1))
+        found[..., :columns] = own.take(place, axis=2).swapaxes(0, 1)
+        following = other.reshape(powers, len(equations), actions, columns, columns)
+        for b in range(actions):
+            found[..., (b + 1) * columns : (b + 2) * columns] = following[:, :, b].swapaxes(0, 1)
+        found[..., -1] = own[:, :, first.size :].swapaxes(0, 1)
+        for one, sums in zip(equations, found, strict=True):
+            one.sums[g // actions, g % actions] += sums.reshape(high, -1)
 
 
 def _pieces(sizes: IntArray, begin: int, end: int) -> Iterator[slice]:
@@ -579,9 +580,9 @@ def _pieces(sizes: IntArray, begin: int, end: int) -> Iterator[slice]:
 
 def _alike(sizes: IntArray) -> list[tuple[int, int, int, int]]:
     """Return for each size of runs: itself, the first such run, how many, and their first step."""
-    size, first, count = np.unique(sizes, return_index=True, return_counts=True)
-    begins = (np.cumsum(sizes) - sizes)[first]
-    return list(zip(*(x.tolist() for x in (size, first, count, begins)), strict=True))
+    first = np.flatnonzero(np.diff(sizes, prepend=0))
+    count, begins = np.diff(first, append=sizes.size), (np.cumsum(sizes) - sizes)[first]
+    return list(zip(*(x.tolist() for x in (sizes[first], first, count, begins)), strict=True))
 
 
 def _add_steps(sums: FloatArray, raised: FloatArray, left: FloatArray, right: FloatArray) -> None:

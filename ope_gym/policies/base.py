@@ -64,7 +64,7 @@ class _AskedForProbs(type(Protocol)):  # type: ignore[misc]
     """isinstance asks the object, not its class: a `TorchPolicy` has `probs`, or has not."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Policy) and hasattr(instance, "probs")
+        return all(hasattr(instance, name) for name in ("log_prob", "sample", "probs"))
 
 
 @runtime_checkable

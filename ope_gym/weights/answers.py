@@ -5,6 +5,8 @@ The weights and the q model want the same probabilities of the target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +15,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy
-from ope_gym.weights.behaviours import ROWS, policy_log_probs
+from ope_gym.weights.behaviours import ROWS, policy_log_probs, stack_log_probs, stacks
 
 _KEPT = 1 << 22  # probabilities that are kept; the policy is asked again for those of more
 
@@ -70,3 +72,17 @@ class Answers:
     def _ask(self, rows: IntArray | slice) -> FloatArray:
         seen = batches.take(self.data.observations, rows)
         return np.asarray(self.target.probs(seen), dtype=np.float64)  # type: ignore[attr-defined]
+
+
+def ask_together(answers: Sequence[Answers]) -> None:
+    """Ask targets for their log-probabilities all at once, if they are of a class that offers it.
+
+    If any of them cannot answer, nothing is kept: each will say by itself what is wrong.
+    """
+    targets, data = [one.target for one in answers], answers[0].data
+    if not stacks(targets):
+        return
+    with suppress(ValueError):
+        table = stack_log_probs(targets, data.observations, data.actions, range(len(targets)))
+        for one, log_probs in zip(answers, table, strict=True):
+            one.__dict__["log_probs"] = log_probs

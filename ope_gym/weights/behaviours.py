@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -204,6 +205,17 @@ def gather_plans(block: FloatArray, behaviours: Behaviours, steps: IntArray) -> 
     return table
 
 
+def stacks(policies: Sequence[Policy]) -> bool:
+    """Tell whether the policies are of one class, which can be asked for all of them at once."""
+    kind = type(policies[0])
+    if len(policies) < 2 or any(type(policy) is not kind for policy in policies):
+        return False
+    for one in kind.__mro__:  # a subclass with another `log_prob` is asked for that
+        if "log_prob_stack" in vars(one) or "log_prob" in vars(one):
+            return "log_prob_stack" in vars(one)
+    return False
+
+
 def stack_log_probs(
     policies: Sequence[Policy],
     observations: batches.Tree,
@@ -212,9 +224,8 @@ def stack_log_probs(
 ) -> FloatArray:
     """Return (P, m) log-probabilities of the same actions under several policies."""
     rows = batches.length(actions)
-    kind = type(policies[0])
-    alike = len(policies) > 1 and all(type(policy) is kind for policy in policies)
-    if alike and hasattr(kind, "log_prob_stack"):
+    kind: Any = type(policies[0])
+    if stacks(policies):
         stacked = np.asarray(kind.log_prob_stack(policies, observations, actions))
         if stacked.shape != (len(policies), rows):
             raise ValueError(
