@@ -16,12 +16,13 @@ from ope_gym import kernels
 from ope_gym.arrays import one_blas_thread
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators import markov
-from ope_gym.evaluation import evaluate
+from ope_gym.evaluation import Evaluator, evaluate
 from ope_gym.models import base, equations
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.behaviours import policy_log_probs, stack_log_probs
+from tests.builders import LogProbOnly, recorded
 from wrappers import RecordTrajectories, collect
 
 
@@ -167,3 +168,18 @@ def test_blas_has_its_threads_again_when_evaluations_have_ended() -> None:
         thread.join()
         assert blas_threads() == before
         assert set(before) == {2}
+
+
+def test_a_target_that_is_not_finite_after_one_that_is_gets_columns_of_its_own() -> None:
+    """The check of Markov states sees the actions of the two in different ways."""
+    made = recorded(3, (60, 60), horizon=10)
+
+    class Opaque(LogProbOnly):
+        def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+            return made.target.sample(observations, rng)
+
+    evaluator = Evaluator(made.trajectories, "DM", q_model="linear", held_out=False)
+    for target in (made.target, Opaque(made.target.log_prob)):
+        alone = Evaluator(made.trajectories, "DM", q_model="linear", held_out=False)
+        found, expected = (x.evaluate(target, origin="fixed") for x in (evaluator, alone))
+        assert found["DM"].basis == expected["DM"].basis

@@ -195,9 +195,12 @@ class PastColumns:
     @classmethod
     def of(cls, chunk: Weighted) -> PastColumns:
         """Return those of a chunk, as another target may have left them."""
-        if "past columns" not in chunk.kept:
-            chunk.kept["past columns"] = cls(chunk)
-        found: PastColumns = chunk.kept["past columns"]
+        assert chunk.past is not None
+        # a target that is finite and one that is not see the actions in different ways
+        key = ("past columns", *((x.shape, x.dtype.str) for x in chunk.past))
+        if key not in chunk.kept:
+            chunk.kept[key] = cls(chunk)
+        found: PastColumns = chunk.kept[key]
         return found
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
