@@ -248,23 +248,22 @@ class BlockWriter:
         """Whether the file holds episodes that are not in a block yet."""
         return self._tail is not None
 
-    def append_ahead(self, fields: str, *payload: bytes) -> bool:
+    def append_ahead(self, fields: str, payload: bytes) -> bool:
         """Write a block ahead of an ordinary one, or return False if there is no room for more.
 
         Args:
             fields: JSON fields of the block, without the braces around them.
-            payload: Its payload, in pieces.
+            payload: Its payload.
         """
         if self._torn:  # bytes of a failed write
             self._clean_up()
         start = tail_start(self._end)
         _, at, last = self._tail or (start, start, self._last)
-        length = sum(map(len, payload))
-        if at + length - start > _TAIL:  # now: the checksum of large ones takes long
+        if at + len(payload) - start > _TAIL:  # now: the checksum of large ones takes long
             return False
         text = f'{{"kind":"{AHEAD}","end":{self._end},"after":{last},{fields}}}'.encode()
-        head, text, checksum = _frame(at, text, payload, length)
-        block = b"".join((head, text, *payload))
+        head, text, checksum = _frame(at, text, (payload,), len(payload))
+        block = b"".join((head, text, payload))
         end = at + len(block)
         if end - start > _TAIL:
             return False
@@ -388,9 +387,9 @@ def _lay_out(
 
 
 def _write_all(file: Any, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while len(view):  # a raw write may take only a part
-        view = view[file.write(view) :]
+    done = file.write(data)
+    while done < len(data):  # a raw write may take only a part
+        done += file.write(memoryview(data)[done:])
 
 
 def _read_all(file: Any, size: int) -> bytes:

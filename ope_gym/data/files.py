@@ -162,12 +162,11 @@ def write_ahead(
         episodes: The table of the block, a row of int64 for each episode.
     """
     described, pieces = zip(*columns, strict=True)
-    n_bytes = sum(map(len, pieces)) + len(episodes)
+    payload = b"".join((*pieces, episodes, LAST_BYTE))
     return writer.append_ahead(
         f'"policy":{policy},"steps":{steps},"columns":[{",".join(described)}],'
-        f'"arrays":{{"raw":{{"dtype":"|u1","shape":[{n_bytes}],"offset":0}}}}',
-        *pieces,
-        episodes + LAST_BYTE,
+        f'"arrays":{{"raw":{{"dtype":"|u1","shape":[{len(payload) - 1}],"offset":0}}}}',
+        payload,
     )
 
 

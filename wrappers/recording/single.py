@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import struct
 import sys
@@ -221,10 +220,12 @@ class SingleSession(Session):
 
 def _raw_actions(actions: list[Any]) -> RawColumn | None:
     """Return the bytes of actions, as `np.array` would have them, but faster for whole numbers."""
-    if actions[0].__class__ in (int, np.int64):
-        with contextlib.suppress(TypeError, OverflowError):
-            return RawColumn(_WHOLE_NUMBERS, array("q", actions).tobytes())
-    return raw_column("actions", np.array(actions))
+    if actions[0].__class__ not in (int, np.int64):
+        return raw_column("actions", np.array(actions))
+    try:
+        return RawColumn(_WHOLE_NUMBERS, array("q", actions).tobytes())
+    except (TypeError, OverflowError):
+        return raw_column("actions", np.array(actions))
 
 
 def keep(value: Any) -> Any:
