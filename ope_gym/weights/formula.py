@@ -29,6 +29,7 @@ from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_pro
 _BLOCK = 1 << 19
 _STEPS = 1 << 16  # and steps
 _THREADS = 1 << 22  # elements from which threads are worth their start
+_STRETCH = 1 << 12  # trajectories of one step that are read in a row for one behaviour
 
 
 class LogProbRows(Protocol):
@@ -137,7 +138,8 @@ def log_weights(
         given = (block, shift, begin, end, ids)
         if single:
             target = target_log_probs[start:stop]
-            found = kernels.single_steps(*given, padded, limit, own, mixture, scratch[1])
+            total = np.empty(_STRETCH)
+            found = kernels.single_steps(*given, padded, limit, own, mixture, total)
         else:
             target = np.empty(size)
             kernels.cumulate(target_log_probs, begin, end, offsets, target)
