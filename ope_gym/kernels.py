@@ -994,20 +994,19 @@ def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
     else:
         for i in range(offsets.size - 1):
             start, stop = offsets[i], offsets[i + 1]
-            if log_w[stop - 1] == -np.inf:  # up to the first step of weight 0
-                stop = start + 1
-                while log_w[stop - 1] > -np.inf:
-                    stop += 1
-            steps += stop - start
             ratio = _exp(log_w[start])
             bits = _bits(ratio)
             top = bits if bits > top else top
+            steps += 1
             total += ratio - 1.0
             square += (ratio - 1.0) * (ratio - 1.0)
             for j in range(start + 1, stop):
-                ratio = _exp(log_w[np.uintp(j)] - log_w[np.uintp(j - 1)])
+                known = log_w[np.uintp(j - 1)] > -np.inf
+                # a ratio of 1 adds nothing
+                ratio = _exp(log_w[np.uintp(j)] - log_w[np.uintp(j - 1)] if known else 0.0)
                 bits = _bits(ratio)
                 top = bits if bits > top else top
+                steps += known
                 total += ratio - 1.0
                 square += (ratio - 1.0) * (ratio - 1.0)
     out[0], out[1], out[2], out[3] = steps, _float(top), total, square
