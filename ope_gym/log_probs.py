@@ -117,12 +117,13 @@ def evaluate_log_probs(
         )
     if steps >= MANY:
         keep_freed_memory()  # each evaluation takes some arrays of as many numbers
-    offsets, (ids, counts), ends = at_once(
+    whole, (ids, counts), ends = at_once(
         steps,
         partial(check_offsets, offsets, steps),
         partial(check_ids, behaviour_ids, offsets.size - 1, rows.shape[0]),
         partial(check_finite, rewards, "rewards", offsets),
     )
+    offsets = np.asarray(whole, np.int64)
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     offer = Offer(
