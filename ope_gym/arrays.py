@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -285,6 +286,18 @@ def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 def at_once(rows: int, *calls: Callable[[], Any]) -> list[Any]:
     """Return what each call returns; they run at the same time if they are about many rows."""
     return [call() for call in calls] if rows < MANY else in_threads(lambda call: call(), calls)
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let the C library keep what a task frees for the next task, which needs as much.
+
+    It gives large arrays back to the system, and the next task gets them page by page, which took
+    up to a quarter of its time. After an array of nearly 32 MiB was freed, glibc takes all smaller
+    ones from its heap, and keeps up to 64 MiB at the end of that. The array is never touched, and
+    so takes no memory.
+    """
+    np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
 def slices_of(size: int) -> list[slice]:

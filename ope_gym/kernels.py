@@ -453,37 +453,36 @@ def single_steps(
 ) -> int:
     """Do the work of `prefixes` on trajectories of one step each, which need no prefix sums.
 
-    Args and return value as there. One kernel for both would take longer to compile.
+    Args and return value as there, but for `total`: scratch of a few thousand steps, because rows
+    are read faster in long stretches. One kernel for both would take longer to compile.
     """
     _wide()  # type: ignore[call-arg]
-    last, tile, bad, lost = log_probs.shape[0] - 1, total.size, 0, 0
+    last, tile, bad, gone, lost = log_probs.shape[0] - 1, total.size, 0, 0, 0
     for row in range(begin, end, tile):
         width, column, at = tile, row - shift, row - begin
         if row + tile > end:
             width = end - row
         for j in range(width):
             total[j] = 0.0
-        for k in range(0, last + 1, 4):
+        for k in range(0, last + 1, 2):  # of four at a time the registers overflow
             k1 = k + 1 if k + 1 < last else last
-            k2 = k + 2 if k + 2 < last else last
-            k3 = k + 3 if k + 3 < last else last
-            share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
+            share_a, share_b = rho[k], rho[k + 1]
             for j in range(width):
                 x, y = log_probs[k, np.uintp(column + j)], log_probs[k1, np.uintp(column + j)]
-                z, v = log_probs[k2, np.uintp(column + j)], log_probs[k3, np.uintp(column + j)]
-                bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (v <= limit))
-                total[j] += (share_a * _exp(x) + share_b * _exp(y)) + (
-                    share_c * _exp(z) + share_d * _exp(v)
-                )
-        for j in range(width):
-            x = log_probs[np.uintp(ids[np.uintp(row + j)]), np.uintp(column + j)]
-            bad += not x > -np.inf
-            if own.size > 0:
-                own[np.uintp(at + j)] = x
+                bad += not ((x <= limit) & (y <= limit))
+                gone += not ((x > -np.inf) & (y > -np.inf))
+                total[j] += share_a * _exp(x) + share_b * _exp(y)
         for j in range(width):
             known = (total[j] > _UNDERFLOW) & (total[j] < _OVERFLOW)
             lost += not known
             mixture[np.uintp(at + j)] = _log(total[j]) if known else np.nan
+    # each step from a row of its own is slow to read: only if it is wanted, or may be -inf
+    if gone > 0 or own.size > 0:
+        for row in range(begin, end):
+            x = log_probs[np.uintp(ids[np.uintp(row)]), np.uintp(row - shift)]
+            bad += not x > -np.inf
+            if own.size > 0:
+                own[np.uintp(row - begin)] = x
     return REFUSED if bad > 0 else DISTANT if lost > 0 else 0
 
 

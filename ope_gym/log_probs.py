@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import (
+    MANY,
     FloatArray,
     IntArray,
     as_floats,
     at_once,
     check_column,
     check_finite,
-    check_log_probs,
     check_offsets,
+    keep_freed_memory,
     longest_of,
 )
 from ope_gym.estimators.methods import estimator
@@ -104,7 +105,9 @@ def evaluate_log_probs(
         )
     rewards = check_column(rewards, "rewards")
     steps = rewards.size
-    offsets = check_offsets(offsets, steps)
+    offsets = np.asarray(offsets)
+    if offsets.ravel()[-1:].tolist() != [steps]:  # before the other columns are compared
+        offsets = check_offsets(offsets, steps)
     target = check_column(target_log_probs, "target_log_probs", steps)
     rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
     if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
@@ -112,12 +115,15 @@ def evaluate_log_probs(
             f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), one row per "
             "behaviour"
         )
-    ends, _, (ids, counts) = at_once(
+    if steps >= MANY:
+        keep_freed_memory()  # each evaluation takes some arrays of as many numbers
+    whole, (ids, counts), ends = at_once(
         steps,
-        partial(check_finite, rewards, "rewards", offsets),
-        partial(check_log_probs, target, "target_log_probs", offsets, density),
+        partial(check_offsets, offsets, steps),
         partial(check_ids, behaviour_ids, offsets.size - 1, rows.shape[0]),
+        partial(check_finite, rewards, "rewards", offsets),
     )
+    offsets = np.asarray(whole, np.int64)
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     offer = Offer(

@@ -25,7 +25,7 @@ from ope_gym.estimators.reductions import (
 from ope_gym.estimators.weighted import Setting, Steps, weigh_column
 from ope_gym.inference.computed import Computed
 
-_PIECE = 1 << 17  # steps of a large chunk that a thread takes at once
+_PIECE = 1 << 17  # steps of a large chunk that a thread takes at once; twice as many of a huge one
 Reduce = Callable[[Sequence[Reduction]], Sequence[Any]]
 
 
@@ -126,8 +126,10 @@ def reduce_chunk(chunk: Any) -> Reduce:
     """
     chunks: list[Weighted] = chunk if isinstance(chunk, list) else [chunk]
     cut: list[Any] = []
-    if chunks[0].offsets[-1] >= 2 * _PIECE and longest_of(chunks[0].offsets) > 1:
-        cut = [list(some) for some in zip(*(pieces(one, _PIECE) for one in chunks), strict=True)]
+    steps = int(chunks[0].offsets[-1])
+    if steps >= 2 * _PIECE and longest_of(chunks[0].offsets) > 1:
+        size = 2 * _PIECE if steps >= 8 * _PIECE else _PIECE
+        cut = [list(some) for some in zip(*(pieces(one, size) for one in chunks), strict=True)]
         cut = cut if isinstance(chunk, list) else [some[0] for some in cut]
 
     def reduce(requests: Sequence[Reduction]) -> list[Any]:

@@ -290,11 +290,11 @@ def fingerprint(
 
 
 def marked(trajectories: int) -> slice:
-    """Choose the trajectories of a fingerprint: all, or at least 8,192 of many.
+    """Choose the trajectories of a fingerprint: all, or at least 1,024 of many.
 
     Their rows lie far apart, so each costs a wait for memory.
     """
-    return slice(None, None, max(1, trajectories >> 13))
+    return slice(None, None, max(1, trajectories >> 10))
 
 
 def make_draws(strata: IntArray, replicates: int, seed: int) -> PoissonDraws | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-import numpy as np
+from ope_gym.arrays import keep_freed_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -117,21 +117,9 @@ def in_one_thread(function: Callable[[T], R], item: T) -> R:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    _keep_freed_memory()
+    keep_freed_memory()
     with _libraries(len(sys.modules)).limit(limits=1):
         yield
-
-
-@lru_cache(maxsize=1)
-def _keep_freed_memory() -> None:
-    """Let the C library keep what a task frees for the next task, which needs as much.
-
-    It gives large arrays back to the system, and the next task gets them page by page, which took
-    up to a quarter of its time. After an array of nearly 32 MiB was freed, glibc takes all smaller
-    ones from its heap, and keeps up to 64 MiB at the end of that. The array is never touched, and
-    so takes no memory.
-    """
-    np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
 @lru_cache(maxsize=1)

@@ -22,13 +22,21 @@ from typing import Protocol
 
 import numpy as np
 
-from ope_gym.arrays import LOG_PROB_TOLERANCE, FloatArray, IntArray, bad_log_prob, in_threads
+from ope_gym.arrays import (
+    LOG_PROB_TOLERANCE,
+    FloatArray,
+    IntArray,
+    bad_log_prob,
+    check_log_probs,
+    in_threads,
+)
 
 # Elements of (behaviours, steps) evaluated or handed to a thread at once: 4 MiB, most of which are
 # still in a cache when they are summed.
 _BLOCK = 1 << 19
 _STEPS = 1 << 16  # and steps
 _THREADS = 1 << 22  # elements from which threads are worth their start
+_STRETCH = 1 << 12  # trajectories of one step that are read in a row for one behaviour
 
 
 class LogProbRows(Protocol):
@@ -80,7 +88,7 @@ def log_weights(
     density: bool = False,
     names: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, FloatArray]:
-    """Compute the log weights (S,) of each scheme, from arguments that are checked already.
+    """Compute the log weights (S,) of each scheme; log-probabilities are checked on the way.
 
     Args:
         target_log_probs: (S,) log-probability of the taken actions under the target.
@@ -111,6 +119,8 @@ def log_weights(
 
     def run(begin: int, end: int) -> None:
         start, stop = int(offsets[begin]), int(offsets[end])
+        if not target_log_probs[start:stop].max() <= limit:  # also for NaN
+            check_log_probs(target_log_probs, "target_log_probs", offsets, density)
         shift, block = 0, behaviour_log_probs
         if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
             shift, block = start, block_of(behaviour_log_probs, start, stop)
@@ -137,7 +147,8 @@ def log_weights(
         given = (block, shift, begin, end, ids)
         if single:
             target = target_log_probs[start:stop]
-            found = kernels.single_steps(*given, padded, limit, own, mixture, scratch[1])
+            total = np.empty(_STRETCH)
+            found = kernels.single_steps(*given, padded, limit, own, mixture, total)
         else:
             target = np.empty(size)
             kernels.cumulate(target_log_probs, begin, end, offsets, target)
