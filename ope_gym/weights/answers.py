@@ -5,12 +5,10 @@ The weights and the q model want the same probabilities of the target.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, cached_property
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import ROWS, policy_log_probs
