@@ -72,8 +72,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "metavar": "N",
         "default": 1,
-        "help": "number of threads for files that are read in blocks; of processes, for policies that "
-        "are not of ope_gym",
+        "help": "number of threads for files that are read in blocks; of processes where policies "
+        "are of your own classes",
     },
     "ray": {
         "nargs": "?",
