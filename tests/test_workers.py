@@ -139,24 +139,28 @@ def test_an_error_says_the_same_as_without_workers(
         assert caught.value.offset == 17
 
 
-def _slow_item_fails(finished: threading.Event, i: int) -> int:
+def _fails_beside(others: list[str], i: int) -> None:
+    """Fail as soon as another item is computed, which takes a minute unless it is stopped."""
+    deadline = time.monotonic() + 60
     try:
-        while i and not finished.is_set():  # it never is
-            time.sleep(0.001)
-    finally:
         if i:
-            time.sleep(0.1)
-            finished.set()
-    raise ValueError("of item 0")
+            others.append("begun")
+        while (i or not others) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    except SystemExit:
+        time.sleep(0.1)
+        others.append("stopped")
+        raise
+    raise ValueError(f"of item {i}")
 
 
-def test_an_error_in_a_thread_ends_the_others(files: list[Path]) -> None:
-    finished, before = threading.Event(), {*threading.enumerate()}
+def test_an_error_in_a_thread_stops_the_others_and_waits_for_them() -> None:
+    others, before = list[str](), {*threading.enumerate()}
     with pytest.raises(ValueError, match="of item 0") as caught, start_workers(2) as those:
-        list(those.within(True).in_order(partial(_slow_item_fails, finished), range(9)))
-    assert finished.is_set()  # the other one was waited for
+        list(those.within(True).in_order(partial(_fails_beside, others), range(9)))
+    assert others.count("stopped") == others.count("begun")
     assert {*threading.enumerate()} <= before
-    assert [entry.name for entry in caught.traceback][-1] == "_slow_item_fails"
+    assert [entry.name for entry in caught.traceback][-1] == "_fails_beside"
     assert caught.value.__cause__ is None
 
 
