@@ -216,9 +216,9 @@ def growth() -> None:
 def throughput(steps: int, behaviours: int, length: int, workers: int) -> None:
     """Print MB of files a second of the processor, without a q model and with auto.
 
-    With several workers, of which this process is one, also by how much they are faster by the
-    clock, and would be on a machine with nothing else to do: what one takes alone, over the time of
-    all, which includes their start, divided by their number.
+    With several workers, also by how much they are faster by the clock, and could be on a machine
+    with nothing else to do if they never waited for each other: what one takes alone, over the time
+    of all, divided by their number.
     """
     for auto in (False, True):
         case = Case("files", steps, behaviours, length, auto=auto)
@@ -231,10 +231,10 @@ def throughput(steps: int, behaviours: int, length: int, workers: int) -> None:
         )
         if workers > 1:
             several = apart(dataclasses.replace(case, workers=workers))
-            own, others = several["cpu"], several["workers_cpu"]
+            used = several["cpu"] + several["workers_cpu"]
             print(
-                f"  {workers} workers: this process {own:.2f} CPU s, others {others:.2f}; "
-                f"{workers * one['cpu'] / (own + others):.2f} times as fast if nobody else works; "
+                f"  {workers} workers: {used:.2f} CPU s; at most "
+                f"{workers * one['cpu'] / used:.2f} times as fast; "
                 f"by the clock {one['seconds'] / several['seconds']:.2f} times, "
                 f"{one['seconds']:.1f} s and {several['seconds']:.1f} s",
                 flush=True,

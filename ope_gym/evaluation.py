@@ -203,7 +203,7 @@ def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
         return
     with (
         scratch_folder(compute.scratch) as folder,
-        start_workers(compute.workers, compute.ray, helped=True) as workers,
+        start_workers(compute.workers, compute.ray) as workers,
     ):
         yield Crew(workers, folder)
 
@@ -737,6 +737,7 @@ class Evaluator:
     def _reduce_files(self, job: Job, model: Any, crew: Workers) -> Reduce:
         """Answer requests in passes over the files."""
         fold: IntArray | None = None
+        crew = crew.within(job.in_threads(model))
         if model is not None:
             ids, longest = self._behaviours.ids, self._roster.longest
             values, fold = fit_chunks(job, model, ids, longest, crew)

@@ -72,7 +72,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "metavar": "N",
         "default": 1,
-        "help": "number of processes for files that are read in blocks",
+        "help": "number of threads for files that are read in blocks; of processes where policies "
+        "are of your own classes",
     },
     "ray": {
         "nargs": "?",

@@ -83,7 +83,8 @@ class Compute:
     blocks get `LinearQ`, where those in memory may get another model. The result names it.
 
     Args:
-        workers: processes of this machine that read files, this one included.
+        workers: how many blocks of files are evaluated at once on this machine, in threads; in
+            processes where code of your own takes part, such as policies of your own classes.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         block_steps: about how many steps of files to hold in memory at once. Files with no more

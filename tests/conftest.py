@@ -110,9 +110,7 @@ def shared_crew(crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every evaluation by two processes use those of the file."""
 
     @contextmanager
-    def start(
-        workers: int = 1, ray: bool | str | None = False, *, helped: bool = False
-    ) -> Iterator[Workers]:
+    def start(workers: int = 1, ray: bool | str | None = False) -> Iterator[Workers]:
         assert workers <= 2
         assert not ray
         yield crew if workers == 2 else Workers()

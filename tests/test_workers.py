@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import signal
@@ -32,10 +33,13 @@ from ope_gym import (
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
+from ope_gym.scale.passes import Item
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import open_source
-from ope_gym.scale.tasks import Pool, WorkerError, compute
-from ope_gym.scale.workers import _AHEAD, RemoteWorkers, Workers, start_workers
+from ope_gym.scale.tasks import WorkerError, compute
+from ope_gym.scale.threads import LocalThreads
+from ope_gym.scale.workers import _AHEAD, LocalProcesses, Workers, start_workers
+from ope_gym.weights.answers import Answers
 from tests.builders import assert_same
 from tests.file_builders import clocked, functions, made, mixed_files
 
@@ -56,12 +60,13 @@ def _noted(folder: Path, i: int) -> tuple[int, int]:
     return i, os.getpid()
 
 
+@pytest.mark.parametrize("threads", [False, True])
 def test_results_come_in_order_and_few_are_ahead_of_the_oldest(
-    crew: Workers, tmp_path: Path
+    crew: Workers, tmp_path: Path, threads: bool
 ) -> None:
     """Otherwise those that wait for their turn would fill the memory."""
     ahead = 2 * _AHEAD
-    results = crew.in_order(partial(_noted, tmp_path), range(3 * ahead))
+    results = crew.within(threads).in_order(partial(_noted, tmp_path), range(3 * ahead))
     found: list[tuple[int, int]] = []
     thread = threading.Thread(target=lambda: found.extend(results))
     thread.start()
@@ -73,66 +78,8 @@ def test_results_come_in_order_and_few_are_ahead_of_the_oldest(
     (tmp_path / "go").touch()
     thread.join()
     assert [i for i, _ in found] == list(range(3 * ahead))
-    assert os.getpid() not in {pid for _, pid in found}
+    assert (os.getpid() in {pid for _, pid in found}) == threads
     assert list(crew.in_order(abs, [])) == []
-
-
-class Slow(Pool):
-    """A pool whose processes start when they are told to, and finish when they are waited for."""
-
-    helped = True
-
-    def __init__(self, started: bool) -> None:
-        self.started, self.received, self.most = started, list[bytes](), 0
-        self.waiting = 0
-
-    def size(self) -> int:
-        return 1
-
-    def ready(self) -> bool:
-        return self.started
-
-    def send(self, function: Any, item: bytes) -> Any:
-        self.waiting += 1
-        self.most = max(self.most, self.waiting)
-        return function, item
-
-    def done(self, handle: Any) -> bool:
-        return False
-
-    def receive(self, handle: Any, name: str) -> bytes:
-        self.waiting -= 1
-        self.received.append(handle[1])
-        function, packed_item = handle
-        return compute(function, packed_item, "a slow process")
-
-
-def test_this_process_does_all_until_others_have_started() -> None:
-    pool = Slow(started=False)
-    assert list(RemoteWorkers(pool).in_order(abs, range(-20, 0))) == list(range(20, 0, -1))
-    assert not pool.most  # nothing waits for those that may take longer to start than all of this
-
-
-def test_this_process_helps_others_that_have_started() -> None:
-    pool, here = Slow(started=True), list[int]()
-
-    def noted(i: int) -> int:
-        here.append(i)
-        return -i
-
-    results = RemoteWorkers(pool).in_order(noted, range(20))
-    for i, result in enumerate(results):
-        assert result == -i
-        assert max(here) <= i + 2 * _AHEAD  # few results wait for their turn
-    assert 0 < len(pool.received) < 20
-    assert pool.most == _AHEAD
-
-
-def test_an_error_of_this_process_comes_in_its_turn() -> None:
-    results = RemoteWorkers(Slow(started=False)).in_order(partial(_raises, "file"), range(5))
-    with pytest.warns(UserWarning, match="before"), pytest.raises(FileNotFoundError) as caught:
-        list(results)
-    assert str(caught.value.__cause__).startswith("item 1 failed in this process:\nTraceback")
 
 
 # Errors and warnings --------------------------------------------------------------------------
@@ -190,6 +137,59 @@ def test_an_error_says_the_same_as_without_workers(
         assert caught.value.filename == "/missing/1.ope"
     if isinstance(caught.value, DamagedFileError):
         assert caught.value.offset == 17
+
+
+def _fails_beside(others: list[str], i: int) -> None:
+    """Fail as soon as another item is computed, which takes a minute unless it is stopped."""
+    deadline = time.monotonic() + 60
+    try:
+        if i:
+            others.append("begun")
+        while (i or not others) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    except SystemExit:
+        time.sleep(0.1)
+        others.append("stopped")
+        raise
+    raise ValueError(f"of item {i}")
+
+
+def test_an_error_in_a_thread_stops_the_others_and_waits_for_them() -> None:
+    others, before = list[str](), {*threading.enumerate()}
+    with pytest.raises(ValueError, match="of item 0") as caught, start_workers(2) as those:
+        list(those.within(True).in_order(partial(_fails_beside, others), range(9)))
+    assert others.count("stopped") == others.count("begun")
+    assert {*threading.enumerate()} <= before
+    assert [entry.name for entry in caught.traceback][-1] == "_fails_beside"
+    assert caught.value.__cause__ is None
+
+
+def _warns(others: list[int], i: int) -> int:
+    deadline = time.monotonic() + 60
+    while i == 0 and not others and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for _ in range(2):
+        warnings.warn(f"of item {i}", UserWarning, stacklevel=1)
+    others.append(i)
+    if i == 3:
+        raise ValueError("after it warned")
+    return i
+
+
+def test_warnings_of_threads_come_in_the_order_of_the_items() -> None:
+    others: list[int] = []
+    before = warnings.showwarning
+    with warnings.catch_warnings(record=True) as caught, start_workers(2) as those:
+        warnings.simplefilter("always")
+        results = those.within(True).in_order(partial(_warns, others), range(9))
+        for i in itertools.islice(results, 3):
+            warnings.warn(f"of the caller after {i}", UserWarning, stacklevel=1)
+        with pytest.raises(ValueError, match="after it warned"):
+            next(results)
+    assert others[0] != 0
+    said = [x for i in range(3) for x in [f"item {i}"] * 2 + [f"the caller after {i}"]]
+    assert [str(x.message)[3:] for x in caught] == [*said, "item 3", "item 3"]
+    assert warnings.showwarning is before
 
 
 def test_a_missing_file_is_named_by_workers(crew: Workers, files: list[Path]) -> None:
@@ -289,24 +289,28 @@ def test_workers_have_ended_when_their_folder_is_removed(
     assert not list(tmp_path.iterdir())
 
 
-def _waits(episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
+def _waits(threads: bool, episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
     """Keep a worker busy for a long time, and have more items wait."""
-    return list(crew.in_order(partial(_noted, Path(episodes[0]).parent), range(9)))
+    function = partial(_noted, Path(episodes[0]).parent)
+    return list(crew.within(threads).in_order(function, range(9)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_command_ends_its_workers(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_stopped_command_ends_its_workers(
+    number: signal.Signals, tmp_path: Path, threads: bool
+) -> None:
     from tests.test_studies import _alive
 
     path, scratch = tmp_path / "run.ope", tmp_path / "scratch"
     scratch.mkdir()
     made(0, 3, 20).save(path)
     code = (
-        "import runpy, sys\n"
+        "import functools, runpy, sys\n"
         "from ope_gym import cli\n"
         "from tests.test_workers import _waits\n"
-        "cli.open_source = _waits\n"
+        f"cli.open_source = functools.partial(_waits, {threads})\n"
         f"words = ['evaluate', {str(path)!r}, '--workers', '2', '--scratch', {str(scratch)!r}]\n"
         "sys.argv = ['ope_gym', *words]\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
@@ -375,6 +379,25 @@ def test_an_item_is_computed_in_one_thread(crew: Workers) -> None:
         assert _threads(0)[0] == {2}
 
 
+def _threads_when_the_other_has_left(left: threading.Event, i: int) -> set[int]:
+    if i:
+        left.wait(60)
+        time.sleep(0.1)  # in which the other thread leaves, too
+    threads = {library["num_threads"] for library in threadpool_info()}
+    if not i:
+        left.set()
+    return threads
+
+
+def test_threads_that_overlap_hold_libraries_to_one_thread() -> None:
+    """The first one that is done does not give the others more than one."""
+    with threadpool_limits(2, user_api="blas"):
+        with start_workers(2) as those:
+            function = partial(_threads_when_the_other_has_left, threading.Event())
+            assert list(those.within(True).in_order(function, [0, 1])) == [{1}, {1}]
+        assert 2 in _threads(0)[0]
+
+
 class Unpacked:
     """Counts how often it is made from bytes."""
 
@@ -406,6 +429,83 @@ def test_the_function_is_unpacked_once_and_policies_are_not_sent_with_every_task
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
+
+
+def test_threads_give_the_same_bits(files: list[Path], tmp_path: Path) -> None:
+    """With a scratch folder and without; and progress is told to the calling thread."""
+    options: dict[str, Any] = {"gamma": 0.95, "q_model": LinearQ(), "interval": Bootstrap(50)}
+    kinds: list[Any] = []
+    for workers, scratch in ((1, None), (2, None), (2, tmp_path), (5, None)):
+        seen: list[tuple[int, int]] = []
+
+        def told(steps: int, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((steps, threading.get_ident()))
+
+        compute = Compute(workers, block_steps=150, scratch=scratch, progress=told)
+        evaluator = Evaluator(files, [*ESTIMATORS, "auto"], compute=compute, seed=1, **options)
+        kinds.append(evaluator.evaluate(TARGET))
+        assert sum(steps for steps, _ in seen) == evaluator.passes(TARGET) * evaluator.steps
+        assert {thread for _, thread in seen} == {threading.get_ident()}
+        assert not list(tmp_path.iterdir())
+    for other in kinds[1:]:
+        assert_same(kinds[0], other)
+
+
+class OwnTarget(LinearSigmoid):
+    """A policy of a user, whose code may be anything."""
+
+
+def _own_features(batch: Any) -> Any:
+    return np.asarray(batch, dtype=np.float64)
+
+
+@pytest.mark.usefixtures("shared_crew")
+@pytest.mark.parametrize("own", ["nothing", "policy", "features", "function"])
+def test_code_of_a_user_is_run_in_processes(
+    own: str, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold the interpreter's lock, or change something as it runs."""
+    sent: list[tuple[str, Any]] = []
+    for pool in (LocalThreads, LocalProcesses):
+        send = pool.send
+
+        def noted(
+            self: Any, function: Any, item: Any, name: str, pool: Any = pool, send: Any = send
+        ) -> Any:
+            sent.append((pool.__name__, type(item)))
+            return send(self, function, item, name)
+
+        monkeypatch.setattr(pool, "send", noted)
+    given: list[Any] = [*files, *functions([made(9, 10, 20)])] if own == "function" else files
+    evaluate(
+        given,
+        OwnTarget(TARGET.theta) if own == "policy" else TARGET,
+        ["NFIS", "DM"],
+        q_model=LinearQ(features=_own_features if own == "features" else None),
+        compute=Compute(2, block_steps=150),
+    )
+    assert {pool for pool, kind in sent if kind is Item} == {
+        "LocalThreads" if own == "nothing" else "LocalProcesses"
+    }
+    assert {pool for pool, kind in sent if kind is not Item} == {
+        "LocalProcesses" if own == "function" else "LocalThreads"
+    }
+
+
+def test_threads_do_not_wait_for_each_other_in_cached_properties() -> None:
+    """functools' own holds a lock for all objects of a class before Python 3.12."""
+    together = threading.Barrier(2)
+
+    class Meeting(OwnTarget):
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            together.wait(10)
+            return super().log_prob(observations, actions)
+
+    with start_workers(2) as those:
+        ask = those.within(True).in_order(
+            lambda seed: Answers(Meeting(TARGET.theta), made(seed, 5, 9)).log_probs, [0, 1]
+        )
+        assert [x.size for x in ask] == [45, 45]
 
 
 @pytest.mark.usefixtures("shared_crew")

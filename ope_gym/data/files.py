@@ -34,6 +34,7 @@ from ope_gym.policies import (
     policy_from_arrays,
     policy_to_arrays,
 )
+from ope_gym.policies.base import is_ours
 
 _ARRAYS = {c.name: np.dtype(c.dtype) for c in COLUMNS if c.per == "step" and c.dtype}
 # Columns with a row an episode are whole numbers and truth values; a block has them in one table,
@@ -143,9 +144,8 @@ def describe_rows(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> st
 
 def says_its_probabilities(policy: Policy) -> bool:
     """Return whether whoever loads a file can ask this policy, without code of the user."""
-    ours = type(policy).__module__.startswith("ope_gym.")
-    asked = not isinstance(policy, UnavailablePolicy)
-    return ours and asked and POLICY_KINDS.get(getattr(policy, "kind", "")) is type(policy)
+    asked = is_ours(policy) and not isinstance(policy, UnavailablePolicy)
+    return asked and POLICY_KINDS.get(getattr(policy, "kind", "")) is type(policy)
 
 
 def write_ahead(

@@ -132,6 +132,11 @@ class Snapshot:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def is_ours(thing: object) -> bool:
+    """Return whether the class of an object is one of this package, not of a user."""
+    return type(thing).__module__.startswith("ope_gym.")
+
+
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class UnavailablePolicy(Snapshot):
     """A policy from a file whose class is not known here: it keeps the arrays and cannot act.

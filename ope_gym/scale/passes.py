@@ -33,8 +33,8 @@ from ope_gym.estimators.run import Aimed, merge_all, parts_of
 from ope_gym.inference.outcomes import RewardSums, tally
 from ope_gym.models.base import Baseline, CrossFitted, baselines
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import asked
-from ope_gym.scale.sources import Source, Task, changed
+from ope_gym.policies.base import Snapshot, asked, is_ours
+from ope_gym.scale.sources import Section, Source, Task, changed
 from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
 from ope_gym.weights.answers import Answers
@@ -87,6 +87,23 @@ class Job:
     def parted(self) -> bool:
         """Whether mixtures are partial, see `ope_gym.weights.mixtures`."""
         return int(self.groups.max()) > 0
+
+    def in_threads(self, model: Any) -> bool:
+        """Return whether several threads can do tasks at once, without waiting for each other.
+
+        They can where no code of a user is run, which may hold the interpreter's lock, or change
+        something as it runs. Our snapshots of policies never change, and leave the work to numpy.
+
+        Args:
+            model: q model that is fitted; None without one.
+        """
+        features = getattr(model, "features", None)
+        return (
+            all(isinstance(x, Snapshot) and is_ours(x) for x in self.targets)
+            and all(isinstance(x, Snapshot) and is_ours(x) for x in self.source.policies)
+            and all(x is None or is_ours(x) for x in (model, features))
+            and all(isinstance(x.content, Section) for t in self.source.tasks for x in t.pieces)
+        )
 
     def chunks(self, task: Task, ids: IntArray) -> Iterator[tuple[str, Trajectories, slice]]:
         """Yield the episodes of a task in chunks: origin, episodes, place in the task."""
@@ -360,11 +377,11 @@ def one_pass(
     sent = dataclasses.replace(
         job,
         source=dataclasses.replace(job.source, roster=nobody, tasks=(), owners=()),
-        done=None if crew.remote else job.done,  # else whole tasks are counted, when they are done
+        done=job.done if crew.alone else None,  # else whole tasks are counted, when they are done
     )
     for i, part in enumerate(crew.in_order(partial(function, sent), items)):
         yield part
-        if crew.remote and job.done is not None:
+        if not crew.alone and job.done is not None:
             job.done(items[i].task.steps)
 
 

@@ -14,7 +14,7 @@ import platform
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.scale.tasks import Pool, WorkerError, compute, ignoring_interrupts
+from ope_gym.scale.tasks import (
+    Outcome,
+    Pool,
+    WorkerError,
+    compute,
+    ignoring_interrupts,
+    packed,
+)
 
 _RETRIES = 5  # of an item whose worker or node is lost
 RAY_HELP = (
@@ -34,30 +41,34 @@ RAY_HELP = (
 class RayTasks(Pool):
     """Compute on the Ray cluster that this process is connected to."""
 
+    remote = True
+
     def __init__(self) -> None:
         import ray
 
         self._ray, self._sent = ray, set[Any]()
         self._compute = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute_on_node)
 
-    def share(self, function: bytes) -> Any:
+    def share(self, function: Callable[[Any], Any]) -> Any:
         """Store the function in the cluster, once for all items."""
-        return self._ray.put(function)
+        return self._ray.put(packed(function))
 
     def size(self) -> int:
         """Return the number of cores that the cluster has at present."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def send(self, function: Any, item: bytes) -> Any:
+    def send(self, function: Any, item: Any, name: str) -> Any:
         """Submit a task to Ray; return its handle."""
-        handle = self._compute.remote(function, item, code_mark())
+        handle = self._compute.remote(function, packed(item, name), code_mark())
         self._sent.add(handle)
         return handle
 
-    def receive(self, handle: Any, name: str) -> bytes:
-        """Return the bytes of a finished Ray task; wait for it if need be."""
+    def receive(self, handle: Any, name: str) -> Outcome:
+        """Return the outcome of a Ray task; wait for it if need be."""
+        import cloudpickle
+
         try:
-            found = bytes(self._ray.get(handle))
+            found: Outcome = cloudpickle.loads(self._ray.get(handle))
         except self._ray.exceptions.RayError as error:
             self._sent.discard(handle)
             if isinstance(error, self._ray.exceptions.RayTaskError):

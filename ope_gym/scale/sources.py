@@ -265,12 +265,13 @@ def open_source(
         return in_memory(whole, held_out, block_steps)
     seen = [_seen(i, one) for i, one in enumerate(listed)]
     files = [one for one in seen if isinstance(one, SeenFile)]
-    if not crew.remote:  # else other machines may have them
+    readers = crew.within(all(isinstance(one, SeenFile | TableFiles) for one in seen))
+    if not readers.remote:  # else other machines may have them
         _check_there(files)
     _check_different(files)
-    parts = [part for found in crew.in_order(_parts, list(enumerate(seen))) for part in found]
+    parts = [part for found in readers.in_order(_parts, list(enumerate(seen))) for part in found]
     _check_copies(parts)
-    if crew.remote and len(listed) > 1:
+    if readers.remote and len(listed) > 1:
         for part in parts:
             _check_comparable(part)
     return _source(parts, held_out, block_steps)

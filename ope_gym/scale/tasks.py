@@ -1,7 +1,7 @@
 """Run one task in a worker, and carry its outcome back: result, error and warnings.
 
-`compute` is what local processes and Ray run. Functions, items and outcomes travel as bytes of
-cloudpickle, and each task runs in one thread: see `ope_gym.scale.workers`.
+`compute` is what local processes and Ray run. Functions, items and outcomes travel there as bytes
+of cloudpickle, and each task runs in one thread: see `ope_gym.scale.workers`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,41 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ope_gym.arrays import keep_freed_memory
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class WorkerError(RuntimeError):
     """Raised if a worker is lost, or cannot say what happened, or runs other code."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an item, or its error, and its warnings.
+
+    Args:
+        result: of the item.
+        error: returns the error.
+        trace: where the error was raised, in words, if it does not say so itself.
+        warnings: by class and text.
+    """
+
+    result: Any = None
+    error: Callable[[], Exception] | None = None
+    trace: str = ""
+    warnings: list[tuple[type[Warning], str]] = field(default_factory=list)
+
+
 class Pool:
-    """Processes that compute tasks; a subclass says where they are."""
+    """Whoever computes tasks beside the caller; a subclass says where."""
 
     fewest = 1  # with fewer items than this, the caller computes them itself
-    helped = False  # whether the caller also computes items while it waits
+    remote = False  # whether functions and items are sent to other processes
 
-    def share(self, function: bytes) -> Any:
+    def share(self, function: Callable[[Any], Any]) -> Any:
         """Return what `send` needs to find the function."""
         return function
 
@@ -41,35 +55,17 @@ class Pool:
         """Return the number of items that are computed at the same time."""
         raise NotImplementedError
 
-    def ready(self) -> bool:
-        """Return whether the workers have started; asked to see whether to help them."""
-        return True
-
-    def send(self, function: Any, item: bytes) -> Any:
-        """Send an item to a worker, which calls `compute`; return a handle of it."""
+    def send(self, function: Any, item: Any, name: str) -> Any:
+        """Send an item, which has a name for messages, to a worker; return a handle of it."""
         raise NotImplementedError
 
-    def done(self, handle: Any) -> bool:
-        """Return whether `receive` would not wait; asked only if the pool is helped."""
-        raise NotImplementedError
-
-    def receive(self, handle: Any, name: str) -> bytes:
-        """Wait for a worker and return what `compute` returned."""
+    def receive(self, handle: Any, name: str) -> Outcome:
+        """Wait for the outcome of an item."""
         raise NotImplementedError
 
     def stop(self, at_once: bool) -> None:
         """End the workers, in the midst of their items if `at_once`."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of an item, or its error and where it was raised, and the warnings."""
-
-    result: Any
-    error: Callable[[], Exception] | None
-    trace: str
-    warnings: list[tuple[type[Warning], str]]
 
 
 def compute(function: bytes, item: bytes, place: str) -> bytes:
@@ -82,23 +78,16 @@ def compute(function: bytes, item: bytes, place: str) -> bytes:
     """
     import cloudpickle
 
-    def call() -> Any:
-        return _unpacked(function)(cloudpickle.loads(item))
-
-    return packed(outcome_of(call, place), "the result")
-
-
-def outcome_of(call: Callable[[], Any], place: str) -> Outcome:
-    """Return the outcome of a call in one thread; `place` names this process in messages."""
     result, error, trace = None, None, ""
     with warnings.catch_warnings(record=True) as caught:
         try:
-            with _one_thread():
-                result = call()
+            with one_thread():
+                result = _unpacked(function)(cloudpickle.loads(item))
         except Exception as raised:
             error = _sendable(raised)
             trace = f"{place}:\n{''.join(traceback.format_exception(raised))}"
-    return Outcome(result, error, trace, [(x.category, str(x.message)) for x in caught])
+    outcome = Outcome(result, error, trace, [(x.category, str(x.message)) for x in caught])
+    return packed(outcome, "the result")
 
 
 @lru_cache(maxsize=1)
@@ -109,14 +98,9 @@ def _unpacked(function: bytes) -> Callable[[Any], Any]:
     return cloudpickle.loads(function)  # type: ignore[no-any-return]
 
 
-def in_one_thread(function: Callable[[T], R], item: T) -> R:
-    """Return function(item), computed with BLAS, OpenMP and torch held to one thread."""
-    with _one_thread():
-        return function(item)
-
-
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Hold BLAS, OpenMP and torch to one thread, if they are loaded by now."""
     keep_freed_memory()
     with _libraries(len(sys.modules)).limit(limits=1):
         yield
@@ -156,7 +140,7 @@ def _rebuilt(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]
     return error
 
 
-def packed(value: Any, name: str) -> bytes:
+def packed(value: Any, name: str = "the function, with what it refers to,") -> bytes:
     """Return a value as bytes, or raise TypeError with its name if it cannot be sent."""
     import cloudpickle
 
