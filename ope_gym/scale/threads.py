@@ -79,7 +79,10 @@ class LocalThreads(Pool):
         """End the threads and wait for them: they may write to a scratch folder.
 
         What they compute then ends at their next step, as Ctrl-C would end it in the main thread.
+        If that is in a destructor, which swallows it, they go on to the end of their item.
         """
+        shown = sys.unraisablehook
+        sys.unraisablehook = lambda x: None if x.exc_type is SystemExit else shown(x)
         with self._lock:
             self._stopped = True
             for thread in self._busy:
@@ -88,6 +91,7 @@ class LocalThreads(Pool):
                 )
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        sys.unraisablehook = shown
         self._around.close()
 
 
