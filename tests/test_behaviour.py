@@ -544,12 +544,28 @@ def test_a_logger_that_looks_at_nothing_is_fitted_by_its_shares() -> None:
         buffer.append(seen, actions, actions + 0.0, logs, acts, terminated=True)
     fit = fit_behaviour(buffer)
     assert fit.model == "shares"
-    assert fit.calibrated
+    assert fit.calibrated is None
     assert np.isnan(fit.loggers[0].slope)  # of probabilities that hardly differ, it says nothing
     assert "nan" not in str(fit)
     shares = fit.policies["policy 0"].probs(np.zeros((1, 3)))[0]
     counts = np.bincount(buffer.view().actions) + 0.5
     np.testing.assert_allclose(shares, counts / counts.sum())
+
+
+def test_shares_are_not_called_calibrated() -> None:
+    """Whatever the loggers did: these look at what they see."""
+    fit = fit_behaviour(log(200), model="shares")
+    assert [one.calibrated for one in fit.loggers] == [None, None]
+    found = fit.to_dict()
+    assert found["calibrated"] is None
+    assert found["loggers"][0]["calibrated"] is None
+    assert "calibrated" not in str(fit)
+    assert "try another model" not in str(fit)
+    one, *others = fit_behaviour(log(200), model="logit").loggers
+    assert one.calibrated
+    wrong = dataclasses.replace(one, slope=0.5)
+    for loggers, known in (((one, *others), True), ((wrong, fit.loggers[0]), False)):
+        assert dataclasses.replace(fit, loggers=loggers).calibrated is known
 
 
 def test_results_have_the_names_of_the_loggers(tmp_path: Path) -> None:
