@@ -568,6 +568,27 @@ def test_shares_are_not_called_calibrated() -> None:
         assert dataclasses.replace(fit, loggers=loggers).calibrated is known
 
 
+def test_loggers_are_told_apart_however_long_their_names_are(tmp_path: Path) -> None:
+    names = [f"{'north-western ' * 5}{'abc'[i % 3]}" for i in range(60)]
+    data = fit_behaviour(log(60, loggers=3), by=names, model="logit").trajectories
+    found = evaluate(data, TARGET, "NFIS")
+    assert "3 loggers" in str(found)
+    assert len(found.to_dict()["behaviours"]) == 15
+    left = leave_one_policy_out(data, "NFIS")
+    shown = [check["logger"] for check in left.to_dict()["policies"].values()]
+    assert len(set(shown)) == 3
+    for name in shown:
+        assert len(name) == 60
+        assert name in str(left)
+
+
+def test_a_name_that_is_not_unicode_can_be_saved(tmp_path: Path) -> None:
+    names = ["a", "b\ud800"] * 20
+    fit_behaviour(log(), by=names, model="shares").trajectories.save(tmp_path / "fitted.ope")
+    loaded = Trajectories.load(tmp_path / "fitted.ope")
+    assert {p.name for p in loaded.policies} == {"a", "b?"}  # type: ignore[attr-defined]
+
+
 def test_results_have_the_names_of_the_loggers(tmp_path: Path) -> None:
     data = log()
     names = np.where(np.arange(len(data)) % 2, "Mary (day)", "Mary (night)")
