@@ -311,8 +311,8 @@ def main(arguments: list[str] | None = None) -> int:
 def conduct(run: Run) -> int:
     """Train, evaluate and report; return the exit code.
 
-    The first Ctrl-C ends the training, and what was recorded is evaluated. A second one, or
-    SIGTERM, ends that, too, or comes before it.
+    The first Ctrl-C ends the training, and what was recorded is evaluated. A second one ends the
+    command, and so does SIGTERM.
     """
     from ope_gym.report.tensorboard import EvaluationWriter
 

@@ -255,7 +255,8 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
             some = [p for p in some if np.isfinite(value(p))]
             errors = np.array([value(p) - true[id(p)] for p in some])
             w, error = equivalent(errors, some)
-            covers = "" if band is None else f"{np.mean([_holds(band(p), p) for p in some]):.0%}"
+            held = [] if band is None else [_holds(band(p), p) for p in some]
+            covers = f"{100 * np.mean(held):.0f} %" if held else ""
             case = f"{name}, {len(paths)} runs, {len(some)} points"
             low, high = w / np.exp(error), w * np.exp(error)
             found = f"{_count(w)} ({_count(low)} to {_count(high)}) | {errors.mean():+.1f}"

@@ -76,6 +76,7 @@ from ope_gym.scale.passes import (
     Job,
     Recorded,
     Shared,
+    has_densities,
     one_pass,
     reduce_task,
 )
@@ -879,7 +880,8 @@ def always_certain(target: Policy, data: Trajectories) -> bool:
         return bool((np.max(target.probs(seen), axis=1) > 1.0 - 1e-9).all())
     own = np.asarray(target.log_prob(seen, batches.take(data.actions, first)))
     taken = np.abs(own) < 1e-9
-    return bool(taken.any() and (taken | np.isneginf(own)).all())
+    sure = taken.any() and (taken | np.isneginf(own)).all()
+    return bool(sure and not has_densities(data))  # a density of 1 is not certain
 
 
 def one_step(data: Trajectories, target: Policy) -> OneStep:

@@ -241,7 +241,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 def _instead(name: str, known: Sequence[str]) -> str:
     """Say what to give instead of an unknown keyword."""
     word = _MEANT.get(name, name)
-    if word == "deterministic":
+    if word == "deterministic" and "gamma" in known:
         return (
             ": the value is that of the policy that you give. For one that always takes its best "
             "action, see docs/deterministic.md"

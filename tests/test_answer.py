@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -373,8 +374,31 @@ def test_a_deterministic_policy_gets_a_clear_word(made: Recorded) -> None:
     assert not any("deterministic" in words for words in found["DM"].verdict.advice)
     silent = evaluate(made.trajectories, LogProbOnly(certain.log_prob), "NFIS")
     assert silent["NFIS"].verdict.advice == found["NFIS"].verdict.advice
-    soft = evaluate(made.trajectories, made.target, "NFIS")
-    assert not any("deterministic" in words for words in soft["NFIS"].verdict.advice)
+    partly = Table(np.array([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
+    for soft in (made.target, LogProbOnly(made.target.log_prob), LogProbOnly(partly.log_prob)):
+        (other,) = evaluate(made.trajectories, soft, "NFIS").values()
+        assert not any("deterministic" in words for words in other.verdict.advice)
+
+
+def test_a_density_of_one_is_not_certain() -> None:
+    """A uniform target where the logger's density of action a is 2 a, and 6 steps are too many."""
+    rng = np.random.default_rng(0)
+    space, root = gym.spaces.Box(0.0, 1.0, (1,), np.float64), np.sqrt(rng.random((180, 1)))
+    logged = np.log(2.0 * root[:, 0])
+    data = Trajectories.from_arrays(
+        rng.random((180, 1)),
+        root,
+        rng.random(180),
+        logged,
+        offsets=np.arange(31) * 6,
+        policies=[LogProbOnly(lambda _, actions: np.log(2.0 * actions[:, 0]))],
+        policy_ids=0,
+        terminated=True,
+        action_space=space,
+    )
+    even = LogProbOnly(lambda _, actions: np.zeros(len(actions)))
+    verdict = evaluate(data, even, "NFIS", origin="fixed")["NFIS"].verdict
+    assert verdict.advice[0].startswith("collect about")
 
 
 def cartpole(policy: Any, episodes: int = 12) -> RecordTrajectories:

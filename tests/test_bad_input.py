@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 import ope_gym
 from ope_gym import Weighting, evaluate, evaluate_log_probs
+from ope_gym.analysis.overlap import overlap
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
@@ -457,6 +458,12 @@ def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead
     ):
         with pytest.raises(TypeError, match=f"{function.__name__} has no argument {instead}"):
             function("nothing.ope", *more, **given)
+
+
+@pytest.mark.parametrize("function", [ope_gym.fit_behaviour, overlap])
+def test_what_has_no_value_does_not_speak_of_one(function: Any) -> None:
+    with pytest.raises(TypeError, match="has no argument deterministic=; it takes episodes, "):
+        function("nothing.ope", deterministic=True)
 
 
 @pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])

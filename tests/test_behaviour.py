@@ -544,12 +544,49 @@ def test_a_logger_that_looks_at_nothing_is_fitted_by_its_shares() -> None:
         buffer.append(seen, actions, actions + 0.0, logs, acts, terminated=True)
     fit = fit_behaviour(buffer)
     assert fit.model == "shares"
-    assert fit.calibrated
+    assert fit.calibrated is None
     assert np.isnan(fit.loggers[0].slope)  # of probabilities that hardly differ, it says nothing
     assert "nan" not in str(fit)
     shares = fit.policies["policy 0"].probs(np.zeros((1, 3)))[0]
     counts = np.bincount(buffer.view().actions) + 0.5
     np.testing.assert_allclose(shares, counts / counts.sum())
+
+
+def test_shares_are_not_called_calibrated() -> None:
+    """Whatever the loggers did: these look at what they see."""
+    fit = fit_behaviour(log(200), model="shares")
+    assert [one.calibrated for one in fit.loggers] == [None, None]
+    found = fit.to_dict()
+    assert found["calibrated"] is None
+    assert found["loggers"][0]["calibrated"] is None
+    assert "calibrated" not in str(fit)
+    assert "try another model" not in str(fit)
+    one, *others = fit_behaviour(log(200), model="logit").loggers
+    assert one.calibrated
+    wrong = dataclasses.replace(one, slope=0.5)
+    for loggers, known in (((one, *others), True), ((wrong, fit.loggers[0]), False)):
+        assert dataclasses.replace(fit, loggers=loggers).calibrated is known
+
+
+def test_loggers_are_told_apart_however_long_their_names_are(tmp_path: Path) -> None:
+    names = [f"{'north-western ' * 5}{'abc'[i % 3]}" for i in range(60)]
+    data = fit_behaviour(log(60, loggers=3), by=names, model="logit").trajectories
+    found = evaluate(data, TARGET, "NFIS")
+    assert "3 loggers" in str(found)
+    assert len(found.to_dict()["behaviours"]) == 15
+    left = leave_one_policy_out(data, "NFIS")
+    shown = [check["logger"] for check in left.to_dict()["policies"].values()]
+    assert len(set(shown)) == 3
+    for name in shown:
+        assert len(name) == 60
+        assert name in str(left)
+
+
+def test_a_name_that_is_not_unicode_can_be_saved(tmp_path: Path) -> None:
+    names = ["a", "b\ud800"] * 20
+    fit_behaviour(log(), by=names, model="shares").trajectories.save(tmp_path / "fitted.ope")
+    loaded = Trajectories.load(tmp_path / "fitted.ope")
+    assert {p.name for p in loaded.policies} == {"a", "b?"}  # type: ignore[attr-defined]
 
 
 def test_results_have_the_names_of_the_loggers(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the log directory of `python train.py` with four policies."""
     folder = tmp_path_factory.mktemp("browser") / "runs"
     words = ["--policies", "4", "--rollouts", "10", "--truth-episodes", "20", "--quiet"]
+    words += ["--level", "0.995"]
     assert train.main([*words, "--logdir", str(folder), "--estimators", *ESTIMATORS]) == 0
     return folder
 
@@ -120,8 +121,14 @@ def test_a_click_on_a_step_shows_its_forest(
     assert "step 2" in after["where"]
     assert "show the latest" in after["where"]
     assert after["forest"] != tab["forest"]
+    assert "99.5 % intervals" in said_in(browser, "forest")
     best = document(board, logdir, 2)["estimates"][0]
     assert after["forest"][0].startswith(f"auto: {best['value']:.4g}")
+
+
+def said_in(browser: screenshot.Browser, card: str) -> str:
+    page = "document.querySelector('iframe').contentDocument"
+    return str(browser.evaluate(f"{page}.querySelector('#card-{card}').innerText"))
 
 
 def test_ticking_an_estimator_draws_its_line(
@@ -194,7 +201,7 @@ def test_the_tab_follows_a_training_while_it_goes_on(
     """As OPECallback writes it: provisional values, and settled ones of earlier policies."""
     with (
         SummaryWriter(str(tmp_path / "runs" / "PPO_1")) as writer,
-        FreeWriter(writer) as free,
+        FreeWriter(writer, level=0.995) as free,
     ):
         for k in (1, 2, 3):
             free.add(free_value(2048 * k, 100.0 * k, 10.0))
@@ -204,14 +211,15 @@ def test_the_tab_follows_a_training_while_it_goes_on(
         with screenshot.tensorboard(tmp_path / "runs", 120.0) as address:
             browser, _ = board
             (first,) = take((browser, address), "ope", tmp_path)
-            assert "after 6,144 timesteps is worth 300 (95 %: 280 to 320)" in first["title"]
+            assert "after 6,144 timesteps is worth 300 (99.5 %: 280 to 320)" in first["title"]
             assert "as sure as about 64 fresh episodes" in first["title"]
             assert first["title"].startswith("green")
+            assert "99.5 % intervals" in said_in(browser, "free")
             assert first["cards"] == ["free", "ways", "trust", "best"]
             assert first["forest"] == ["provisional: 300 (280 to 320), green"]
             assert (first["lines"], first["bands"], first["points"]) == (3, 1, 3)
             before = click_step(browser, 2048)
-            assert "after 2,048 timesteps is worth 104.0 (95 %: 94.0 to 114.0)" in before["title"]
+            assert "after 2,048 timesteps is worth 104.0 (99.5 %: 94.0 to 114.0)" in before["title"]
             assert before["forest"] == [
                 "settled: 104 (94 to 114), green",
                 "provisional: 100 (80 to 120), green",
@@ -227,7 +235,7 @@ def test_the_tab_follows_a_training_while_it_goes_on(
                 (after,) = screenshot.settled(browser, "ope", 60.0)
                 if "8,192" in after["title"]:
                     break
-            assert "after 8,192 timesteps is worth 400 (95 %: 340 to 460)" in after["title"]
+            assert "after 8,192 timesteps is worth 400 (99.5 %: 340 to 460)" in after["title"]
             assert after["title"].startswith("amber")
             assert after["points"] == 4
             many_runs(browser, tmp_path / "runs")

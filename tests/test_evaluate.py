@@ -349,6 +349,14 @@ def test_changes_inside_episodes_agree_with_the_arrays_of_the_sequences() -> Non
     assert " steps, 2 policies (3 sequences of them), gamma 0.9;" in str(got)
 
 
+def test_strata_that_were_joined_have_the_spread_of_all_their_episodes() -> None:
+    """Of behaviours with one episode each; the other door counts them anew."""
+    data = recorded(6, [1] * 30)
+    one = evaluate(data.trajectories, data.target, "FIS")["FIS"]
+    other = evaluate_log_probs(*data.arrays, "FIS")["FIS"]
+    assert other.fresh_episodes == pytest.approx(one.fresh_episodes, rel=1e-9)
+
+
 def test_clocked_and_plain_recordings_can_be_put_together() -> None:
     every = small_mdps.paths(may_stop())
     data = clocked(every)

@@ -128,6 +128,26 @@ def test_sharing_between_targets_changes_no_number(
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+def test_rewards_of_several_files_count_once_for_each_policy(tmp_path: Path) -> None:
+    """The mean reward of a step says what may be unseen; it differs between the files."""
+    even, paths = LinearSigmoid(np.zeros(1)), [tmp_path / f"{i}.ope" for i in range(3)]
+    for i, path in enumerate(paths):
+        buffer = TrajectoryBuffer()
+        acts = buffer.add_policy(even)
+        for steps, reward in [(10 - 3 * i, 0.0), *[(2, 1.0)] * 15]:
+            seen, taken = np.ones((steps, 1)), np.zeros(steps, dtype=np.int64)
+            logs, rewards = even.log_prob(seen, taken), np.full(steps, reward)
+            buffer.append(seen, taken, rewards, logs, acts, terminated=True)
+        buffer.save(path)
+    targets = {f"new {k}": LinearSigmoid(np.array([0.1 * k])) for k in range(1, 4)}
+    compute = Compute(block_steps=50)
+    found = rank(paths, targets, "NFIS", compute=compute)
+    for name, target in targets.items():
+        alone = evaluate(paths, target, "NFIS", compute=compute)["NFIS"]
+        high = found[name].estimate.interval.high
+        assert high == pytest.approx(alone.interval.high, rel=1e-9)
+
+
 def test_differences_are_paired_within_strata(ranking: Ranking) -> None:
     best, strata = ranking.best, ranking.sample.strata
     assert best.difference is None

@@ -173,6 +173,24 @@ def test_episodes_whose_rows_were_moved_are_written_ahead_whole(
     env.close()
 
 
+def test_episodes_that_end_together_may_have_begun_under_other_policies(tmp_path: Path) -> None:
+    path = tmp_path / "episodes"
+    scripts = script(".T", "...T"), script(".....T")
+    envs = [lambda some=some: ScriptedEnv(some) for some in scripts]
+    pair = gym.vector.SyncVectorEnv(envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    env = wrappers.vector.RecordTrajectories(pair, path=path)
+    env.follow(LinearSigmoid(np.zeros(3)))
+    env.reset()
+    env.step(np.ones(2, dtype=np.int64))
+    env.follow(LinearSigmoid(np.ones(3)))
+    for _ in range(5):
+        env.step(np.ones(2, dtype=np.int64))
+    found = Trajectories.load(path)
+    assert_same(found, env.buffer.view())
+    assert found.policy_ids.tolist() == [0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
+    env.close()
+
+
 def scripted(path: Path | str, *episodes: str) -> wrappers.RecordTrajectories:
     inner = ScriptedEnv(script(*(episodes or ("..T",))))
     env = wrappers.RecordTrajectories(inner, path=path, append=True)

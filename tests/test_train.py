@@ -480,6 +480,29 @@ def test_a_second_signal_that_comes_out_as_another_error() -> None:
     assert "ValueError: of its own" in done.stderr
 
 
+_SIGNAL_THAT_A_DESTRUCTOR_SWALLOWS = """
+import os, time
+from ope_gym import stopping
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), 2)
+def main():
+    try:
+        Swallows()
+        time.sleep(20)
+    except KeyboardInterrupt as stop:
+        print("urgent" if stopping.urgent(stop) else "in time")
+        raise
+stopping.run(main)
+"""
+
+
+@posix
+def test_a_signal_that_a_destructor_swallows_counts_once() -> None:
+    done = _run(_SIGNAL_THAT_A_DESTRUCTOR_SWALLOWS)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "in time\n", "\nstopped\n")
+
+
 @posix
 def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
     """At any time from the first line of the program on there is one line, and no traceback."""

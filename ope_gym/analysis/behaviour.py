@@ -77,10 +77,11 @@ class LoggerFit:
         return 1.0 - self.log_loss / self.marginal if self.marginal > 0.0 else 0.0
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the slope is 1 within chance."""
-        apart = abs(self.slope - 1.0)
-        return not np.isfinite(self.slope_error) or apart <= _STEEP * self.slope_error
+    def calibrated(self) -> bool | None:
+        """Whether the slope is 1 within chance; None where none is defined, as for shares."""
+        if not np.isfinite(self.slope_error):
+            return None
+        return abs(self.slope - 1.0) <= _STEEP * self.slope_error
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,10 @@ class BehaviourFit:
     reliability: Reliability = field(repr=False)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the probabilities of all loggers agree with their actions, within chance."""
-        return all(one.calibrated for one in self.loggers)
+    def calibrated(self) -> bool | None:
+        """Whether the probabilities of all loggers agree with their actions, as far as is known."""
+        told = {one.calibrated for one in self.loggers}
+        return False if False in told else None if None in told else True
 
     def overlap(self, target: Target) -> TargetOverlap:
         """Tell how much of what a target does the loggers do as well, at the recorded steps."""
@@ -163,7 +165,7 @@ class BehaviourFit:
                     ""
                     if np.isnan(one.slope)
                     else "NOT calibrated"
-                    if not one.calibrated
+                    if one.calibrated is False
                     else "calibrated"
                     if one.slope_error <= _KNOWN
                     else "too few to tell",
@@ -174,7 +176,7 @@ class BehaviourFit:
             f"left-out steps: {tried}",
             *text.align(rows, left=(0, 7)),
         ]
-        if not self.calibrated:
+        if self.calibrated is False:
             lines.append(
                 "a slope below 1 says that the probabilities are too sure, above 1 that they are "
                 "too cautious: try another model, or more of what the loggers saw"

@@ -315,6 +315,7 @@ class Calibration(Mapping[int, Check]):
             "verdicts": {k: {"policies": n, "agree": a} for k, (n, a) in self.colours.items()},
             "policies": {
                 str(k): {
+                    "logger": c.name or None,
                     "episodes": c.episodes,
                     "own": c.own,
                     "own_error": c.own_error,

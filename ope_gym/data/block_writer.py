@@ -45,7 +45,7 @@ else:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _JOIN_BELOW = 2**20  # a small block is one write: the system call costs more than the copy
-_TAIL = GAP * 2 // 5  # bytes of a tail, at most: the block of the same episodes fits into the gap
+_TAIL = GAP * 2 // 5  # bytes of a tail, at most: the block of its episodes then mostly fits the gap
 _PIECE = 2**20  # bytes that are copied at once
 _SYNC = 1.0  # seconds after which a tail may have come to the disk without a sync
 

@@ -171,7 +171,7 @@ class EstimatedPolicy(_FromProbs):
         if self.scatter is not None:
             found["scatter"] = self.scatter
         if self.name:
-            found["name"] = np.frombuffer(self.name.encode(), dtype=np.uint8)
+            found["name"] = np.frombuffer(self.name.encode(errors="replace"), dtype=np.uint8)
         numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
         numbers["class"] = _CLASSES.index(type(self.policy))
         return found | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
@@ -243,5 +243,6 @@ def logger_name(policy: Policy, *, fold: bool = False) -> str:
     if not isinstance(policy, EstimatedPolicy):
         return ""
     name = policy.name or f"logger {policy.logger}"
-    shown = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    end = f"… (logger {policy.logger})"  # tells those apart that begin alike
+    shown = name if len(name) <= _LONGEST else name[: _LONGEST - len(end)] + end
     return f"{shown} (fold {policy.fold})" if fold else shown

@@ -44,7 +44,7 @@ function forest(e) {
   const rows = e.estimates.map((row) => ({
     ...row, cells: [row.ess === null ? '' : brief(row.ess, 2), row.fresh_episodes === null ? '' : brief(row.fresh_episodes, 2)],
   }));
-  const level = `${Math.round(100 * e.level)} %`;
+  const level = `${+(100 * e.level).toPrecision(6)} %`;
   const svg = intervals(rows, {
     heads: ['ESS', 'fresh episodes'], truth: e.truth, best: e.recommended, cell: 98,
   });

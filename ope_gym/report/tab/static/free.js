@@ -43,7 +43,7 @@ function values(free, first) {
     ...free[kind], name: NAMES[kind], cells: [free[kind].fresh_episodes === null ? '' : brief(free[kind].fresh_episodes, 2)],
   }));
   return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name, cell: 88 }),
-    make('p', { class: 'quiet' }, `${Math.round(100 * first.level)} % intervals; the column says about how many fresh episodes would be as accurate.`));
+    make('p', { class: 'quiet' }, `${+(100 * first.level).toPrecision(6)} % intervals; the column says about how many fresh episodes would be as accurate.`));
 }
 
 function trust(free, record) {
