@@ -454,7 +454,7 @@ def test_episodes_that_were_recorded_twice_are_noticed() -> None:
     assert copied_episodes(data.select(episodes=[0])) == 0
     assert copied_episodes(data.merge(data)) == 60
     assert copied_episodes(data.merge(data, data)) == 120
-    target = DiagonalGaussian([[0.0]], [0.0], [0.0])
+    target = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))
     got = evaluate(data.merge(data), target, "NFIS", origin="fixed")
     assert got["NFIS"].verdict.colour == "amber"
     assert "at least 60 of 120 episodes are exact copies" in str(got["NFIS"].verdict)
@@ -466,7 +466,12 @@ def test_episodes_that_differ_in_one_step_are_no_copies(what: str) -> None:
     column = np.array(getattr(data, what))
     column[::30] += 1e-9  # the first step of each, so that the last ones, and sums, may agree
     column[1::30] -= 1e-9 if what == "rewards" else 0.0
-    assert copied_episodes(data.merge(dataclasses.replace(data, **{what: column}))) == 0
+    assert copied_episodes(data.merge(_with(data, what, column))) == 0
+
+
+def _with(data: Trajectories, name: str, column: Any) -> Trajectories:
+    changed: dict[str, Any] = {name: column}
+    return dataclasses.replace(data, **changed)
 
 
 def test_discrete_episodes_may_be_alike_by_chance() -> None:
@@ -486,7 +491,7 @@ def test_discrete_episodes_may_be_alike_by_chance() -> None:
 
 def seen(rng: np.random.Generator, n: int, steps: int) -> Trajectories:
     """Return episodes with continuous observations and actions."""
-    policy = DiagonalGaussian([[0.3]], [0.0], [0.0])
+    policy = DiagonalGaussian(np.array([[0.3]]), np.zeros(1), np.zeros(1))
     x = rng.normal(size=(n * steps, 1))
     actions = policy.sample(x, rng)
     return Trajectories.from_arrays(

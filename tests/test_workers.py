@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,14 @@ TARGET = LinearSigmoid(np.full(3, 0.3))
 # Order and memory -----------------------------------------------------------------------------
 
 
-def _noted(folder: Path, i: int) -> tuple[int, int]:
-    """Leave a file; the first item then waits until it is told to go on."""
+def _noted(folder: Path, i: int, checkpoint: Any = None) -> tuple[int, int]:
+    """Leave a file; the first item then waits until it is told to go on, or is stopped."""
     (folder / str(i)).touch()
     deadline = time.monotonic() + 60
     while i == 0 and not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+        if checkpoint is not None:
+            checkpoint(0)
     return i, os.getpid()
 
 
@@ -139,7 +142,7 @@ def test_an_error_says_the_same_as_without_workers(
         assert caught.value.offset == 17
 
 
-def _fails_beside(others: list[str], i: int) -> None:
+def _fails_beside(others: list[str], checkpoint: Any, i: int) -> None:
     """Fail as soon as another item is computed, which takes a minute unless it is stopped."""
     deadline = time.monotonic() + 60
     try:
@@ -147,7 +150,8 @@ def _fails_beside(others: list[str], i: int) -> None:
             others.append("begun")
         while (i or not others) and time.monotonic() < deadline:
             time.sleep(0.001)
-    except SystemExit:
+            checkpoint(0)
+    except WorkerError:
         time.sleep(0.1)
         others.append("stopped")
         raise
@@ -156,8 +160,12 @@ def _fails_beside(others: list[str], i: int) -> None:
 
 def test_an_error_in_a_thread_stops_the_others_and_waits_for_them() -> None:
     others, before = list[str](), {*threading.enumerate()}
-    with pytest.raises(ValueError, match="of item 0") as caught, start_workers(2) as those:
-        list(those.within(True).in_order(partial(_fails_beside, others), range(9)))
+    with (
+        pytest.raises(ValueError, match="of item 0") as caught,
+        start_workers(2) as those,
+        nullcontext(those.within(True)) as threads,
+    ):
+        list(threads.in_order(partial(_fails_beside, others, threads.checkpoint), range(9)))
     assert others.count("stopped") == others.count("begun")
     assert {*threading.enumerate()} <= before
     assert [entry.name for entry in caught.traceback][-1] == "_fails_beside"
@@ -291,8 +299,9 @@ def test_workers_have_ended_when_their_folder_is_removed(
 
 def _waits(threads: bool, episodes: Any, held_out: Any, steps: int, crew: Workers) -> Any:
     """Keep a worker busy for a long time, and have more items wait."""
-    function = partial(_noted, Path(episodes[0]).parent)
-    return list(crew.within(threads).in_order(function, range(9)))
+    those = crew.within(threads)
+    function = partial(_noted, Path(episodes[0]).parent, checkpoint=those.checkpoint)
+    return list(those.in_order(function, range(9)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")

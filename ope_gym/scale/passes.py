@@ -377,7 +377,8 @@ def one_pass(
     sent = dataclasses.replace(
         job,
         source=dataclasses.replace(job.source, roster=nobody, tasks=(), owners=()),
-        done=job.done if crew.alone else None,  # else whole tasks are counted, when they are done
+        # of several workers whole tasks are counted, when they are done
+        done=job.done if crew.alone else crew.checkpoint,
     )
     for i, part in enumerate(crew.in_order(partial(function, sent), items)):
         yield part

@@ -46,6 +46,8 @@ class Pool:
 
     fewest = 1  # with fewer items than this, the caller computes them itself
     remote = False  # whether functions and items are sent to other processes
+    # called after each chunk of an item; raises once nobody waits for it, so that it ends early
+    checkpoint: Callable[[int], object] | None = None
 
     def share(self, function: Callable[[Any], Any]) -> Any:
         """Return what `send` needs to find the function."""

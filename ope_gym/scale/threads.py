@@ -6,7 +6,6 @@ threads work at once. They begin at once, while a process takes a second to impo
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import warnings
@@ -15,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
-from ope_gym.scale.tasks import Outcome, Pool, one_thread
+from ope_gym.scale.tasks import Outcome, Pool, WorkerError, one_thread
 
 
 class LocalThreads(Pool):
@@ -32,8 +31,7 @@ class LocalThreads(Pool):
         self._pool: ThreadPoolExecutor | None = None
         self._around, self._modules = ExitStack(), 0
         self._own = threading.local()  # `warnings`, of the item that a thread computes
-        self._lock = threading.Lock()  # of the next two
-        self._busy, self._stopped = set[int](), False
+        self._stopped = False
 
     def size(self) -> int:
         """Return the number of threads."""
@@ -55,43 +53,26 @@ class LocalThreads(Pool):
         self._own.warnings = caught
         with one_thread():
             try:
-                return Outcome(self._unless_stopped(function, item), warnings=caught)
+                self.checkpoint(0)
+                return Outcome(function(item), warnings=caught)
             except Exception as error:
                 failed = error
                 return Outcome(error=lambda: failed, warnings=caught)
 
-    def _unless_stopped(self, function: Callable[[Any], Any], item: Any) -> Any:
-        with self._lock:
-            if self._stopped:
-                return None
-            self._busy.add(threading.get_ident())
-        try:
-            return function(item)
-        finally:  # whoever is stopped learns of it before this ends, and no later
-            with self._lock:
-                self._busy.discard(threading.get_ident())
+    def checkpoint(self, steps: int) -> None:
+        """Raise in a thread whose item nobody waits for any more."""
+        if self._stopped:
+            raise WorkerError("stopped")
 
     def receive(self, handle: Future[Outcome], name: str) -> Outcome:
         """Wait for the outcome of an item."""
         return handle.result()
 
     def stop(self, at_once: bool) -> None:
-        """End the threads and wait for them: they may write to a scratch folder.
-
-        What they compute then ends at their next step, as Ctrl-C would end it in the main thread.
-        If that is in a destructor, which swallows it, they go on to the end of their item.
-        """
-        shown = sys.unraisablehook
-        sys.unraisablehook = lambda x: None if x.exc_type is SystemExit else shown(x)
-        with self._lock:
-            self._stopped = True
-            for thread in self._busy:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread), ctypes.py_object(SystemExit)
-                )
+        """End the threads, at their next checkpoint, and wait: they may write to a folder."""
+        self._stopped = True
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        sys.unraisablehook = shown
         self._around.close()
 
 

@@ -85,6 +85,7 @@ class Workers:
 
     alone = True  # whether items are computed one after the other in the calling thread
     remote = False  # whether functions and items are sent to other processes
+    checkpoint: Callable[[int], object] | None = None  # see `Pool`
 
     def within(self, safe: bool) -> Workers:
         """Return the workers for some work: threads of this process where they can do it.
@@ -115,7 +116,8 @@ class PoolWorkers(Workers):
     alone = False
 
     def __init__(self, pool: Pool, threads: Workers | None = None) -> None:
-        self._pool, self._threads, self.remote = pool, threads or self, pool.remote
+        self._pool, self._threads = pool, threads or self
+        self.remote, self.checkpoint = pool.remote, pool.checkpoint
 
     def within(self, safe: bool) -> Workers:
         """Return the threads for work that is safe in them."""
