@@ -524,8 +524,8 @@ def test_dropped_episodes_keep_their_number() -> None:
     assert_array_equal(env.buffer.view().held_out, [False, False, True])
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan])
-def test_held_out_must_be_a_share(share: float) -> None:
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, None])
+def test_held_out_must_be_a_share(share: float | None) -> None:
     with pytest.raises(ValueError, match=f"held_out={share}"):
         recorder(held_out=share)
 

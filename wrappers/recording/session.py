@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class Settings:
     append: bool | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.held_out <= 1:
+        if not isinstance(self.held_out, Real) or not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
         if self.path is not None:
             check_path(self.path, self.append, stacklevel=5)
