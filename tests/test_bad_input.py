@@ -16,10 +16,11 @@ import ope_gym
 from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories, nothing
 from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, plain_options, recorded
 from tests.reference import Data
+from wrappers import record, vector
 
 Door = Callable[..., Any]
 
@@ -457,6 +458,24 @@ def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead
     ):
         with pytest.raises(TypeError, match=f"{function.__name__} has no argument {instead}"):
             function("nothing.ope", *more, **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: ope_gym.Compute(worker=2), "^Compute has no argument worker=.* mean workers="),
+        (lambda: ope_gym.Weighting(kap=2), "^Weighting has no argument kap=; did you mean cap="),
+        (lambda: nothing().select(policy=1), "^select has no argument policy=.* mean policies="),
+        (lambda: nothing().select(xyz=1), "^select has no argument xyz=; it takes policies, "),
+        (lambda: record.RecordTrajectories(None, heldout=0.5), "heldout=; did you mean held_out="),
+        (lambda: vector.RecordTrajectories(None, heldout=0.5), "heldout=; did you mean held_out="),
+    ],
+)
+def test_classes_and_methods_tell_what_to_give_as_well(
+    call: Callable[[], Any], instead: str
+) -> None:
+    with pytest.raises(TypeError, match=instead):
+        call()
 
 
 @pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])
