@@ -408,8 +408,15 @@ def test_torch_modules_are_policies_and_come_back_from_files(
     file = tmp_path / "torch.ope"
     env.buffer.save(file)
     assert command(["evaluate", str(file)]) == 2
-    assert "cannot be asked" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot be asked" in said
+    assert "on the command line give --policy PACKAGE:FACTORY" in said
+    assert command(["rank", str(file)]) == 2
+    assert "give --policy PACKAGE:FACTORY" in capsys.readouterr().err
     place = f"{__name__}:network"
+    for name in ("distribution", "plan"):
+        assert command([name, str(file), "--policy", place]) == 0
+        assert "policy 0" in capsys.readouterr().out
     assert command(["evaluate", str(file), "--policy", place, "--estimators", "NFIS"]) == 0
     assert by_hand.select(["NFIS"]).headline.partition(" is ")[2] in " ".join(
         capsys.readouterr().out.split("\n\n")[0].split("\n")

@@ -382,10 +382,10 @@ def test_command_plans(
     assert "more episodes of policy" in text
     found = json.loads(out.read_text())
     assert found["plan"]["wanted"] == pytest.approx(found["contributions"]["standard_error"] / 2)
-    assert command(["plan", path, "--standard-error", "9", "--policy", "target"]) == 0
+    assert command(["plan", path, "--standard-error", "9", "--collect", "target"]) == 0
     assert "nothing more is needed" in capsys.readouterr().out
     made.trajectories.select(episodes=[0]).save(path)
     assert command(["plan", path]) == 2
     assert "which cannot be halved" in capsys.readouterr().err
-    assert command(["plan", path, "--standard-error", "1", "--policy", "best"]) == 2
+    assert command(["plan", path, "--standard-error", "1", "--collect", "best"]) == 2
     assert "the number of a policy, last or target" in capsys.readouterr().err
