@@ -461,21 +461,21 @@ def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead
 
 
 @pytest.mark.parametrize(
-    ("call", "instead"),
+    ("call", "given", "instead"),
     [
-        (lambda: ope_gym.Compute(worker=2), "^Compute has no argument worker=.* mean workers="),
-        (lambda: ope_gym.Weighting(kap=2), "^Weighting has no argument kap=; did you mean cap="),
-        (lambda: nothing().select(policy=1), "^select has no argument policy=.* mean policies="),
-        (lambda: nothing().select(xyz=1), "^select has no argument xyz=; it takes policies, "),
-        (lambda: record.RecordTrajectories(None, heldout=0.5), "heldout=; did you mean held_out="),
-        (lambda: vector.RecordTrajectories(None, heldout=0.5), "heldout=; did you mean held_out="),
+        (ope_gym.Compute, "worker", "^Compute has no argument worker=; did you mean workers="),
+        (ope_gym.Weighting, "kap", "^Weighting has no argument kap=; did you mean cap="),
+        (nothing().select, "policy", "^select has no argument policy=; did you mean policies="),
+        (nothing().select, "xyz", "^select has no argument xyz=; it takes policies, held_out, "),
+        (record.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
+        (vector.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
     ],
 )
 def test_classes_and_methods_tell_what_to_give_as_well(
-    call: Callable[[], Any], instead: str
+    call: Callable[..., Any], given: str, instead: str
 ) -> None:
     with pytest.raises(TypeError, match=instead):
-        call()
+        call(**{given: 1})
 
 
 @pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])
