@@ -426,7 +426,9 @@ def test_torch_modules_are_policies_and_come_back_from_files(
     assert command(["evaluate", str(file), "--target", place, "--policy", place]) == 0
 
 
-def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
+def test_sb3_models_and_their_files_are_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stable = pytest.importorskip("stable_baselines3")
     from wrappers.sb3.snapshots import snapshot
 
@@ -444,6 +446,10 @@ def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
         assert saved["NFIS"].value == direct["NFIS"].value
         assert saved.target == path.name
         assert as_policy(path) == snapshot(model)
+    file = tmp_path / "a.ope"
+    env.buffer.save(file)
+    assert command(["rank", str(file), "--policies", "0", str(tmp_path / "A2C.zip")]) == 0
+    assert re.search(r"^A2C\.zip +\d", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(TypeError, match=r"give the model itself, evaluate\(data, model\)"):
         evaluate(env, models[0].policy)
     other = tmp_path / "other.zip"

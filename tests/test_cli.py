@@ -285,14 +285,12 @@ def test_what_other_commands_refuse(
 
 def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its labels are shown, and the remedies are those that there are."""
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
     plain, ours = tmp_path / "theirs.parquet", tmp_path / "ours.parquet"
     who = ["new", "new", "old"]
     named = {"user": [0, 1, 2], "step": [0] * 3, "observation": [0.5] * 3, "action": [0, 1, 0]}
     table = pyarrow.table({**named, "reward": [1.0] * 3, "policy": who})
-    pyarrow.parquet.write_table(table, plain)
+    parquet.write_table(table, plain)
     assert command(["info", str(plain)]) == 2
     assert "Trajectories.from_frame(file, episode=...).to_parquet(" in capsys.readouterr().err
     Trajectories.from_frame(plain, episode="user").to_parquet(ours)
