@@ -6,8 +6,8 @@ Examples:
       final policy is evaluated from those
   python train.py --env Blackjack-v1 --rollouts 500
       epsilon-greedy Monte-Carlo control
-  python train.py --env Acrobot-v1 --iterations 20 --policies 10
-      softmax-linear policy gradient; 20 updates, data of the last 10 policies
+  python train.py --env Acrobot-v1 --iterations 40 --policies 10
+      softmax-linear policy gradient; 40 updates, data of the last 10 policies
   python train.py --q-model dynamics --estimators auto NFIS DM
       with a learned model of the environment behind auto
   python train.py --interval bca --estimators NFIS FIS --json result.json --save episodes.ope
@@ -224,7 +224,7 @@ class Run:
             level=args.level,
             seed=args.seed,
             q_model=None if args.q_model == "none" else args.q_model,
-        ).named(f"policy {self.done}")
+        ).named(f"policy {self.env.follow(self.agent.policy)}")  # as files number it
         self.latest = self.done, found
         return found
 

@@ -133,7 +133,7 @@ for update in range(num_updates):
         estimate = free.evaluate(global_step)
         if estimate is not None:
             ope_writer.add(estimate)
-            print(f"step {global_step}: the policy is worth {in_words(estimate)}")
+            print(f"step {global_step}: {in_words(estimate)}")
         for settled in free.settle():  # of earlier policies, at their own steps
             ope_writer.add(settled)
 

@@ -13,7 +13,7 @@ Examples:
                                                              propensities that nobody recorded
   ope-gym plan episodes.ope --standard-error 2               what to collect, and how much
   ope-gym check episodes.ope                                 can such estimates be trusted
-  ope-gym report episodes.ope --html report.html             all of it as one page
+  ope-gym report episodes.ope --html report.html             values, overlap, ranking on a page
   ope-gym gate episodes.ope --env CartPole-v1 --bounds 0 500
                                                              is the new checkpoint better
 
@@ -29,7 +29,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ope_gym import __version__
 from ope_gym.analysis.behaviour import MODELS, fit_behaviour
 from ope_gym.analysis.contributions import contributions
 from ope_gym.analysis.distribution import QUANTILES, TAIL, distribution
@@ -136,7 +137,8 @@ fails if it is certain to be more than M worse.
 exit code, for CI:
   0  pass: better than the old one, or at most the margin worse
   1  fail: worse than the old one, by more than the margin
-  2  undecided: neither is certain after --limit pairs of episodes; raise it, or give a --margin
+  2  undecided: neither is certain after --limit pairs of episodes; raise it, or give a --margin,
+     with a new file for --state, because a file keeps to its rules
   3  the command could not be run
 With --state, a stopped gate goes on where it left off.
 """
@@ -182,7 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
         if said.draw is not None and args.figure:
             said.draw(args.figure)
     except KeyboardInterrupt as stop:
-        print("\nstopped", file=sys.stderr)
+        again = "; give the same command to go on" if getattr(args, "state", None) else ""
+        print(f"\nstopped{again}", file=sys.stderr)
         return exit_code(stop)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -193,7 +196,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """End with the command that a wrong one resembles."""
     (known,) = (list(a.choices or ()) for a in parser._actions if a.dest == "command")
-    word = words[0] if words else "-"
+    if not words:
+        parser.exit(2, parser.format_help())
+    word = words[0]
     if word[:1] != "-" and word not in known:
         near = ["gate"] if word == "duel" else get_close_matches(word, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
@@ -234,7 +239,10 @@ def _check_places(args: argparse.Namespace) -> None:
     if getattr(args, "figure", None) is not None:
         from ope_gym.report.canvas import new_figure
 
-        new_figure(1.0, 1.0)  # or it says what is missing
+        canvas = new_figure(1.0, 1.0).canvas  # or it says what is missing
+        _check_ending("figure", args.figure, canvas.get_supported_filetypes())
+    if getattr(args, "html", None) is not None:
+        _check_ending("html", args.html, ("html", "htm"))
     scratch: Path | None = getattr(args, "scratch", None)
     if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
         raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
@@ -244,6 +252,12 @@ def _check_places(args: argparse.Namespace) -> None:
                 f"FILE {file}: there is no such file; give episodes that train.py or a recorder "
                 "wrote, or a Parquet file"
             )
+
+
+def _check_ending(name: str, path: Path, endings: Iterable[str]) -> None:
+    """Raise if the name of a file says that it is of another kind."""
+    if path.suffix.lower().removeprefix(".") not in endings:
+        raise ValueError(f"--{name} {path}: its name must end in .{' or .'.join(endings)}")
 
 
 # Commands --------------------------------------------------------------------------------------
@@ -293,6 +307,8 @@ def rank_command(args: argparse.Namespace) -> Said:
     """Rank several policies from best to worst."""
     source = _source(args)
     numbers = _numbers(args.policies, source)
+    if not numbers:  # no recorded policy can give probabilities, and this says why
+        source.policy(0, "--policies")
     with _bar("policies", len(numbers)) as bar:
         options = options_from(args, progress=bar.update)
         ranking = rank(source, numbers, args.estimator, origin=args.origin, **options)
@@ -304,7 +320,7 @@ def rank_command(args: argparse.Namespace) -> Said:
 
 def distribution_command(args: argparse.Namespace) -> Said:
     """Estimate the distribution of one policy's returns."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     target = _target(args.target)
     found = distribution(
         source,
@@ -321,7 +337,7 @@ def distribution_command(args: argparse.Namespace) -> Said:
     return Said(
         f"{source.name_of(target)}: {found.table(**shown)}",
         lambda path: found.to_json(path, **shown),
-        lambda path: found.plot().savefig(path),
+        lambda path: found.plot(args.tail).savefig(path),
     )
 
 
@@ -348,10 +364,8 @@ def gate_command(args: argparse.Namespace) -> Said:
     """Set a new checkpoint against the old one on fresh episodes."""
     import gymnasium as gym
 
-    source = load_source(args.files, HELD_OUT[args.data])
-    last = len(source.policies) - 1
-    old = str(last - 1) if args.old == "previous" else args.old
-    new, rival = (_contender(x, flag, source) for x, flag in ((args.new, "new"), (old, "old")))
+    source = _source(args)
+    new, rival = (_contender(getattr(args, flag), flag, source) for flag in ("new", "old"))
     found = duel(
         new,
         rival,
@@ -393,7 +407,7 @@ def gate_command(args: argparse.Namespace) -> Said:
     }[passed]
     words = (
         f"{said} ({found.confidence()})\n"
-        f"{_called(new, args.new)} (new) - {_called(rival, old)} (old): "
+        f"{_called(new, args.new)} (new) - {_called(rival, args.old)} (old): "
         f"{found.difference:.5g}, within "
         f"[{ends.low:.5g}, {ends.high:.5g}], after {text.count(found.episodes, 'fresh episode')}"
     )
@@ -407,11 +421,13 @@ def _contender(word: str, flag: str, source: Source) -> Target:
     if ":" in word:
         return imported(f"--{flag}", word)()
     size = len(source.policies)
-    number = size - 1 if word == "last" else int(word) if word.isdigit() else -1
+    named = {"last": size - 1, "previous": size - 2}
+    number = named.get(word, int(word) if word.isdigit() else -1)
     if not 0 <= number < size:
         raise ValueError(
-            f"--{flag} {word}: give last or the number of a policy, 0 to {size - 1}, a saved model "
-            "(.zip), or package.module:function that returns a policy"
+            f"--{flag} {word}: the files hold {text.count(size, 'policy', 'policies')}; give the "
+            "number of one, last, a saved model (.zip), or package.module:function that returns a "
+            "policy"
         )
     return number
 
@@ -423,7 +439,7 @@ def _called(policy: Target, word: str) -> str:
 
 def plan_command(args: argparse.Namespace) -> Said:
     """Tell who carries an estimate, and what to collect for a smaller error."""
-    source = load_source(args.files, HELD_OUT[args.data])
+    source = _source(args)
     target = _target(args.target)
     shares = contributions(source, target, estimator=args.estimator, gamma=args.gamma)
     wanted = args.standard_error
@@ -438,7 +454,7 @@ def plan_command(args: argparse.Namespace) -> Said:
         source,
         target,
         wanted,
-        policy=_candidate(args.policy),
+        policy=_candidate(args.collect),
         estimator=args.estimator,
         gamma=args.gamma,
         limit=args.limit,
@@ -550,24 +566,31 @@ def _candidate(text: str | None) -> int | str | None:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"--policy {text}: give the number of a policy, last or target") from None
+        raise ValueError(f"--collect {text}: give the number of a policy, last or target") from None
 
 
 def _numbers(words: Sequence[str], source: Source) -> list[int | str]:
-    """Return the policies that words name: 3, 5-8, last, or all that can give probabilities."""
+    """Return the policies that words name: 3, 5-8, last, x.zip, or all that give probabilities."""
     policies, size = source.policies, len(source.policies)
-    numbers: list[int] = []
+    numbers: list[int | str] = []
     for word in words:
         first, dash, last = word.partition("-")
         if word == "all":
             numbers += [k for k, p in enumerate(policies) if not isinstance(p, UnavailablePolicy)]
         elif word == "last":
             numbers.append(source.number(word) or 0)
+        elif is_saved(word):
+            numbers.append(word)
         elif first.isdigit() and (last.isdigit() if dash else True):
+            if dash and int(last) < int(first):
+                raise ValueError(f"--policies {word}: write {last}-{first}")
             numbers += range(int(first), int(last if dash else first) + 1)
         else:
-            raise ValueError(f"--policies {word}: give numbers, ranges such as 5-8, last, or all")
-    outside = [k for k in numbers if not 0 <= k < size]
+            raise ValueError(
+                f"--policies {word}: give numbers, ranges such as 5-8, last, all, or saved models "
+                "(.zip)"
+            )
+    outside = [k for k in numbers if isinstance(k, int) and not 0 <= k < size]
     if outside:
         raise ValueError(f"--policies {outside[0]}: the file has policies 0 to {size - 1}")
     return list(dict.fromkeys(numbers))
@@ -583,6 +606,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"ope-gym {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(
@@ -650,6 +674,7 @@ def make_parser() -> argparse.ArgumentParser:
         _DISTRIBUTION,
     )
     _add_target(returns)
+    _add_policy(returns)
     returns.add_argument(
         "--quantiles",
         type=float,
@@ -673,7 +698,11 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         help="also show the probability of a return below X",
     )
-    kinds = {"choices": ("ess-t", "percentile")}
+    kinds = {
+        "choices": ("ess-t", "percentile"),
+        "help": "kind of confidence interval: ess-t rests on the effective sample size, percentile "
+        "is a bootstrap",
+    }
     add_flags(returns, "data", "gamma", "level", "resamples", "seed", "origin")
     add_flags(returns, "interval", interval=kinds)
     model = {
@@ -704,9 +733,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="the standard error to reach (default: half of the present one)",
     )
     plan.add_argument(
-        "--policy",
+        "--collect",
         metavar="K",
-        help="consider only this policy, or target for the target itself (default: every policy)",
+        help="consider only episodes of this policy, or target for the target itself (default: "
+        "every policy)",
     )
     plan.add_argument(
         "--estimator",
@@ -714,6 +744,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("NFIS", "FIS"),
         help="whose standard error to plan for (default: %(default)s)",
     )
+    _add_policy(plan)
     add_flags(plan, "data", "gamma")
     plan.add_argument(
         "--limit",
@@ -748,7 +779,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_json(page)
 
     check = command("check", check_command, "check whether such estimates can be trusted", _CHECK)
-    _add_policies(check)
+    _add_policies(check, saved="")
     _add_policy(check)
     check.add_argument(
         "--limit",
@@ -783,7 +814,8 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         "--model",
         choices=MODELS,
         default="auto",
-        help="auto is the best of counts, logit and logit2 on left-out steps (default: auto)",
+        help="auto is the best of shares, counts, logit and logit2 on left-out steps (default: "
+        "auto)",
     )
     parser.add_argument(
         "--by",
@@ -877,6 +909,7 @@ def _add_gate(gate: argparse.ArgumentParser) -> None:
         help="play at most N pairs of episodes (default: %(default)s)",
     )
     gate.add_argument("--state", type=Path, metavar="FILE", help="keep the rounds in this file")
+    _add_policy(gate)
     add_flags(gate, "data", "gamma", "level", "seed", seed={"help": "seed of the fresh episodes"})
     _add_json(gate)
 
@@ -892,13 +925,18 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_policies(parser: argparse.ArgumentParser, default: list[str] | None = None) -> None:
+def _add_policies(
+    parser: argparse.ArgumentParser,
+    default: list[str] | None = None,
+    saved: str = ", or saved models (.zip)",
+) -> None:
     parser.add_argument(
         "--policies",
         nargs="+",
         default=default,
         metavar="K",
-        help="numbers as `info` lists them, ranges such as 5-8, last, or all (default: all)",
+        help="numbers as `info` lists them, ranges such as 5-8, last, or all"
+        f"{saved} (default: all)",
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ope_gym import keywords
 from ope_gym.arrays import positive
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS
 from ope_gym.inference.intervals import (
@@ -40,6 +39,7 @@ _MEANT = {
 }
 
 
+@keywords.explained_class
 @dataclass(frozen=True)
 class Weighting:
     """Choices in computing importance weights.
@@ -75,6 +75,7 @@ class Weighting:
             )
 
 
+@keywords.explained_class
 @dataclass(frozen=True)
 class Compute:
     """Choices of processes and memory.
@@ -222,20 +223,7 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
     """Let a public function say what to give instead of a keyword that it does not know."""
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    if len(known) < len(parameters):  # **options
-        known += OptionValues.__annotations__
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                instead = _instead(name, known)
-                raise TypeError(f"{function.__name__} has no argument {name}={instead}")
-        return function(*args, **kwargs)
-
-    return checked
+    return keywords.explained(function, _instead, OptionValues.__annotations__)
 
 
 def _instead(name: str, known: Sequence[str]) -> str:
@@ -250,8 +238,7 @@ def _instead(name: str, known: Sequence[str]) -> str:
         place = group.__name__.lower()
         if place in known and word in group.__dataclass_fields__:
             return f"; give {place}=ope_gym.{group.__name__}({word}=...)"
-    close = [word] if word in known else difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {close[0]}=?" if close else f"; it takes {', '.join(known)}"
+    return keywords.nearest(word, known)
 
 
 def _known_name(name: str) -> str:

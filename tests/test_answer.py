@@ -432,8 +432,15 @@ def test_torch_modules_are_policies_and_come_back_from_files(
     file = tmp_path / "torch.ope"
     env.buffer.save(file)
     assert command(["evaluate", str(file)]) == 2
-    assert "cannot be asked" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot be asked" in said
+    assert "on the command line give --policy PACKAGE:FACTORY" in said
+    assert command(["rank", str(file)]) == 2
+    assert "give --policy PACKAGE:FACTORY" in capsys.readouterr().err
     place = f"{__name__}:network"
+    for name in ("distribution", "plan"):
+        assert command([name, str(file), "--policy", place]) == 0
+        assert "policy 0" in capsys.readouterr().out
     assert command(["evaluate", str(file), "--policy", place, "--estimators", "NFIS"]) == 0
     assert by_hand.select(["NFIS"]).headline.partition(" is ")[2] in " ".join(
         capsys.readouterr().out.split("\n\n")[0].split("\n")
@@ -443,7 +450,9 @@ def test_torch_modules_are_policies_and_come_back_from_files(
     assert command(["evaluate", str(file), "--target", place, "--policy", place]) == 0
 
 
-def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
+def test_sb3_models_and_their_files_are_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stable = pytest.importorskip("stable_baselines3")
     from wrappers.sb3.snapshots import snapshot
 
@@ -461,6 +470,10 @@ def test_sb3_models_and_their_files_are_policies(tmp_path: Path) -> None:
         assert saved["NFIS"].value == direct["NFIS"].value
         assert saved.target == path.name
         assert as_policy(path) == snapshot(model)
+    file = tmp_path / "a.ope"
+    env.buffer.save(file)
+    assert command(["rank", str(file), "--policies", "0", str(tmp_path / "A2C.zip")]) == 0
+    assert re.search(r"^A2C\.zip +\d", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(TypeError, match=r"give the model itself, evaluate\(data, model\)"):
         evaluate(env, models[0].policy)
     other = tmp_path / "other.zip"

@@ -18,7 +18,7 @@ HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pa
 HEAVY |= {"pyarrow", "polars"}
 
 # Room by room: what a file there may import of ope_gym, beside its own room.
-FLOOR = {"arrays", "kernels", "batches"}
+FLOOR = {"arrays", "kernels", "batches", "keywords"}
 STORED = FLOOR | {"policies", "data"}
 SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference"}
 WEIGHED = STORED | {"options", "weights", "models"}
@@ -27,9 +27,10 @@ MAY_IMPORT = {
     "compiling": set(),
     "kernels": {"compiling"},
     "batches": set(),
+    "keywords": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
-    "options": {"arrays", "estimators", "inference"},
+    "options": {"arrays", "keywords", "estimators", "inference"},
     "weights": STORED | {"options"},
     "models": STORED | {"options", "weights"},
     "results": SUMS | {"report"},
@@ -46,7 +47,7 @@ MAY_IMPORT = {
 EVERYTHING = {"__init__", "__main__", "cli", "flags"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
-RECORDS = {"arrays", "batches", "data", "policies"}
+RECORDS = {"arrays", "batches", "keywords", "data", "policies"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},

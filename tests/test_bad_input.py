@@ -17,10 +17,11 @@ from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Trajectories
+from ope_gym.data.trajectories import Trajectories, nothing
 from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, plain_options, recorded
 from tests.reference import Data
+from wrappers import record, vector
 
 Door = Callable[..., Any]
 
@@ -464,6 +465,24 @@ def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead
 def test_what_has_no_value_does_not_speak_of_one(function: Any) -> None:
     with pytest.raises(TypeError, match="has no argument deterministic=; it takes episodes, "):
         function("nothing.ope", deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "instead"),
+    [
+        (ope_gym.Compute, "worker", "^Compute has no argument worker=; did you mean workers="),
+        (ope_gym.Weighting, "kap", "^Weighting has no argument kap=; did you mean cap="),
+        (nothing().select, "policy", "^select has no argument policy=; did you mean policies="),
+        (nothing().select, "xyz", "^select has no argument xyz=; it takes policies, held_out, "),
+        (record.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
+        (vector.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
+    ],
+)
+def test_classes_and_methods_tell_what_to_give_as_well(
+    call: Callable[..., Any], given: str, instead: str
+) -> None:
+    with pytest.raises(TypeError, match=instead):
+        call(**{given: 1})
 
 
 @pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])

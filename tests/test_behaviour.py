@@ -422,6 +422,8 @@ def test_overlap_with_a_target() -> None:
         given, wanted = data.policies[data.policy_ids[s]].probs(x)[0], TARGET.probs(x)[0]
         rare += sum(wanted[a] for a in range(3) if given[a] < 0.01) / data.n_steps
     assert found.rare == pytest.approx(rare)
+    share = f"{100 * rare:.1f} % of the target's actions have a probability below 1 % under the"
+    assert str(found).startswith(share)
     assert 0.0 < rare < 0.1
     with pytest.raises(ValueError, match=r"fit_behaviour\(actions=4\)"):
         fit.overlap(ope_gym.policies.Uniform(4))
@@ -519,7 +521,7 @@ def test_the_command_writes_episodes_that_others_take(
     words = ["fit-behaviour", str(table), "--model", "logit", "--save", str(fitted)]
     target = ["--target", "tests.test_behaviour:target"]
     assert main([*words, "--json", str(report), "--figure", str(tmp_path / "f.svg"), *target]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "propensities estimated by logit" in said
     assert "largest ratio of one step" in said
     assert json.loads(report.read_text())["model"] == "logit"

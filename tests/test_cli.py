@@ -21,6 +21,7 @@ from ope_gym import (
     Evaluator,
     Trajectories,
     Weighting,
+    __version__,
     cli,
     contributions,
     evaluate,
@@ -253,7 +254,66 @@ def test_ray_takes_an_address_and_no_workers(
 def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command([])
-    assert "{info,evaluate,rank," in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "{info,evaluate,rank," in said
+    assert "the value of the last policy" in said  # the help, not the usage alone
+
+
+def test_the_version_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command(["--version"])
+    assert capsys.readouterr().out == f"ope-gym {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rank", "--policies", "2-1"], "--policies 2-1: write 1-2"),
+        (["rank", "--policies", "none.zip"], "'none.zip', and there is no such file"),
+        (["rank", "--figure", "a.xyz"], "--figure a.xyz: its name must end in .eps or ."),
+        (["rank", "--figure", "a"], "--figure a: its name must end in ."),
+        (["report", "--html", "a.pdf"], "--html a.pdf: its name must end in .html or .htm"),
+        (["plan", "--collect", "best"], "--collect best: give the number of a policy"),
+    ],
+)
+def test_what_other_commands_refuse(
+    files: list[Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command([words[0], str(files[1]), *words[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its labels are shown, and the remedies are those that there are."""
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    plain, ours = tmp_path / "theirs.parquet", tmp_path / "ours.parquet"
+    who = ["new", "new", "old"]
+    named = {"user": [0, 1, 2], "step": [0] * 3, "observation": [0.5] * 3, "action": [0, 1, 0]}
+    table = pyarrow.table({**named, "reward": [1.0] * 3, "policy": who})
+    parquet.write_table(table, plain)
+    assert command(["info", str(plain)]) == 2
+    assert "Trajectories.from_frame(file, episode=...).to_parquet(" in capsys.readouterr().err
+    Trajectories.from_frame(plain, episode="user").to_parquet(ours)
+    assert command(["info", str(ours)]) == 0
+    said = capsys.readouterr().out
+    assert "policy 0: 2 episodes, mean return 1, UnknownPolicy('new')" in said
+    assert "policy 1: 1 episodes, mean return 1, UnknownPolicy('old')" in said
+    for name in ("evaluate", "rank"):
+        assert command([name, str(ours)]) == 2
+        said = capsys.readouterr().err
+        assert "nothing recorded how it acts; estimate it with ope_gym.fit_behaviour" in said
+
+
+def test_the_kinds_of_intervals_are_those_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command(["distribution", "--help"])
+    said = capsys.readouterr().out.split("--interval {ess-t,percentile}")[-1]
+    said = said.split("--q-model")[0]
+    assert "percentile is" in " ".join(said.split())
+    assert "bca" not in said
+    assert "none gives" not in said
 
 
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

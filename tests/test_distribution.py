@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ope_gym.cli import main
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.weighted_returns import WeightedReturns, cvar_of, quantile_of, variance_of
 from ope_gym.policies import Target
+from ope_gym.report import distribution_figure
 from tests import reference, small_mdps
 from tests.builders import Table, arrays_of, buffer_of, recorded
 from tests.small_mdps import MDP
@@ -325,8 +327,16 @@ def test_errors_of_single_numbers_name_the_argument() -> None:
 
 
 def test_command_prints_the_table_and_writes_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    marked: list[str] = []
+
+    def draw(curves: Any, level: float, marks: dict[str, float]) -> Any:
+        marked.extend(marks)
+        return original(curves, level, marks)
+
+    original = distribution_figure.distribution_figure
+    monkeypatch.setattr(distribution_figure, "distribution_figure", draw)
     data, *_ = whole_population((64, 64))
     path, told, drawn = (tmp_path / name for name in ("a.ope", "a.json", "a.png"))
     data.save(path)
@@ -342,6 +352,7 @@ def test_command_prints_the_table_and_writes_files(
     assert "all lines use the weights of whole episodes; evaluate weighs each step" in printed
     assert shown["CVaR 30 %"]["value"] == distribution(data, 1).cvar(0.3).value
     assert drawn.stat().st_size > 5000
+    assert marked == ["median", "CVaR 30 %"]
 
 
 def test_dashboard_has_the_numbers(tmp_path: Path) -> None:

@@ -690,6 +690,31 @@ def test_gate_has_exit_codes(
         assert json.loads(told.read_text())["rules"]["bounds"] == [0.0, 2.0]
 
 
+def test_gate_of_one_policy_and_its_stop(
+    coin_env: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, state = str(tmp_path / "coins.ope"), ["--state", str(tmp_path / "gate.json")]
+    recorded_coins().select(policies=[0]).save(path)
+    data = Trajectories.load(path)
+    dataclasses.replace(data, policies=data.policies[:1]).save(path)
+    words = ["gate", path, "--env", coin_env, "--bounds", "0", "2"]
+    assert main(words) == 3
+    assert (
+        "--old previous: the files hold 1 policy; give the number of one" in capsys.readouterr().err
+    )
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Duel, "play", stop)
+    for more, end in ((state, "stopped; give the same command to go on\n"), ([], "stopped\n")):
+        assert main([*words, "--old", "0", *more]) == 130
+        assert capsys.readouterr().err.endswith(end)
+
+
 def worse() -> Any:
     """Return a checkpoint that no file holds, for the command line."""
     return leaning(0.1)

@@ -36,6 +36,13 @@ def events_of(folder: Path) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
 
 
+def test_an_estimate_prints_its_value_first() -> None:
+    assert str(estimate(4096, 100.0)) == (
+        "100 in [90, 110], as sure as about 16 fresh episodes; provisional, of the policy after "
+        "4,096 timesteps"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

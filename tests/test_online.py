@@ -341,6 +341,14 @@ def test_values_of_a_training_are_right_within_their_errors() -> None:
     assert np.sqrt(np.mean((value - truth)[settled == 1] ** 2)) < 1.0  # of about 20 steps
 
 
+def test_what_cannot_be_followed_is_refused_at_once() -> None:
+    free = FreeEvaluation(2)
+    with pytest.raises(TypeError, match=r"policy is the function .*: actions alone do not say"):
+        free.follow(lambda observations: observations)  # type: ignore[arg-type]
+    free.follow(nn.Linear(2, 2))  # type: ignore[arg-type]  # as wherever a policy is expected
+    assert free.evaluate() is None  # no episode has ended
+
+
 def test_fresh_episodes_are_added_to_what_is_free() -> None:
     env, policy = Push(8, 0), LinearSigmoid(np.array([-1.0, -1.0]))
     free = FreeEvaluation(8, horizon=HORIZON)

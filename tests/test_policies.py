@@ -617,7 +617,7 @@ def test_a_target_is_a_policy_a_number_or_the_last() -> None:
     for target in (3, -1, "first"):
         with pytest.raises(ValueError, match=rf"whom is {target!r}; .* \(0 to 2\), 'last' or"):
             resolve_policy(policies, target, "whom")
-    with pytest.raises(ValueError, match=r"policy 1 cannot be asked .* import the module"):
+    with pytest.raises(ValueError, match=r"policy 1 cannot be asked .* Import the module"):
         resolve_policy(policies, 1)
     with pytest.raises(TypeError, match="target is True, which has no log_prob"):
         resolve_policy(policies, True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,26 @@ def test_policies_that_cannot_be_stored_are_told() -> None:
 def test_names_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="library is 'excel'; choose pandas, polars or pyarrow"):
         recording().to_frame("excel")
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=f"needs {library}: pip install {library}"):
+        recording().to_frame(library)
+
+
+def test_labels_of_unknown_policies_are_kept(tmp_path: Path) -> None:
+    table = recording().to_frame().drop(columns=["log_prob"])
+    table["policy"] = np.where(table["episode"] < 2, "new", "old")
+    table.attrs.clear()
+    data = Trajectories.from_frame(table)
+    assert [repr(x) for x in data.policies] == ["UnknownPolicy('new')", "UnknownPolicy('old')"]
+    data.save(tmp_path / "a.ope")
+    for policy in Trajectories.load(tmp_path / "a.ope").policies:
+        assert isinstance(policy, UnknownPolicy)
+        assert policy.label in ("new", "old")
+        assert pickle.loads(pickle.dumps(policy)).label == policy.label
     twins = {"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}
     data = Trajectories.from_arrays(
         twins, [0], [0.0], [-0.5], offsets=[0, 1], policies=[Uniform(2)], terminated=True

@@ -330,6 +330,18 @@ def test_a_module_over_real_actions_is_evaluated_as_its_gaussian(tmp_path: Path)
             assert found[name].standard_error == pytest.approx(expected[name].standard_error)
 
 
+def test_one_logit_is_told_from_a_bernoulli() -> None:
+    net = nn.Linear(4, 1)
+    x, a = observations(), np.arange(20) % 2
+    with pytest.raises(ValueError, match=r"one logit a row.* actions\[1\] is another.*pad\(net"):
+        TorchPolicy(net).log_prob(x, a)
+    assert not TorchPolicy(net).log_prob(x, 0 * a).any()
+    both = TorchPolicy(net, forward=lambda net, x: nn.functional.pad(net(x), (1, 0)))
+    with torch.no_grad():
+        z = net(torch.as_tensor(x, dtype=torch.float32)).double().numpy()[:, 0]
+    np.testing.assert_allclose(both.probs(x)[:, 1], 1 / (1 + np.exp(-z)), rtol=1e-6)
+
+
 # Files ---------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from gymnasium.error import ResetNeeded
 from numpy import ndarray
 
 from ope_gym.data import blocks
+from ope_gym.keywords import explained
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
@@ -47,6 +48,7 @@ class RecordTrajectories(
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
+    @explained
     def __init__(
         self,
         env: gym.Env[Any, Any],

@@ -101,8 +101,8 @@ class TargetOverlap:
 
     def __str__(self) -> str:
         return (
-            f"the loggers give less than {100 * _RARE:.0f} % to {100 * self.rare:.1f} % of the "
-            f"target's actions; largest ratio of one step {self.largest:.3g}; "
+            f"{100 * self.rare:.1f} % of the target's actions have a probability below "
+            f"{100 * _RARE:.0f} % under the loggers; largest ratio of one step {self.largest:.3g}; "
             f"{100 * self.ess:.0f} % of the steps count"
         )
 

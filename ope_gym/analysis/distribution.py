@@ -291,11 +291,11 @@ class Distribution:
     def __str__(self) -> str:
         return self.table()
 
-    def plot(self) -> Figure:
+    def plot(self, tail: float = TAIL) -> Figure:
         """Draw the distribution function with its band, the median and the tail mean."""
         from ope_gym.report.distribution_figure import distribution_figure
 
-        band, cvar = self.band, self.cvar()
+        band, cvar = self.band, self.cvar(tail)
         return distribution_figure(
             (band.x, band.value, band.low, band.high),
             band.level,

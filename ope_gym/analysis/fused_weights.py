@@ -57,15 +57,14 @@ class FusedWeights:
         self.normalised, self.gamma = NORMALISED[estimator], options.gamma
         self.behaviours: Behaviours = behaviours_of(self.data)
         if not self.behaviours.available:
-            missing = next(
-                k
+            missing, gone = next(
+                (k, policy)
                 for k in self.behaviours.policies
-                if isinstance(self.data.policies[k], UnavailablePolicy)
+                if isinstance(policy := self.data.policies[k], UnavailablePolicy)
             )
             raise ValueError(
                 f"policy {missing} cannot be asked for probabilities, so the mixture of the "
-                "behaviours is not known: import the module that registers its class, or select "
-                "the episodes of other policies"
+                f"behaviours is not known: {gone.remedy}. Or select the episodes of other policies"
             )
         self.log_m = self.log_mixture(self.data, self.behaviours.ids, self.behaviours.counts)
         self.log_e = self.prefix(self.target, "target")

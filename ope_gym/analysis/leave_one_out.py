@@ -126,8 +126,9 @@ def by_logger(policies: Sequence[Policy], own: Mapping[int, IntArray]) -> dict[i
 
 def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:
     """Say why a policy cannot be checked; empty if it can."""
-    if isinstance(data.policies[k], UnavailablePolicy):
-        return "the policy cannot be asked for probabilities"
+    policy = data.policies[k]
+    if isinstance(policy, UnavailablePolicy):
+        return f"the policy cannot be asked for probabilities: {policy.remedy}"
     count = own[k].size if k in own else 0
     if count < 2:
         return "fewer than 2 episodes of its own"

@@ -26,6 +26,7 @@ from ope_gym.data.tables.layout import Layout, Spec
 from ope_gym.data.tables.rows import is_parquet
 from ope_gym.data.tables.section import TableSection, open_frame, open_parquet
 from ope_gym.data.tables.write import arrow_table, to_library, write_parquet
+from ope_gym.keywords import explained
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
 __all__ = ["PropensityMismatch", "Trajectories", "Viewable", "nothing", "read_chunks"]
@@ -56,6 +57,7 @@ class Viewable:
         paid = data.rewards if gamma == 1 else data.rewards * float(gamma) ** data.steps
         return np.add.reduceat(paid, data.offsets[:-1])
 
+    @explained
     def select(
         self,
         *,
@@ -309,7 +311,8 @@ class Trajectories(Columns, Viewable):
                 actions were chosen; by default "log_prob", if there is one. Without it, the
                 policies compute them if they are known; else they are unknown (`has_propensities`
                 is false).
-            policy: Column that says who acted; by default "policy", if there is one.
+            policy: Column that says who acted; by default "policy", if there is one. Labels are
+                numbered in the order in which they first appear.
             terminated: Column, true in the last row of an episode that ended by itself; or True or
                 False for all. By default "terminated", if there is one. Where a table has neither
                 this nor `truncated`, all episodes count as terminated.

@@ -29,7 +29,7 @@ from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, learn_simulator, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import asked
+from ope_gym.policies.base import asked, check_target
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
@@ -85,6 +85,15 @@ class FreeEstimate:
     ended: int | None = None
     bounds: tuple[float, float] = (-np.inf, np.inf)
     steep: bool = False
+
+    def __str__(self) -> str:
+        """Say the value first; `ope_gym.report.free_values.free_headline` adds a verdict."""
+        state = "settled" if self.settled else "provisional"
+        return (
+            f"{self.value:.5g} in [{self.low:.5g}, {self.high:.5g}], as sure as about "
+            f"{self.fresh_episodes:.2g} fresh episodes; {state}, of the policy after "
+            f"{self.timesteps:,} timesteps"
+        )
 
     @property
     def few(self) -> bool:
@@ -173,7 +182,7 @@ class FreeEvaluation:
 
     def follow(self, policy: Policy) -> None:
         """Say which policy acts from now on: a frozen snapshot."""
-        self._current = _Snapshot(policy, self.stream.clock)
+        self._current = _Snapshot(check_target(policy, "policy"), self.stream.clock)
 
     def add(
         self,

@@ -172,28 +172,32 @@ class UnavailablePolicy(Snapshot):
         """Raise, and say how to get the policy back."""
         self._refuse("sample")
 
-    def _refuse(self, method: str) -> NoReturn:
+    @property
+    def remedy(self) -> str:
+        """Why it cannot act, and how to get it back."""
         if self.kind == "torch":
-            remedy = (
+            return (
                 "a file holds a torch module's numbers, not its code. After load(path) call "
                 "ope_gym.policies.torch.TorchPolicy.restore(this, module) with a module of the "
                 "same architecture, and put the result in place: "
-                "dataclasses.replace(trajectories, policies=...)"
+                "dataclasses.replace(trajectories, policies=...); on the command line give "
+                "--policy PACKAGE:FACTORY, a function that returns such a module"
             )
-        elif self.kind.startswith(UNREGISTERED):
-            remedy = (
+        if self.kind.startswith(UNREGISTERED):
+            return (
                 f"its class {self.kind.removeprefix(UNREGISTERED)} was not registered when the "
                 "file was written, so its parameters are not in the file. Decorate the class with "
                 "ope_gym.policies.register_policy and record again"
             )
-        else:
-            known = ", ".join(sorted(POLICY_KINDS))
-            remedy = (
-                f"no class of that kind is registered (known: {known}). Import the module that "
-                "defines it, or decorate the class with ope_gym.policies.register_policy, "
-                "before load(path)"
-            )
-        raise RuntimeError(f"{method} of a stored policy of kind {self.kind!r}: {remedy}.")
+        known = ", ".join(sorted(POLICY_KINDS))
+        return (
+            f"no class of that kind is registered (known: {known}). Import the module that "
+            "defines it, or decorate the class with ope_gym.policies.register_policy, "
+            "before load(path)"
+        )
+
+    def _refuse(self, method: str) -> NoReturn:
+        raise RuntimeError(f"{method} of a stored policy of kind {self.kind!r}: {self.remedy}.")
 
     def __repr__(self) -> str:
         names = ", ".join(f"{name}{value.shape}" for name, value in self._arrays.items())
@@ -229,27 +233,44 @@ class UnknownPolicy(UnavailablePolicy):
 
     Where it acted, and only there, trajectories may have NaN for the log-probability: "not
     recorded". Two of them are never equal, since nothing says that they are one policy.
+
+    Args:
+        label: its name in a table, to be shown; empty if it has none.
     """
 
     kind = "unknown"  # type: ignore[misc]  # of the class, for the registry
 
-    def __init__(self) -> None:
-        super().__init__(self.kind, {})
+    def __init__(self, label: str = "") -> None:
+        said = {"label": np.frombuffer(label.encode(), dtype=np.uint8)} if label else {}
+        super().__init__(self.kind, said)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> UnknownPolicy:
-        """Return an unknown policy: there is nothing to read."""
-        return cls()
+        """Return an unknown policy with the label that is stored, if any is."""
+        return cls(bytes(np.asarray(arrays.get("label", ()), dtype=np.uint8)).decode())
+
+    @property
+    def label(self) -> str:
+        """Its name in a table; empty if it has none."""
+        return bytes(self._arrays.get("label", b"")).decode()
+
+    @property
+    def remedy(self) -> str:
+        """Why it cannot act, and what to do."""
+        return (
+            "nothing recorded how it acts; estimate it with ope_gym.fit_behaviour (ope-gym "
+            "fit-behaviour)"
+        )
 
     @cached_property
     def _content(self) -> tuple[Any, ...]:
         return (id(self),)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
+        return type(self), (self.label,)
 
     def __repr__(self) -> str:
-        return "UnknownPolicy()"
+        return f"UnknownPolicy({self.label!r})" if self.label else "UnknownPolicy()"
 
     def _refuse(self, method: str) -> NoReturn:
         raise RuntimeError(
@@ -360,13 +381,13 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
     number = policy_number(policies, target, name)
     if number is None:
         return check_target(target, name)
-    if isinstance(policies[number], UnavailablePolicy):
+    found = policies[number]
+    if isinstance(found, UnavailablePolicy):
         raise ValueError(
             f"{name} is {target!r}, but policy {number} cannot be asked for probabilities "
-            f"({policies[number]!r}): import the module that registers its class before loading "
-            "the file, or give the policy itself"
+            f"({found!r}): {found.remedy}. Or give the policy itself"
         )
-    return policies[number]
+    return found
 
 
 def asked(policy: Policy, observations: Tree, actions: Tree) -> Policy:

@@ -258,6 +258,13 @@ def _log_prob(output: Output, actions: NDArray[Any], rows: slice) -> FloatArray:
                 f"dtype {actions.dtype} and shape {actions.shape}: for real numbers return a "
                 "distribution, such as Independent(Normal(mean, std), 1)"
             )
+        if logs.shape[1] == 1 and actions.any():
+            raise ValueError(
+                "the module returned one logit a row, which means that 0 is the only action, but "
+                f"actions[{rows.start + int(np.flatnonzero(actions)[0])}] is another: for two "
+                "actions (a Bernoulli) return two logits, 0 and z: forward=lambda net, x: "
+                "torch.nn.functional.pad(net(x), (1, 0))"
+            )
         return logs[np.arange(len(logs)), choices(actions, len(logs), logs.shape[1])]
     assert isinstance(output, Distribution)
     shape = output.batch_shape + output.event_shape

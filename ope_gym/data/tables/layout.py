@@ -254,7 +254,8 @@ def _check_name(argument: str, spec: Spec | None, names: Sequence[str]) -> None:
             remedy = (
                 "name it, step=..., or give step=None if the rows of each episode are in order"
                 if argument == "step"
-                else f"name the right one, {argument}=..."
+                else f"name the right one, {argument}=... (for the command line: "
+                f"Trajectories.from_frame(file, {argument}=...).to_parquet(new_file))"
             )
             raise ValueError(
                 f"column {name!r} ({argument}) {what} the table, which has {listed}: {remedy}"

@@ -319,7 +319,7 @@ def _open(rows: MemoryRows | FileRows, layout: Layout) -> TableSection:
     if plan.grows:
         labels = survey.labels.known or ()
         plan = dataclasses.replace(plan, labels=labels if plan.policy else None, grows=False)
-        policies = tuple(UnknownPolicy() for _ in labels or (None,))
+        policies = tuple(UnknownPolicy(str(label)) for label in labels or ("",))
     schedules = tuple(layout.schedules) or (header.schedules if header else ())
     check_schedules(schedules, len(policies))
     # blocks: the row groups in which an episode begins

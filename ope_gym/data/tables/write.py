@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,21 @@ def _spec(tree: Tree, name: str) -> Any:
 
 def to_library(table: Any, library: str) -> Any:
     """Return an Arrow table as a table of "pandas", "polars" or "pyarrow"."""
-    if library == "pyarrow":
-        return table
+    if library not in ("pandas", "polars", "pyarrow"):
+        raise ValueError(f"library is {library!r}; choose pandas, polars or pyarrow")
+    try:
+        module = import_module(library)
+    except ImportError as error:
+        raise ImportError(
+            f"to_frame({library!r}) needs {library}: pip install {library}"
+        ) from error
+    if library == "polars":
+        return module.from_arrow(table)
     if library == "pandas":
         frame = table.to_pandas()
         frame.attrs["ope_gym"] = table.schema.metadata[KEY.encode()].decode()
         return frame
-    if library == "polars":
-        import polars
-
-        return polars.from_arrow(table)
-    raise ValueError(f"library is {library!r}; choose pandas, polars or pyarrow")
+    return table
 
 
 def write_parquet(data: Columns, path: PathLike) -> None:
