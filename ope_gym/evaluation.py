@@ -464,7 +464,7 @@ class Evaluator:
 
     @cached_property
     def _said_of_copies(self) -> str:
-        """What episodes that were recorded twice do to errors; empty if there are none."""
+        """Say what episodes that were recorded twice do to errors; empty if there are none."""
         copies = 0 if self._data is None else copied_episodes(self._data)
         if not copies:
             return ""
