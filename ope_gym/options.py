@@ -38,6 +38,10 @@ _MEANT = {
     "policy": "target",
     "random_state": "seed",
 }
+_NEEDLESS = {  # arguments of SB3's EvalCallback
+    "render": ": leave it out, no environment is drawn",
+    "warn": ": leave it out, no environment needs a Monitor",
+}
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,7 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
 def explained(function: Callable[P, R]) -> Callable[P, R]:
     """Let a public function say what to give instead of a keyword that it does not know."""
     parameters = inspect.signature(function).parameters.values()
+    called = function.__qualname__.removesuffix(".__init__")
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     if len(known) < len(parameters):  # **options
         known += OptionValues.__annotations__
@@ -231,7 +236,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known:
                 instead = _instead(name, known)
-                raise TypeError(f"{function.__name__} has no argument {name}={instead}")
+                raise TypeError(f"{called} has no argument {name}={instead}")
         return function(*args, **kwargs)
 
     return checked
@@ -245,6 +250,8 @@ def _instead(name: str, known: Sequence[str]) -> str:
             ": the value is that of the policy that you give. For one that always takes its best "
             "action, see docs/deterministic.md"
         )
+    if word in _NEEDLESS:
+        return _NEEDLESS[word]
     for group in (Weighting, Compute):
         place = group.__name__.lower()
         if place in known and word in group.__dataclass_fields__:

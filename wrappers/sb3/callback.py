@@ -16,7 +16,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
-from ope_gym.options import Options, estimator_names
+from ope_gym.options import Options, estimator_names, explained
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import colour, in_words
 from ope_gym.results import Evaluation
@@ -91,6 +91,7 @@ class OPECallback(EventCallback):
     """
 
     def __init__(
+    @explained
         self,
         eval_env: Any = None,
         *,
@@ -155,7 +156,7 @@ class OPECallback(EventCallback):
         self._record_training, self._epsilon = record_training, epsilon
         self._file = None
         if path is not None:  # an error now, not after hours of training
-            check_path(path, append, stacklevel=3)
+            check_path(path, append, stacklevel=4)
             self._file = EpisodeFile(path, patient=True)
         self._log_path = None if log_path is None else os.fspath(log_path)
         self._models = SavedModels(best_model_save_path)
@@ -258,9 +259,11 @@ class OPECallback(EventCallback):
         if self._file is not None and not (recorded or played):
             raise ValueError(
                 "the file of path would stay empty: "
-                f"{changing or 'deterministic=True'}, so that no episode can be recorded with the "
-                "probabilities of its actions. Leave path out, or give an eval_env, without "
-                "deterministic=True"
+            instead = "" if missing else ", or deterministic=True"
+            if not missing and self._eval_env is None:
+                instead = ", or give an eval_env"
+                f"{changing or 'record_training=False'}, so that no episode can be recorded with "
+                f"the probabilities of its actions. Leave path out{instead}"
             )
         if recorded:
             check_not_normalised(self.training_env, "the training env", rewards=True)
