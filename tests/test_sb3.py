@@ -479,6 +479,7 @@ def test_other_algorithms_are_valued_by_fresh_episodes_alone(
     out = capsys.readouterr().out
     assert f"Only the fresh episodes count with {algorithm.__name__}: " in out
     assert "Data: 3 fresh episodes of that policy." in out
+    assert "(red): it rests on 3 fresh episodes; 10 would be enough (n_eval_episodes=10)." in out
 
 
 @pytest.mark.parametrize(
@@ -619,7 +620,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         _ = OPECallback().policy
 
 
-# Policies ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("given", "instead"),
     [
@@ -660,6 +660,7 @@ def test_where_only_fresh_episodes_count_nothing_else_is_logged(tmp_path: Path) 
     assert b"settled, with its interval" not in layout.tensor_proto.string_val[0]
 
 
+# Policies ------------------------------------------------------------------------------------
 
 
 class Squares(BaseFeaturesExtractor):

@@ -58,7 +58,8 @@ class OPECallback(EventCallback):
         eval_env: A Gymnasium environment or a VecEnv, not the one of the training.
         callback_on_new_best: Called when there is a new best policy.
         callback_after_eval: Called after each evaluation.
-        n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
+        n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`; where nothing else
+            counts, 10 are enough for a green value.
         eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts. By
             default 10,000, or a fiftieth of the training if that is more, or what `budget` asks
             for. The last evaluation comes at the end of the training in any case.
@@ -402,7 +403,9 @@ class OPECallback(EventCallback):
         if estimate is None:
             return
         self.evaluations.append(estimate)
-        self._log.add(self.logger, {"provisional": estimate, **shown})
+        self._log.add(
+            self.logger, shown if self._only_fresh else {"provisional": estimate, **shown}
+        )
         self._choose(shown["fresh"] if self._deterministic else estimate)
         if self._log_path is not None:
             save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
