@@ -498,6 +498,22 @@ def test_fresh_values_have_t_intervals() -> None:
     assert found.standard_error == pytest.approx(error)
     assert found.high - 3.0 == pytest.approx(3.182446 * error, rel=1e-6)  # t of 3 degrees
     assert found.fresh_episodes == pytest.approx(4.0)
+class Stops(BaseCallback):
+    """Ends the training at once, and counts how often it was called."""
+
+    def _on_step(self) -> bool:
+        return False
+
+
+def test_a_callback_that_ended_the_training_is_not_called_again() -> None:
+    stops, model = Stops(), ppo(envs("CartPole-v1"))
+    ope = OPECallback(eval_freq=1, callback_after_eval=stops, verbose=0)
+    model.learn(10_000, callback=ope)
+    assert (len(ope.evaluations), stops.n_calls) == (2, 1)  # not for the closing one
+    model.learn(10_000, callback=ope, reset_num_timesteps=False)
+    assert (len(ope.evaluations), stops.n_calls) == (4, 2)
+
+
     equal = value_of(np.full(5, 500.0), 7, 0.95, seen=np.array([100.0, 500.0]))
     assert equal.low < 500.0 < equal.high  # five equal returns do not make it certain
     assert np.isinf(value_of(np.array([1.0]), 7, 0.95).high)

@@ -172,6 +172,7 @@ class OPECallback(EventCallback):
         self._evaluated_at = 0  # timesteps
         self._acting = False  # the policy followed is the current one
         self._stop = False
+        self._ended: list[BaseCallback] = []  # those that ended the training
         self._warned = False
         self._log = EvaluationLog(self._level)
 
@@ -289,7 +290,7 @@ class OPECallback(EventCallback):
         return FreeSteps(self.model, gamma=self._gamma, level=self._level, seed=self._seed or 0)
 
     def _on_training_start(self) -> None:
-        self._stop = False
+        self._stop, self._ended = False, []
         self._every = self._spacing()
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
             self._evaluated_at = 0
@@ -462,8 +463,13 @@ class OPECallback(EventCallback):
                 )
 
     def _tell_of_best(self) -> None:
-        if self.callback_on_new_best is not None:
-            self._stop |= not self.callback_on_new_best.on_step()
+        self._call(self.callback_on_new_best)
+
+    def _call(self, callback: BaseCallback | None) -> None:
+        """Call a callback, unless it has ended this training already."""
+        if callback is not None and callback not in self._ended and not callback.on_step():
+            self._ended.append(callback)
+            self._stop = True
 
     # The end -----------------------------------------------------------------------------
 
