@@ -22,7 +22,7 @@ from ope_gym.report.free_values import colour, in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
-from wrappers.sb3.closing import closing_lines, no_value
+from wrappers.sb3.closing import closing_lines, leading, no_value, weighted_line
 from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
 from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
 from wrappers.sb3.free import FreeSteps
@@ -91,8 +91,8 @@ class OPECallback(EventCallback):
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
     """
 
-    def __init__(
     @explained
+    def __init__(
         self,
         eval_env: Any = None,
         *,
@@ -259,11 +259,11 @@ class OPECallback(EventCallback):
         recorded = self._record_training and not changing
         played = self._eval_env is not None and not missing and not self._deterministic
         if self._file is not None and not (recorded or played):
-            raise ValueError(
-                "the file of path would stay empty: "
             instead = "" if missing else ", or deterministic=True"
             if not missing and self._eval_env is None:
                 instead = ", or give an eval_env"
+            raise ValueError(
+                "the file of path would stay empty: "
                 f"{changing or 'record_training=False'}, so that no episode can be recorded with "
                 f"the probabilities of its actions. Leave path out{instead}"
             )
@@ -410,8 +410,7 @@ class OPECallback(EventCallback):
         self._choose(shown["fresh"] if self._deterministic else estimate)
         if self._log_path is not None:
             save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
-        if self.callback is not None:
-            self._stop |= not self._on_event()
+        self._call(self.callback)
 
     def _play(self) -> Played | None:
         if self._held_out is not None:
@@ -436,10 +435,11 @@ class OPECallback(EventCallback):
                 continue
             self._progress.revise(settled)
             if self._checkpoints.revise(settled):
-                leader = self._checkpoints.estimate.timesteps
-                self._models.promote(leader)
-                if self.verbose:
-                    print(f"Now that more is known, the policy after {leader:,} timesteps is best")
+                leader = self._checkpoints.estimate
+                self._models.promote(leader.timesteps)
+                if self.verbose and colour(leader) != "red":
+                    after = f"the policy after {leader.timesteps:,} timesteps"
+                    print(f"Now that more is known, {after} is the one to keep")
                 self._tell_of_best()
             self._models.hold(self._checkpoints.contenders())
 
@@ -449,8 +449,8 @@ class OPECallback(EventCallback):
         self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
         self._models.hold(self._checkpoints.contenders())
         if self.verbose:
-            first, red = len(self._checkpoints) == 1, colour(estimate) == "red"
-            new = " The best so far." if best and not first and not red else ""
+            first = len(self._checkpoints) == 1
+            new = leading(estimate, self._checkpoints.highest) if best and not first else ""
             print(f"{estimate.timesteps:,} timesteps: {in_words(estimate, self._level)}{new}")
         if best:
             self._tell_of_best()
@@ -500,10 +500,11 @@ class OPECallback(EventCallback):
             regime=regime,
             deterministic=self._deterministic,
             saved=self._models.path,
+            select=self._select,
         )
         print("\n".join(lines))
         if self.report is not None:
-            print(f"From the recorded episodes, with importance weights:\n{self.report}")
+            print(f"{weighted_line(self._free is not None)}\n{self.report}")
 
     def _data(self) -> Trajectories | None:
         """Return the episodes to weigh."""
