@@ -95,7 +95,7 @@ _TAB = """
     points: find('#chart .dot').length,
     series: series('#chart path.line'),
     banded: series('#chart path.band'),
-    fresh: find('#chart path.fresh').length,
+    fresh: find('#chart path.fresh:not(.line)').length,
     ticked: find('#series label').filter((e) => e.querySelector('input').checked)
       .map((e) => e.dataset.name),
     ticks: find('#series label').map((e) => e.dataset.name),

@@ -37,6 +37,10 @@ _MEANT = {
     "policy": "target",
     "random_state": "seed",
 }
+_NEEDLESS = {  # arguments of SB3's EvalCallback
+    "render": ": leave it out, no environment is drawn",
+    "warn": ": leave it out, no environment needs a Monitor",
+}
 
 
 @keywords.explained_class
@@ -234,6 +238,8 @@ def _instead(name: str, known: Sequence[str]) -> str:
             ": the value is that of the policy that you give. For one that always takes its best "
             "action, see docs/deterministic.md"
         )
+    if word in _NEEDLESS:
+        return _NEEDLESS[word]
     for group in (Weighting, Compute):
         place = group.__name__.lower()
         if place in known and word in group.__dataclass_fields__:

@@ -14,8 +14,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 import train
 from docs import screenshot
+from ope_gym import evaluate
 from ope_gym.online import FreeEstimate
 from ope_gym.report.free_values import FreeWriter
+from ope_gym.report.tensorboard import EvaluationWriter
+from tests import builders
 
 RUN = "CartPole-v1__train__0__"
 ESTIMATORS = ("auto", "NFIS", "FIS")
@@ -239,6 +242,51 @@ def test_the_tab_follows_a_training_while_it_goes_on(
             assert after["title"].startswith("amber")
             assert after["points"] == 4
             many_runs(browser, tmp_path / "runs")
+
+
+def test_fresh_episodes_alone_are_shown_once(
+    board: tuple[screenshot.Browser, str], tmp_path: Path
+) -> None:
+    """As OPECallback writes those of DQN; the axis has two marks wherever the interval lies."""
+    with FreeWriter(tmp_path / "runs" / "DQN_1") as free:
+        for step, value in ((100, 0.7), (200, 0.93)):
+            found = FreeEstimate(step, value, 0.2, 0.51, 1.35, False, 0.4, 5, {"fresh": 1.0})
+            free.add(found, "fresh")
+    with screenshot.tensorboard(tmp_path / "runs", 120.0) as address:
+        browser, _ = board
+        (shown,) = take((browser, address), "ope", tmp_path)
+        assert shown["where"].endswith("step 200 · 5 fresh episodes")
+        assert "from 5 fresh episodes" in shown["title"]
+        assert shown["cards"] == ["free", "best", "trust"]
+        assert [row.split(":")[0] for row in shown["forest"]] == ["fresh episodes"]
+        assert (shown["lines"], shown["fresh"], shown["ticks"]) == (1, 2, ["fresh"])
+        inside = "document.querySelector('iframe').contentDocument"
+        assert browser.evaluate(f"{inside}.querySelectorAll('#card-free .grid').length") >= 2
+        trust = browser.evaluate(f"{inside}.querySelector('#card-trust').innerText")
+        assert "settle" not in trust
+        assert "eval_env" not in trust
+
+
+def test_an_evaluation_beside_a_free_value_has_titles_of_its_own(
+    board: tuple[screenshot.Browser, str], tmp_path: Path
+) -> None:
+    made = builders.recorded(1, (30, 30, 30))
+    evaluation = evaluate(made.trajectories, made.target, ["NFIS", "FIS"])
+    with SummaryWriter(str(tmp_path / "runs" / "PPO_1")) as writer:
+        with FreeWriter(writer) as free:
+            free.add(free_value(2048, 100.0, 10.0))
+        with EvaluationWriter(writer, layout=False) as report:
+            report.add_evaluation(evaluation, 2048)
+    with screenshot.tensorboard(tmp_path / "runs", 120.0) as address:
+        browser, _ = board
+        take((browser, address), "ope", tmp_path)
+        inside = "document.querySelector('iframe').contentDocument"
+        titles = f"[...{inside}.querySelectorAll('.card h3')].map(e => e.innerText)"
+        found = browser.evaluate(titles)
+        assert len(set(found)) == len(found)
+        assert "From recorded episodes, with importance weights" in found
+        note = browser.evaluate(f"{inside}.querySelector('#card-forest .quiet').innerText")
+        assert "usually far less sure than the value above" in note
 
 
 def many_runs(browser: screenshot.Browser, logdir: Path) -> None:

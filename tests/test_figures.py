@@ -250,7 +250,7 @@ def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) 
     assert not arrows(axes)
     assert legend(figure) == [
         "truth 0.75 ± 0.04 (two standard errors)",
-        "green: can be trusted",
+        "green: nothing visible speaks against it",
         "amber: with care",
         "red: not to be trusted",
     ]

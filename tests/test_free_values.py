@@ -92,6 +92,26 @@ def test_few_episodes_are_worth_no_more_than_themselves(
     assert said in in_words(found)
 
 
+@pytest.mark.parametrize(
+    ("episodes", "verdict", "said"),
+    [
+        (1, "red", "(red): it rests on 1 fresh episode; 10 would be enough (n_eval_episodes=10)."),
+        (5, "amber", ", from 5 fresh episodes. Use with care (amber): 10 would be enough (n_eval"),
+        (10, "green", "worth 2.0 (95 %: -10.6 to 14.6), from 10 fresh episodes."),
+    ],
+)
+def test_fresh_episodes_alone_are_counted_as_they_were_played(
+    episodes: int, verdict: str, said: str
+) -> None:
+    for spread in (20.0, *(0.1 * k for k in range(1, 200))):  # not one of them rounded to below
+        error = spread / episodes**0.5
+        shares = {"fresh": 1.0}
+        found = estimate(1, 2.0, error, spread=spread, episodes=episodes, shares=shares)
+        assert colour(found) == verdict
+    found = estimate(1, 2.0, 20.0 / episodes**0.5, episodes=episodes, shares=shares)
+    assert said in in_words(found)
+
+
 def test_episodes_that_return_the_same_are_amber() -> None:
     found = estimate(1, -499.1, 5.0, spread=1.0, steady=True, ended=20)
     assert colour(found) == "amber"
@@ -175,6 +195,15 @@ def test_the_tab_gets_the_values_of_one_policy(tmp_path: Path) -> None:
         (300, False),
         (100, True),
     ]
+
+
+def test_the_best_of_fresh_values_are_listed_where_there_are_no_others(tmp_path: Path) -> None:
+    with FreeWriter(tmp_path / "run") as writer:
+        for step, value in ((100, 10.0), (200, 50.0)):
+            writer.add(estimate(step, value, shares={"fresh": 1.0}), "fresh")
+    record = Tab(tmp_path).get("/details?run=run")["record"]
+    assert record["policies"] == 2
+    assert [row["step"] for row in record["best"]] == [200, 100]
 
 
 def test_an_evaluation_and_free_values_are_told_apart(tmp_path: Path) -> None:

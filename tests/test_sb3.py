@@ -479,6 +479,7 @@ def test_other_algorithms_are_valued_by_fresh_episodes_alone(
     out = capsys.readouterr().out
     assert f"Only the fresh episodes count with {algorithm.__name__}: " in out
     assert "Data: 3 fresh episodes of that policy." in out
+    assert "(red): it rests on 3 fresh episodes; 10 would be enough (n_eval_episodes=10)." in out
 
 
 @pytest.mark.parametrize(
@@ -617,6 +618,46 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         OPECallback(select="best")
     with pytest.raises(RuntimeError, match=r"call model\.learn first"):
         _ = OPECallback().policy
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ({"evalfreq": 100}, r"; did you mean eval_freq=\?"),
+        ({"render": False}, ": leave it out, no environment is drawn"),
+        ({"warn": False}, ": leave it out, no environment needs a Monitor"),
+    ],
+)
+def test_arguments_that_do_not_exist_are_told_what_to_give(given: Any, instead: str) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=f"^OPECallback has no argument {name}={instead}"):
+        OPECallback(**given)
+
+
+def test_a_file_that_would_stay_empty_is_refused_with_what_helps(tmp_path: Path) -> None:
+    path, play = tmp_path / "a.ope", envs("Pendulum-v1", 1, limit=10)
+    with pytest.raises(ValueError, match=r"its policy changes .* Leave path out$"):
+        off_policy(SAC).learn(10, callback=OPECallback(play, path=path))
+    ope = OPECallback(path=path, record_training=False)
+    with pytest.raises(ValueError, match=r"record_training=False, .* or give an eval_env$"):
+        ppo(envs("CartPole-v1")).learn(10, callback=ope)
+    ope = OPECallback(envs("CartPole-v1"), path=path, deterministic=True, record_training=False)
+    with pytest.raises(ValueError, match=r"Leave path out, or deterministic=True$"):
+        ppo(envs("CartPole-v1")).learn(10, callback=ope)
+
+
+def test_where_only_fresh_episodes_count_nothing_else_is_logged(tmp_path: Path) -> None:
+    model = off_policy(SAC)
+    model.set_logger(configure(str(tmp_path), ["tensorboard"]))
+    ope = OPECallback(envs("Pendulum-v1", 1, limit=10), eval_freq=40, n_eval_episodes=10, verbose=0)
+    model.learn(80, callback=ope)
+    model.logger.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("ope/")]
+    assert tags == [f"ope/fresh/{end}" for end in ("value", "low", "high")]
+    (layout,) = events.Tensors("custom_scalars__config__")
+    assert b"fresh, with its interval" in layout.tensor_proto.string_val[0]
+    assert b"settled, with its interval" not in layout.tensor_proto.string_val[0]
 
 
 # Policies ------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ope_gym.online import FreeEstimate
 from ope_gym.online.stream import Window
 from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
-from wrappers.sb3.closing import closing_lines
+from wrappers.sb3.closing import closing_lines, leading, weighted_line
 from wrappers.sb3.fresh import Tally, value_of
 from wrappers.sb3.schedule import affordable_spacing
 
@@ -328,19 +328,57 @@ def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
     assert best is not None
     assert best.value == -200.0
     how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
+    how["select"] = "value"
     lines = closing_lines(last, best, **how, saved=None)
     assert lines[1].startswith(
-        "It is uncertain which policy is the best; the best guess is the policy after 1 timesteps, "
-        "worth -200.0 "
-        "(95 %: -200.0 to -19"
+        "The best guess is the policy after 1 timesteps, worth -200.0 (95 %: -200.0 to -19"
     )
     assert lines[2].endswith("none was played for this.")
     learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
     lines = closing_lines(learned, best, **how, saved=None)
     assert lines[1].startswith(
-        "It is uncertain which policy is the best; the best guess is this one: of 3 it is"
+        "The best guess is this one: it has the highest value. Another may be better: of 3 it is"
     )
     assert lines[2].endswith("learned from its steps, has 70 % of the weight.")
+
+
+def test_a_choice_that_is_not_the_most_probable_is_called_the_safest() -> None:
+    found = Checkpoints("lower")
+    found.add(replace(estimate(1, -1282.0, 160.0), low=-1730.0, high=-833.0))
+    calm = replace(estimate(2, -1400.0, 40.0), low=-1513.0, high=-1286.0, spread=90.0)
+    assert found.add(calm)
+    assert found.highest == -1282.0
+    assert leading(calm, found.highest) == (
+        " The safest choice so far: its interval has the highest lower end."
+    )
+    assert leading(calm, calm.value) == " The best so far."
+    lines = closing_lines(
+        calm, found.best(), level=0.95, regime="", deterministic=False, saved=None
+    )
+    assert lines[1].startswith(
+        "The safest choice is this one: its interval has the highest lower end. Another may be "
+        "better: of 2 it is the best with probability 23."
+    )
+
+
+def test_a_red_value_is_not_praised() -> None:
+    found = Checkpoints("lower")
+    found.add(estimate(1, 50.0, 1.0))
+    red = replace(estimate(2, 159.0, 20.0), spread=20.0)
+    found.add(red)
+    assert leading(red, 159.0) == ""
+    how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
+    assert closing_lines(red, found.best(), **how, saved="best_model.zip")[1] == (
+        "No policy can be called the best: this one has a red value, but its interval has the "
+        "highest lower end. It is in best_model.zip."
+    )
+    later = closing_lines(estimate(3, 60.0, 1.0), found.best(), **how, saved=None)[1]
+    assert later.startswith("No policy can be called the best: the one after 2 timesteps has a red")
+
+
+def test_the_closing_report_says_why_it_differs() -> None:
+    assert "far less sure than the value above" in weighted_line(free=True)
+    assert "value above" not in weighted_line(free=False)
 
 
 def test_a_training_in_which_no_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,6 +496,22 @@ def test_training_stops_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -
     other = ppo(envs("CartPole-v1"))
     other.learn(10_000, callback=OPECallback(eval_freq=1, callback_on_new_best=good, verbose=0))
     assert other.num_timesteps == 128 + 2  # the first step after the first evaluation
+
+
+class Stops(BaseCallback):
+    """Ends the training at once, and counts how often it was called."""
+
+    def _on_step(self) -> bool:
+        return False
+
+
+def test_a_callback_that_ended_the_training_is_not_called_again() -> None:
+    stops, model = Stops(), ppo(envs("CartPole-v1"))
+    ope = OPECallback(eval_freq=1, callback_after_eval=stops, verbose=0)
+    model.learn(10_000, callback=ope)
+    assert (len(ope.evaluations), stops.n_calls) == (2, 1)  # not for the closing one
+    model.learn(10_000, callback=ope, reset_num_timesteps=False)
+    assert (len(ope.evaluations), stops.n_calls) == (4, 2)
 
 
 def test_deterministic_episodes_are_another_quantity(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,27 @@ def test_every_module_of_the_page_is_served(tmp_path: Path) -> None:
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_no_run_has_the_colour_of_a_verdict() -> None:
+    """Differences in CIELAB; below 20, thin lines and small dots look alike."""
+    style = (ROOT / "ope_gym/report/tab/static/style.css").read_text(encoding="utf-8")
+    themes = re.findall(r":root[^{]*\{(.*?)\}", style, re.S)[:2]
+    assert len(themes) == 2
+    for theme in themes:
+        tones = {name: lab(found) for name, found in re.findall(r"--(\w+): #(\w{6})", theme)}
+        for verdict in ("green", "amber", "red"):
+            near = {k: np.linalg.norm(tones[f"s{k}"] - tones[verdict]) for k in range(8)}
+            assert min(near.values()) > 25, (verdict, near)
+
+
+def lab(code: str) -> Any:
+    """Return the place of a colour in CIELAB, for daylight (D65)."""
+    shares = np.array([int(code[k : k + 2], 16) / 255 for k in (0, 2, 4)])
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
 def test_without_evaluations_the_tab_is_not_active(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path / "other")) as writer:
         writer.add_scalar("loss", 1.0, 0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MARKERS = {"green": "o", "amber": "D", "red": "X"}  # told apart without any colour as well
 _WORDS = {
-    "green": "green: can be trusted",
+    "green": "green: nothing visible speaks against it",
     "amber": "amber: with care",
     "red": "red: not to be trusted",
 }

@@ -28,8 +28,9 @@ def colour(estimate: FreeEstimate) -> str:
     Where all recent episodes returned about the same, the count means little, because one fresh
     episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
     """
-    if estimate.fresh_episodes >= _AMBER:
-        return "amber" if estimate.fresh_episodes < _GREEN else "green"
+    fresh = round(estimate.fresh_episodes, 6)  # ten played ones are ten, whatever is rounded
+    if fresh >= _AMBER:
+        return "amber" if fresh < _GREEN else "green"
     enough = estimate.ended is None or estimate.ended >= _AMBER
     return "amber" if estimate.steady and enough else "red"
 
@@ -76,6 +77,8 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     """
     fresh, verdict = estimate.fresh_episodes, colour(estimate)
     band = band_in_words(estimate.value, estimate.low, estimate.high, level)
+    played = estimate.shares == {"fresh": 1.0}  # nothing else counts
+    enough = f"{_GREEN:g} would be enough" + (f" (n_eval_episodes={_GREEN:g})" if played else "")
     ended = f"only {estimate.ended} episode{'' if estimate.ended == 1 else 's'} ended so far"
     if verdict == "red":
         why = f"it is no surer than {text.episodes(fresh)} fresh episodes would make you"
@@ -83,13 +86,18 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
             why = ended
         elif math.isnan(fresh):
             why = "its error is unknown"
+        elif played:
+            episodes = f"{estimate.episodes} fresh episode{'' if estimate.episodes == 1 else 's'}"
+            why = f"it rests on {episodes}; {enough}"
         elif estimate.steep:
             why = "the policy has changed so much lately that the steps so far say little about it"
         return f"may be worth {band}, but do not use this number (red): {why}."
-    said, why = f"worth {band}", f"{_GREEN:g} would be enough"
+    said, why = f"worth {band}", enough
     if estimate.steady:
         said += "; all recent episodes returned about the same"
         why = "how often other returns occur is unknown"
+    elif played:
+        said += f", from {estimate.episodes} fresh episodes"
     elif math.isfinite(fresh):
         said += f", as sure as about {text.episodes(fresh)} fresh episodes would make you"
     if estimate.few:
@@ -139,7 +147,7 @@ class FreeWriter(events.Closing):
         if not numbers:
             return
         if not self._laid_out:
-            self._log.add(events.layout(_layout()), 0)
+            self._log.add(events.layout(_layout(kind)), 0)
             self._laid_out = True
         self._log.add(events.scalars(numbers), estimate.timesteps)
         document = free_document(
@@ -163,25 +171,28 @@ def _checked(kind: str | None, estimate: FreeEstimate) -> str:
     return kind
 
 
-def _layout() -> dict[str, dict[str, events.Chart]]:
+def _layout(first: str) -> dict[str, dict[str, events.Chart]]:
     """Return the charts of the Custom Scalars page.
 
     Bands have a category of their own: within one, TensorBoard shows them after the lines, and in
     reverse.
+
+    Args:
+        first: kind of the first value; of a run that begins with a fresh one, there are no others.
     """
+    alone = first == "fresh"
     bands: dict[str, events.Chart] = {
         f"{kind}, with its interval": (
             "band",
             [f"ope/{kind}/{end}" for end in ("value", "low", "high")],
         )
-        for kind in ("settled", "provisional")
+        for kind in (("fresh",) if alone else ("settled", "provisional"))
     }
     returns = "rollout/(return|ep_rew_mean)$"
     values = [f"ope/{kind}/value$" for kind in _KINDS]
-    return {
-        "Value of the policy": bands,
-        "More": {
-            "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"]),
-            "as sure as this many fresh episodes": ("lines", ["ope/fresh_episodes$"]),
-        },
+    more: dict[str, events.Chart] = {
+        "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"])
     }
+    if not alone:
+        more["as sure as this many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
+    return {"Value of the policy": bands, "More": more}

@@ -16,13 +16,13 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
-from ope_gym.options import Options, estimator_names
+from ope_gym.options import Options, estimator_names, explained
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import colour, in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
-from wrappers.sb3.closing import closing_lines, no_value
+from wrappers.sb3.closing import closing_lines, leading, no_value, weighted_line
 from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
 from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
 from wrappers.sb3.free import FreeSteps
@@ -58,7 +58,8 @@ class OPECallback(EventCallback):
         eval_env: A Gymnasium environment or a VecEnv, not the one of the training.
         callback_on_new_best: Called when there is a new best policy.
         callback_after_eval: Called after each evaluation.
-        n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
+        n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`; where nothing else
+            counts, 10 are enough for a green value.
         eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts. By
             default 10,000, or a fiftieth of the training if that is more, or what `budget` asks
             for. The last evaluation comes at the end of the training in any case.
@@ -90,6 +91,7 @@ class OPECallback(EventCallback):
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
     """
 
+    @explained
     def __init__(
         self,
         eval_env: Any = None,
@@ -155,7 +157,7 @@ class OPECallback(EventCallback):
         self._record_training, self._epsilon = record_training, epsilon
         self._file = None
         if path is not None:  # an error now, not after hours of training
-            check_path(path, append, stacklevel=3)
+            check_path(path, append, stacklevel=4)
             self._file = EpisodeFile(path, patient=True)
         self._log_path = None if log_path is None else os.fspath(log_path)
         self._models = SavedModels(best_model_save_path)
@@ -170,6 +172,7 @@ class OPECallback(EventCallback):
         self._evaluated_at = 0  # timesteps
         self._acting = False  # the policy followed is the current one
         self._stop = False
+        self._ended: list[BaseCallback] = []  # those that ended the training
         self._warned = False
         self._log = EvaluationLog(self._level)
 
@@ -256,11 +259,13 @@ class OPECallback(EventCallback):
         recorded = self._record_training and not changing
         played = self._eval_env is not None and not missing and not self._deterministic
         if self._file is not None and not (recorded or played):
+            instead = "" if missing else ", or deterministic=True"
+            if not missing and self._eval_env is None:
+                instead = ", or give an eval_env"
             raise ValueError(
                 "the file of path would stay empty: "
-                f"{changing or 'deterministic=True'}, so that no episode can be recorded with the "
-                "probabilities of its actions. Leave path out, or give an eval_env, without "
-                "deterministic=True"
+                f"{changing or 'record_training=False'}, so that no episode can be recorded with "
+                f"the probabilities of its actions. Leave path out{instead}"
             )
         if recorded:
             check_not_normalised(self.training_env, "the training env", rewards=True)
@@ -285,7 +290,7 @@ class OPECallback(EventCallback):
         return FreeSteps(self.model, gamma=self._gamma, level=self._level, seed=self._seed or 0)
 
     def _on_training_start(self) -> None:
-        self._stop = False
+        self._stop, self._ended = False, []
         self._every = self._spacing()
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
             self._evaluated_at = 0
@@ -399,12 +404,13 @@ class OPECallback(EventCallback):
         if estimate is None:
             return
         self.evaluations.append(estimate)
-        self._log.add(self.logger, {"provisional": estimate, **shown})
+        self._log.add(
+            self.logger, shown if self._only_fresh else {"provisional": estimate, **shown}
+        )
         self._choose(shown["fresh"] if self._deterministic else estimate)
         if self._log_path is not None:
             save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
-        if self.callback is not None:
-            self._stop |= not self._on_event()
+        self._call(self.callback)
 
     def _play(self) -> Played | None:
         if self._held_out is not None:
@@ -429,10 +435,11 @@ class OPECallback(EventCallback):
                 continue
             self._progress.revise(settled)
             if self._checkpoints.revise(settled):
-                leader = self._checkpoints.estimate.timesteps
-                self._models.promote(leader)
-                if self.verbose:
-                    print(f"Now that more is known, the policy after {leader:,} timesteps is best")
+                leader = self._checkpoints.estimate
+                self._models.promote(leader.timesteps)
+                if self.verbose and colour(leader) != "red":
+                    after = f"the policy after {leader.timesteps:,} timesteps"
+                    print(f"Now that more is known, {after} is the one to keep")
                 self._tell_of_best()
             self._models.hold(self._checkpoints.contenders())
 
@@ -442,8 +449,8 @@ class OPECallback(EventCallback):
         self._models.keep(self.model, estimate.timesteps, best=best, pending=self._free is not None)
         self._models.hold(self._checkpoints.contenders())
         if self.verbose:
-            first, red = len(self._checkpoints) == 1, colour(estimate) == "red"
-            new = " The best so far." if best and not first and not red else ""
+            first = len(self._checkpoints) == 1
+            new = leading(estimate, self._checkpoints.highest) if best and not first else ""
             print(f"{estimate.timesteps:,} timesteps: {in_words(estimate, self._level)}{new}")
         if best:
             self._tell_of_best()
@@ -456,8 +463,13 @@ class OPECallback(EventCallback):
                 )
 
     def _tell_of_best(self) -> None:
-        if self.callback_on_new_best is not None:
-            self._stop |= not self.callback_on_new_best.on_step()
+        self._call(self.callback_on_new_best)
+
+    def _call(self, callback: BaseCallback | None) -> None:
+        """Call a callback, unless it has ended this training already."""
+        if callback is not None and callback not in self._ended and not callback.on_step():
+            self._ended.append(callback)
+            self._stop = True
 
     # The end -----------------------------------------------------------------------------
 
@@ -488,10 +500,11 @@ class OPECallback(EventCallback):
             regime=regime,
             deterministic=self._deterministic,
             saved=self._models.path,
+            select=self._select,
         )
         print("\n".join(lines))
         if self.report is not None:
-            print(f"From the recorded episodes, with importance weights:\n{self.report}")
+            print(f"{weighted_line(self._free is not None)}\n{self.report}")
 
     def _data(self) -> Trajectories | None:
         """Return the episodes to weigh."""

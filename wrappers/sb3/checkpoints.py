@@ -118,6 +118,11 @@ class Checkpoints:
             raise RuntimeError("no policy has been evaluated yet")
         return self._known[self.leader]
 
+    @property
+    def highest(self) -> float:
+        """The highest value of all policies, whichever is the best."""
+        return max(e.value for e in self._known.values())
+
     def best(self) -> BestCheckpoint | None:
         """Return the best, corrected for having been chosen; None before the first evaluation."""
         if self.leader is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ope_gym.online import FreeEstimate
 from ope_gym.report import text
-from ope_gym.report.free_values import band_in_words, free_headline
+from ope_gym.report.free_values import band_in_words, colour, free_headline
 from wrappers.sb3.checkpoints import BestCheckpoint
 
-__all__ = ["closing_lines", "no_value"]
+__all__ = ["closing_lines", "leading", "no_value", "weighted_line"]
 
-_UNSURE = "It is uncertain which policy is the best; the best guess"
+_SAFEST = "its interval has the highest lower end"
 _MOSTLY = 0.5  # weight, or probability, of more than all else together
 
 
@@ -21,6 +21,7 @@ def closing_lines(
     regime: str,
     deterministic: bool,
     saved: str | None,
+    select: str = "lower",
 ) -> list[str]:
     """Return the answer first, then the best checkpoint, then what both rest on.
 
@@ -31,11 +32,12 @@ def closing_lines(
         regime: of the steps, as everywhere; "" if fresh episodes are all there is.
         deterministic: whether the fresh episodes were played without drawing actions.
         saved: file of the best model, None if it is not kept.
+        select: what the best policy was chosen by, "lower" or "value".
     """
     subject = "The deterministic policy" if deterministic else "The policy"
     lines = [free_headline(estimate, level, subject=subject)]
     if best is not None:
-        lines.append(_best_line(best, estimate, level, saved))
+        lines.append(_best_line(best, estimate, level, saved, select))
     fresh = f"{estimate.episodes} fresh episodes"
     if deterministic or not regime:
         lines.append(f"Data: {fresh} of that policy.")
@@ -58,6 +60,31 @@ def closing_lines(
     return lines
 
 
+def leading(estimate: FreeEstimate, highest: float) -> str:
+    """Return what to add to the line of a policy that has become the choice; nothing if it is red.
+
+    Args:
+        estimate: of the policy.
+        highest: value of any policy.
+    """
+    if colour(estimate) == "red":
+        return ""
+    best = estimate.value >= highest
+    return " The best so far." if best else f" The safest choice so far: {_SAFEST}."
+
+
+def weighted_line(free: bool) -> str:
+    """Return the line above the closing report: what it is, and why it says something else.
+
+    Args:
+        free: whether the value above it rests on the steps of the training.
+    """
+    why = "whole episodes of several policies, each counted by how likely this one makes it"
+    if free:
+        why += "; usually far less sure than the value above, which learns from every step"
+    return f"From recorded episodes, with importance weights ({why}):"
+
+
 def no_value(timesteps: int) -> str:
     """Return the only line of a run in which no episode has ended."""
     return (
@@ -67,22 +94,30 @@ def no_value(timesteps: int) -> str:
     )
 
 
-def _best_line(best: BestCheckpoint, last: FreeEstimate, level: float, saved: str | None) -> str:
+def _best_line(
+    best: BestCheckpoint, last: FreeEstimate, level: float, saved: str | None, select: str
+) -> str:
+    """Say which policy was chosen; the most probable one is praised, another is explained."""
     where = "" if saved is None else f" It is in {saved}."
-    e = best.estimate
-    off = best.value - e.value
-    # the upper end may have been cut at a bound, which does not move with the value
-    ends = e.possible(e.low + off), max(e.possible(e.high + off), e.possible(e.value))
-    band = band_in_words(best.value, *ends, level)
-    chance = f"of {best.policies:,} it is the best with probability {text.chance(best.probability)}"
     if best.policies == 1:
         return f"No other policy was evaluated.{where}"
-    doubtful = best.probability < _MOSTLY
-    if e.timesteps == last.timesteps:
-        known = f"{_UNSURE} is this one" if doubtful else ""
-        return f"{known or 'It is also the one to keep'}: {chance}.{where}"
-    known = _UNSURE if doubtful else "The one to keep"
-    return (
-        f"{known} is the policy after {e.timesteps:,} timesteps, worth {band} now that it "
-        f"has been chosen: {chance}.{where}"
-    )
+    e, this = best.estimate, best.timesteps == last.timesteps
+    reason = _SAFEST if select == "lower" else "it has the highest value"
+    if colour(e) == "red":
+        which = "this one" if this else f"the one after {e.timesteps:,} timesteps"
+        return f"No policy can be called the best: {which} has a red value, but {reason}.{where}"
+    name = "this one"
+    if not this:
+        off = best.value - e.value
+        # the upper end may have been cut at a bound, which does not move with the value
+        ends = e.possible(e.low + off), max(e.possible(e.high + off), e.possible(e.value))
+        band = band_in_words(best.value, *ends, level)
+        name = (
+            f"the policy after {e.timesteps:,} timesteps, worth {band} now that it has been chosen"
+        )
+    chance = f"of {best.policies:,} it is the best with probability {text.chance(best.probability)}"
+    if best.probability < _MOSTLY:
+        choice = "The safest choice" if select == "lower" else "The best guess"
+        return f"{choice} is {name}: {reason}. Another may be better: {chance}.{where}"
+    keep = "It is also the one to keep" if this else f"The one to keep is {name}"
+    return f"{keep}: {chance}.{where}"

@@ -150,9 +150,10 @@ class Reader:
     def _record(self, run: str) -> dict[str, Any]:
         """Return how many values stayed within their band, and the best policies so far."""
         series = self.series({run}, _FREE)[run]["series"]
-        early, late = (_rows(series.get(kind, {"step": []})) for kind in _FREE[:2])
+        early, late, fresh = (_rows(series.get(kind, {"step": []})) for kind in _FREE)
         pairs = [(early[step], late[step]["value"]) for step in late if step in early]
-        latest = [{"settled": step in late, **row} for step, row in (early | late).items()]
+        known = early | late or fresh
+        latest = [{"settled": step in late, **row} for step, row in known.items()]
         banded = [row for row in latest if row["low"] is not None and row["high"] is not None]
         return {
             "within": sum(

@@ -3,18 +3,23 @@
 import { brief, draw, frame, make, path, percent, scale, shorten, ticks } from './svg.js';
 
 const WORDS = {
-  green: 'can be trusted', amber: 'use with care', red: 'do not use this number',
+  green: 'nothing visible speaks against it', amber: 'use with care', red: 'do not use this number',
 };
 const PALETTE = ['var(--s0)', 'var(--s1)', 'var(--s2)', 'var(--s3)', 'var(--s4)', 'var(--s5)'];
 
-/** Return the cards of an evaluation and, if there is one, of a ranking. */
-export function cards(evaluation, ranking) {
+/**
+ * Return the cards of an evaluation and, if there is one, of a ranking.
+ *
+ * `free` are the values of the same policy from a training loop, if there are any: the evaluation is
+ * then a second opinion.
+ */
+export function cards(evaluation, ranking, free = null) {
   const e = evaluation;
   if (!e) return ranking ? [rankingCard(ranking)] : [];
   return [
-    card('forest', 'What the estimators say', e.regime ? `data: ${e.regime}. ${e.explained}` : '',
-      forest(e)),
-    card('reasons', 'How far to trust it', '', reasons(e)),
+    card('forest', free ? 'From recorded episodes, with importance weights' : 'What the estimators say',
+      `${free ? second(free) : ''}${e.regime ? `Data: ${e.regime}. ${e.explained}` : ''}`, forest(e)),
+    card('reasons', free ? 'How far to trust the importance weights' : 'How far to trust it', '', reasons(e)),
     e.ess && card('ess', 'How many episodes the weights leave',
       'effective sample size over the steps of an episode', essChart(e.ess), key(e.ess.curves)),
     e.concentration && card('concentration', 'How few episodes hold the weight',
@@ -28,6 +33,10 @@ export function cards(evaluation, ranking) {
     ranking && rankingCard(ranking),
   ].filter(Boolean);
 }
+
+/** Say why the evaluation is not the value above. */
+const second = (free) => `Whole episodes of several policies, each counted by how likely this one makes it${
+  free.provisional || free.settled ? '; usually far less sure than the value above, which learns from every step' : ''}. `;
 
 export function card(id, title, note, ...content) {
   return make('section', { class: 'card', id: `card-${id}` }, make('h3', {}, title),
@@ -64,7 +73,8 @@ export function intervals(rows, { heads, truth, best, cell = 62 }) {
   const extent = limits(rows, truth);
   const toX = scale(extent, [left + 8, right - 8]);
   const svg = draw('svg', { viewBox: `0 0 ${width} ${height}`, width: '100%', class: 'forest' });
-  for (const tick of ticks(...extent, 4)) {
+  const marks = ticks(...extent, 4);
+  for (const tick of marks.length > 1 ? marks : ticks(...extent, 8)) {
     const x = toX(tick);
     draw('line', { class: 'grid', x1: x, x2: x, y1: 22, y2: height - 28 }, svg);
     draw('text', { x, y: height - 12, 'text-anchor': 'middle' }, svg, brief(tick));

@@ -20,36 +20,42 @@ const kinds = (free) => ['settled', 'provisional', 'fresh'].filter((kind) => fre
 export function lead(free) {
   const kind = kinds(free)[0];
   const { headline, verdict, episodes, shares } = free[kind];
-  const fresh = shares.fresh ? `, ${percent(shares.fresh)} from fresh ones` : '';
-  const data = kind === 'fresh' ? `${episodes} fresh episodes` : `from ${episodes} episodes of the training${fresh}`;
-  return { headline, verdict, data: `${kind}, ${data}` };
+  const fresh = shares.fresh ? ` and fresh ones, which have ${percent(shares.fresh)} of the weight` : '';
+  const data = kind === 'fresh' ? `${episodes} fresh episodes` : `${kind}, from ${episodes} episodes of the training${fresh}`;
+  return { headline, verdict, data };
 }
 
 /** Return the cards; `choose` is called with the step of a policy that was clicked. */
 export function freeCards(free, record, choose) {
   const first = free[kinds(free)[0]];
+  const played = first === free.fresh;  // nothing else counts
   return [
     card('free', 'What this policy is worth', '', values(free, first)),
     card('trust', 'How far to trust it', '', trust(free, record)),
-    Object.keys(first.shares).length > 0 && card('ways', 'What the value rests on',
+    !played && Object.keys(first.shares).length > 0 && card('ways', 'What the value rests on',
       'the share of each method: the more certain it is, the more it counts', ways(first.shares)),
     record?.best.length > 0 && card('best', 'The best policies so far', bestNote(record),
-      best(record.best, choose)),
+      best(record.best, choose, played)),
   ].filter(Boolean);
 }
 
 function values(free, first) {
+  const level = `${+(100 * first.level).toPrecision(6)} %`;
+  if (first === free.fresh) {
+    return make('div', {}, intervals([{ ...first, name: NAMES.fresh, cells: [] }], { heads: [], truth: null, best: '' }),
+      make('p', { class: 'quiet' }, `${level} interval of the mean.`));
+  }
   const rows = kinds(free).map((kind) => ({
     ...free[kind], name: NAMES[kind], cells: [free[kind].fresh_episodes === null ? '' : brief(free[kind].fresh_episodes, 2)],
   }));
   return make('div', {}, intervals(rows, { heads: ['fresh episodes'], truth: null, best: rows[0].name, cell: 88 }),
-    make('p', { class: 'quiet' }, `${+(100 * first.level).toPrecision(6)} % intervals; the column says about how many fresh episodes would be as accurate.`));
+    make('p', { class: 'quiet' }, `${level} intervals; the column says about how many fresh episodes would be as accurate.`));
 }
 
 function trust(free, record) {
   const items = kinds(free).map((kind) => make('li', {},
     make('div', { class: 'who' }, badge(free[kind].verdict), make('b', {}, NAMES[kind])),
-    make('div', {}, sentence(MEANINGS[kind])), ...advice(kind, free[kind])));
+    make('div', {}, sentence(MEANINGS[kind])), ...advice(kind, free[kind], free)));
   const said = [];
   if (record?.settled) {
     said.push(record.settled === 1
@@ -61,9 +67,11 @@ function trust(free, record) {
     ...said.map((line) => make('p', { class: 'quiet' }, line)));
 }
 
-function advice(kind, { verdict }) {
+function advice(kind, { verdict }, free) {
   if (verdict === 'green' || kind === 'settled') return [];
-  const words = kind === 'fresh' ? 'play more of them' : 'it settles if the training goes on for a few rollouts; or play fresh episodes (eval_env)';
+  const play = free.fresh ? 'play more fresh episodes' : 'play fresh episodes (eval_env)';
+  const words = kind === 'fresh' ? 'play 10 of them or more'
+    : `it settles if the training goes on for a few rollouts; or ${play}`;
   return [make('div', { class: 'advice' }, `→ ${sentence(words)}`)];
 }
 
@@ -85,10 +93,11 @@ function ways(shares) {
 
 const bestNote = ({ policies }) => `by the lower end of the interval, out of ${policies}; click one to look at it`;
 
-function best(rows, choose) {
+function best(rows, choose, played) {
+  const word = (row) => (row.settled ? 'settled' : played ? 'fresh' : 'provisional');
   const svg = intervals(rows.map((row) => ({
-    ...row, name: `step ${row.step.toLocaleString('en')}`, verdict: row.settled ? 'settled' : 'provisional',
-    cells: [row.settled ? 'settled' : 'provisional'],
+    ...row, name: `step ${row.step.toLocaleString('en')}`, verdict: row.settled || played ? 'settled' : 'provisional',
+    cells: [word(row)],
   })), { heads: [''], truth: null, best: '', cell: 84 });
   svg.querySelectorAll('.row').forEach((row, k) => row.addEventListener('click', () => choose(rows[k].step)));
   return svg;

@@ -403,7 +403,7 @@ function lines() {
     const data = state.data[run.name];
     if (!data) continue;
     const faint = !bright.has(run.name);
-    const first = main.find((name) => data.series[name]?.step.length);
+    const first = [...main, 'fresh'].find((name) => data.series[name]?.step.length);
     const verdicts = new Map((data.numbers.verdict?.step ?? [])
       .map((step, k) => [step, data.numbers.verdict.value[k]]));
     const all = { ...data.series, ...data.returns };
@@ -417,6 +417,7 @@ function lines() {
       const line = {
         run: run.name, called: called.get(run.name), name, label: LABELS[name] ?? name, kind: kind(name),
         colour: colour(run.name, name), points, strong: run.name === state.run || !several, faint,
+        alone: first === 'fresh',  // nothing else tells the value of its policies
       };
       if (line.kind === 'estimate') {
         const index = several ? estimates.indexOf(name)
@@ -456,8 +457,10 @@ function drawKey(shown) {
     const kinds = new Map(bright.map((line) => [`${line.kind}${line.dash ?? ''}`, line]));
     for (const line of kinds.values()) parts.push(sample({ ...line, colour: 'var(--ink)' }, line.label));
   }
-  parts.push(make('span', { class: 'verdicts' }, 'verdict: ',
-    ...['green', 'amber', 'red'].map((colour) => make('span', {}, make('i', { class: `point ${colour}` }), colour))));
+  if (shown.some((line) => line.points.some((p) => defined(p.verdict)))) {
+    parts.push(make('span', { class: 'verdicts' }, 'verdict: ',
+      ...['green', 'amber', 'red'].map((colour) => make('span', {}, make('i', { class: `point ${colour}` }), colour))));
+  }
   if (crowded()) {
     parts.push(sample({ kind: 'estimate', colour: 'var(--faint)' },
       `${shownRuns().length - coloured().length} other runs: click a name to look at one, its square to colour it`));
@@ -478,7 +481,7 @@ function drawDetails() {
   const { free, evaluation } = subject();
   const { record, ranking } = state.details ?? {};
   const made = [...(free ? freeCards(free, record, (step) => choose(state.run, step)) : []),
-    ...cards(evaluation, ranking)];
+    ...cards(evaluation, ranking, free)];
   if (!made.length) {
     made.push(make('p', { class: 'quiet' },
       'This run has no details of its evaluations: write them with EvaluationWriter, FreeWriter or OPECallback.'));

@@ -29,7 +29,7 @@ export function trainingChart(host, lines, { selected, select, bands }) {
   mark(svg, selected, chart);
   const plot = draw('g', { 'clip-path': clip }, svg);
   for (const line of drawn) if (line.kind !== 'fresh' && bands(line)) band(plot, line, toY);
-  for (const line of drawn) if (line.kind !== 'fresh') stroke(plot, line);
+  for (const line of drawn) if (line.kind !== 'fresh' || line.alone) stroke(plot, line);
   const marks = draw('g', { 'clip-path': clip }, svg);
   for (const line of drawn) {
     if (line.kind === 'fresh') whiskers(marks, line, toY);
