@@ -90,7 +90,7 @@ class PropensityReport:
 
     @property
     def _said(self) -> str:
-        """What the alarm about all policies together rests on: their sum, or their squares."""
+        """Name what the alarm about all policies together rests on: their sum, or their squares."""
         if abs(self.pooled) >= np.sqrt(2 * np.log(2 * _TESTS / _FALSE_ALARM)):
             return f"Z = {self.pooled:.1f}"
         z = self.calibration[np.isfinite(self.calibration)]
