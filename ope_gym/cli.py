@@ -421,8 +421,12 @@ def _contender(word: str, flag: str, source: Source) -> Target:
     if ":" in word:
         return imported(f"--{flag}", word)()
     size = len(source.policies)
-    named = {"last": size - 1, "previous": size - 2}
-    number = named.get(word, int(word) if word.isdigit() else -1)
+    latest = list(source.owners[-1][1]) if source.owners else []
+    order = [
+        k for k in range(size) if k not in latest
+    ] + latest  # those of the last file at the end
+    named = {"last": order[-1:], "previous": order[-2:-1]}
+    number = next(iter(named.get(word, [int(word)] if word.isdigit() else [])), -1)
     if not 0 <= number < size:
         raise ValueError(
             f"--{flag} {word}: the files hold {text.count(size, 'policy', 'policies')}; give the "

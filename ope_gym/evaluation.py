@@ -25,7 +25,7 @@ import numpy as np
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, one_blas_thread, step_numbers
-from ope_gym.data.checks import copied_episodes
+from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
@@ -463,15 +463,15 @@ class Evaluator:
         return self._roster.known if self._data is None else self._data.has_propensities
 
     @cached_property
-    def _said_of_copies(self) -> str:
+    def _said_of_repeats(self) -> str:
         """Say what episodes that were recorded twice do to errors; empty if there are none."""
-        copies = 0 if self._data is None else copied_episodes(self._data)
-        if not copies:
+        repeated = 0 if self._data is None else repeated_episodes(self._data)
+        if not repeated:
             return ""
         return (
-            f"at least {copies:,} of {len(self._roster):,} episodes are exact copies of others, "
-            "as if a seeded script had been run twice with one file: errors and intervals are too "
-            "small"
+            f"at least {repeated:,} of {len(self._roster):,} episodes repeat earlier ones exactly, "
+            "as if a seeded script had been run again with the same file: errors and intervals are "
+            "too small"
         )
 
     @property
@@ -842,7 +842,7 @@ class Evaluator:
         )
         roster, alarms = self._roster, report.unfit if estimated else report.notes
         doubt = _ESTIMATED if estimated else "" if self._has_propensities else _UNKNOWN
-        doubts = tuple(text for text in (self._said_of_copies, doubt) if text)
+        doubts = tuple(text for text in (self._said_of_repeats, doubt) if text)
         return Known(
             sample,
             self._behaviours.ids,

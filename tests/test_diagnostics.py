@@ -6,12 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import scipy.stats
 
 from ope_gym import Weighting, evaluate, evaluate_log_probs
-from ope_gym.data.checks import copied_episodes
+from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.diagnostics import (
@@ -21,12 +22,13 @@ from ope_gym.inference.diagnostics import (
     judge,
     pareto_k,
 )
-from ope_gym.policies import DiagonalGaussian, UnknownPolicy
+from ope_gym.policies import DiagonalGaussian, LinearSigmoid, UnknownPolicy
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
 from tests.reference import Data
+from wrappers import RecordTrajectories, collect
 
 
 def by_weights() -> Data:
@@ -448,59 +450,98 @@ def test_without_propensities_nothing_is_green() -> None:
     assert any("nobody recorded how likely" in reason for reason in got.reasons)
 
 
-def test_episodes_that_were_recorded_twice_are_noticed() -> None:
-    data = seen(np.random.default_rng(4), 60, 30)
-    assert copied_episodes(data) == 0
-    assert copied_episodes(data.select(episodes=[0])) == 0
-    assert copied_episodes(data.merge(data)) == 60
-    assert copied_episodes(data.merge(data, data)) == 120
-    target = DiagonalGaussian(np.zeros((1, 1)), np.zeros(1), np.zeros(1))
-    got = evaluate(data.merge(data), target, "NFIS", origin="fixed")
-    assert got["NFIS"].verdict.colour == "amber"
-    assert "at least 60 of 120 episodes are exact copies" in str(got["NFIS"].verdict)
+@pytest.mark.parametrize(
+    ("n", "steps", "sure"), [(100, 50, 0.99), (1_000, 20, 0.5), (60, 1, 0.5), (20_000, 2, 0.5)]
+)
+def test_episodes_that_were_recorded_twice_are_noticed(n: int, steps: int, sure: float) -> None:
+    data = seen(np.random.default_rng(4), n, steps, sure)
+    assert repeated_episodes(data) == 0
+    assert repeated_episodes(data.select(episodes=[0])) == 0
+    assert repeated_episodes(data.select(episodes=[])) == 0
+    assert repeated_episodes(data.merge(data)) == n
+    longer = data.merge(data, data)
+    assert repeated_episodes(longer) == 2 * n
+    assert repeated_episodes(longer.select(episodes=slice(None, None, 2))) >= n // 2 - 1
+    permuted = np.random.default_rng(0).permutation(2 * n)
+    assert repeated_episodes(data.merge(data).select(episodes=permuted)) == 0
+
+
+def test_repeated_episodes_are_said_and_never_green() -> None:
+    data = seen(np.random.default_rng(4), 200, 1, 0.5)
+    target = Always(np.log([0.4, 0.6]))
+    once, twice = (
+        evaluate(x, target, "NFIS", origin="fixed")["NFIS"].verdict
+        for x in (data, data.merge(data))
+    )
+    assert (once.colour, twice.colour) == ("green", "amber")
+    assert "at least 200 of 400 episodes repeat earlier ones exactly" in str(twice)
 
 
 @pytest.mark.parametrize("what", ["observations", "actions", "rewards"])
 def test_episodes_that_differ_in_one_step_are_no_copies(what: str) -> None:
-    data = seen(np.random.default_rng(4), 60, 30)
+    data = seen(np.random.default_rng(4), 60, 30, 0.5)
     column = np.array(getattr(data, what))
-    column[::30] += 1e-9  # the first step of each, so that the last ones, and sums, may agree
-    column[1::30] -= 1e-9 if what == "rewards" else 0.0
-    assert copied_episodes(data.merge(_with(data, what, column))) == 0
+    column[::30] += 1  # the first step of each, so that the last ones, and sums, may agree
+    column[1::30] -= 1 if what == "rewards" else 0
+    changed: dict[str, Any] = {what: column}
+    if what == "actions":
+        changed = {"actions": np.where(np.arange(1_800) % 30 == 0, 1 - data.actions, data.actions)}
+    assert repeated_episodes(data.merge(dataclasses.replace(data, **changed))) == 0
 
 
-def _with(data: Trajectories, name: str, column: Any) -> Trajectories:
-    changed: dict[str, Any] = {name: column}
-    return dataclasses.replace(data, **changed)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["prices", "clipped", "rare", "fixed start"])
+def test_episodes_that_are_alike_by_chance_are_no_copies(kind: str, seed: int) -> None:
+    """Few contexts, few prices, few outcomes: episodes that recur, but in no order."""
+    rng, n = np.random.default_rng(seed), 300
+    contexts = rng.integers(3, size=n).astype(float)
+    rewards = (rng.random(n) < 0.3).astype(float)
+    actions = rng.choice([9.99, 14.99, 19.99], size=n)
+    if kind == "clipped":
+        actions = np.clip(rng.normal(size=n), -1.0, 1.0)
+    elif kind == "rare":
+        rewards = (rng.random(n) < 0.02).astype(float)
+    elif kind == "fixed start":
+        contexts, actions, rewards = np.zeros(n), np.zeros(n), np.ones(n)
+    data = Trajectories.from_arrays(
+        contexts[:, None],
+        actions[:, None],
+        rewards,
+        np.full(n, -1.0),
+        offsets=np.arange(n + 1),
+        policies=[LogProbOnly(lambda seen, acted: np.full(len(acted), -1.0))],
+        terminated=True,
+    )
+    assert repeated_episodes(data) == 0
 
 
-def test_discrete_episodes_may_be_alike_by_chance() -> None:
-    """Two actions of probability 1/2 in an environment without chance: short episodes recur."""
-    for steps, copies in ((3, 0), (60, 50)):
-        data = Trajectories.from_arrays(
-            np.tile(np.arange(steps), 100),
-            np.tile(np.random.default_rng(0).integers(2, size=(50, steps)).ravel(), 2),
-            np.ones(100 * steps),
-            np.full(100 * steps, math.log(0.5)),
-            offsets=np.arange(101) * steps,
-            policies=[Table(np.full((steps, 2), 0.5))],
-            terminated=True,
-        )
-        assert copied_episodes(data) == copies
+class Always:
+    """The same probabilities whatever is observed."""
+
+    def __init__(self, logs: Any) -> None:
+        self.logs = np.asarray(logs)
+
+    def probs(self, observations: Any) -> Any:
+        return np.tile(np.exp(self.logs), (len(observations), 1))
+
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        return self.logs[actions]
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+        return (rng.random(len(observations)) > np.exp(self.logs[0])).astype(np.int64)
 
 
-def seen(rng: np.random.Generator, n: int, steps: int) -> Trajectories:
-    """Return episodes with continuous observations and actions."""
-    policy = DiagonalGaussian(np.array([[0.3]]), np.zeros(1), np.zeros(1))
-    x = rng.normal(size=(n * steps, 1))
-    actions = policy.sample(x, rng)
+def seen(rng: np.random.Generator, n: int, steps: int, sure: float) -> Trajectories:
+    """Return episodes with real observations; one action has probability `sure`."""
+    logs = np.log([sure, 1.0 - sure])
+    actions = (rng.random(n * steps) > sure).astype(np.int64)
     return Trajectories.from_arrays(
-        x,
+        rng.normal(size=(n * steps, 2)),
         actions,
-        rng.normal(size=n * steps),
-        policy.log_prob(x, actions),
+        rng.integers(2, size=n * steps).astype(float),
+        logs[actions],
         offsets=np.arange(n + 1) * steps,
-        policies=[policy],
+        policies=[Always(logs)],
         terminated=True,
     )
 
@@ -547,9 +588,52 @@ def test_advice_names_nobody_who_cannot_help() -> None:
     assert got.advice == ("collect about 18 episodes with the target policy itself",)
 
 
-def test_an_interval_of_all_that_can_be_tells_nothing() -> None:
-    assert "tell nothing" in str(verdict(diagnostics(), unlimited=True))
-    assert verdict(diagnostics(), unlimited=True).colour == "red"
+def test_what_is_no_better_than_a_guess_is_red() -> None:
+    assert verdict(diagnostics(), error=0.99, guess=1.0).colour == "green"
+    guessed = verdict(diagnostics(), error=1.0, guess=1.0)
+    assert guessed.colour == "red"
+    assert "no more accurate than a guess between the worst and the best" in str(guessed)
+
+
+def test_a_model_that_never_saw_the_target_is_a_guess() -> None:
+    """All episodes of CartPole end at the limit, under a policy that is certain everywhere."""
+
+    class Certain(LinearSigmoid):
+        def probs(self, observations: Any) -> Any:
+            return np.eye(2)[super().probs(observations).argmax(axis=1)]
+
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            with np.errstate(divide="ignore"):
+                return np.log(self.probs(observations)[np.arange(len(actions)), actions])
+
+        def sample(self, observations: Any, rng: np.random.Generator) -> Any:
+            return self.probs(observations).argmax(axis=1)
+
+    env = RecordTrajectories(gym.make("CartPole-v1"))
+    rng = np.random.default_rng(0)
+    collect(env, Certain(np.array([0.1, 0.5, 2.0, 2.0])), 20, rng, seed=1)
+    target = Certain(np.array([0.0, 0.2, 1.0, 1.0]))
+    got = evaluate(env, target, ["DM"], origin="fixed")["DM"]
+    assert math.isnan(got.fresh_episodes)
+    assert got.standard_error > 500.0 / math.sqrt(12.0)
+    assert got.verdict.reasons[0].startswith("no more accurate than a guess")
+
+
+def test_advice_where_the_target_does_what_nobody_did() -> None:
+    """Twenty long episodes of one action, and a target that takes the other."""
+    rng, n, steps = np.random.default_rng(2), 20, 60
+    data = Trajectories.from_arrays(
+        rng.normal(size=(n * steps, 2)),
+        np.zeros(n * steps, dtype=np.int64),
+        np.tile(np.append(np.ones(steps - 1), 0.0), n),
+        np.zeros(n * steps),
+        offsets=np.arange(n + 1) * steps,
+        policies=[Always(np.array([0.0, -np.inf]))],
+        terminated=True,
+    )
+    target = Always(np.array([-np.inf, 0.0]))
+    got = evaluate(data, target, ["DM"], q_model="linear", origin="fixed")["DM"]
+    assert got.verdict.advice == ("collect about 20 episodes with the target policy itself",)
 
 
 def test_forty_episodes_are_not_said_to_lack_any() -> None:

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 import ope_gym
 from ope_gym.analysis.duel import Duel, Rules, play_episode
 from ope_gym.analysis.duel_prior import Control, bounded_sums
-from ope_gym.cli import main
+from ope_gym.cli import _contender, main
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.rounds import SHARES, Rounds, fewest_episodes, weight_moments
 from ope_gym.inference.sequences import CAP, LEAN, Assumed, Prior, bet_sizes, expected_bets
 from ope_gym.policies import DiagonalGaussian, Uniform
+from ope_gym.scale.sources import open_source
+from ope_gym.scale.workers import Workers
 from tests import small_mdps
 from tests.builders import Table, buffer_of
 
@@ -688,6 +690,20 @@ def test_gate_has_exit_codes(
     assert words in printed.out + printed.err
     if code < 3:
         assert json.loads(told.read_text())["rules"]["bounds"] == [0.0, 2.0]
+
+
+def test_the_last_policy_of_a_gate_is_that_of_the_last_file(tmp_path: Path) -> None:
+    data = recorded_coins()
+    for name, kept in (("first", slice(None)), ("second", slice(1))):
+        few = data.select(policies=range(len(data.policies))[kept])
+        dataclasses.replace(few, policies=data.policies[kept]).save(tmp_path / name)
+    source = open_source([tmp_path / "first", tmp_path / "second"], None, 1 << 17, Workers())
+    assert len(source.policies) == len(data.policies) >= 2
+    assert _contender("last", "new", source) == source.number("last") == 0
+    assert _contender("previous", "old", source) == len(data.policies) - 1
+    alone = open_source(tmp_path / "first", None, 1 << 17, Workers())
+    assert _contender("last", "new", alone) == len(data.policies) - 1
+    assert _contender("previous", "old", alone) == len(data.policies) - 2
 
 
 def test_gate_of_one_policy_and_its_stop(

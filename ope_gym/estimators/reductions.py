@@ -82,7 +82,7 @@ class Weighted:
     whole: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     episodes: Any = None
     kept: dict[Any, Any] = field(default_factory=dict)
-    last_clipped: dict[tuple[str, Clip], FloatArray] = field(default_factory=dict)
+    last_clipped: dict[tuple[str, Clip], FloatArray] = field(default_factory=dict, init=False)
 
     def once(self, name: Any, make: Callable[[], T]) -> T:
         """Return what `make` does of numbers that do not depend on the target, made once."""

@@ -126,7 +126,6 @@ def conclude(
     interval = with_bias(kind.interval(evidence, level), computed.value, computed.bias)
     alarms, cautions = _reasons(computed, known, scheme, replicates)
     unseen = lost = (0.0, 0.0)
-    unlimited = False
     if computed.bets is not None:
         if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
             cautions.append(_BETTING)
@@ -142,8 +141,7 @@ def conclude(
         shifted = known.outcomes.shifted(interval, missing)
         moved = interval.low - shifted.low, shifted.high - interval.high
         lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
-        interval, (worst, best) = known.outcomes.cut(shifted), known.outcomes.allowed
-        unlimited = worst < best and interval.low <= worst and interval.high >= best
+        interval = known.outcomes.cut(shifted)
     ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
     fresh = ratio * ratio  # the power would raise an error where this is infinite
     findings = Findings(
@@ -156,7 +154,7 @@ def conclude(
         sample.regime == "in-sample" and not known.held_out,
         computed.freedom if computed.by_model else None,
         known.certain and bool(scheme),
-        unlimited=unlimited,
+        guess=_guess(known.outcomes.allowed),
         unsupported=_unsupported(known, scheme),
     )
     return Estimate(
@@ -286,8 +284,16 @@ def _reasons(
     return alarms, cautions
 
 
+def _guess(allowed: tuple[float, float] | None) -> float:
+    """Return the standard error of a value drawn evenly from those that the rewards allow."""
+    return np.inf if allowed is None else (allowed[1] - allowed[0]) / np.sqrt(12.0) or np.inf
+
+
 def _unsupported(known: Known, scheme: str) -> bool:
-    """Tell whether the target takes actions that no recorded policy takes, and not just rarely."""
+    """Tell whether the target takes actions that no recorded policy takes.
+
+    Where there are weights that say how often, rare ones do not count.
+    """
     missing = known.missing.get(scheme or "fused")
     return known.support.get("fused", 0) > 0 if missing is None else missing > NOTED_LOSS
 

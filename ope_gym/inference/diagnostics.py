@@ -217,7 +217,7 @@ class Findings:
             weights; None where it rests on the weights.
         certain: whether the target is deterministic, and the estimate has weights.
         value_alone: whether no error was asked for.
-        unlimited: whether the interval holds all values that the recorded rewards allow.
+        guess: standard error of a value drawn evenly from those that the recorded rewards allow.
         unsupported: whether the target takes actions that no recorded policy takes.
     """
 
@@ -231,7 +231,7 @@ class Findings:
     effective: float | None = None
     certain: bool = False
     value_alone: bool = False
-    unlimited: bool = False
+    guess: float = np.inf
     unsupported: bool = False
 
 
@@ -341,10 +341,10 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
         scarce.append(
             f"no more accurate than {findings.fresh_episodes:.1f} fresh episodes: too few to use"
         )
-    if findings.unlimited and not scarce:
+    if findings.error >= findings.guess and not scarce:
         scarce.append(
-            "the interval holds every value that the recorded rewards allow: the episodes tell "
-            "nothing about this policy"
+            "no more accurate than a guess between the worst and the best return that the recorded "
+            "rewards allow"
         )
     if np.isinf(findings.error):
         scarce.append("the squares of the rewards overflow: divide all rewards by one number")
@@ -377,8 +377,9 @@ def _scarcity(d: Diagnostics, findings: Findings, trajectories: int) -> tuple[li
 
 def _counting(ess: float, trajectories: int, step: int) -> str:
     """Say how many episodes are left in effect."""
-    near = ess < AMBER_ESS or ess >= GREEN_ESS - 0.5  # "40; 40 would be enough"
-    size = f"{ess:.1f}" if near else f"{ess:.0f}"
+    size = f"{ess:.1f}" if ess < AMBER_ESS else f"{ess:.0f}"
+    if GREEN_ESS - 0.5 <= ess < GREEN_ESS:  # not "40; 40 would be enough"
+        size = f"{np.floor(10 * ess) / 10:.1f}"
     if ess > 0.9 * trajectories and trajectories < GREEN_ESS:
         return f"there are only {_episodes(trajectories)}"
     return f"the effective sample size falls to {size} of {trajectories:,} episodes at step {step}"

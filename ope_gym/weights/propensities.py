@@ -93,7 +93,7 @@ class PropensityReport:
         """Name what the alarm about all policies together rests on: their sum, or their squares."""
         if abs(self.pooled) >= np.sqrt(2 * np.log(2 * _TESTS / _FALSE_ALARM)):
             return f"Z = {self.pooled:.1f}"
-        z = self.calibration[np.isfinite(self.calibration)]
+        z = self.calibration[np.isfinite(self.calibration) & (self.calibration != 0.0)]
         return f"Z² of a policy is {np.mean(z**2):.1f} on average, not about 1"
 
     @property

@@ -259,7 +259,7 @@ class OPECallback(EventCallback):
         recorded = self._record_training and not changing
         played = self._eval_env is not None and not missing and not self._deterministic
         if self._file is not None and not (recorded or played):
-            instead = "" if missing else ", or deterministic=True"
+            instead = "" if missing else ", or leave deterministic=True out"
             if not missing and self._eval_env is None:
                 instead = ", or give an eval_env"
             raise ValueError(
