@@ -73,7 +73,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "default": 1,
         "help": "number of threads for files that are read in blocks; of processes where policies "
-        "are of your own classes",
+        "are of your own classes, and for a q model of millions of steps",
     },
     "ray": {
         "nargs": "?",

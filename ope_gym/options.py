@@ -89,7 +89,8 @@ class Compute:
 
     Args:
         workers: how many blocks of files are evaluated at once on this machine, in threads; in
-            processes where code of your own takes part, such as policies of your own classes.
+            processes where code of your own takes part, such as policies of your own classes, and
+            for a q model of millions of steps.
         ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
             must have the same paths on all nodes.
         block_steps: about how many steps of files to hold in memory at once. Files with no more

@@ -34,6 +34,7 @@ from ope_gym import (
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
+from ope_gym.scale import passes
 from ope_gym.scale.passes import Item
 from ope_gym.scale.ray import connected
 from ope_gym.scale.sources import open_source
@@ -469,11 +470,13 @@ def _own_features(batch: Any) -> Any:
 
 
 @pytest.mark.usefixtures("shared_crew")
-@pytest.mark.parametrize("own", ["nothing", "policy", "features", "function"])
-def test_code_of_a_user_is_run_in_processes(
+@pytest.mark.parametrize("own", ["nothing", "policy", "features", "function", "many steps"])
+def test_code_of_a_user_and_many_steps_with_a_q_model_take_processes(
     own: str, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may hold the interpreter's lock, or change something as it runs."""
+    """Such code may hold the interpreter's lock, or change something as it runs."""
+    if own == "many steps":
+        monkeypatch.setattr(passes, "_WORTH_STARTING", 1)
     sent: list[tuple[str, Any]] = []
     for pool in (LocalThreads, LocalProcesses):
         send = pool.send
