@@ -642,7 +642,7 @@ def test_a_file_that_would_stay_empty_is_refused_with_what_helps(tmp_path: Path)
     with pytest.raises(ValueError, match=r"record_training=False, .* or give an eval_env$"):
         ppo(envs("CartPole-v1")).learn(10, callback=ope)
     ope = OPECallback(envs("CartPole-v1"), path=path, deterministic=True, record_training=False)
-    with pytest.raises(ValueError, match=r"Leave path out, or deterministic=True$"):
+    with pytest.raises(ValueError, match=r"Leave path out, or leave deterministic=True out$"):
         ppo(envs("CartPole-v1")).learn(10, callback=ope)
 
 
