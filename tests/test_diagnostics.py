@@ -466,6 +466,18 @@ def test_episodes_that_were_recorded_twice_are_noticed(n: int, steps: int, sure:
     assert repeated_episodes(data.merge(data).select(episodes=permuted)) == 0
 
 
+@pytest.mark.parametrize("huge", [1e308, np.inf])
+def test_huge_observations_do_not_disturb_the_search_for_repeats(huge: float) -> None:
+    """The 20 episodes that end in ordinary observations are found."""
+    data = seen(np.random.default_rng(4), 60, 5, 0.5)
+    observations = np.array(data.observations)
+    observations[4::10] = [huge, huge]
+    observations[9::30] = [huge, -huge]
+    changed = dataclasses.replace(data, observations=observations)
+    assert repeated_episodes(changed) == 0
+    assert repeated_episodes(changed.merge(changed)) >= 20
+
+
 def test_repeated_episodes_are_said_and_never_green() -> None:
     data = seen(np.random.default_rng(4), 200, 1, 0.5)
     target = Always(np.log([0.4, 0.6]))

@@ -194,6 +194,7 @@ def _check_acting(data: Columns, first: int) -> None:
 # Columns with a row a step -------------------------------------------------------------------
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def repeated_episodes(data: Columns) -> int:
     """Return how many episodes repeat earlier ones, as if a recording had been made again.
 
@@ -215,10 +216,10 @@ def repeated_episodes(data: Columns) -> int:
     order = some[np.argsort(key[some], kind="stable")]
     same = key[order[1:]] == key[order[:-1]]
     later, lags = order[1:][same], (order[1:] - order[:-1])[same]
-    found, counts = np.unique(lags[lags >= _REPEATED], return_counts=True)
-    if not found.size or counts.max() < max(_REPEATED, lags.size / 4):
+    distances, counts = np.unique(lags[lags >= _REPEATED], return_counts=True)
+    if not distances.size or counts.max() < max(_REPEATED, lags.size / 4):
         return 0
-    lag = int(found[counts.argmax()])
+    lag = int(distances[counts.argmax()])
     pairs = [(i, i - lag) for i in later[lags == lag].tolist()]
     repeated = sum(_steps_of(data, i) == _steps_of(data, j) for i, j in pairs)
     return repeated if repeated >= _REPEATED else 0
