@@ -18,9 +18,9 @@ HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pa
 HEAVY |= {"pyarrow", "polars"}
 
 # Room by room: what a file there may import of ope_gym, beside its own room.
-FLOOR = {"arrays", "kernels", "batches", "keywords"}
+FLOOR = {"arrays", "kernels", "batches", "keywords", "verdict"}
 STORED = FLOOR | {"policies", "data"}
-SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference"}
+SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference", "verdict"}
 WEIGHED = STORED | {"options", "weights", "models"}
 MAY_IMPORT = {
     "arrays": {"kernels"},
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "kernels": {"compiling"},
     "batches": set(),
     "keywords": set(),
+    "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
     "options": {"arrays", "keywords", "estimators", "inference"},
@@ -47,7 +48,7 @@ MAY_IMPORT = {
 EVERYTHING = {"__init__", "__main__", "cli", "flags"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
-RECORDS = {"arrays", "batches", "keywords", "data", "policies"}
+RECORDS = {"arrays", "batches", "keywords", "data", "policies", "verdict"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},
