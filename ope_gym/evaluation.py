@@ -29,7 +29,7 @@ from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Weighted, discounts
+from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.run import Reduce, aim, ask, merge_all, reduce_chunk, run, together
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
@@ -85,11 +85,9 @@ from ope_gym.scale.spool import scratch_folder
 from ope_gym.scale.workers import Workers, start_workers
 from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.behaviours import behaviours_of, redrawn
-from ope_gym.weights.formula import path_log_probs
 from ope_gym.weights.mixtures import groups_of
 from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights
-from ope_gym.weights.scores import Scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -514,9 +512,7 @@ class Evaluator:
         if self._roster.horizon == 1 and hasattr(target, "probs"):
             yield "one step"
         if not self._parted and self._behaviours.available:
-            yield "path probabilities"
             yield "rounds"
-            yield "scores"
 
     def _require(self, names: Sequence[str], model: object) -> None:
         """Raise for estimators that these data, or these options, cannot give."""
@@ -547,7 +543,7 @@ class Evaluator:
                     "Compute(block_steps=...)"
                 )
             refuse_betting(name, self.options.kind)
-            if self._parted and c.whole in ("path probabilities", "scores", "rounds"):
+            if self._parted and c.whole == "rounds":
                 raise ValueError(
                     f"estimators has {name!r}, which needs the probabilities of all episodes under "
                     f"all {self._groups.size:,} behaviours, but mixtures are of at most "
@@ -683,9 +679,7 @@ class Evaluator:
         """Weigh the episodes in memory for one target."""
         chunk = job.weigh(held.answers, self._behaviours.ids, 0, held.baseline, self._shared)
         makers = {
-            "path probabilities": lambda: self._path_log_probs,
             "rounds": lambda: self._rounds(chunk, held.model, held.answers),
-            "scores": lambda: self._scores,
             "one step": lambda: one_step(chunk.episodes.data, held.answers.target),
         }
         return dataclasses.replace(chunk, whole=makers)
@@ -752,19 +746,6 @@ class Evaluator:
             return [r.total(parts) for r, parts in zip(requests, merged, strict=True)]
 
         return reduce
-
-    @cached_property
-    def _path_log_probs(self) -> FloatArray:
-        """(n, K) log-probabilities of whole episodes."""
-        assert self._data is not None
-        return path_log_probs(self._behaviours.rows(self._data), self._data.offsets)
-
-    @cached_property
-    def _scores(self) -> Scores:
-        """The scores of the behaviours, which do not depend on the target."""
-        assert self._data is not None
-        discount = discounts(self.options.gamma, self._roster.longest)
-        return Scores(self._data, self._behaviours, discount[step_numbers(self._data.offsets)])
 
     def _rounds(
         self, chunk: Weighted, model: QModel | Baseline | None, answers: Answers

@@ -44,7 +44,7 @@ from ope_gym.options import (
     refuse_betting,
 )
 from ope_gym.results import Evaluation
-from ope_gym.weights.formula import log_weights, path_log_probs
+from ope_gym.weights.formula import log_weights
 from ope_gym.weights.propensities import StepRatios
 from ope_gym.weights.reward_model import check_reward_model
 
@@ -131,11 +131,10 @@ def evaluate_log_probs(
         baseline is not None,
         options.kind.name == "betting",
         observations=False,
-        whole=frozenset({"path probabilities"}),
     )
     names = offer.choose(estimator_names(estimators))
     for name in names:
-        if ESTIMATORS[name].whole in ("scores", "rounds", "one step"):
+        if ESTIMATORS[name].whole:
             raise ValueError(
                 f"estimators has {name!r}, which needs observations and policies: use "
                 "evaluate(episodes, target)"
@@ -166,12 +165,7 @@ def evaluate_log_probs(
         density=density,
         reward_model=model if isinstance(model, tuple) else None,
     )
-    chunk = Weighted(
-        offsets,
-        rewards,
-        log_w,
-        whole={"path probabilities": lambda: path_log_probs(rows, offsets)},
-    )
+    chunk = Weighted(offsets, rewards, log_w)
     if baseline is not None:
         q, v = (check_column(x, "baseline", steps) for x in baseline)
         values = Baseline(q, v)

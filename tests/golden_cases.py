@@ -168,7 +168,7 @@ def grid_case() -> Results:
     }
     put_evaluation(out, "arrays/default", library.run_arrays(arrays, (*NAMED, "auto")))
     q, v = 1.0 + 0.1 * data.observations, 1.2 - 0.05 * data.observations
-    names = tuple(name for name in ALL if name not in ("ADR", "NFRIS", "MDR"))
+    names = tuple(name for name in ALL if name not in ("ADR", "MDR"))
     put_evaluation(
         out,
         "arrays/all",
@@ -192,7 +192,7 @@ def bandit_case() -> Results:
     data = make_data(recording, policies, **GRID_SPACES)
     put = _putting(out, "bandit", data, GRID_TARGET)
     put("default", (*MANY[:-1], "EA", "auto"))
-    put("held-out", ("EA", "NFIS", "FISCV"), held_out=True)
+    put("held-out", ("EA", "NFIS"), held_out=True)
     put("percentile", ("EA", "NFIS"), interval="percentile", **BOOTSTRAP)
     put("bca", ("EA", "NFIS"), interval="bca", **BOOTSTRAP)
     held_out = Grid(3, 5, 3, 1).record(11, tables, (30, 30, 40), held_out_every=1)
@@ -244,7 +244,7 @@ def many_case() -> Results:
     recording, policies = recorded_many()
     data = make_data(recording, policies, action_space=spaces.Discrete(2))
     put = _putting(out, "many", data, TARGET)
-    put("all", ("BIS", "NFIS", "FISCV", "auto"), mixture="all")
+    put("all", ("BIS", "NFIS", "auto"), mixture="all")
     names = ("NBIS", "FIS", "NFIS", "NFCIS", "OUIS", "NOUIS", "FWDR", "auto")
     put("mixture-8", names, mixture=8, q_model="linear")
     put("singles", ("BIS", "NFIS", "auto"), mixture=1)

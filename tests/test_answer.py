@@ -203,7 +203,7 @@ def test_groups_give_what_the_data_allow(made: Recorded) -> None:
     one_step = recorded(8, horizon=1)
     assert "EA" in evaluate(one_step.trajectories, one_step.target, "paper")
     arrays = evaluate_log_probs(*made.arrays, "all")
-    assert set(arrays) == {*PAPER, "auto", "FISCV"} - {"EA"}
+    assert set(arrays) == {*PAPER, "auto"} - {"EA"}
 
 
 def test_a_group_is_empty_of_what_cannot_be_had() -> None:

@@ -204,8 +204,8 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
     ("more", "message"),
     [
         (
-            ["--estimators", "FISCV", "--block-steps", "20"],
-            "'FISCV', which needs all episodes in memory",
+            ["--estimators", "ADR", "--block-steps", "20"],
+            "'ADR', which needs all episodes in memory",
         ),
         (["--q-model", "tabular", "--block-steps", "20"], "take a LinearQ, 'default' or None"),
         (["--interval", "betting"], "--interval betting: give --reward-range LOW HIGH, too"),

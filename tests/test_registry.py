@@ -166,7 +166,7 @@ def test_one_episode_or_none_is_told(name: str) -> None:
         ask(name, data, one.select(episodes=[]))
 
 
-WHOLE = ("EA", "FISCV", "DM", "MDR", "auto")
+WHOLE = ("EA", "DM", "MDR", "auto")
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1e-200])
@@ -174,8 +174,8 @@ WHOLE = ("EA", "FISCV", "DM", "MDR", "auto")
 def test_a_discount_that_forgets_leaves_the_first_step(name: str, gamma: float) -> None:
     """As if the first step of each episode were all that was recorded.
 
-    But for FISCV, whose controls are whole trajectories; such weigh the rounds of ADR, too; and for
-    MDR and what takes its error from it: they count recorded visits at all steps.
+    But for ADR, whose rounds are weighed by whole trajectories; and for MDR and what takes its
+    error from it: they count recorded visits at all steps.
     """
     data = data_for(name, 3)
     old = data.trajectories

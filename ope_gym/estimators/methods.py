@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 from ope_gym.estimators.adaptive import adaptive
 from ope_gym.estimators.auto import auto
-from ope_gym.estimators.control_variates import fused_with_controls
 from ope_gym.estimators.empirical_average import empirical_average
 from ope_gym.estimators.magic import magic
 from ope_gym.estimators.marginal import direct, mdr
 from ope_gym.estimators.reductions import Bets, Column
-from ope_gym.estimators.regression import regression
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.estimators.weighted import Setting, Steps, weighted
@@ -25,8 +23,6 @@ METHODS: dict[str, Callable[[Composition, Setting], Steps[Computed]]] = {
     "auto": auto,
     "magic": magic,
     "marginal": mdr,
-    "control variates": fused_with_controls,
-    "regression": regression,
     "adaptive": adaptive,
     "average": empirical_average,
 }

@@ -26,8 +26,8 @@ class Composition:
         normalised: each step's sum is divided by the sum of the weights instead of n.
         baseline: needs a q model; as a weighted sum it is doubly robust.
         method: how it is computed, a name in `ope_gym.estimators.methods.METHODS`.
-        whole: what it needs of all episodes at once, so that they must fit into memory: "path
-            probabilities", "scores", "rounds" or "one step"; empty if it is made of sums.
+        whole: what it needs of all episodes at once, so that they must fit into memory: "rounds"
+            or "one step"; empty if it is made of sums.
         use: when to use it, in a line.
     """
 
@@ -102,19 +102,6 @@ ESTIMATORS: dict[str, Composition] = {
         baseline=True,
         method="magic",
         use="to compare: a blend of DM and FWDR, better only where the q model is good",
-    ),
-    "FISCV": Composition(
-        "fused",
-        method="control variates",
-        whole="path probabilities",
-        use="FIS with the behaviours' ratios as control variates: many episodes, few behaviours",
-    ),
-    "NFRIS": Composition(
-        "fused",
-        normalised=True,
-        method="regression",
-        whole="scores",
-        use="NFIS minus the chance surplus of actions: known finite policies, no q model that fits",
     ),
     "ADR": Composition(
         "basic",

@@ -237,14 +237,3 @@ def _refuse(
     if names is not None:
         behaviour, episode = int(names[0][behaviour]), int(names[1][episode])
     raise bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")
-
-
-def path_log_probs(behaviour_log_probs: FloatArray | LogProbRows, offsets: IntArray) -> FloatArray:
-    """Return (n, K) log P_k of each whole trajectory, summed in blocks of steps."""
-    behaviours = behaviour_log_probs.shape[0]
-    result = np.empty((offsets.size - 1, behaviours))
-    for begin, end in chunks_of(offsets, behaviours):
-        start, stop = int(offsets[begin]), int(offsets[end])
-        block = block_of(behaviour_log_probs, start, stop)
-        result[begin:end] = np.add.reduceat(block, offsets[begin:end] - start, axis=1).T
-    return result

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from studies.harness.claims import Claim
 
-ASKED = ("NFIS", "auto", "FWDR", "WDR", "FDR", "DR", "DM", "MAGIC", "FISCV", "FIS")
+ASKED = ("NFIS", "auto", "FWDR", "WDR", "FDR", "DR", "DM", "MAGIC", "FIS")
 UNSHRUNK = "auto, k = 1"  # auto if it used the whole correction of the q model
 NAMES = (*ASKED[:2], UNSHRUNK, *ASKED[2:])
 

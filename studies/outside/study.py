@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from studies.harness.claims import Claim
 
-NAMES = ("NFIS", "auto", "NFRIS", "FWDR", "DM", "MDR", "MAGIC")  # the box
+NAMES = ("NFIS", "auto", "FWDR", "DM", "MDR", "MAGIC")  # the box
 COLOURS = ("green", "amber", "red")
 ALARMED = ("NFIS", "auto")  # all that is asked of a cell with a fault, or of its twin without
 
