@@ -60,7 +60,6 @@ from ope_gym.options import (
     Weighting,
     candidates,
     estimator_names,
-    explained,
     refuse_betting,
 )
 from ope_gym.policies import FinitePolicy, Policy, Target
@@ -114,7 +113,6 @@ _UNKNOWN = (
 )
 
 
-@explained
 def evaluate(
     episodes: Episodes,
     target: Target,

@@ -40,7 +40,6 @@ from ope_gym.options import (
     Options,
     Weighting,
     estimator_names,
-    explained,
     refuse_betting,
 )
 from ope_gym.results import Evaluation
@@ -49,7 +48,6 @@ from ope_gym.weights.propensities import StepRatios
 from ope_gym.weights.reward_model import check_reward_model
 
 
-@explained
 def evaluate_log_probs(
     target_log_probs: ArrayLike,
     behaviour_log_probs: ArrayLike,

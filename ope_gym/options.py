@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym import keywords
 from ope_gym.arrays import positive
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS
 from ope_gym.inference.intervals import (
@@ -25,25 +24,9 @@ from ope_gym.inference.intervals import (
 if TYPE_CHECKING:
     import os
 
-P = ParamSpec("P")
-R = TypeVar("R")
 BLOCK_STEPS = 1 << 17  # held in memory at once
-# what other libraries call our arguments
-_MEANT = {
-    "confidence": "level",
-    "discount": "gamma",
-    "discount_factor": "gamma",
-    "n_jobs": "workers",
-    "policy": "target",
-    "random_state": "seed",
-}
-_NEEDLESS = {  # arguments of SB3's EvalCallback
-    "render": ": leave it out, no environment is drawn",
-    "warn": ": leave it out, no environment needs a Monitor",
-}
 
 
-@keywords.explained_class
 @dataclass(frozen=True)
 class Weighting:
     """Choices in computing importance weights.
@@ -79,7 +62,6 @@ class Weighting:
             )
 
 
-@keywords.explained_class
 @dataclass(frozen=True)
 class Compute:
     """Choices of processes and memory.
@@ -224,28 +206,6 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
     if not given:
         raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
     return tuple(dict.fromkeys(_known_name(name) for name in given))
-
-
-def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a public function say what to give instead of a keyword that it does not know."""
-    return keywords.explained(function, _instead, OptionValues.__annotations__)
-
-
-def _instead(name: str, known: Sequence[str]) -> str:
-    """Say what to give instead of an unknown keyword."""
-    word = _MEANT.get(name, name)
-    if word == "deterministic" and "gamma" in known:
-        return (
-            ": the value is that of the policy that you give. For one that always takes its best "
-            "action, see docs/deterministic.md"
-        )
-    if word in _NEEDLESS:
-        return _NEEDLESS[word]
-    for group in (Weighting, Compute):
-        place = group.__name__.lower()
-        if place in known and word in group.__dataclass_fields__:
-            return f"; give {place}=ope_gym.{group.__name__}({word}=...)"
-    return keywords.nearest(word, known)
 
 
 def _known_name(name: str) -> str:

@@ -18,7 +18,7 @@ HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pa
 HEAVY |= {"pyarrow", "polars"}
 
 # Room by room: what a file there may import of ope_gym, beside its own room.
-FLOOR = {"arrays", "kernels", "batches", "keywords", "verdict"}
+FLOOR = {"arrays", "kernels", "batches", "verdict"}
 STORED = FLOOR | {"policies", "data"}
 SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference", "verdict"}
 WEIGHED = STORED | {"options", "weights", "models"}
@@ -27,11 +27,10 @@ MAY_IMPORT = {
     "compiling": set(),
     "kernels": {"compiling"},
     "batches": set(),
-    "keywords": set(),
     "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
-    "options": {"arrays", "keywords", "estimators", "inference"},
+    "options": {"arrays", "estimators", "inference"},
     "weights": STORED | {"options"},
     "models": STORED | {"options", "weights"},
     "results": SUMS | {"report"},
@@ -48,7 +47,7 @@ MAY_IMPORT = {
 EVERYTHING = {"__init__", "__main__", "cli", "flags"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
-RECORDS = {"arrays", "batches", "keywords", "data", "policies", "verdict"}
+RECORDS = {"arrays", "batches", "data", "policies", "verdict"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},
@@ -200,7 +199,7 @@ def test_importing_the_library_loads_nothing_heavy() -> None:
 
 def test_modules_are_there_without_their_import() -> None:
     """In a process of its own: nobody has imported them."""
-    names = ["models.LinearQ", "overlap.overlap", "minari", "tables.scan_parquet"]
+    names = ["models.LinearQ", "overlap", "minari", "tables.scan_parquet"]
     names += ["tensorboard.EvaluationWriter"]
     code = f"import ope_gym; {'; '.join(f'ope_gym.{name}' for name in names)}; ope_gym.missing"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

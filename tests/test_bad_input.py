@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import ope_gym
 from ope_gym import Weighting, evaluate, evaluate_log_probs
-from ope_gym.analysis.overlap import overlap
 from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.trajectories import Trajectories, nothing
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, plain_options, recorded
 from tests.reference import Data
-from wrappers import record, vector
 
 Door = Callable[..., Any]
 
@@ -438,54 +435,3 @@ def test_policies_that_cannot_be_asked_say_how_to_get_them_back() -> None:
     gone = dataclasses.replace(data.trajectories, policies=(lost,) * 3)
     with pytest.raises(RuntimeError, match=r"'somebody-elses'.*register_policy"):
         evaluate(gone, data.target, estimators="NFIS")
-
-
-@pytest.mark.parametrize(
-    ("given", "instead"),
-    [
-        ({"deterministic": True}, r"deterministic=: .*docs/deterministic\.md"),
-        ({"discount": 0.9}, r"discount=; did you mean gamma=\?"),
-        ({"cap": 3.0}, r"cap=; give weighting=ope_gym\.Weighting\(cap=\.\.\.\)"),
-        ({"n_jobs": 2}, r"n_jobs=; give compute=ope_gym\.Compute\(workers=\.\.\.\)"),
-        ({"levle": 0.9}, r"levle=; did you mean level=\?"),
-        ({"xyz": 1}, "xyz=; it takes episodes, "),
-    ],
-)
-def test_an_unknown_argument_is_told_what_to_give(given: dict[str, Any], instead: str) -> None:
-    for function, more in (
-        (ope_gym.evaluate, (0,)),
-        (ope_gym.rank, ([0],)),
-        (ope_gym.leave_one_policy_out, ()),
-    ):
-        with pytest.raises(TypeError, match=f"{function.__name__} has no argument {instead}"):
-            function("nothing.ope", *more, **given)
-
-
-@pytest.mark.parametrize("function", [ope_gym.fit_behaviour, overlap])
-def test_what_has_no_value_does_not_speak_of_one(function: Any) -> None:
-    with pytest.raises(TypeError, match="has no argument deterministic=; it takes episodes, "):
-        function("nothing.ope", deterministic=True)
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "instead"),
-    [
-        (ope_gym.Compute, "worker", "^Compute has no argument worker=; did you mean workers="),
-        (ope_gym.Weighting, "kap", "^Weighting has no argument kap=; did you mean cap="),
-        (nothing().select, "policy", "^select has no argument policy=; did you mean policies="),
-        (nothing().select, "xyz", "^select has no argument xyz=; it takes policies, held_out, "),
-        (record.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
-        (vector.RecordTrajectories, "heldout", "^RecordTrajectories .* did you mean held_out="),
-    ],
-)
-def test_classes_and_methods_tell_what_to_give_as_well(
-    call: Callable[..., Any], given: str, instead: str
-) -> None:
-    with pytest.raises(TypeError, match=instead):
-        call(**{given: 1})
-
-
-@pytest.mark.parametrize("name", ["contributions", "distribution", "duel", "episodes_needed"])
-def test_analyses_tell_what_to_give_as_well(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} has no argument discount=; .*gamma=\?"):
-        getattr(ope_gym, name)(discount=0.9)

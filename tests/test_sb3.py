@@ -620,20 +620,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         _ = OPECallback().policy
 
 
-@pytest.mark.parametrize(
-    ("given", "instead"),
-    [
-        ({"evalfreq": 100}, r"; did you mean eval_freq=\?"),
-        ({"render": False}, ": leave it out, no environment is drawn"),
-        ({"warn": False}, ": leave it out, no environment needs a Monitor"),
-    ],
-)
-def test_arguments_that_do_not_exist_are_told_what_to_give(given: Any, instead: str) -> None:
-    (name,) = given
-    with pytest.raises(TypeError, match=f"^OPECallback has no argument {name}={instead}"):
-        OPECallback(**given)
-
-
 def test_a_file_that_would_stay_empty_is_refused_with_what_helps(tmp_path: Path) -> None:
     path, play = tmp_path / "a.ope", envs("Pendulum-v1", 1, limit=10)
     with pytest.raises(ValueError, match=r"its policy changes .* Leave path out$"):

@@ -10,7 +10,6 @@ from gymnasium.error import ResetNeeded
 from numpy import ndarray
 
 from ope_gym.data import blocks
-from ope_gym.keywords import explained
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
@@ -48,7 +47,6 @@ class RecordTrajectories(
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
-    @explained
     def __init__(
         self,
         env: gym.Env[Any, Any],

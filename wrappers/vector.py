@@ -13,7 +13,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.data import blocks
-from ope_gym.keywords import explained
 from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
 from wrappers.recording.batched import BatchedSession
@@ -54,7 +53,6 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         audit: Whether to compare log-probabilities given to `step` with the policy's own.
     """
 
-    @explained
     def __init__(
         self,
         env: VectorEnv[Any, Any, NDArray[Any]],

@@ -31,7 +31,6 @@ from ope_gym.inference.reliability import (
 )
 from ope_gym.models.base import FOLDS
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
-from ope_gym.options import explained
 from ope_gym.policies import FinitePolicy, Target, resolve_policy
 from ope_gym.policies.encoding import flat_leaves
 from ope_gym.policies.estimated import ALL, EstimatedPolicy
@@ -213,7 +212,6 @@ class BehaviourFit:
         return reliability_figure(r.predicted, r.observed, r.error)
 
 
-@explained
 def fit_behaviour(
     episodes: Episodes,
     *,

@@ -13,7 +13,6 @@ from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, IntArray, finite, offsets_of
 from ope_gym.estimators.run import weigh_arrays
 from ope_gym.inference.errors import centre, join_single, standard_error
-from ope_gym.options import explained
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
@@ -127,7 +126,6 @@ class Contributions(Sequence[Contribution]):
         return "\n".join(lines)
 
 
-@explained
 def contributions(
     episodes: Episodes,
     target: Target,

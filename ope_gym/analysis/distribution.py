@@ -39,7 +39,6 @@ from ope_gym.inference.weighted_returns import (
     variance_of,
 )
 from ope_gym.models import QModel
-from ope_gym.options import explained
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source
@@ -350,7 +349,6 @@ class Distribution:
         return text.to_json(self.to_dict(**shown), path)
 
 
-@explained
 def distribution(
     episodes: Episodes,
     target: Target,

@@ -25,7 +25,7 @@ from ope_gym.inference.intervals import Interval
 from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed, Prior
 from ope_gym.models.base import QModel
-from ope_gym.options import Options, explained
+from ope_gym.options import Options
 from ope_gym.policies import POLICY_KINDS, Policy, Target, check_target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
@@ -355,7 +355,6 @@ class Duel:
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
 
 
-@explained
 def duel(
     a: Target,
     b: Target,

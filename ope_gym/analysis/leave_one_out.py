@@ -25,7 +25,6 @@ from ope_gym.inference.estimate import Estimate
 from ope_gym.options import (
     Options,
     OptionValues,
-    explained,
     one_estimator,
     refuse_value_alone,
 )
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@explained
 def leave_one_policy_out(
     episodes: Episodes,
     estimator: str = "auto",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, evenly
-from ope_gym.options import explained
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.scale.sources import Episodes, load_source
 from ope_gym.weights.behaviours import policy_log_probs
@@ -44,7 +43,6 @@ class Overlap:
         return overlap_figure(self.matrix, self.evaluated, self.recorded)
 
 
-@explained
 def overlap(
     episodes: Episodes, target: Target, *, held_out: bool | None = None, limit: int = 24
 ) -> Overlap:

@@ -28,7 +28,6 @@ from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.inference.diagnostics import GREEN_ESS
 from ope_gym.inference.errors import standard_error as error_of
-from ope_gym.options import explained
 from ope_gym.policies import Policy, Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes
@@ -130,7 +129,6 @@ class Plan:
         return "\n".join(lines)
 
 
-@explained
 def episodes_needed(
     episodes: Episodes,
     target: Target,

@@ -18,7 +18,6 @@ from ope_gym.options import (
     Compute,
     Options,
     OptionValues,
-    explained,
     one_estimator,
     refuse_value_alone,
 )
@@ -37,7 +36,6 @@ _NODES = 64  # of the interpolation of a smooth function between these
 _WIDEST = 1e9  # largest factor by which few effective episodes widen a draw
 
 
-@explained
 def rank(
     episodes: Episodes,
     targets: Mapping[str, Target] | Sequence[Target],

@@ -26,7 +26,6 @@ from ope_gym.data.tables.layout import Layout, Spec
 from ope_gym.data.tables.rows import is_parquet
 from ope_gym.data.tables.section import TableSection, open_frame, open_parquet
 from ope_gym.data.tables.write import arrow_table, to_library, write_parquet
-from ope_gym.keywords import explained
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
 __all__ = ["PropensityMismatch", "Trajectories", "Viewable", "nothing", "read_chunks"]
@@ -57,7 +56,6 @@ class Viewable:
         paid = data.rewards if gamma == 1 else data.rewards * float(gamma) ** data.steps
         return np.add.reduceat(paid, data.offsets[:-1])
 
-    @explained
     def select(
         self,
         *,

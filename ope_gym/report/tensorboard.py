@@ -126,7 +126,7 @@ class EvaluationWriter(events.Closing):
             hparams: settings of the run; numbers, strings and booleans as they are, the rest as
                 text.
             overlap: overlap of the recorded policies and the target, from
-                `ope_gym.analysis.overlap.overlap(trajectories, target)`, if it is to be drawn.
+                `ope_gym.overlap(trajectories, target)`, if it is to be drawn.
             truth: the value from fresh rollouts, if known.
             truth_error: its standard error, if known.
             figures: whether to draw pictures for the Images page, which takes a second or two; the

@@ -16,7 +16,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
-from ope_gym.options import Options, estimator_names, explained
+from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import colour, in_words
 from ope_gym.results import Evaluation
@@ -91,7 +91,6 @@ class OPECallback(EventCallback):
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
     """
 
-    @explained
     def __init__(
         self,
         eval_env: Any = None,
