@@ -2,29 +2,27 @@
 
 A round plays both policies, as a rule with the same seeds, or one that is drawn by lot, whichever
 promises a decision sooner. The statements of a duel hold together with probability `level`, however
-often you look, whenever you stop, and whatever the recorded episodes are:
-`ope_gym.inference.sequences` and `ope_gym.inference.rounds` have the argument, and
-`ope_gym.analysis.duel_prior` says what is taken from recorded episodes.
+often you look and whenever you stop: `ope_gym.inference.sequences` and `ope_gym.inference.rounds`
+have the argument.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ope_gym.analysis.duel_prior import Control, expect
 from ope_gym.arrays import annuity_of
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.intervals import Interval
 from ope_gym.inference.rounds import Rounds
-from ope_gym.inference.sequences import Assumed, Prior
-from ope_gym.models.base import QModel
+from ope_gym.inference.sequences import Assumed
 from ope_gym.options import Options
 from ope_gym.policies import POLICY_KINDS, Policy, Target, check_target
 from ope_gym.report import text
@@ -35,10 +33,14 @@ if TYPE_CHECKING:
 
 NAMES = ("a", "b")
 LIMIT = 1000
-_VERSION = 3
-_LARGEST = 100.0  # log ratio that counts as certain
+_CERTAIN = 100.0  # log ratio of an episode that only one of the two could have played
 
-Played = tuple[float, float, float]  # return, control and log ratio of an episode
+
+class Played(NamedTuple):
+    """The return of an episode, and log p_a - log p_b of its actions."""
+
+    total: float
+    log_ratio: float
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,24 @@ class Rules:
     limit: int
     seed: int
 
+    def __post_init__(self) -> None:
+        Options(gamma=self.gamma, level=self.level, seed=self.seed)  # raises
+        if not (np.isfinite(self.margin) and self.margin >= 0.0):
+            raise ValueError(f"margin is {self.margin!r}; give a difference of 0 or more")
+        if not self.limit >= 1 or self.limit % 1:
+            raise ValueError(f"limit is {self.limit!r}; give a whole number of pairs, at least 1")
+        if self.deviation is not None and not 0.0 < self.deviation < np.inf:
+            raise ValueError(f"deviation is {self.deviation!r}; give a standard deviation above 0")
+
     @property
     def symmetric(self) -> bool:
         """Whether symmetry is what the statements rest on."""
         return self.bounds is None and self.deviation is None
+
+    @property
+    def slack(self) -> float:
+        """How far a return may be outside of the bounds, for rounding."""
+        return 0.0 if self.bounds is None else 1e-9 * max(map(abs, self.bounds))
 
 
 class Duel:
@@ -82,28 +98,17 @@ class Duel:
 
     Attributes:
         rules: the terms.
-        prior: what was expected before the first round.
     """
 
-    def __init__(
-        self,
-        policies: tuple[Policy, Policy],
-        rules: Rules,
-        prior: Prior,
-        controls: tuple[Control | None, Control | None],
-    ) -> None:
-        self.rules, self.prior = rules, prior
-        self._policies, self._controls = dict(zip(NAMES, policies, strict=True)), controls
-        self._digests = {name: _digest(one) for name, one in self._policies.items()}
-        self._limits = np.array([c.limit for c in controls if c is not None])
+    def __init__(self, policies: tuple[Policy, Policy], rules: Rules) -> None:
+        self.rules = rules
+        self._policies = dict(zip(NAMES, policies, strict=True))
         points = [0.0, -rules.margin, rules.margin] if rules.margin else [0.0]
         self._sequence = Rounds(
             Assumed(rules.bounds, rules.deviation),
-            self._limits,
             np.array(points),
             level=rules.level,
             limit=rules.limit,
-            prior=prior,
         )
         self._rounds: list[dict[str, Played]] = []
         self._open: dict[str, Played] = {}
@@ -156,16 +161,11 @@ class Duel:
         """
         if policy not in NAMES:
             raise ValueError(f"policy is {policy!r}; give 'a' or 'b'")
-        if self._plan.single[0] and policy != self._whom():
+        if policy in self._open or (self._plan.single[0] and policy != self._whom()):
+            alone = " was drawn to play this round alone" if self._plan.single[0] else " is next"
             raise ValueError(
-                f"policy is {policy!r}, but {self._whom()!r} was drawn to play this round alone: "
-                "add an episode of the policy that next() names"
-            )
-        if policy in self._open:
-            other = NAMES[1 - NAMES.index(policy)]
-            raise ValueError(
-                f"policy {policy!r} was played in this round; {other!r} is next: this round is one "
-                "episode of each"
+                f"policy is {policy!r}, but {self._whom()!r}{alone}: add an episode of the policy "
+                "that next() names"
             )
         kind = "trajectories" if isinstance(episode, Trajectories) else "returns"
         if self._kind not in (None, kind):
@@ -181,37 +181,33 @@ class Duel:
             self._open = {}
 
     def _outcome(self, policy: str, episode: float | Trajectories) -> Played:
-        """Return the return of an episode, its control (0 without one) and its log ratio."""
+        """Return what the bets need of an episode, or raise if it cannot be one of the policy."""
         if not isinstance(episode, Trajectories):
             self._check_return(policy, float(episode))
-            return float(episode), 0.0, _LARGEST if policy == "a" else -_LARGEST
+            return Played(float(episode), _CERTAIN if policy == "a" else -_CERTAIN)
         if len(episode) != 1:
             raise ValueError(f"episode holds {len(episode)} episodes; add one at a time")
         total = float(episode.returns(self.rules.gamma)[0])
         self._check_return(policy, total)
-        a, b = (p.log_prob(episode.observations, episode.actions) for p in self._policies.values())
-        own = a if policy == "a" else b
-        if not np.all(np.isfinite(own)):
-            step = int(np.flatnonzero(~np.isfinite(own))[0])
+        logs = {
+            name: player.log_prob(episode.observations, episode.actions)
+            for name, player in self._policies.items()
+        }
+        impossible = np.flatnonzero(~np.isfinite(logs[policy]))
+        if impossible.size:
+            step = int(impossible[0])
             raise ValueError(
                 f"policy {policy!r} gives its action of step {step} the log-probability "
-                f"{own[step]}: add episodes whose actions were drawn from the policy"
+                f"{logs[policy][step]}: add episodes whose actions were drawn from the policy"
             )
-        ratio = float(np.clip(a.sum() - b.sum(), -_LARGEST, _LARGEST))
-        control = self._controls[NAMES.index(policy)]
-        if control is None or self._plan.single[0]:
-            return total, 0.0, ratio
-        rng = np.random.default_rng([self.rules.seed, len(self._rounds), 2])
-        return total, float(control.of(episode, rng)[0]), ratio
+        ratio = logs["a"].sum() - logs["b"].sum()
+        return Played(total, float(np.clip(ratio, -_CERTAIN, _CERTAIN)))
 
     def _check_return(self, policy: str, total: float) -> None:
-        if self.rules.bounds is None:
-            if not np.isfinite(total):
-                raise ValueError(f"the return of policy {policy!r} is {total}; give a finite one")
-            return
-        low, high = self.rules.bounds
-        slack = 1e-9 * max(abs(low), abs(high))
-        if not low - slack <= total <= high + slack:
+        low, high = self.rules.bounds or (-np.inf, np.inf)
+        if not np.isfinite(total):
+            raise ValueError(f"the return of policy {policy!r} is {total}; give a finite one")
+        if not low - self.rules.slack <= total <= high + self.rules.slack:
             raise ValueError(
                 f"the return {total:g} of policy {policy!r} is outside of bounds ({low:g}, "
                 f"{high:g}): a duel is valid only within bounds that hold for every episode; start "
@@ -220,13 +216,10 @@ class Duel:
 
     def _close(self, played: dict[str, Played]) -> None:
         """Bet on a round that is complete, and plan the next one."""
-        self._rounds.append(dict(played))
-        unplayed = 0.0, 0.0, 0.0
-        both = np.array([played.get(name, unplayed) for name in NAMES])  # (2, 3)
-        used = [c is not None for c in self._controls]
-        luck = (both[:, 1] * [1.0, -1.0])[used]
+        self._rounds.append(played)
+        both = np.array([[played.get(name, Played(0.0, 0.0)) for name in NAMES]])  # (1, 2, 2)
         who = np.array([NAMES.index(next(iter(played)))])
-        self._sequence.add(self._plan, who, both[None, :, 0], both[None, :, 2], luck[None])
+        self._sequence.add(self._plan, who, both[..., 0], both[..., 1])
         self._plan = self._sequence.plan()
 
     def play(
@@ -243,16 +236,11 @@ class Duel:
             raise TypeError(f"env is {env!r}: give the environment itself, gym.make({env!r})")
         if hasattr(env, "num_envs"):
             raise TypeError(f"env is {env}, a vector environment: give a single one")
-        left = np.inf if episodes is None else episodes
-        while left > 0 and not (self._gated if gate else self.verdict is not None):
+        last = np.inf if episodes is None else self.episodes + episodes
+        while self.episodes < last and not (self._gated if gate else self.verdict is not None):
             name = self._whom()
             self.add(name, play_episode(env, self._policies[name], self.seed, self.rng()))
-            left -= 1
         return self.verdict
-
-    @property
-    def _gated(self) -> bool:
-        return self.not_worse() is not None or self.episodes >= 2 * self.rules.limit
 
     # Conclude --------------------------------------------------------------------------------
 
@@ -264,19 +252,25 @@ class Duel:
         decided; print the duel to see which.
         """
         wealth = self._sequence.wealth
-        above, below = wealth.above[0], wealth.below[0]
-        if above[0]:
+        if wealth.above[0, 0]:
             return "a"
-        if below[0]:
+        if wealth.below[0, 0]:
             return "b"
-        ended = self._within_margin or self.episodes >= 2 * self.rules.limit
-        return "too close" if ended else None
+        return "too close" if self._within_margin or self._at_limit else None
 
     @property
     def _within_margin(self) -> bool:
         """Whether the two are certain to differ by at most the margin."""
         wealth = self._sequence.wealth
         return bool(self.rules.margin and wealth.above[0, 1] and wealth.below[0, 2])
+
+    @property
+    def _at_limit(self) -> bool:
+        return self.episodes >= 2 * self.rules.limit
+
+    @property
+    def _gated(self) -> bool:
+        return self.not_worse() is not None or self._at_limit
 
     def not_worse(self) -> bool | None:
         """Tell whether a is at most the margin worse: True or False once certain, None before."""
@@ -319,40 +313,59 @@ class Duel:
 
     def confidence(self) -> str:
         """Return how sure the statements are, and what they rest on where there are no bounds."""
-        level = 100 * self.rules.level
-        sure = f"{level:g} % confidence, valid even if you look after every episode"
-        return f"{sure}{self._assumption()}"
-
-    def _assumption(self) -> str:
+        sure = (
+            f"{100 * self.rules.level:g} % confidence, valid even if you look after every episode"
+        )
         if self.rules.bounds is not None:
-            return ""
+            return sure
         if self.rules.symmetric:
-            return ", if the difference of two independent returns is symmetric around its mean"
-        return f", if the standard deviation of a round is at most {self.rules.deviation:g}"
+            return (
+                f"{sure}, if the difference of two independent returns is symmetric around its mean"
+            )
+        return f"{sure}, if the standard deviation of a round is at most {self.rules.deviation:g}"
+
+    # Keep ------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings: terms, verdict, and every round."""
         ends = self.interval
         return {
-            "version": _VERSION,
-            "rules": {**vars(self.rules), "bounds": _as_list(self.rules.bounds)},
-            "prior": {
-                key: value.tolist() if isinstance(value, np.ndarray) else float(value)
-                for key, value in vars(self.prior).items()
-            },
-            "policies": self._digests,
-            "limits": self._limits.tolist(),
+            "rules": _plain(self.rules),
+            "policies": {name: _digest(policy) for name, policy in self._policies.items()},
             "verdict": self.verdict,
-            "difference": None if not self._rounds else self.difference,
+            "difference": self.difference if self._rounds else None,
             "interval": [x if np.isfinite(x) else None for x in (ends.low, ends.high)],
             "kind": self._kind,
-            "rounds": [{name: list(one) for name, one in r.items()} for r in self._rounds],
-            "open": {name: list(one) for name, one in self._open.items()},
+            "rounds": [_listed(played) for played in self._rounds],
+            "open": _listed(self._open),
         }
 
     def save(self, path: str | Path) -> None:
         """Write the state to a JSON file, to go on with `ope_gym.duel(..., state=path)`."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    def restore(self, path: str | Path) -> None:
+        """Take the rounds of a saved duel, or raise if it had other rules or policies."""
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not {"rules", "policies", "kind", "rounds", "open"} <= saved.keys():
+            raise ValueError(f"{path} is not the state of a duel: give another file")
+        for name, value in _plain(self.rules).items():
+            if saved["rules"][name] != value:
+                raise ValueError(
+                    f"{name} is {value!r}, but {path} was begun with {saved['rules'][name]!r}: "
+                    "rules that change during a duel void it; give the same, or begin anew with "
+                    "another file"
+                )
+        for name, policy in self._policies.items():
+            now, then = _digest(policy), saved["policies"][name]
+            if None not in (now, then) and now != then:
+                raise ValueError(
+                    f"policy {name!r} is not the one that state was begun with: give the same, or "
+                    "begin anew with another file"
+                )
+        for played in saved["rounds"]:
+            self._close(_unlisted(played))
+        self._open, self._kind = _unlisted(saved["open"]), saved["kind"]
 
 
 def duel(
@@ -369,8 +382,6 @@ def duel(
     level: float = 0.95,
     gamma: float = 1.0,
     limit: int = LIMIT,
-    q_model: QModel | str | None = "default",
-    held_out: bool | None = None,
     seed: int = 0,
     state: str | Path | None = None,
 ) -> Duel:
@@ -379,8 +390,8 @@ def duel(
     Args:
         a: a policy; or the number of a recorded one, or "last", if there are data.
         b: the other.
-        data: recorded episodes, as in `ope_gym.evaluate`. They only say what to expect: the
-            statements hold even if they mislead.
+        data: recorded episodes, as in `ope_gym.evaluate`: they hold policies and a time limit, and
+            show whether bounds can hold. They are no evidence of which policy is better.
         bounds: lowest and highest possible return of an episode.
         reward_range: instead of bounds: lowest and highest possible reward of a step.
         horizon: with reward_range: the longest possible episode; by default the recorded limit.
@@ -399,60 +410,30 @@ def duel(
         gamma: discount of the returns.
         limit: pairs of episodes, played together or alone, after which a duel ends undecided, as
             "too close".
-        q_model: as in `ope_gym.evaluate`, for the control variate; None for none.
-        held_out: as in `ope_gym.evaluate`.
         seed: seed of the environment and of the actions, round by round.
         state: file of a saved duel, to go on with it; the other arguments must be those that it
             was begun with.
     """
-    Options(gamma=gamma, level=level, seed=seed)  # raises
-    if not (np.isfinite(margin) and margin >= 0.0):
-        raise ValueError(f"margin is {margin!r}; give a difference of 0 or more")
-    if not limit >= 1 or limit % 1:
-        raise ValueError(f"limit is {limit!r}; give a whole number of pairs, at least 1")
-    source = None if data is None else load_source(data, held_out)
-    policies = tuple(_policy(target, name, source) for target, name in ((a, "a"), (b, "b")))
-    recorded = None if source is None else source.roster.horizon
-    free = _free(bounds, reward_range, deviation, symmetric)
-    ends = None if free else _bounds(bounds, reward_range, horizon or recorded, gamma)
-    rules = Rules(ends, deviation, float(margin), float(level), float(gamma), int(limit), int(seed))
-    prior, controls = Prior(), (None, None)
-    if source is not None:
-        _check_recorded(source, ends, gamma)
-        model = None if ends is None else q_model  # no control keeps differences symmetric
-        middle = 0.0 if ends is None else sum(ends) / 2
-        prior, controls = expect(source, policies, gamma, reward_range, model, seed, middle)  # type: ignore[arg-type, assignment]
-    saved = None if state is None or not Path(state).exists() else _read(Path(state), rules)
-    if saved is not None:
-        _check_policies(policies, saved["policies"])
-        prior, controls = _as_saved(saved, prior, controls)  # type: ignore[assignment]
-    found = Duel(policies, rules, prior, controls)  # type: ignore[arg-type]
-    if saved is not None:
-        for played in saved["rounds"]:
-            found._close({name: tuple(one) for name, one in played.items()})
-        found._open = {name: tuple(one) for name, one in saved["open"].items()}
-        found._kind = saved["kind"]
-    return found
-
-
-def _free(
-    bounds: tuple[float, float] | None,
-    reward_range: tuple[float, float] | None,
-    deviation: float | None,
-    symmetric: bool,
-) -> bool:
-    """Return whether a duel goes without bounds, or raise if it is told two things at once."""
-    named = {
+    source = None if data is None else load_source(data)
+    given = {
         "bounds": bounds is not None or reward_range is not None,
         "deviation": deviation is not None,
         "symmetric": symmetric,
     }
-    given = [name for name, is_given in named.items() if is_given]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are given: a duel rests on one of them")
-    if deviation is not None and not (np.isfinite(deviation) and deviation > 0.0):
-        raise ValueError(f"deviation is {deviation!r}; give a standard deviation above 0")
-    return given in (["deviation"], ["symmetric"])
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} are given: a duel rests on one of them")
+    ends = None
+    if deviation is None and not symmetric:
+        recorded = None if source is None else source.roster.horizon
+        ends = _bounds(bounds, reward_range, horizon or recorded, gamma)
+    rules = Rules(ends, deviation, float(margin), float(level), float(gamma), limit, int(seed))
+    if source is not None and ends is not None:
+        _check_recorded(source, rules)
+    made = Duel((_policy(a, "a", source), _policy(b, "b", source)), rules)
+    if state is not None and Path(state).exists():
+        made.restore(state)
+    return made
 
 
 def _policy(target: Target, name: str, source: Source | None) -> Policy:
@@ -470,7 +451,9 @@ def _bounds(
     gamma: float,
 ) -> tuple[float, float]:
     """Return lowest and highest return, or raise if they cannot be known."""
-    if bounds is None and reward_range is None:
+    if bounds is not None:
+        name, given = "bounds", bounds
+    elif reward_range is None:
         raise ValueError(
             "a duel needs bounds, the lowest and highest possible return, such as (0, 500) for "
             "CartPole-v1; or reward_range, with a recorded time limit or horizon. Without bounds "
@@ -478,40 +461,49 @@ def _bounds(
             "unless you can say more: give deviation, the largest standard deviation of the "
             "difference of two returns, or symmetric=True"
         )
-    if bounds is not None:
-        given, name = bounds, "bounds"
+    elif horizon is None:
+        raise ValueError(
+            "reward_range needs horizon, the longest possible episode: no time limit is "
+            "recorded; or give bounds of the return"
+        )
     else:
-        assert reward_range is not None
-        if horizon is None:
-            raise ValueError(
-                "reward_range needs horizon, the longest possible episode: no time limit is "
-                "recorded; or give bounds of the return"
-            )
-        unit = annuity_of(gamma, horizon)
-        given = min(reward_range[0], 0.0) * unit, max(reward_range[1], 0.0) * unit
+        unit = annuity_of(gamma, horizon)  # an episode may also end at once
         name = "reward_range"
+        given = min(reward_range[0], 0.0) * unit, max(reward_range[1], 0.0) * unit
     low, high = (float(end) for end in given)
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise ValueError(f"{name} is {given!r}; give finite (lowest, highest), lowest < highest")
     return low, high
 
 
-def _read(path: Path, rules: Rules) -> dict[str, Any]:
-    """Return a saved state, or raise if it belongs to other rules."""
-    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if saved.get("version") != _VERSION:
+def _check_recorded(source: Source, rules: Rules) -> None:
+    """Raise if a recorded return shows that the bounds do not hold."""
+    assert source.data is not None  # all of it is in memory
+    assert rules.bounds is not None
+    low, high = rules.bounds
+    returns = source.data.returns(rules.gamma)
+    outside = np.flatnonzero((returns < low - rules.slack) | (returns > high + rules.slack))
+    if outside.size:
+        i = int(outside[0])
         raise ValueError(
-            f"{path} is not a state of a duel of version {_VERSION}: give another file"
+            f"bounds are ({low:g}, {high:g}), but the recorded episode {i} returned "
+            f"{returns[i]:g}: a duel is valid only within bounds that hold for every episode; give "
+            "wider ones"
         )
-    then = saved["rules"]
-    for name, value in vars(rules).items():
-        old = tuple(then[name]) if isinstance(then[name], list) else then[name]
-        if old != value:
-            raise ValueError(
-                f"{name} is {value!r}, but {path} was begun with {old!r}: rules that change during "
-                "a duel void it; give the same, or begin anew with another file"
-            )
-    return saved
+
+
+def _plain(rules: Rules) -> dict[str, Any]:
+    """Return rules as JSON gives them back."""
+    bounds = None if rules.bounds is None else list(rules.bounds)
+    return {**dataclasses.asdict(rules), "bounds": bounds}
+
+
+def _listed(played: dict[str, Played]) -> dict[str, list[float]]:
+    return {name: list(episode) for name, episode in played.items()}
+
+
+def _unlisted(saved: dict[str, list[float]]) -> dict[str, Played]:
+    return {name: Played(*episode) for name, episode in saved.items()}
 
 
 def _digest(policy: Policy) -> str | None:
@@ -526,55 +518,6 @@ def _digest(policy: Policy) -> str | None:
     return known.hexdigest()
 
 
-def _check_policies(policies: tuple[Policy, ...], saved: dict[str, str | None]) -> None:
-    """Raise if a policy is certain to be another one than that of a saved duel."""
-    for name, policy in zip(NAMES, policies, strict=True):
-        now, then = _digest(policy), saved[name]
-        if None not in (now, then) and now != then:
-            raise ValueError(
-                f"policy {name!r} is not the one that state was begun with: give the same, or "
-                "begin anew with another file"
-            )
-
-
-def _as_saved(
-    saved: dict[str, Any], prior: Prior, controls: tuple[Control | None, Control | None]
-) -> tuple[Prior, tuple[Control | None, Control | None]]:
-    """Return the prior of a saved duel, with controls only if these have the same limits."""
-    arrays = {
-        key: np.array(value) if isinstance(value, list) else float(value)
-        for key, value in saved["prior"].items()
-    }
-    limits = [c.limit for c in controls if c is not None]
-    if limits != saved["limits"]:
-        raise ValueError(
-            "state was saved with other recorded episodes or another q_model: give the same data, "
-            "or begin anew with another file"
-        )
-    return Prior(**arrays), controls  # type: ignore[arg-type]
-
-
-def _check_recorded(source: Source, bounds: tuple[float, float] | None, gamma: float) -> None:
-    """Raise if a recorded return shows that the bounds do not hold."""
-    if bounds is None:
-        return
-    assert source.data is not None  # all of it is in memory
-    returns = source.data.returns(gamma)
-    slack = 1e-9 * max(map(abs, bounds))
-    outside = np.flatnonzero((returns < bounds[0] - slack) | (returns > bounds[1] + slack))
-    if outside.size:
-        i = int(outside[0])
-        raise ValueError(
-            f"bounds are ({bounds[0]:g}, {bounds[1]:g}), but the recorded episode {i} returned "
-            f"{returns[i]:g}: a duel is valid only within bounds that hold for every episode; give "
-            "wider ones"
-        )
-
-
-def _as_list(bounds: tuple[float, float] | None) -> list[float] | None:
-    return None if bounds is None else list(bounds)
-
-
 def play_episode(
     env: gym.Env[Any, Any], policy: Policy, seed: int, rng: np.random.Generator
 ) -> Trajectories:
@@ -587,24 +530,22 @@ def play_episode(
         rng: of the actions.
     """
     observation, _ = env.reset(seed=seed)
-    seen: list[Any] = []
-    actions: list[Any] = []
-    rewards: list[float] = []
+    observations, actions, rewards = [], [], []
     terminated = truncated = False
     while not (terminated or truncated):
         batch = spaces.stack(env.observation_space, [observation])
         action = spaces.only_action(env.action_space, policy.sample(batch, rng))
-        seen.append(observation)
+        observations.append(observation)
         actions.append(action)
         observation, reward, terminated, truncated, _ = env.step(action)
         rewards.append(float(reward))
-    observations = spaces.stack(env.observation_space, seen)
+    seen = spaces.stack(env.observation_space, observations)
     chosen = spaces.stack(env.action_space, actions)
     return Trajectories.from_arrays(
-        observations,
+        seen,
         chosen,
         rewards,
-        policy.log_prob(observations, chosen),
+        policy.log_prob(seen, chosen),
         offsets=[0, len(rewards)],
         policies=[policy],
         terminated=terminated,

@@ -3,15 +3,13 @@
 Returns G lie in [lo, hi], with middle M. A round is one of two, and x has the mean D = J_a - J_b
 given the past, because all that is chosen is chosen before the round:
 
-    pair    both play, with the same seed          x = G_a - G_b - sum_k c_k C_k
+    pair    both play, with the same seed          x = G_a - G_b
     single  a plays with chance h, else b does     x = r (G - M - c),    r = w_a - w_b
 
 (Where differences are assumed to be symmetric, the seeds of a pair are independent: see
-`sequences`.) C_k are controls of conditional mean 0, bounded by l_k
-(`ope_gym.analysis.duel_prior`). For a single episode w_a = p_a / (h p_a + (1 - h) p_b), with p_a
-the probability that a gives to its actions: the lot makes the denominator the distribution of the
-episode, so E[w_a G] = J_a and E[r] = 0, exactly and for every c. With L = log p_a - log p_b and t =
-tanh(L / 2)
+`sequences`.) For a single episode w_a = p_a / (h p_a + (1 - h) p_b), with p_a the probability that
+a gives to its actions: the lot makes the denominator the distribution of the episode, so E[w_a G] =
+J_a and E[r] = 0, exactly and for every c. With L = log p_a - log p_b and t = tanh(L / 2)
 
     r = 2 t / (1 + (2 h - 1) t),    |x| <= ((hi - lo) / 2 + |c|) / min(h, 1 - h)
 
@@ -26,12 +24,11 @@ R), and R = hi - lo both for a pair, of two episodes, and for a single one with 
 help against that: an environment with D <= 0 may look like the real one but for one episode in 1 +
 R / D, in which a and b part and b has it all. To exclude it takes log(1 / alpha) / log(1 + D / R)
 episodes (`fewest_episodes`), and pairs with common seeds take twice as many. A lot other than even
-makes R larger; it pays where returns of one policy vary more and the range does not matter. Single
-episodes have no control: it takes variance away, but widens the range, and the two about cancel.
+makes R larger; it pays where returns of one policy vary more and the range does not matter.
 
 What is played is what is expected to grow fastest, by b d - b^2 m / 2 for each episode, with the
-best bet b = min(d / m, CAP / reach) on the difference d that prior and rounds so far suggest, and
-m the second moment of x.
+best bet b = min(d / m, CAP / reach) on the difference d that the rounds so far suggest, and m the
+second moment of x.
 """
 
 from __future__ import annotations
@@ -42,11 +39,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.inference.sequences import CAP, Assumed, Prior, Wealth
+from ope_gym.inference.sequences import CAP, Assumed, Wealth
 
-_MOST = 1.5  # largest coefficient of a control
-_PARTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of c that may be used
 SHARES = np.array([0.25, 0.5, 0.75])  # chances h of a in the lot
+_PARTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of the best c, which may cost more range than
+# the variance that it saves is worth
 _TINY = 1e-300
 _NORMAL = 1.4826  # standard deviation over median absolute deviation
 
@@ -68,7 +65,7 @@ def weight_moments(log_ratios: FloatArray, apart: FloatArray, lot: FloatArray) -
     Args:
         log_ratios: (...) L of episodes.
         apart: (...) G - M.
-        lot: (...) the chance of a in the lot that chose who played them.
+        lot: (...) chance of a in the lot that chose who played them.
     """
     t = np.tanh(log_ratios / 2)
     density = 1.0 + (2 * lot - 1) * t  # of the episode, over that of an even lot
@@ -83,7 +80,6 @@ class Plan:
     Args:
         single: (runs,) whether one policy plays, drawn by lot, or both.
         share: (runs,) chance of a in the lot.
-        coefficients: (runs, K) of the controls of a pair.
         centre: (runs,) c of a single episode.
         reach: (runs,) bound of |x|.
         sigma: (runs,) expected spread of x.
@@ -91,25 +87,9 @@ class Plan:
 
     single: NDArray[np.bool_]
     share: FloatArray
-    coefficients: FloatArray
     centre: FloatArray
     reach: FloatArray
     sigma: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class _Choices:
-    """Hold (runs, N) bounds of |x| and variances of x, or second moments, for N ways to play."""
-
-    reach: FloatArray
-    variance: FloatArray
-
-    def fastest(self, d: FloatArray, moment: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Return (runs,) which one grows fastest, and its growth a round, given D and E[x^2]."""
-        bet = np.minimum(d / moment, CAP / self.reach)
-        growth = bet * d - bet**2 * moment / 2
-        chosen = np.argmax(growth, axis=1)
-        return chosen, growth[np.arange(len(growth)), chosen]
 
 
 class Rounds:
@@ -117,160 +97,110 @@ class Rounds:
 
     Args:
         assumed: what the bets rest on; single episodes need bounds.
-        limits: (K,) bounds of the controls.
         points: (P,) see `Wealth`.
         level: 1 - alpha.
         limit: pairs that there may be.
-        prior: what is expected.
         runs: number of duels that go on side by side.
-        pairs: play pairs only.
+        pairs: whether to play pairs only.
 
     Attributes:
         wealth: the bets.
         episodes: (runs,) how many were played.
+        mean: (runs,) mean of x, weighted by expected precision: the estimate of D.
     """
 
     def __init__(
         self,
         assumed: Assumed,
-        limits: FloatArray,
         points: FloatArray,
         *,
         level: float = 0.95,
         limit: int = 1000,
-        prior: Prior | None = None,
         runs: int = 1,
         pairs: bool = False,
     ) -> None:
-        self.assumed, self.limits, self.pairs = assumed, limits, pairs
-        self.prior = Prior() if prior is None else prior
-        self.wealth = Wealth(
-            assumed, points, level=level, limit=2 * limit, prior=self.prior, runs=runs
-        )
-        controls = limits.size
+        self.assumed, self.pairs = assumed, pairs
+        self.wealth = Wealth(assumed, points, level=level, limit=2 * limit, runs=runs)
         self.episodes = np.zeros(runs, dtype=np.int64)
-        self._n = np.zeros(runs)  # pairs
-        self._total, self._square = np.zeros(runs), np.zeros(runs)  # of their differences
-        self._luck = np.zeros((runs, controls))  # sum of the controls
-        self._cross = np.zeros((runs, controls))
-        self._squares = np.zeros((runs, controls, controls))
+        self.mean = np.zeros(runs)
+        self._precision = np.zeros(runs)  # of the mean
+        self._pairs = np.zeros(runs)
+        self._total, self._square = np.zeros(runs), np.zeros(runs)  # of the differences of pairs
         self._moments = np.zeros((runs, SHARES.size, 3))  # sums, see `weight_moments`
-        self._precision, self._mean = np.zeros(runs), np.zeros(runs)
         self._sizes: list[FloatArray] = []  # |x|, where there are no bounds
 
     # Plan ------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Return how to play the next round."""
-        runs = self._n.size
+        """Return how to play the next round: in the way that is expected to decide soonest."""
+        runs = self.episodes.size
         if self.assumed.bounds is None:
-            zero, even = np.zeros(runs), np.full(runs, 0.5)
-            unused, free = np.zeros((runs, self.limits.size)), np.full(runs, np.inf)
-            return Plan(zero > 0, even, unused, zero, free, self._free_sigma())
-        coefficients, pair = self._pairs()
-        share, centre, alone = self._singles()
-        least = np.minimum(pair.variance.min(axis=1), alone.variance.min(axis=1))
-        d = self._suggested(least)[:, None]
-        i, pair_growth = pair.fastest(d, pair.variance + d**2)
-        j, growth = alone.fastest(d, np.maximum(alone.variance, d**2))
-        single = (2 * growth > pair_growth) & (not self.pairs)
-        if not np.isfinite(self.prior.moments).all():
-            single &= self.episodes > 0  # a pair says something about both
-        each = np.arange(runs)
+            never, even, unused = np.zeros(runs, dtype=np.bool_), np.full(runs, 0.5), np.zeros(runs)
+            return Plan(never, even, unused, np.full(runs, np.inf), self._free_sigma())
+        variance = self._pair_variance()
+        share, centre, moment, reach = self._singles()
+        d = self._suggested(np.minimum(variance, moment.min(axis=1)))
+        pair_growth = self._growth(d, variance + d**2, self.assumed.span)
+        growth = self._growth(d[:, None], np.maximum(moment, d[:, None] ** 2), reach)
+        best = np.arange(runs), growth.argmax(axis=1)
+        single = (2 * growth[best] > pair_growth) & (self.episodes > 0) & (not self.pairs)
         return Plan(
             single,
-            share[each, j],
-            coefficients[each, i],
-            centre[each, j],
-            np.where(single, alone.reach[each, j], pair.reach[each, i]),
-            np.sqrt(np.where(single, alone.variance[each, j], pair.variance[each, i])),
+            share[best],
+            centre[best],
+            np.where(single, reach[best], self.assumed.span),
+            np.sqrt(np.where(single, moment[best], variance)),
         )
+
+    @staticmethod
+    def _growth(d: FloatArray, moment: FloatArray, reach: FloatArray | float) -> FloatArray:
+        """Return the expected growth of the wealth in a round, given D and E[x^2]."""
+        bet = np.minimum(d / moment, CAP / reach)
+        return np.asarray(bet * d - bet**2 * moment / 2)
 
     def _free_sigma(self) -> FloatArray:
         """Return (runs,) the spread of x without bounds: robust, because tails may be heavy."""
-        runs = self._n.size
+        runs = self.episodes.size
         if self.assumed.deviation is not None:
             return np.full(runs, self.assumed.deviation)
-        known = self.prior.deviation > 0.0
         if not self._sizes:
-            return np.full(runs, self.prior.deviation if known else np.inf)
+            return np.full(runs, np.inf)
         sigma = _NORMAL * np.median(self._sizes, axis=0)
         return np.asarray(np.where(sigma > 0.0, sigma, np.inf))
 
-    def _pairs(self) -> tuple[FloatArray, _Choices]:
-        """Return (runs, N, K) coefficients of pairs, and what comes of them.
+    def _pair_variance(self) -> FloatArray:
+        """Return (runs,) variance of the difference of a pair; that of span / 4 counts once."""
+        n = self._pairs
+        squares = self._square - self._total**2 / np.maximum(n, 1)
+        start = (self.assumed.span / 4) ** 2
+        return np.asarray((np.maximum(squares, 0.0) + start) / (1.0 + np.maximum(n - 1, 0)))
 
-        Of the best coefficients, those of the regression on the pairs so far, a part is used:
-        controls make x less variable, but also its range wider, and so the largest bet smaller.
-        """
-        prior, n = self.prior, self._n
-        known = prior.deviation > 0.0
-        weight = prior.rounds if known else 1.0
-        products = prior.coefficients * prior.variances
-        start = prior.deviation**2 if known else (self.assumed.span / 4) ** 2
-        count = weight + np.maximum(n - 1, 0)
-        many = np.maximum(n, 1)
-        mean, luck = self._total / many, self._luck / many[:, None]
-        variance = self._square - n * mean**2 + weight * (start + prior.coefficients @ products)
-        variance = np.maximum(variance, 0.0)
-        if not self.limits.size:
-            parts, best = _PARTS[:1], np.zeros((n.size, 0))
-            left = (variance / count)[:, None]
-        else:
-            cross = self._cross - self._luck * mean[:, None] + weight * products
-            squares = self._squares - self._luck[:, :, None] * luck[:, None]
-            squares = squares + weight * np.diag(prior.variances)
-            solved = np.linalg.solve(squares, cross[..., None])[..., 0]
-            best, parts = np.asarray(np.clip(solved, 0.0, _MOST)), _PARTS
-            gain = np.sum(best * cross, axis=1)[:, None]
-            curve = np.einsum("rk,rkl,rl->r", best, squares, best)[:, None]
-            left = variance[:, None] - 2 * parts * gain + parts**2 * curve
-            left = np.maximum(left, 1e-6 * variance[:, None]) / count[:, None]
-        reach = self.assumed.span + parts * (best @ self.limits)[:, None]
-        return parts[:, None] * best[:, None], _Choices(reach, left)
-
-    def _singles(self) -> tuple[FloatArray, FloatArray, _Choices]:
-        """Return (runs, N) shares and centres of single episodes, and what comes of them."""
-        half, weight = self.assumed.span / 2, 1.0
+    def _singles(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Return (runs, N) shares, centres, E[x^2] and bounds of |x| of N kinds of lots."""
+        half = self.assumed.span / 2
         start = np.array([1.0, 0.0, half**2 / 4]) / (SHARES * (1 - SHARES))[:, None]
-        if np.isfinite(self.prior.moments).all():
-            start, weight = self.prior.moments, self.prior.rounds
-        sums = (self._moments + weight * start) / (weight + self.episodes)[:, None, None]
-        one, linear, square = np.moveaxis(sums, -1, 0)[..., None]  # (runs, H, 1)
+        means = (self._moments + start) / (1.0 + self.episodes)[:, None, None]
+        one, linear, square = np.moveaxis(means, -1, 0)[..., None]  # (runs, H, 1)
         centre = _PARTS * np.clip(linear / np.maximum(one, _TINY), -half, half)
         moment = np.maximum(square - 2 * centre * linear + centre**2 * one, 1e-12 * half**2)
         reach = (half + np.abs(centre)) / np.minimum(SHARES, 1 - SHARES)[:, None]
         share = np.broadcast_to(SHARES[:, None], centre.shape)
-        share, centre, moment, reach = (
-            x.reshape(len(x), -1) for x in (share, centre, moment, reach)
-        )
-        return share, centre, _Choices(reach, moment)
+        flat = [x.reshape(len(x), -1) for x in (share, centre, moment, reach)]
+        return flat[0], flat[1], flat[2], flat[3]
 
     def _suggested(self, variance: FloatArray) -> FloatArray:
-        """Return (runs,) the size of D that prior and rounds suggest, given variances of x.
+        """Return (runs,) the size of D that the rounds suggest, and not less than its own error.
 
-        A prior that the rounds contradict counts with the error that it turns out to have.
+        Args:
+            variance: (runs,) of x in the next round, for duels without rounds.
         """
-        prior, own = self.prior, self._precision
-        precise = np.zeros_like(own)
-        if prior.trust > 0.0:
-            off = (self._mean - prior.difference) ** 2 - 1.0 / np.maximum(own, _TINY)
-            square = prior.error**2 + np.maximum(off, 0.0)
-            precise = np.where(square > 0.0, 1.0 / np.maximum(square, _TINY), 0.0)
-        size = np.abs(own * self._mean + precise * prior.difference)
-        total = np.maximum(own + precise, 1.0 / variance)
-        return np.asarray(np.maximum(size, np.sqrt(total)) / total)  # not less than its own error
+        precision = np.maximum(self._precision, 1.0 / variance)
+        size = np.abs(self._precision * self.mean)
+        return np.asarray(np.maximum(size, np.sqrt(precision)) / precision)
 
     # Take ------------------------------------------------------------------------------------
 
-    def add(
-        self,
-        plan: Plan,
-        who: IntArray,
-        returns: FloatArray,
-        log_ratios: FloatArray,
-        controls: FloatArray,
-    ) -> None:
+    def add(self, plan: Plan, who: IntArray, returns: FloatArray, log_ratios: FloatArray) -> None:
         """Take the outcome of one round in every duel.
 
         Args:
@@ -278,25 +208,19 @@ class Rounds:
             who: (runs,) 0 for a or 1 for b, drawn to play a single episode.
             returns: (runs, 2) of a and b; for a single episode the other one is not looked at.
             log_ratios: (runs, 2) L of their episodes.
-            controls: (runs, K), of conditional mean 0.
         """
-        single, each = plan.single, np.arange(self._n.size)
+        single, each = plan.single, np.arange(self.episodes.size)
         middle = 0.0 if self.assumed.bounds is None else sum(self.assumed.bounds) / 2
         t, apart = np.tanh(log_ratios[each, who] / 2), returns - middle
         r = 2 * t / (1.0 + (2 * plan.share - 1) * t)
         difference = np.where(single, 0.0, returns[:, 0] - returns[:, 1])
-        luck = np.where(single[:, None], 0.0, controls)
         x = np.where(single, r * (apart[each, who] - plan.centre), difference)
-        x = x - np.sum(plan.coefficients * luck, axis=1)
         self.wealth.add(x, plan.reach, plan.sigma)
         if self.assumed.bounds is None:
             self._sizes.append(np.abs(x))
-        self._n += ~single
+        self._pairs += ~single
         self._total += difference
         self._square += difference**2
-        self._luck += luck
-        self._cross += luck * difference[:, None]
-        self._squares += luck[:, :, None] * luck[:, None]
         seen = ~single[:, None] | (who[:, None] == np.arange(2))
         lot = np.where(single, plan.share, 0.5)[:, None] * np.ones(2)
         terms = weight_moments(log_ratios, apart, lot)
@@ -304,9 +228,4 @@ class Rounds:
         self.episodes += seen.sum(axis=1)
         weight = np.where(np.isfinite(plan.sigma), 1.0 / plan.sigma**2, 0.0)
         self._precision += weight
-        self._mean += (x - self._mean) * weight / np.maximum(self._precision, _TINY)
-
-    @property
-    def mean(self) -> FloatArray:
-        """(runs,) mean of x, weighted by expected precision: the estimate of D."""
-        return self._mean.copy()
+        self.mean += (x - self.mean) * weight / np.maximum(self._precision, _TINY)

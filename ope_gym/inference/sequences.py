@@ -20,30 +20,19 @@ most (1 + (b s)^2 / 2) exp(-(b s)^2 / 2) <= 1. No symmetry and no moments beyond
 needed: all three hold for every sample size.
 
 So the product over rounds, and every average of such products over bets, is a supermartingale
-under the claim: by Ville's inequality it ever reaches 1 / alpha with probability at most alpha. The
-claim D >= m is bet against with the signs changed. The two get theta alpha and (1 - theta) alpha,
-so all statements of a duel hold together with probability 1 - alpha, however often one looks and
-whenever one stops (Waudby-Smith and Ramdas, 2024).
-
-Each product falls in m: claims D <= m' with m' < m are refuted along with m, so the claims that are
-left make an interval.
+under the claim: by Ville's inequality it ever reaches 2 / alpha with probability at most alpha / 2.
+The claim D >= m is bet against with the signs changed, so all statements of a duel hold together
+with probability 1 - alpha, however often one looks and whenever one stops (Waudby-Smith and Ramdas,
+2024). Each product falls in m: claims D <= m' with m' < m are refuted along with m, so the claims
+that are left make an interval.
 
 The bets are k / sigma for k on a grid, sigma the spread of x so far; the best k is about |D - m| /
-sigma. Recorded episodes say what to expect of D (`Prior`): then a share of the bets is d / (sigma^2
-+ d^2) for likely differences d, and theta leans to the likely side. That changes how soon a duel
-ends, and never how often it errs.
-
-How far may theta lean? Under D = 0 the wealth of both sides together is a martingale: what it has
-on one side it lacks on the other, and no rule that learns on the way escapes that. Relative to
-theta = 1/2 the likely side needs log(2 theta) less evidence and the other one -log(2 - 2 theta)
-more, of log(2 / alpha) = 3.7 and about 0.6 for the choice of bets: theta = 0.57 saves 3 % and can
-cost 4 %, 0.75 saves 9 % and can cost 16 %, 0.9 saves 14 % and can cost 37 %. `LEAN` and a trust of
-at most 0.3 keep the cost near 5 %.
+sigma.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,8 +42,6 @@ from ope_gym.inference.intervals import Interval
 CAP = 0.98  # of the largest bet that cannot lose everything
 LARGEST = 1.0  # bet, in units of 1 / sigma
 RATIO = 2.0**0.5  # of neighbouring bets
-LEAN = 0.57  # largest share of alpha for one side
-_QUANTILES = 9  # of the expected difference
 
 
 @dataclass(frozen=True)
@@ -93,56 +80,11 @@ class Assumed:
         return np.asarray(phi - (bets * self.deviation) ** 2 / 2)
 
 
-@dataclass(frozen=True, eq=False)
-class Prior:
-    """Hold what is expected before the first round; K controls.
-
-    Args:
-        difference: of the two means; 0 if nothing is known.
-        error: its standard error; inf if nothing is known.
-        deviation: of the difference of a pair after its controls; NaN if unknown.
-        coefficients: (K,) of the controls.
-        variances: (K,) of the controls.
-        moments: (H, 3) see `ope_gym.inference.rounds.weight_moments`; NaN if unknown.
-        rounds: how many rounds deviation, coefficients and moments count for.
-        trust: share of the bets, within [0, 1), that follows difference and error; the others are
-            spread evenly.
-    """
-
-    difference: float = 0.0
-    error: float = np.inf
-    deviation: float = np.nan
-    coefficients: FloatArray = field(default_factory=lambda: np.zeros(0))
-    variances: FloatArray = field(default_factory=lambda: np.zeros(0))
-    moments: FloatArray = field(default_factory=lambda: np.full((3, 3), np.nan))
-    rounds: float = 1.0
-    trust: float = 0.0
-
-
 def bet_sizes(limit: int, level: float) -> FloatArray:
     """Return (J,) bets in units of 1 / sigma, down to what the last rounds could decide."""
     least = np.sqrt(2.0 * np.log(2.0 / (1.0 - level)) / limit)
     count = max(1, int(np.ceil(np.log(LARGEST / min(least, LARGEST)) / np.log(RATIO))) + 1)
     return np.asarray(LARGEST * RATIO ** -np.arange(count, dtype=np.float64))
-
-
-def expected_bets(prior: Prior) -> tuple[FloatArray, FloatArray, float]:
-    """Return (Q,) differences to bet on, (2, Q) their shares on each side, and theta.
-
-    The differences are quantiles of the normal distribution of the prior, those above 0 for bets on
-    D > m, those below 0 for D < m. theta is the chance of D > 0, between 1 - LEAN and LEAN. Without
-    trust there are none, and theta is 1 / 2.
-    """
-    if not (prior.trust > 0.0 and np.isfinite(prior.error)):
-        return np.zeros(0), np.zeros((2, 0)), 0.5
-    from scipy.special import ndtr, ndtri
-
-    quantiles = ndtri((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
-    differences = prior.difference + prior.error * quantiles
-    sides = np.stack([differences > 0, differences < 0]).astype(np.float64)
-    shares = prior.trust * sides / _QUANTILES
-    above = float(ndtr(prior.difference / prior.error)) if prior.error > 0 else 0.5
-    return differences, shares, float(np.clip(above, 1.0 - LEAN, LEAN))
 
 
 class Wealth:
@@ -153,7 +95,6 @@ class Wealth:
         points: (P,) claims D <= m and D >= m are bet against for each m of these.
         level: 1 - alpha.
         limit: rounds that there may be.
-        prior: what is expected.
         runs: number of duels that go on side by side.
 
     Attributes:
@@ -169,22 +110,16 @@ class Wealth:
         *,
         level: float = 0.95,
         limit: int = 1000,
-        prior: Prior | None = None,
         runs: int = 1,
     ) -> None:
         self.assumed, self.points, self.level = assumed, points, level
         self._sizes = bet_sizes(limit, level)
-        self._expected, follow, theta = expected_bets(Prior() if prior is None else prior)
-        rest = 1.0 - follow.sum(axis=1, keepdims=True)
-        even = np.full((2, self._sizes.size), 1.0 / self._sizes.size)
-        with np.errstate(divide="ignore"):  # bets on the other side have no share
-            self._log_shares = np.log(np.hstack([rest * even, follow]))
-        alpha = 1.0 - level
-        self._needed = -np.log([alpha * theta, alpha * (1.0 - theta)])
+        # log of the sum of the wealth of all bets that refutes a claim
+        self._needed = float(np.log(2.0 * self._sizes.size / (1.0 - level)))
         self.rounds = 0
         self.above = np.zeros((runs, points.size), dtype=np.bool_)
         self.below = np.zeros((runs, points.size), dtype=np.bool_)
-        self._logs = np.zeros((2, runs, points.size, self._sizes.size + self._expected.size))
+        self._logs = np.zeros((2, runs, points.size, self._sizes.size))
         self._history: list[FloatArray] = []  # (3, runs) each: x, reach, sigma
 
     def add(self, x: FloatArray, reach: FloatArray, sigma: FloatArray) -> None:
@@ -199,27 +134,18 @@ class Wealth:
         for side, sign in enumerate((1.0, -1.0)):
             gain = sign * (x[:, None] - self.points)
             self._logs[side] += self._log_factors(reach, sigma, sign * self.points, gain)
-            wealth = np.logaddexp.reduce(self._logs[side] + self._log_shares[side], axis=-1)
-            sides[side][...] |= wealth >= self._needed[side]
+            sides[side][...] |= np.logaddexp.reduce(self._logs[side], axis=-1) >= self._needed
         self._history.append(np.stack([x, reach, sigma]))
         self.rounds += 1
 
     def _log_factors(
         self, reach: FloatArray, sigma: FloatArray, points: FloatArray, gains: FloatArray
     ) -> FloatArray:
-        """Return (n, P, J + Q) log factors of n rounds for claims at points (P,), signed."""
+        """Return (n, P, J) log factors of n rounds for claims at points (P,), signed."""
         room = reach[:, None] + points  # the most that x can be on the wrong side of m
         most = self.assumed.largest_bets(room)
-        bets = np.minimum(self._bets(sigma)[:, None], most[..., None])
+        bets = np.minimum(self._sizes / sigma[:, None, None], most[..., None])
         return self.assumed.log_factors(bets, gains[..., None])
-
-    def _bets(self, sigma: FloatArray) -> FloatArray:
-        """Return (n, J + Q) bets for spreads (n,): some even, some on what is expected.
-
-        The best bet on a difference d is d / (sigma^2 + d^2).
-        """
-        d, square = np.abs(self._expected), sigma[:, None] ** 2
-        return np.hstack([self._sizes / sigma[:, None], d / (square + d**2)])
 
     def interval(self, run: int = 0) -> Interval:
         """Return the differences that no round so far has refuted; it never widens."""
@@ -230,27 +156,21 @@ class Wealth:
         if not np.isfinite(span):
             span = 1e6 * float(np.abs(x).max()) + 1e-300  # as good as everything
         ends = []
-        for side, sign in enumerate((1.0, -1.0)):
+        for sign in (1.0, -1.0):
             # sign * D > -span is known; halve what lies between a refuted and an open claim
             low, high = -span, span
             for _ in range(80):
                 middle = (low + high) / 2
-                refuted = self._refuted(side, sign, sign * middle, x, reach, sigma)
+                refuted = self._refuted(sign, sign * middle, x, reach, sigma)
                 low, high = (middle, high) if refuted else (low, middle)
             ends.append(sign * (low if low > -span else -self.assumed.span))
         return Interval(float(ends[0]), float(ends[1]), self.level, name)
 
     def _refuted(
-        self,
-        side: int,
-        sign: float,
-        point: float,
-        x: FloatArray,
-        reach: FloatArray,
-        sigma: FloatArray,
+        self, sign: float, point: float, x: FloatArray, reach: FloatArray, sigma: FloatArray
     ) -> bool:
         """Tell whether the bets against one claim ever had enough wealth."""
         gains = sign * (x - point)
         logs = self._log_factors(reach, sigma, np.array([sign * point]), gains[:, None])[:, 0]
-        wealth = np.logaddexp.reduce(np.cumsum(logs, axis=0) + self._log_shares[side], axis=1)
-        return bool(wealth.max() >= self._needed[side])
+        wealth = np.logaddexp.reduce(np.cumsum(logs, axis=0), axis=1)
+        return bool(wealth.max() >= self._needed)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym import Trajectories, duel
+from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed
 from ope_gym.kernels import compiled
 from ope_gym.policies import LinearSigmoid, Policy, SoftmaxLinear
-from studies.cartpole.simulation import _over, _step, rollouts
-from studies.harness.small_grid import Loggers, Regime, table
+from studies.cartpole.simulation import _over, _step
+from studies.harness.small_grid import Regime, table
 
 HORIZON = 100  # of CartPole here
 DIRECTION = np.array([0.1, 0.5, 2.0, 2.0])
@@ -27,17 +27,15 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Problem:
-    """Two policies, recorded episodes, and pools of fresh ones.
+    """Two policies and pools of fresh episodes.
 
     Args:
-        data: recorded episodes.
         policies: a and b.
         pools: fresh episodes of a and b, as many of each.
         reward_range: of every reward.
         horizon: time limit.
     """
 
-    data: Trajectories
     policies: tuple[Policy, Policy]
     pools: tuple[Trajectories, Trajectories]
     reward_range: tuple[float, float]
@@ -52,21 +50,11 @@ class Outcome:
     winner: FloatArray
 
 
-def cartpole(
-    a: LinearSigmoid,
-    b: LinearSigmoid,
-    loggers: tuple[float, ...],
-    pool: int,
-    rng: np.random.Generator,
-) -> Problem:
-    """Return stochastic linear policies of CartPole, recorded by others of the same kind."""
-    first, *others = (
-        rollouts(LinearSigmoid(scale * DIRECTION), 40, HORIZON, rng, held_out=True)
-        for scale in loggers
-    )
+def cartpole(a: LinearSigmoid, b: LinearSigmoid, pool: int, rng: np.random.Generator) -> Problem:
+    """Return stochastic linear policies of CartPole."""
     uniforms = rng.random((pool, 4 + HORIZON))
     pools = tuple(paired(policy, uniforms) for policy in (a, b))
-    return Problem(first.merge(*others), (a, b), (pools[0], pools[1]), (0.0, 1.0), HORIZON)
+    return Problem((a, b), (pools[0], pools[1]), (0.0, 1.0), HORIZON)
 
 
 def paired(policy: LinearSigmoid, uniforms: FloatArray) -> Trajectories:
@@ -115,30 +103,28 @@ def _paired(
         offsets[i + 1] = row
 
 
-def small(
-    loggers: Loggers, apart: float, pool: int, rng: np.random.Generator, seed: int
-) -> Problem:
+def small(apart: float, pool: int, rng: np.random.Generator, seed: int) -> Problem:
     """Return a small MDP: its target against the target with logits that are moved.
 
     Both play with the same random numbers, as environments with the same seeds do. With `apart` 0
     the logits are moved in such a way that both have the same value.
     """
-    regime = Regime(loggers, "high", 8, 10, 30, seed=seed)
-    data, target, _ = regime.simulate(rng)
+    regime = Regime("similar", "high", 8, 10, 30, seed=seed)
+    _, target, _ = regime.simulate(rng)
     logits = np.log(table(target, regime.states))
     q = regime.exact_q(target)[0]
     towards = (q - q.mean(axis=1, keepdims=True)) / q.std()
     other = logits + apart * towards
     if not apart:
         other = _equal(regime, target, logits + 0.5 * rng.normal(size=logits.shape), towards)
-    fresh = Regime(loggers, "high", 8, 1, pool, seed=seed)
+    fresh = Regime("similar", "high", 8, 1, pool, seed=seed)
     number = int(rng.integers(2**31))
     pools = []
     for row in (other, logits):
         played = fresh._play(row[None], np.random.default_rng(number))
         pools.append(played.recorded(row[None], regime, held_out=True))
     policies = SoftmaxLinear(other.T), SoftmaxLinear(logits.T)
-    return Problem(data, policies, (pools[0], pools[1]), (0.0, 1.0), 8)
+    return Problem(policies, (pools[0], pools[1]), (0.0, 1.0), 8)
 
 
 def _equal(
@@ -160,45 +146,27 @@ def differences(problem: Problem) -> FloatArray:
     return np.asarray(a.returns() - b.returns())
 
 
-KINDS = ("pairs", "without data", "with data")
+KINDS = ("pairs", "duel")
 
 
 def duels(problem: Problem, count: int, limit: int, rng: np.random.Generator) -> list[Outcome]:
-    """Play duels on the same episodes: pairs without recorded episodes, freely, and with them."""
-    made = duel(
-        *problem.policies,
-        data=problem.data,
-        reward_range=problem.reward_range,
-        horizon=problem.horizon,
-        limit=limit,
-        level=LEVEL,
-    )
-    lucks = [
-        sign * control.of(pool, rng)
-        for control, pool, sign in zip(made._controls, problem.pools, (1.0, -1.0), strict=True)
-        if control is not None
-    ]
-    returns = np.stack([pool.returns() for pool in problem.pools], axis=1)
-    none = np.zeros((len(returns), 0))
-    controls = np.stack(lucks, axis=1) if lucks else none
-    drawn = drawn_places(len(returns), (2 * limit, count), rng)
+    """Play duels on the same episodes: pairs only, and freely."""
+    low, high = (problem.horizon * end for end in problem.reward_range)
+    played = np.stack([pool.returns() for pool in problem.pools], axis=1), log_ratios(problem)
+    drawn = drawn_places(len(played[0]), (2 * limit, count), rng)
     lots = rng.random(drawn.shape)
-    found = []
+    outcomes = []
     for kind in KINDS:
-        informed = kind == "with data"
         rounds = Rounds(
-            Assumed(made.rules.bounds),
-            made._limits if informed else np.zeros(0),
+            Assumed((low, high)),
             np.zeros(1),
             level=LEVEL,
             limit=limit,
-            prior=made.prior if informed else None,
             runs=count,
             pairs=kind == "pairs",
         )
-        played = returns, log_ratios(problem), controls if informed else none
-        found.append(play(rounds, played, drawn, lots, limit))
-    return found
+        outcomes.append(play(rounds, played, drawn, lots, limit))
+    return outcomes
 
 
 def drawn_places(pool: int, shape: tuple[int, int], rng: np.random.Generator) -> IntArray:
@@ -240,7 +208,7 @@ def oracle(problem: Problem) -> float:
 
 def play(
     rounds: Rounds,
-    played: tuple[FloatArray, FloatArray, FloatArray],
+    played: tuple[FloatArray, FloatArray],
     drawn: IntArray,
     lots: FloatArray,
     limit: int,
@@ -249,7 +217,7 @@ def play(
 
     Args:
         rounds: the duels.
-        played: returns, log ratios and controls of the pairs of a pool.
+        played: returns and log ratios of the pairs of a pool.
         drawn: (rounds, duels) places in the pool.
         lots: (rounds, duels) uniform numbers that say who plays alone.
         limit: most pairs.
@@ -259,9 +227,8 @@ def play(
     wealth = rounds.wealth
     for places, lot in zip(drawn, lots, strict=True):
         plan = rounds.plan()
-        rounds.add(
-            plan, (lot >= plan.share).astype(np.int64), *(column[places] for column in played)
-        )
+        who = (lot >= plan.share).astype(np.int64)
+        rounds.add(plan, who, *(column[places] for column in played))
         ended = (winner == 0) & (wealth.above[:, 0] | wealth.below[:, 0])
         ended &= rounds.episodes <= 2 * limit
         winner[ended] = np.where(wealth.above[ended, 0], 1.0, -1.0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray
 from ope_gym.inference.rounds import fewest_episodes
 from ope_gym.policies import LinearSigmoid
 from studies.duel.claims import duel_claims
@@ -28,7 +26,6 @@ from studies.duel.tails import ASSUMPTIONS, CASES, free_duels, holds, shift
 from studies.harness.errors import standard_errors
 from studies.harness.markdown import number, table
 from studies.harness.seeds import streams
-from studies.harness.small_grid import Loggers
 from studies.harness.study import Runs, Study, Summary
 
 if TYPE_CHECKING:
@@ -39,26 +36,17 @@ if TYPE_CHECKING:
 NAMES = (
     "CartPole, wide",
     "CartPole, close",
-    "small MDP, near loggers",
-    "small MDP, far loggers",
-    "CartPole, far loggers",
-    "small MDP, data reversed",
-    "small MDP, data understate",
+    "small MDP",
     "CartPole, equal values",
     "small MDP, equal values",
 )
-NULL = NAMES[7:]
-HEALTHY = NAMES[:4]  # effective sample sizes from 70 on
-POOR = NAMES[4:5]  # effective sample sizes up to 10
-MISLED = NAMES[5:7]  # healthy weights, but rewards of another problem
-_NEAR = (0.5, 0.7, 0.9, 1.1)
-_FAR = (0.05, 0.1)
+APART, NULL = NAMES[:3], NAMES[3:]
 _POWER = (1.959964 + 1.281552) ** 2  # of a two-sided z test at 5 % that finds 90 %
 
 
 _COLUMNS = ("fixed", "floor", "oracle")
 _LEGEND = (
-    "{runs} recorded data sets of each problem, {duels} duels with each, at most {limit} pairs of "
+    "{runs} pools of episodes of each problem, {duels} duels with each, at most {limit} pairs of "
     "fresh episodes, with a look after every round. The columns give mean numbers of episodes:\n\n"
     "- fixed: in the pairs that a z test needs for 90 % power if it knows the variance and the "
     "difference;\n"
@@ -66,11 +54,10 @@ _LEGEND = (
     "returns within the range, even if it is told which policy is better;\n"
     "- oracle: for the best bets of someone who is told that and knows all distributions;\n"
     "- pairs: for bets on pairs with common seeds;\n"
-    "- without data, with data: for a duel without and with recorded episodes.\n\n"
-    "Saved: by a duel with data, compared with pairs / with a duel without data. Wrong and "
-    "decided: pairs / without / with data. Episodes are cut off at the limit, which makes long "
-    "duels look shorter. How far a duel trusts the data, and whom it plays more often, was chosen "
-    "on problems of this kind, with other episodes."
+    "- duel: for a duel as users play it.\n\n"
+    "Saved: by a duel, compared with pairs. Wrong and decided: pairs / duel. Episodes are cut off "
+    "at the limit, which makes long duels look shorter. Whom a duel plays more often was chosen on "
+    "problems of this kind, with other episodes."
 )
 
 
@@ -113,18 +100,13 @@ class Duels(Study):
     def _problem(self, name: str, rng: np.random.Generator) -> Problem:
         number = int(rng.integers(1000))
         if name == "CartPole, equal values":  # mirror images: the mirrored episode is as likely
-            return cartpole(_linear(0.9, 0.3), _linear(0.9, -0.3), _NEAR, 5 * self.pool, rng)
+            return cartpole(_linear(0.9, 0.3), _linear(0.9, -0.3), 5 * self.pool, rng)
         if name == "small MDP, equal values":
-            return small("similar", 0.0, 15 * self.pool, rng, number)
-        if name.startswith("small"):
-            loggers: Loggers = "unrelated" if "far" in name else "similar"
-            found = small(loggers, 0.3, 2 * self.pool, rng, number)
-            if name == "small MDP, data reversed":
-                return rewarded(found, 1.0 - found.data.rewards)
-            return rewarded(found, found.data.rewards / 3) if name in MISLED else found
+            return small(0.0, 15 * self.pool, rng, number)
+        if name == "small MDP":
+            return small(0.3, 2 * self.pool, rng, number)
         scale = 1.2 if name == "CartPole, wide" else 1.05
-        loggers_at = _FAR if "far" in name else _NEAR
-        return cartpole(_linear(scale), _linear(0.9), loggers_at, self.pool, rng)
+        return cartpole(_linear(scale), _linear(0.9), self.pool, rng)
 
     def _free(self, rng: np.random.Generator) -> dict[str, Any]:
         shape = (len(CASES), len(ASSUMPTIONS), 2, self.duels)
@@ -166,30 +148,28 @@ class Duels(Study):
         compared = {
             "of a fixed-size test": runs["fixed"],
             "of pairs": means[..., 0],
-            "without data": means[..., 1],
         }
         for name, other in compared.items():
-            log = np.log(means[..., 2] / other)  # (R, problems)
+            log = np.log(means[..., 1] / other)  # (R, problems)
             found[f"over {name}"] = log.mean(axis=0)
             found[f"over {name} error"] = standard_errors(log)
         return found
 
     def claims(self, summary: Summary) -> list[Claim]:
-        """Judge validity and what recorded episodes save."""
-        return duel_claims(summary, HEALTHY, POOR, MISLED, NULL)
+        """Judge validity and how many episodes a duel saves."""
+        return duel_claims(summary, APART, NULL)
 
     def table(self, summary: Summary) -> str:
         """Tabulate episodes, savings and false decisions."""
         rows = []
         for i, name in enumerate(summary["names"]):
             known = "" if name in NULL else None
-            logs = [summary[f"over {over}"][i] for over in ("of pairs", "without data")]
             rows.append(
                 [
                     name,
                     *(number(summary[x][i]) if known is None else "" for x in _COLUMNS),
                     *(number(x) for x in summary["episodes"][i]),
-                    " / ".join(f"{100 * (1 - math.exp(x)):.0f} %" for x in logs)
+                    f"{100 * (1 - math.exp(summary['over of pairs'][i])):.0f} %"
                     if known is None
                     else "",
                     " / ".join(f"{100 * x:.1f} %" for x in summary["wrong"][i]),
@@ -227,14 +207,14 @@ class Duels(Study):
 
     def picture(self, summary: Summary) -> Figure:
         """Draw the episodes of each problem."""
-        from studies.harness.pictures import BLUE, GREEN, PINK, legend_below, new_figure
+        from studies.harness.pictures import GREEN, PINK, legend_below, new_figure
 
         shown = [i for i, name in enumerate(summary["names"]) if name not in NULL]
         figure = new_figure(6.0, 3.8)
         axes = figure.add_subplot()
         episodes = np.array(summary["episodes"])[shown]
-        for j, (colour, label) in enumerate(zip((PINK, BLUE, GREEN), KINDS, strict=True)):
-            places = np.arange(len(shown)) + 0.27 * (j - 1)
+        for j, (colour, label) in enumerate(zip((PINK, GREEN), KINDS, strict=True)):
+            places = np.arange(len(shown)) + 0.27 * (j - 0.5)
             axes.barh(places, episodes[:, j], 0.26, color=colour, label=label)
         floor = np.array(summary["floor"], dtype=np.float64)[shown]
         axes.plot(floor, np.arange(len(shown)), "k|", markersize=12, label="floor")
@@ -243,11 +223,6 @@ class Duels(Study):
         axes.set_xlabel("fresh episodes", fontsize=8)
         legend_below(axes, 4)
         return figure
-
-
-def rewarded(problem: Problem, rewards: FloatArray) -> Problem:
-    """Return the problem with other recorded rewards; fresh episodes stay as they are."""
-    return dataclasses.replace(problem, data=dataclasses.replace(problem.data, rewards=rewards))
 
 
 def _linear(scale: float, bias: float = 0.0) -> LinearSigmoid:

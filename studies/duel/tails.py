@@ -59,9 +59,7 @@ def free_duels(
     """Play duels of pairs without bounds; a is better by `apart`."""
     deviation = math.sqrt(_VARIANCES[case]) if assumption == "deviation" else None
     returns = made_up(case, (limit, count), rng).reshape(-1, 2) + np.array([apart, 0.0])
-    rounds = Rounds(
-        Assumed(None, deviation), np.zeros(0), np.zeros(1), level=LEVEL, limit=limit, runs=count
-    )
-    played = returns, np.zeros_like(returns), np.zeros((len(returns), 0))
+    rounds = Rounds(Assumed(None, deviation), np.zeros(1), level=LEVEL, limit=limit, runs=count)
+    played = returns, np.zeros_like(returns)
     places = np.arange(len(returns)).reshape(limit, count)
     return play(rounds, played, places, np.zeros(places.shape), limit)
