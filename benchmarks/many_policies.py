@@ -178,9 +178,7 @@ def cost(seed: int, largest: int) -> None:
 
 def effective(data: Trajectories, target: LinearSigmoid, groups: IntArray) -> FloatArray:
     """Return (T,) the effective sample size of fused weights against groups of the policies."""
-    prefix = np.empty(data.n_steps)
-    own = policy_log_probs(target, "target", data)
-    kernels.cumulate(own, 0, len(data), data.offsets, prefix)
+    prefix = kernels.prefix_sums(policy_log_probs(target, "target", data), data.offsets)
     found = partial_log_weights(data, behaviours_of(data), groups, ["fused"])[0]["fused"]
     total, square, _ = sum_arrays(found + prefix, data.rewards, data.offsets, 1.0).columns.sums
     return np.asarray(total**2 / square)

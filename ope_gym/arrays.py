@@ -39,7 +39,6 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MANY = 1 << 18  # rows from which threads are worth their start
-_COPIED = 1 << 12  # groups whose sums each thread may hold for itself
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -321,66 +320,15 @@ def keep_freed_memory() -> None:
     np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
-def slices_of(size: int) -> list[slice]:
-    """Cut rows into slices that are worth a thread each; few rows stay together."""
-    piece = MANY // 2 if size >= MANY else size
-    return [slice(begin, begin + piece) for begin in range(0, size, piece)]
-
-
-def exponentials(values: FloatArray, top: float = 0.0) -> FloatArray:
-    """Return exp(values - top) of (n,), on all cores if they are many.
-
-    >>> exponentials(np.array([1.0, 2.0]), 2.0)[1]
-    np.float64(1.0)
-    """
-    result = np.empty(values.size)
-
-    def fill(part: slice) -> None:
-        np.exp(np.subtract(values[part], top, out=result[part]), out=result[part])
-
-    in_threads(fill, slices_of(values.size))
-    return result
-
-
 def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArray:
     """Count values (n,) by groups (n,), and sum them and their squares: (3, groups).
-
-    On all cores if they are many.
 
     >>> group_sums(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0])).tolist()
     [[2.0, 1.0], [5.0, 2.0], [17.0, 4.0]]
     """
-    if groups.size < MANY:
-        with np.errstate(over="ignore"):  # whoever takes the squares has small values
-            columns = (None, values, values * values)
-        return np.array([np.bincount(groups, x, minlength=size) for x in columns], np.float64)
-    return _added(groups, values, size or int(groups.max()) + 1, 3)
-
-
-def sums_by_group(groups: IntArray, values: FloatArray, size: int) -> FloatArray:
-    """Sum values (n,) by groups (n,) numbered below `size`; on all cores if they are many.
-
-    >>> sums_by_group(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0]), 2).tolist()
-    [5.0, 2.0]
-    """
-    if groups.size < MANY:
-        return np.asarray(np.bincount(groups, values, minlength=size), np.float64)
-    return np.asarray(_added(groups, values, size, 1)[0])
-
-
-def _added(groups: IntArray, values: FloatArray, size: int, columns: int) -> FloatArray:
-    """Return what `ope_gym.kernels.group_sums` adds, (columns, size)."""
-    from ope_gym.kernels import group_sums as add
-
-    few = size <= _COPIED  # more groups would cost memory, and follow each other less
-
-    def sums_of(part: slice) -> FloatArray:
-        found = np.zeros((4 if few else 1, size, columns))
-        add(groups[part], values[part], found)
-        return np.asarray(found.sum(axis=0))
-
-    parts = slices_of(groups.size) if few else [slice(None)]
-    return np.asarray(np.sum(in_threads(sums_of, parts), axis=0).T)
+    with np.errstate(over="ignore"):  # whoever takes the squares has small values
+        columns = (None, values, values * values)
+    return np.array([np.bincount(groups, x, minlength=size) for x in columns], np.float64)
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

@@ -192,8 +192,8 @@ def value_of(name: str, data: Data, **options: Any) -> float:
     return float(evaluate_log_probs(*data, name, **plain_options(**options))[name].value)
 
 
-def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 0.0) -> None:
-    """Equal numbers in every field, to the bit unless rtol is given."""
+def assert_same(a: Evaluation, b: Evaluation, *, rtol: float = 1e-12) -> None:
+    """Equal numbers in every field, but for rounding."""
     assert list(a) == list(b)
     for name, one in a.items():
         other = b[name]

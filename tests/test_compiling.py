@@ -41,10 +41,10 @@ def test_a_terminal_shows_one_line_and_clears_it(monkeypatch: pytest.MonkeyPatch
 def test_otherwise_nothing_is_shown(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     screen = io.StringIO() if case == "no terminal" else Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    kernels.cumulate(np.zeros(1), 0, 1, np.array([0, 1]), np.empty(1))
+    kernels.cumulate(np.zeros(1), np.array([0, 1]), np.empty(1))
     with compilation_shown(True if case == "quiet" else None):
         if case == "compiled already":
-            kernels.cumulate(np.zeros(1), 0, 1, np.array([0, 1]), np.empty(1))
+            kernels.cumulate(np.zeros(1), np.array([0, 1]), np.empty(1))
         else:
             compile_something()
     assert screen.getvalue() == ""

@@ -219,7 +219,7 @@ def test_saving_and_loading_changes_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", list(KINDS))
-def test_both_doors_give_the_same_bits(method: str) -> None:
+def test_both_doors_give_the_same_numbers(method: str) -> None:
     data = recorded(9)
     options = plain_options(gamma=0.97, cap=1.3, interval=method, **betting(data))
     assert_same(
@@ -533,7 +533,7 @@ def test_a_new_estimator_is_a_line_and_a_new_scheme_a_function(
     data = recorded(17)
     monkeypatch.setitem(ESTIMATORS, "NOUCIS", Composition("optimal", True, True))
     monkeypatch.setitem(ESTIMATORS, "HIS", Composition("halfway"))
-    monkeypatch.setitem(formula.SCHEMES, "halfway", lambda p: p.target - (p.own + p.mixture) / 2)
+    monkeypatch.setitem(formula.SCHEMES, "halfway", lambda prefix: -prefix.mixture / 2)
     got = evaluate(
         data.trajectories, data.target, estimators=["NOUCIS", "HIS"], weighting=Weighting(cap=1.2)
     )

@@ -131,16 +131,16 @@ def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(
 
 def test_one_compilation_serves_arrays_that_may_and_may_not_be_written_to() -> None:
     values, offsets = np.array([1.0, 2.0, 4.0]), np.array([0, 2, 3])
-    kernels.cumulate(values, 0, 2, offsets, np.empty(3))
+    kernels.cumulate(values, offsets, np.empty(3))
     with event.install_recorder("numba:compile") as seen:
         for frozen in (values, offsets):
             frozen.flags.writeable = False
             out = np.empty(3)
-            kernels.cumulate(values, 0, 2, offsets, out)
+            kernels.cumulate(values, offsets, out)
             np.testing.assert_array_equal(out, [1.0, 3.0, 4.0])
     assert not seen.buffer
     assert not values.flags.writeable
-    kernels.cumulate(np.ones(3), 0, 2, offsets, out)
+    kernels.cumulate(np.ones(3), offsets, out)
     np.testing.assert_array_equal(out, [1.0, 2.0, 1.0])
 
 

@@ -84,13 +84,11 @@ class FusedWeights:
 
     def prefix(self, policy: Policy, name: str) -> FloatArray:
         """Return (S,) the log-probability of the actions up to each step."""
-        from ope_gym import kernels
+        from ope_gym.kernels import prefix_sums
 
         own = policy_log_probs(policy, name, self.data)
         check_log_probs(own, name, self.data.offsets, True)
-        out = np.empty(own.size)
-        kernels.cumulate(own, 0, self.n, self.data.offsets, out)
-        return out
+        return np.asarray(prefix_sums(own, self.data.offsets))
 
     def influence(self, log_w: FloatArray) -> FloatArray:
         """Return (n,) influence values with other weights, but today's means over the data."""

@@ -255,7 +255,7 @@ def _freedom(first: float, second: float, ess: float, n: int) -> float:
 
 def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
     """Compute A, the blend of NFIS, FWDR and DM."""
-    totals, start = yield StepSums(column, setting.gamma, setting.errors), Starts()
+    totals, start = yield StepSums(column, setting.gamma), Starts()
     nfis = normalise(column, totals, None, setting)
     clip = clip_of(totals.columns, setting.trajectories)
     calmer = dataclasses.replace(column, clip=clip)
@@ -272,7 +272,7 @@ def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:
     """Compute NFIS with clipped weights, and the share of the weights that were clipped."""
-    (totals,) = yield (StepSums(column, setting.gamma, setting.errors),)
+    (totals,) = yield (StepSums(column, setting.gamma),)
     found = yield from normalise(column, totals, None, dataclasses.replace(setting, draws=None))
     return found, totals.clipped_share
 

@@ -95,7 +95,7 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     blend alone, which may be the q model's, says too little.
     """
     column = setting.column(c)
-    totals, start = yield StepSums(column, setting.gamma, setting.errors), Starts()
+    totals, start = yield StepSums(column, setting.gamma), Starts()
     columns, cuts = totals.columns, spread_cuts(totals.columns.peak.size)
     fwdr = normalise(column, totals, start, dataclasses.replace(setting, draws=None))
     wanted: list[Steps[Any]] = [mix(column, columns, start, cuts, setting), fwdr]

@@ -27,19 +27,16 @@ from ope_gym.arrays import (
     IntArray,
     annuity,
     cuts_of,
-    in_threads,
     longest_of,
     offsets_of,
-    slices_of,
     step_numbers,
 )
 from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
 from ope_gym.inference.outcomes import tally
 
 T = TypeVar("T")
+_FAR = 1e300  # stands for infinity where that less itself would be NaN
 LARGEST = 600.0  # log of the largest weight: a bound that keeps all sums within floats
-
-_VECTORS = 64  # trajectories of one step from which their sums vectorise, see `kernels.single_sums`
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +258,6 @@ class StepTotals:
         log_last: (n,) log of each trajectory's last weight, after the cap.
         capped_share: share of the steps whose weight was clipped by the cap.
         clipped_share: share of the steps whose weight was above the clip.
-        scaled: (n,) last weights over the largest; None where the pass made none.
     """
 
     columns: Columns
@@ -269,7 +265,6 @@ class StepTotals:
     log_last: FloatArray
     capped_share: float
     clipped_share: float
-    scaled: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -279,20 +274,17 @@ class StepSums:
     Args:
         column: which weights.
         gamma: discount.
-        scaled: whether weights of trajectories of one step are wanted, not only their logs.
     """
 
     column: Column
     gamma: float
-    scaled: bool = False
     in_threads: ClassVar[bool] = True
 
     def part(self, chunk: Weighted) -> _StepParts:
         """Sum over a chunk."""
         log_w, pay, offsets = self.column.of(chunk)
         log_cap = self.column.log_cap
-        wanted = self.gamma, log_cap, self.scaled
-        peak, sums, psi, scaled = _column_sums(log_w, pay, offsets, *wanted)
+        peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
         if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
@@ -304,7 +296,7 @@ class StepSums:
             clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
         capped = 0 if np.isinf(log_cap) else int(np.count_nonzero(log_w > log_cap))
         counts = np.array([log_w.size, capped, clipped])
-        return _StepParts.of(peak, sums, psi, last, counts, scaled)
+        return _StepParts.of(peak, sums, psi, last, counts)
 
     def total(self, merged: _StepParts) -> StepTotals:
         """Return the sums over all trajectories."""
@@ -313,7 +305,7 @@ class StepSums:
             psi = np.full(psi.size, np.nan)
         steps, capped, clipped = merged.counts.tolist()
         columns, last = Columns(merged.peak, merged.sums), merged.log_last.joined()
-        return StepTotals(columns, psi, last, capped / steps, clipped / steps, merged.scaled)
+        return StepTotals(columns, psi, last, capped / steps, clipped / steps)
 
 
 @dataclass
@@ -328,7 +320,6 @@ class _StepParts:
         psi: plain influence values.
         log_last: last log weights.
         counts: steps, steps whose weight was clipped by the cap, and by the clip.
-        scaled: last weights over the largest of a single chunk, if it made them.
     """
 
     peak: FloatArray
@@ -338,7 +329,6 @@ class _StepParts:
     psi: Arrays
     log_last: Arrays
     counts: IntArray
-    scaled: FloatArray | None = None
 
     @classmethod
     def of(
@@ -348,12 +338,11 @@ class _StepParts:
         psi: FloatArray,
         log_last: FloatArray,
         counts: IntArray,
-        scaled: FloatArray | None,
     ) -> _StepParts:
         """Hold the sums of one chunk."""
         both = Arrays(psi), Arrays(log_last)
         if peak.size == 1:  # first weights are last weights
-            return cls(peak, sums, peak[0], sums[:2, 0], *both, counts, scaled)
+            return cls(peak, sums, peak[0], sums[:2, 0], *both, counts)
         top = float(log_last.max())
         scaled = np.exp(log_last - top) if top > -np.inf else np.zeros(1)
         last = np.array([scaled.sum(), np.sum(scaled**2)])  # not BLAS: its threads change bits
@@ -374,7 +363,6 @@ class _StepParts:
         self.psi.merge(other.psi)
         self.log_last.merge(other.log_last)
         self.counts = self.counts + other.counts
-        self.scaled = None
 
     def _extended(self, horizon: int) -> tuple[FloatArray, FloatArray]:
         """Return peaks and sums of `horizon` steps: an episode that has ended pays nothing."""
@@ -398,39 +386,39 @@ def _rescaled(sums: FloatArray, old: FloatArray, new: FloatArray) -> FloatArray:
 
 
 def _column_sums(
-    log_w: FloatArray,
-    pay: FloatArray,
-    offsets: IntArray,
-    gamma: float,
-    log_cap: float,
-    weights: bool,
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray | None]:
-    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk.
-
-    Of many trajectories of one step also their weights (n,) over the largest, if wanted.
-    """
+    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
     from ope_gym import kernels
 
     n, horizon = offsets.size - 1, longest_of(offsets)
+    if horizon == 1:  # many bandits have a million of them, and need no loops over steps
+        top = np.array([min(float(log_w.max()), log_cap)])
+        w = _scaled(log_w, log_cap, top[0])
+        sums = np.array([[w.sum()], [np.sum(w * w)], [np.sum(w * pay)]])
+        return top, sums, w * pay * _exp_of(top)
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
-    psi = np.empty(n)
-    if horizon == 1 and n >= _VECTORS:
-        top, scaled = min(float(log_w.max()), log_cap), np.empty(n)
-
-        def sums_of(part: slice) -> FloatArray:
-            found = np.empty(3)
-            kernels.single_sums(
-                log_w[part], log_cap, pay[part], top, found, psi[part], scaled[part]
-            )
-            return found
-
-        single = sum(in_threads(sums_of, slices_of(n)))
-        made = scaled if weights else None
-        return np.array([top]), np.reshape(single, (3, 1)), psi, made
-    sums, ended = np.zeros((3, horizon)), np.zeros((2, horizon + 1))
-    paid, weight = discounts(gamma, horizon), np.empty(horizon)
+    kernels.peaks(log_w, log_cap, offsets, peak, gone)
+    peak = np.maximum(peak, np.maximum.accumulate(gone)[:-1])
+    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    paid, weight = discounts(gamma, horizon) * _exp_of(peak), np.empty(horizon)
     kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
-    return peak, sums, psi, None
+    # the trajectories that have ended by t keep their last weights
+    power = np.array([[1.0], [2.0]])
+    with np.errstate(divide="ignore"):
+        kept = np.logaddexp.accumulate(np.log(ended) + power * gone, axis=1)[:, :-1]
+    sums[:2] += np.exp(kept - power * np.maximum(peak, -_FAR))
+    return peak, sums, psi
+
+
+def _exp_of(peak: FloatArray) -> FloatArray:
+    """Return exp(M_t) within floats; 1 where no weight is above 0."""
+    return np.exp(np.minimum(np.where(peak > -np.inf, peak, 0.0), 700.0))
+
+
+def _scaled(log_w: FloatArray, log_cap: float, peak: float) -> FloatArray:
+    """Return weights divided by exp(peak), at most exp(log_cap) each; zeros if all are."""
+    return np.exp(np.minimum(log_w, log_cap) - max(peak, -_FAR))
 
 
 def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
@@ -511,12 +499,7 @@ def normalised_influence(
     if np.all(sums[0] > 0):
         factor, mean = counted / sums[0], sums[2] / sums[0]
         if peak.size == 1:
-            numbers = float(factor[0]), float(mean[0]), float(peak[0])
-
-            def fill(part: slice) -> None:
-                kernels.single_influence(log_w[part], log_cap, pay[part], *numbers, psi[0, part])
-
-            in_threads(fill, slices_of(psi.shape[1]))
+            psi[0] = factor * _scaled(log_w, log_cap, peak[0]) * (pay - mean)
             return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
         floor, tail = np.empty((2, peak.size))  # scratch

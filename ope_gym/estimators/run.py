@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, in_threads, longest_of
+from ope_gym.arrays import FloatArray, IntArray, in_threads
 from ope_gym.estimators.reductions import (
     Column,
     Reduction,
@@ -121,13 +121,12 @@ def reduce_chunk(chunk: Any) -> Reduce:
     """Answer requests from one chunk that holds all trajectories; a list of them if `Aimed`.
 
     Of a large one, in threads: how it is cut depends on the data alone, and the parts are merged in
-    order, so the number of threads changes no bit. Trajectories of one step are left together: the
-    reductions cut them by themselves, without copies.
+    order, so the number of threads changes no bit.
     """
     chunks: list[Weighted] = chunk if isinstance(chunk, list) else [chunk]
     cut: list[Any] = []
     steps = int(chunks[0].offsets[-1])
-    if steps >= 2 * _PIECE and longest_of(chunks[0].offsets) > 1:
+    if steps >= 2 * _PIECE:
         size = 2 * _PIECE if steps >= 8 * _PIECE else _PIECE
         cut = [list(some) for some in zip(*(pieces(one, size) for one in chunks), strict=True)]
         cut = cut if isinstance(chunk, list) else [some[0] for some in cut]

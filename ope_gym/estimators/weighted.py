@@ -73,7 +73,7 @@ def weighted(c: Composition, setting: Setting) -> Steps[Computed]:
 
 def weigh_column(column: Column, normalised: bool, setting: Setting) -> Steps[Computed]:
     """Compute the weighted estimate of one column."""
-    wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma, setting.errors),)
+    wanted: tuple[Reduction, ...] = (StepSums(column, setting.gamma),)
     totals, *starts = yield (*wanted, Starts()) if column.baseline else wanted
     start = starts[0] if starts else None
     if normalised:
@@ -119,6 +119,5 @@ def normalise(
 
 
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:
-    columns = totals.columns
-    made = None if totals.scaled is None else (float(columns.peak[0]), totals.scaled)
-    return Computed(value, influence, columns.sums, totals.log_last, totals.capped_share, made=made)
+    sums = totals.columns.sums
+    return Computed(value, influence, sums, totals.log_last, totals.capped_share)

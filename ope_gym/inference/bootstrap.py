@@ -177,14 +177,12 @@ def replicate_whole(
         peak: (T,) log of the largest weight at each step.
         payer: (T, m) what the mean reward of each step counts.
     """
-    from ope_gym.kernels import dense_columns
-
     n, horizon = offsets.size - 1, peak.size
     width = max(1, min(horizon, _ELEMENTS // max(n, draws.replicates)))
     result = np.zeros((draws.replicates, payer.shape[1]))
     for t0 in range(0, horizon, width):
-        dense = np.empty((2, n, min(width, horizon - t0)))
-        dense_columns(log_w, log_cap, rewards, offsets, peak, t0, dense)
+        steps = np.arange(t0, min(t0 + width, horizon))
+        dense = _dense(log_w, log_cap, rewards, offsets, peak, steps)
         begin = 0
         for factors in draws.blocks(_ELEMENTS):
             rows = slice(begin, begin + len(factors))
@@ -193,6 +191,25 @@ def replicate_whole(
             result[rows] += mean @ payer[t0 : t0 + mean.shape[1]]
             begin = rows.stop
     return result
+
+
+def _dense(
+    log_w: FloatArray,
+    log_cap: float,
+    rewards: FloatArray,
+    offsets: IntArray,
+    peak: FloatArray,
+    steps: IntArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return w / exp(M_t) and that times r, (n, steps): a rectangle for matrix products.
+
+    An ended trajectory keeps its last weight and pays 0.
+    """
+    rows, stop = offsets[:-1, None] + steps, offsets[1:, None]
+    inside = np.minimum(rows, stop - 1)
+    with np.errstate(invalid="ignore"):  # NaN where no trajectory has any weight
+        weights = np.exp(np.minimum(log_w[inside], log_cap) - peak[steps])
+    return weights, weights * np.where(rows < stop, rewards[inside], 0.0)
 
 
 @dataclass
@@ -248,11 +265,8 @@ class Replicated:
         offsets: IntArray,
         peak: FloatArray,
     ) -> None:
-        from ope_gym.kernels import dense_columns
-
-        n, longest = offsets.size - 1, int(np.diff(offsets).max())
-        dense = np.empty((2, n, longest))
-        dense_columns(log_w, log_cap, rewards, offsets, peak, 0, dense)
+        longest = int(np.diff(offsets).max())
+        dense = _dense(log_w, log_cap, rewards, offsets, peak, np.arange(longest))
         self.sums[:, :, :longest] += factors @ dense
         last = np.minimum(log_w[offsets[1:] - 1], log_cap)
         top = float(last.max())

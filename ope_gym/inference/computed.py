@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, exponentials
+from ope_gym.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,6 @@ class Computed:
         bias: bound on a bias that the influence values do not show; it widens the error.
         by_model: whether it rests on a model more than on the weights.
         freedom: effective number of trajectories for the interval; None for that of the weights.
-        made: `top` and `last`, where a pass made them already.
     """
 
     value: float
@@ -51,19 +50,16 @@ class Computed:
     bias: float = 0.0
     freedom: float | None = None
     by_model: bool = False
-    made: tuple[float, FloatArray] | None = None
 
     @cached_property
     def last(self) -> FloatArray:
         """(n,) the last weights over the largest of them; zeros if all are."""
-        if self.made is not None:
-            return self.made[1]
-        return exponentials(self.log_last, self.top if np.isfinite(self.top) else 0.0)
+        return np.exp(self.log_last - (self.top if np.isfinite(self.top) else 0.0))
 
     @cached_property
     def top(self) -> float:
         """Log of the largest last weight."""
-        return float(self.log_last.max()) if self.made is None else self.made[0]
+        return float(self.log_last.max())
 
     @property
     def ess(self) -> FloatArray:

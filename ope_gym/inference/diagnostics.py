@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, exponentials, finite, group_sums
+from ope_gym.arrays import FloatArray, IntArray, finite, group_sums
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
@@ -80,7 +80,7 @@ class Diagnostics:
         """
         if not np.isfinite(self.mean_weight * self.log_last.size):
             return -np.inf, np.inf
-        spread = spread_of(exponentials(self.log_last))
+        spread = spread_of(np.exp(self.log_last))
         size, shape = self.log_last.size, spread.tails
         found = ess_t(self.mean_weight, spread.cautious, size, 0.999, shape)
         if np.isnan(found.low):

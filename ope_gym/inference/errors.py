@@ -6,17 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import (
-    FloatArray,
-    IntArray,
-    ends_of,
-    group_sums,
-    in_threads,
-    slices_of,
-    sums_by_group,
-)
+from ope_gym.arrays import FloatArray, IntArray
 
-_FEW = 4_096  # values that numpy sums in less time than it takes to load machine code
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
@@ -70,65 +61,32 @@ def spread_of(
         strata: (n,); by default one of all.
         sizes: how many trajectories each stratum has, if it is known.
     """
-    counts, parts = np.array([float(influence.size)]), slices_of(influence.size)
-    sums = counts
-    if strata is not None:
-        if sizes is not None and sizes.min() >= 2:
-            counts, sums = sizes.astype(np.float64), sums_by_group(strata, influence, sizes.size)
-        else:
-            counts, sums, _ = group_sums(strata, influence)
-        if counts.min() < 2:
-            strata = join_single(strata)
-            counts, sums, _ = group_sums(strata, influence)
-    if counts.size > 1:
-        means = sums / counts
-    else:
-        strata = None
-        with np.errstate(invalid="ignore"):  # of values that are not finite
-            means = np.array([influence.mean()])
-    if counts.max() < 2 or not np.all(np.isfinite(means)):
+    n = influence.size
+    if strata is None:
+        strata, sizes = np.zeros(n, dtype=np.int64), np.array([n])
+    if sizes is None or sizes.min() < 2:
+        strata, sizes = _groups(strata)
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        means = np.bincount(strata, influence) / sizes
+    if sizes.max() < 2 or not np.all(np.isfinite(means)):
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
     # by the means first: sum x^2 - n mean^2 would lose all digits of a small spread; and over the
     # largest |psi|, since squares could overflow
-    unit = max(*map(abs, ends_of(influence)), float(np.finfo(np.float64).tiny))
-    factors = np.sqrt(counts / (counts - 1.0)) / unit
-    one = np.zeros(influence[parts[0]].size if strata is None else 0, dtype=np.int64)
-
-    def sums_of(part: slice) -> FloatArray:
-        values = influence[part]
-        groups = one[: values.size] if strata is None else strata[part]
-        return _sums(values, groups, means, factors)
-
-    found = np.array(in_threads(sums_of, parts))
-    low, high = float(found[:, 0].min()), float(found[:, 1].max())
-    square, cube, fourth = found[:, 2:].sum(axis=0).tolist()
-    scale, largest = unit / influence.size, max(-low, high) ** 2
+    unit = max(float(np.abs(influence).max()), float(np.finfo(np.float64).tiny))
+    u = (influence - means[strata]) * (np.sqrt(sizes / (sizes - 1.0)) / unit)[strata]
+    second = u * u
+    low, high = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
+    square, cube, fourth = (float(np.sum(x)) for x in (second, second * u, second * second))
+    scale, largest = unit / n, max(-low, high) ** 2
     if not square > 0.0:
         return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN
-    peaked = fourth / square**2 - 1.0 / influence.size
+    peaked = fourth / square**2 - 1.0 / n
     freedom = max(1.0, 2.0 / peaked) if peaked > 0.0 else np.inf
     return Spread(
         scale * float(np.sqrt(square)),
         scale * float(np.sqrt(square + low**2 + high**2)),
         Tails(scale * cube / square, freedom, largest / square),
     )
-
-
-def _sums(
-    influence: FloatArray, strata: IntArray, means: FloatArray, factors: FloatArray
-) -> FloatArray:
-    """Return what `ope_gym.kernels.spread_sums` writes; of few values without compiled code."""
-    found = np.empty(5)
-    if influence.size >= _FEW:
-        from ope_gym.kernels import spread_sums
-
-        spread_sums(influence, strata, means, factors, found)
-        return found
-    u = (influence - means[strata]) * factors[strata]
-    second = u * u
-    found[0], found[1] = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
-    found[2:] = [float(np.sum(x)) for x in (second, second * u, second * second)]
-    return found
 
 
 def standard_error(influence: FloatArray, strata: IntArray) -> float:

@@ -23,15 +23,11 @@ from ope_gym.arrays import (
     group_sums,
     in_threads,
     longest_of,
-    slices_of,
     step_numbers,
-    sums_by_group,
 )
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
-_FEW = 512  # returns that numpy sorts in less time than it takes to load machine code
-_TILE = 128  # places that vote, each for itself, see `ope_gym.kernels.vote`
 _PRIOR = 5.0  # effective episodes that the spread inside the behaviours counts for
 
 
@@ -183,8 +179,6 @@ class Outcomes:
             strata: (n,) the groups inside which episodes are alike.
             sizes: how many episodes each of them has, if it is known.
         """
-        from ope_gym.kernels import return_moments
-
         unit = self.largest
         if unit == 0.0:
             return 0.0
@@ -196,23 +190,17 @@ class Outcomes:
         if sizes is None:
             counts, sums, _ = group_sums(strata, returns)
         else:
-            counts, sums = sizes, sums_by_group(strata, returns, sizes.size)
+            counts, sums = sizes, np.bincount(strata, returns, minlength=sizes.size)
         means = sums / np.maximum(counts, 1)
 
-        def moments_of(part: slice) -> FloatArray:
-            found = np.empty(5)
-            return_moments(returns[part], weights[part], strata[part], means, found)
-            return found
-
-        moments = np.array(in_threads(moments_of, slices_of(returns.size)))
-        each, parts = moments[:, 0], moments[:, 2]  # sum w and r_w of each part
-        total, square, _, apart, inside = moments.sum(axis=0).tolist()
-        inside /= max(returns.size - int(np.count_nonzero(counts)), 1)
+        freedom = max(returns.size - int(np.count_nonzero(counts)), 1)
+        inside = float(np.sum((returns - means[strata]) ** 2)) / freedom
+        total, square = float(weights.sum()), float(np.sum(weights**2))
         size = total**2 / square if total > 0.0 else 0.0
         if size <= 1.0 + 1e-9:
             return unit * float(np.sqrt(inside))
-        apart += float(np.sum(each * (parts - np.sum(each * parts) / total) ** 2))  # between parts
-        weighted = apart / total * size / (size - 1.0)
+        mean = np.sum(weights * returns) / total
+        weighted = float(np.sum(weights * (returns - mean) ** 2)) / total * size / (size - 1.0)
         return unit * float(np.sqrt((size * weighted + _PRIOR * inside) / (size + _PRIOR)))
 
 
@@ -225,27 +213,10 @@ def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> floa
     >>> majority_share(np.array([1.0, 3.0, 1.0]), np.array([0.3, 0.4, 0.3]), 1e-9)
     0.6
     """
-    if values.size < _FEW:
-        kinds = np.unique(np.round(values / unit), return_inverse=True)[1]
-        total = float(weights.sum())
-        return float(np.bincount(kinds, weights).max()) / total if total > 0.0 else np.nan
-    from ope_gym.kernels import vote, weight_of
+    from ope_gym.kernels import vote
 
-    def winner_of(part: slice) -> FloatArray:
-        found = np.empty(2)
-        vote(values[part], weights[part], unit, np.zeros(_TILE), np.zeros(_TILE), found)
-        return found
-
-    def weights_of(part: slice) -> FloatArray:
-        found = np.empty(2)
-        weight_of(values[part], weights[part], unit, winner, np.zeros((2, _TILE)), found)
-        return found
-
-    parts = slices_of(values.size)
-    winner, lead = 0.0, 0.0
-    for other, votes in in_threads(winner_of, parts):
-        lead += votes if other == winner else -votes
-        if lead < 0.0:
-            winner, lead = float(other), -lead
-    total, own = np.sum(in_threads(weights_of, parts), axis=0).tolist()
-    return own / total if total > 0.0 else np.nan
+    total = float(weights.sum())
+    if not total > 0.0:
+        return np.nan
+    kinds = np.round(values / unit)
+    return float(np.sum(weights, where=kinds == vote(kinds, weights))) / total

@@ -121,15 +121,13 @@ def near_weights(data: Trajectories, nearness: float, answers: Answers) -> Float
     """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
     if nearness == 0:
         return np.ones(data.n_steps)
-    from ope_gym import kernels
+    from ope_gym.kernels import prefix_sums
 
     found = answers.near.get(nearness)
     if found is not None:
         return found
-    total = np.empty(data.n_steps)
-    offsets = data.offsets.astype(np.int64, copy=False)
     ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
-    kernels.cumulate(ratio, 0, len(data), offsets, total)
+    total: FloatArray = prefix_sums(ratio, data.offsets.astype(np.int64, copy=False))
     total *= nearness
     np.minimum(total, _LARGEST_LOG_WEIGHT, out=total)
     answers.near[nearness] = np.exp(total, out=total)

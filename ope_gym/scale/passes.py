@@ -207,7 +207,7 @@ class Job:
         self, answers: Answers, offsets: IntArray, first: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return log-probabilities (S,) under the target, and their sums up to each step."""
-        from ope_gym import kernels
+        from ope_gym.kernels import prefix_sums
 
         data = answers.data
         if not data.has_propensities:
@@ -217,9 +217,7 @@ class Job:
             )
         own = answers.log_probs
         check_log_probs(own, "target_log_probs", offsets, has_densities(data), first)
-        prefix = np.empty(own.size)
-        kernels.cumulate(own, 0, len(data), offsets, prefix)
-        return own, prefix
+        return own, prefix_sums(own, offsets)
 
     def _add_bases(
         self,

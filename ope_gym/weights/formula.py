@@ -17,8 +17,7 @@ The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a facto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,12 +30,15 @@ from ope_gym.arrays import (
     in_threads,
 )
 
+if TYPE_CHECKING:
+    from ope_gym.weights.prefixes import Prefixes
+
 # Elements of (behaviours, steps) evaluated or handed to a thread at once: 4 MiB, most of which are
 # still in a cache when they are summed.
 _BLOCK = 1 << 19
 _STEPS = 1 << 16  # and steps
 _THREADS = 1 << 22  # elements from which threads are worth their start
-_STRETCH = 1 << 12  # trajectories of one step that are read in a row for one behaviour
+_LARGEST_DENSITY = 1e300  # log of it; leaves room for sums
 
 
 class LogProbRows(Protocol):
@@ -52,27 +54,11 @@ class LogProbRows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Prefixes:
-    """Logs of prefix probabilities on the recorded trajectories, each (S,).
-
-    Args:
-        target: log P_e.
-        own: log P_b(i).
-        mixture: log sum_k rho_k P_k; empty unless a scheme needs it.
-        optimal: log f(P_b)/P_b - log sum_k rho_k f(P_k); empty unless a scheme needs it.
-    """
-
-    target: FloatArray
-    own: FloatArray
-    mixture: FloatArray
-    optimal: FloatArray
-
-
+# log f(P_b) - log sum_k rho_k f(P_k) of each scheme
 SCHEMES: dict[str, Callable[[Prefixes], FloatArray]] = {
-    "basic": lambda prefix: prefix.target - prefix.own,
-    "fused": lambda prefix: prefix.target - prefix.mixture,
-    "optimal": lambda prefix: prefix.target + prefix.optimal,
+    "basic": lambda prefix: np.zeros(1),
+    "fused": lambda prefix: -prefix.mixture,
+    "optimal": lambda prefix: prefix.optimal,
 }
 
 
@@ -103,82 +89,39 @@ def log_weights(
         names: (K,) and (n,) numbers of the behaviours and the trajectories, for error messages
             about a part of the data.
     """
-    from ope_gym import kernels
+    from ope_gym.weights.prefixes import BadEntryError, Prefixes  # loads numba
 
-    wanted, steps = list(schemes), target_log_probs.size
+    steps, ids = target_log_probs.size, behaviour_ids.astype(np.int64, copy=False)
     if counts is None:
-        counts = np.bincount(behaviour_ids, minlength=behaviour_log_probs.shape[0])
-    rho = counts / counts.sum()
-    limit = -kernels.NEVER if density else LOG_PROB_TOLERANCE
-    optimal = "optimal" in wanted
-    a = reward_parameter(reward_model, steps, density) if optimal else np.empty(0)
-    basic = all(scheme == "basic" for scheme in wanted)
-    fused = wanted == ["fused"]  # the mixture is then made where the weights will stay
-    ids = behaviour_ids.astype(np.int64, copy=False)
-    result = {scheme: np.empty(steps) for scheme in wanted}
+        counts = np.bincount(ids, minlength=behaviour_log_probs.shape[0])
+    limit = _LARGEST_DENSITY if density else LOG_PROB_TOLERANCE
+    result = {scheme: np.empty(steps) for scheme in schemes}
+    a = reward_parameter(reward_model, steps, density) if "optimal" in result else np.empty(0)
 
-    def run(begin: int, end: int) -> None:
+    def weigh(begin: int, end: int) -> None:
         start, stop = int(offsets[begin]), int(offsets[end])
-        if not target_log_probs[start:stop].max() <= limit:  # also for NaN
+        target, inside = target_log_probs[start:stop], offsets[begin : end + 1] - start
+        if not target.max() <= limit:  # also for NaN
             check_log_probs(target_log_probs, "target_log_probs", offsets, density)
-        shift, block = 0, behaviour_log_probs
-        if not (isinstance(block, np.ndarray) and block.flags.c_contiguous):
-            shift, block = start, block_of(behaviour_log_probs, start, stop)
-        if basic:
-            good = kernels.cumulate_ratios(
-                target_log_probs,
-                block,
-                shift,
-                begin,
-                end,
-                ids,
-                offsets,
-                limit,
-                result["basic"],
-            )
-            if not good:
-                _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
-            return
-        size, single = stop - start, threads and end - begin == stop - start
-        own = np.empty(0 if fused else size)
-        mixture = result["fused"][start:stop] if fused else np.empty(size)
-        extra = np.empty(size if optimal else 0)
-        padded, scratch = kernels.prefix_scratch(rho)
-        given = (block, shift, begin, end, ids)
-        if single:
-            target = target_log_probs[start:stop]
-            total = np.empty(_STRETCH)
-            found = kernels.single_steps(*given, padded, limit, own, mixture, total)
-        else:
-            target = np.empty(size)
-            kernels.cumulate(target_log_probs, begin, end, offsets, target)
-            found = kernels.prefixes(*given, offsets, padded, limit, own, mixture, *scratch)
-        if found == kernels.REFUSED:
-            _refuse(block[:, start - shift : stop - shift], start, ids, offsets, limit, names)
-        if found == kernels.DISTANT:
-            kernels.distant_prefixes(
-                block, shift, begin, end, offsets, padded, mixture, np.empty(rho.size)
-            )
-        if fused:
-            np.subtract(target, mixture, out=mixture)
-            return
-        if optimal:
-            x, y, z = np.empty((3, int(np.diff(offsets[begin : end + 1]).max())))  # scratch
-            kernels.optimal_mixture(
-                block, shift, begin, end, offsets, rho, a, own, mixture, x, y, z, extra
-            )
-        prefixes = Prefixes(target, own, mixture, extra)
-        for scheme, log_w in result.items():
-            log_w[start:stop] = SCHEMES[scheme](prefixes)
+        first, rows = start, behaviour_log_probs
+        if not (isinstance(rows, np.ndarray) and rows.flags.c_contiguous):
+            first, rows = 0, block_of(behaviour_log_probs, start, stop)
+        rho, own = counts / counts.sum(), ids[begin:end]
+        try:
+            prefix = Prefixes(target, rows, first, own, inside, rho, limit, a[start:stop])
+            for scheme, log_w in result.items():
+                np.add(prefix.ratio, SCHEMES[scheme](prefix), out=log_w[start:stop])
+        except BadEntryError:
+            block = rows[:, first : first + stop - start]
+            raise _refusal(block, start, ids, offsets, limit, names) from None
 
     chunks = list(chunks_of(offsets, behaviour_log_probs.shape[0]))
     # policies need not be thread-safe, and few elements are not worth a thread
-    threads = isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS
-    if threads:
-        in_threads(lambda chunk: run(*chunk), chunks)
+    if isinstance(behaviour_log_probs, np.ndarray) and behaviour_log_probs.size >= _THREADS:
+        in_threads(lambda chunk: weigh(*chunk), chunks)
     else:
         for begin, end in chunks:
-            run(begin, end)
+            weigh(begin, end)
     return result
 
 
@@ -217,15 +160,15 @@ def chunks_of(offsets: IntArray, behaviours: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _refuse(
+def _refusal(
     block: FloatArray,
     start: int,
     ids: IntArray,
     offsets: IntArray,
     limit: float,
     names: tuple[IntArray, IntArray] | None,
-) -> None:
-    """Raise the error for the first entry that is NaN or above the limit, or -inf but executed."""
+) -> ValueError:
+    """Return the error for the first entry that is NaN or above the limit, or -inf but executed."""
     rows = np.arange(start, start + block.shape[1])
     episodes = np.searchsorted(offsets, rows, side="right") - 1
     bad = ~(block <= limit)
@@ -236,4 +179,4 @@ def _refuse(
     step = start + column - int(offsets[episode])
     if names is not None:
         behaviour, episode = int(names[0][behaviour]), int(names[1][episode])
-    raise bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")
+    return bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")

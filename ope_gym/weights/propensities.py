@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import (
-    FloatArray,
-    IntArray,
-    in_threads,
-    longest_of,
-    one_step_earlier,
-    slices_of,
-)
+from ope_gym.arrays import FloatArray, IntArray, one_step_earlier
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
@@ -145,21 +138,10 @@ class StepRatios:
         """Sum over the weights of a chunk."""
         from ope_gym.kernels import ratio_sums
 
-        log_w, offsets = chunk.log_weights[self.scheme], chunk.offsets
-
-        def sums_of(part: slice) -> _RatioSums:
-            found = np.empty(4)
-            ratio_sums(log_w[part], offsets[: log_w[part].size + 1] if single else offsets, found)
-            steps, top, total, square = found.tolist()
-            return _RatioSums(int(steps), top, total, square)
-
-        single = longest_of(offsets) == 1
-        if not single:
-            return sums_of(slice(None))
-        first, *others = in_threads(sums_of, slices_of(log_w.size))
-        for other in others:
-            first.merge(other)
-        return first
+        sums = np.empty(4)
+        ratio_sums(chunk.log_weights[self.scheme], chunk.offsets, sums)
+        steps, top, total, square = sums.tolist()
+        return _RatioSums(int(steps), top, total, square)
 
     def total(self, merged: _RatioSums) -> tuple[str, ...]:
         """Return the alarm in words; empty if there is none."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.weights.formula import LogProbRows, block_of, chunks_of
 
 _RANGE = 10.0  # h stays within this factor of that of the first round
+_LARGEST = 700.0  # log of the largest ratio of two paths, near that of the largest float
 _SEEN = 5.0  # effective earlier episodes below which sigma_k is not estimated
 
 
@@ -38,19 +39,22 @@ def stable_weights(
         start: (n,) past-only v at the start.
         residuals: (S,) e of the past-only q.
     """
-    from ope_gym import kernels
+    from ope_gym.kernels import prefix_sums
 
     n, rounds = ids.size, behaviour_log_probs.shape[0]
-    prefix = np.empty(target_log_probs.size)
-    kernels.cumulate(target_log_probs, 0, n, offsets, prefix)
-    discount = gamma ** np.arange(int(np.diff(offsets).max()))
+    prefix = prefix_sums(target_log_probs, offsets)
+    paid = gamma ** step_numbers(offsets) * residuals
     terms, last = np.empty((rounds, n)), np.empty((rounds, n))
     for begin, end in chunks_of(offsets, rounds):
-        first, stop = int(offsets[begin]), int(offsets[end])
-        block = block_of(behaviour_log_probs, first, stop)
-        kernels.rival_terms(
-            block, first, begin, end, offsets, prefix, residuals, discount, terms, last
-        )
+        rows = slice(int(offsets[begin]), int(offsets[end]))
+        inside = offsets[begin : end + 1] - rows.start
+        for k, steps in enumerate(block_of(behaviour_log_probs, rows.start, rows.stop)):
+            path = prefix_sums(steps, inside)
+            last[k, begin:end] = path[inside[1:] - 1]
+            log_w = np.full(path.size, -np.inf)
+            np.subtract(prefix[rows], path, out=log_w, where=prefix[rows] > -np.inf)
+            weights = np.exp(np.minimum(log_w, _LARGEST))
+            terms[k, begin:end] = np.add.reduceat(weights * paid[rows], inside[:-1])
     terms += start
     with np.errstate(divide="ignore"):
         log_counts = np.log(np.bincount(ids, minlength=rounds))
