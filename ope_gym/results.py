@@ -145,7 +145,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        return html.fragment(self.ranked(), self.headline)
+        return html.notebook(self.ranked(), self.headline)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={estimate.value:.6g}" for name, estimate in self.items())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import sys
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -235,63 +235,33 @@ def test_names_of_others_are_understood(made: Recorded) -> None:
 # Pages -------------------------------------------------------------------------------------------
 
 
-class Tags(HTMLParser):
-    """Check that tags are closed in order, and collect what is loaded from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_loads_nothing(made: Recorded) -> None:
+def test_the_page_holds_its_data_and_loads_nothing(made: Recorded) -> None:
     found = evaluate(made.trajectories, 1, "paper")
-    ranking = rank(made.trajectories, {"<first>": 0, "second": 1, "third": made.target})
-    shares = overlap(made.trajectories, 1)
-    page = report_page(found, ranking=ranking, overlap=shares)
-    tags = Tags()
-    tags.feed(page)
-    tags.close()
-    assert tags.open == []
-    assert tags.links == []
-    assert "http" not in page.replace('lang="en"', "")
+    hostile = "</script><b>first</b><!--"
+    ranking = rank(made.trajectories, {hostile: 0, "second": 1, "third": made.target})
+    page = report_page(found, ranking=ranking, overlap=overlap(made.trajectories, 1), title=hostile)
     assert escape(found.headline) in page
-    assert "&lt;first&gt;" in page
-    assert "<first>" not in page
-    assert "prefers-color-scheme: dark" in page
-    for name, e in found.items():
-        assert f">{name}</text>" in page
-        for reason in e.verdict.reasons if e.verdict.colour != "green" else ():
-            assert escape(reason) in page
-    assert page.count('class="cell"') == shares.matrix.size
-    assert page.count("<svg") == 4
-    alone = report_page(found)
-    assert alone.count("<svg") == 2
+    assert escape(hostile) in page
+    assert hostile not in page
+    assert page.count("</script>") == 2
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)=|url\((?!#)|^(import|export) ", page, re.MULTILINE)
+    (data,) = re.findall(r'id="documents">(.*?)</script>', page)
+    documents = json.loads(data)
+    assert [row["name"] for row in documents["evaluation"]["estimates"]] == list(found.ranked())
+    assert {row["name"] for row in documents["ranking"]["policies"]} == set(ranking)
+    assert page.count("<tr>") == 2 + len(found) + len(ranking)
+    assert "ranking" not in re.findall(r'id="documents">(.*?)</script>', report_page(found))[0]
 
 
-def test_charts_put_numbers_where_they_belong(evaluation: Evaluation) -> None:
-    wide = changed(evaluation.best, value=0.0, interval=Interval(-10.0, 10.0, 0.95, "ess-t"))
-    narrow = changed(
-        evaluation.best, "red", value=5.0, interval=Interval(math.nan, math.nan, 0.95, "ess-t")
-    )
-    drawn = html.forest({"wide": wide, "narrow": narrow})
-    (circle,) = re.findall(r'<circle class="green" cx="([\d.]+)"', drawn)
-    ((x1, x2),) = re.findall(r'<line class="green" x1="([\d.]+)" x2="([\d.]+)"', drawn)
-    assert float(circle) == pytest.approx((float(x1) + float(x2)) / 2, abs=0.1)
-    (cross,) = re.findall(r'<path class="red" d="M([\d.]+) ', drawn)
-    share = (float(cross) + 5 - float(circle)) / (float(x2) - float(circle))
-    assert share == pytest.approx(0.5, abs=0.01)
-    undefined = changed(evaluation.best, "red", value=math.nan)
-    assert "nothing to draw" in html.forest({"none": undefined})
-    assert evaluation._repr_html_().count("<table>") == 1
+def test_a_notebook_shows_the_answer_the_table_and_the_reasons(evaluation: Evaluation) -> None:
+    shown = evaluation._repr_html_()
+    assert escape(evaluation.headline) in shown
+    assert shown.count("<tr>") == 1 + len(evaluation)
+    for e in evaluation.values():
+        assert f'{e.verdict.colour}">{e.verdict.colour}</td>' in shown
+    hostile = changed(evaluation.best, "red", basis="<b>", name="<i>")
+    assert "<b>" not in html.reasons({"<i>": hostile}) + html.estimate_table({"<i>": hostile})
 
 
 def test_the_report_command_writes_a_page(
@@ -320,8 +290,8 @@ def test_the_report_command_writes_a_page(
     written = page.read_text(encoding="utf-8")
     assert said.startswith("Policy 2 ")
     assert escape(said.splitlines()[0]) in written
-    assert "<h2>Ranking</h2>" in written
-    assert "<h2>Overlap of policies</h2>" in written
+    assert "<h3>All policies</h3>" in written
+    assert '"overlap": {"rows"' in written
     assert command(["report", str(file), "--html", str(tmp_path / "no" / "out.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 import train
 from docs import screenshot
-from ope_gym import evaluate
+from ope_gym import evaluate, rank
+from ope_gym.analysis.overlap import overlap
 from ope_gym.online import FreeEstimate
+from ope_gym.report import events
 from ope_gym.report.free_values import FreeWriter
+from ope_gym.report.page import report_page
 from ope_gym.report.tensorboard import EvaluationWriter
 from tests import builders
 
@@ -173,7 +177,7 @@ def test_runs_have_labels_that_tell_them_apart(
     """Cut at folders, never down to a bare number; of long names what differs is kept."""
     browser, address = board
     take(board, "ope", logdir.parent)
-    code = f"{address}data/plugin/ope/svg.js"
+    code = f"{address}data/plugin/ope/labels.js"
     for names, wanted in (
         (["PPO_1", "PPO_2"], ["PPO_1", "PPO_2"]),
         (["a/b/PPO_1", "a/b/PPO_2"], ["PPO_1", "PPO_2"]),
@@ -289,6 +293,104 @@ def test_an_evaluation_beside_a_free_value_has_titles_of_its_own(
         assert "usually far less sure than the value above" in note
 
 
+HOSTILE = ("toString", "__proto__", "constructor", "<img src=x onerror=alert(1)>", "a\"b&amp;'c")
+
+
+def test_names_of_strangers_and_a_damaged_run_leave_the_tab_working(
+    board: tuple[screenshot.Browser, str], tmp_path: Path
+) -> None:
+    logdir = tmp_path / "runs"
+    for run in ("toString", "__proto__"):
+        log = events.EventLog(logdir / run)
+        for step in (1, 2, 3):
+            numbers = {f"ope/{name}/value": float(step + k) for k, name in enumerate(HOSTILE)}
+            log.add(events.scalars({**numbers, "ope/verdict": 7.0}), step)
+        log.close()
+    damaged = events.EventLog(logdir / "damaged")
+    damaged.add(events.scalars({f"ope/e{k}/value": 1.0 for k in range(3000)}), 1)
+    damaged.add(events.document("ope/details/0", b'{"kind": "evaluation"', "ope"), 1)
+    damaged.close()
+    with screenshot.tensorboard(logdir, 120.0) as address:
+        browser, _ = board
+        (shown,) = take((browser, address), "ope", tmp_path)
+        inside = "document.querySelector('iframe').contentDocument"
+        listed = f"[...{inside}.querySelectorAll('.run .name')].map(e => e.title)"
+        assert sorted(browser.evaluate(listed)) == ["__proto__", "damaged", "toString"]
+        assert len(shown["ticks"]) <= 40
+
+        def text(selector: str) -> str:
+            return str(browser.evaluate(f"{inside}.querySelector('{selector}')?.innerText ?? ''"))
+
+        def click(run: str) -> None:
+            browser.evaluate(f"{inside}.querySelector('[data-run=\"{run}\"] .name').click()")
+            wait_until(lambda: run in text(".where"))
+
+        click("damaged")
+        wait_until(lambda: "cannot be read" in text("#card-problem"))
+        browser.evaluate(f"{inside}.querySelector('#more summary').click()")
+        search = f"{inside}.querySelector('#more input')"
+        browser.evaluate(f"{search}.value = '2999'")
+        browser.evaluate(f"{search}.dispatchEvent(new Event('input'))")
+        wait_until(lambda: text("#more div").strip() == "e2999")
+        for run in ("__proto__", "toString"):
+            click(run)
+            wait_until(lambda: text("h1").startswith("The policy is worth "))
+        for name in HOSTILE:
+            label = f"[...{inside}.querySelectorAll('#series label')].find(e => e.dataset.name === "
+            box = f"{label}{json.dumps(name)}).querySelector('input')"
+            browser.evaluate(f"{box}.checked || {box}.click()")
+        lines = f"[...{inside}.querySelectorAll('#chart path.line')]"
+        drawn = f"{lines}.filter(e => e.dataset.run === '__proto__').map(e => e.dataset.series)"
+        wait_until(lambda: set(browser.evaluate(drawn)) == set(HOSTILE))
+        assert not browser.evaluate(f"{inside}.querySelectorAll('img').length")
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_steps_are_chosen_by_keyboard(
+    board: tuple[screenshot.Browser, str], tab: dict[str, Any], logdir: Path
+) -> None:
+    browser, _ = board
+    take(board, "ope", logdir.parent)
+    chart = "document.querySelector('iframe').contentDocument.querySelector('#chart svg')"
+    browser.evaluate(f"{chart}.focus()")
+    for key in ("Home", "ArrowRight", "Enter"):
+        browser.evaluate(f"{chart}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
+    (after,) = screenshot.settled(browser, "ope", 60.0)
+    assert "step 2" in after["where"]
+    assert after["forest"] != tab["forest"]
+    focused = "document.querySelector('iframe').contentDocument.activeElement === "
+    assert browser.evaluate(f"{focused}{chart}")
+
+
+def test_the_page_of_a_report_draws_what_the_tab_draws(
+    board: tuple[screenshot.Browser, str], tmp_path: Path
+) -> None:
+    made = builders.recorded(1, (30, 30, 30))
+    evaluation = evaluate(made.trajectories, made.target, ["NFIS", "BIS"])
+    ranking = rank(made.trajectories, {name: k for k, name in enumerate(HOSTILE[:3])}, "NFIS")
+    path = tmp_path / "report.html"
+    shares = overlap(made.trajectories, made.target)
+    page = report_page(evaluation, ranking=ranking, overlap=shares, title=HOSTILE[3])
+    path.write_text(page, encoding="utf-8")
+    browser, _ = board
+    browser.open(path.as_uri())
+    shown = "[...document.querySelectorAll('#details .card')].map(e => e.id)"
+    wait_until(lambda: bool(browser.evaluate(shown)))
+    cards = browser.evaluate(shown)
+    named = ["forest", "ess", "behaviours", "ranking", "reasons", "concentration", "overlap"]
+    assert cards == [f"card-{name}" for name in named]
+    rows = "[...document.querySelectorAll('#card-ranking .row')].map(e => e.dataset.estimator)"
+    assert set(browser.evaluate(rows)) == set(HOSTILE[:3])
+    assert browser.evaluate("document.querySelectorAll('#card-overlap .cell').length") == 12
+    assert not browser.evaluate("document.querySelectorAll('img').length")
+
+
 def many_runs(browser: screenshot.Browser, logdir: Path) -> None:
     """Of more than eight runs, the one in focus and the chosen ones have a colour."""
     for k in range(9):
@@ -312,5 +414,5 @@ def many_runs(browser: screenshot.Browser, logdir: Path) -> None:
     seen = browser.evaluate(f"{strokes} + ' ' + e.getAttribute('stroke'))")
     assert "more_3 var(--s1)" in seen
     assert sum(line.endswith("var(--faint)") for line in seen) == 8
-    shown = f"[...{inside}.querySelectorAll('.run a')].map(e => [e.title, e.innerText])"
+    shown = f"[...{inside}.querySelectorAll('.run .name')].map(e => [e.title, e.innerText])"
     assert ["more_3", "more_3"] in browser.evaluate(shown)

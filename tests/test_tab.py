@@ -21,7 +21,8 @@ from werkzeug.test import Client
 
 from ope_gym import Evaluation, evaluate, rank
 from ope_gym.policies import Target
-from ope_gym.report.documents import PLUGIN
+from ope_gym.report import events
+from ope_gym.report.documents import PLUGIN, encode, evaluation_document
 from ope_gym.report.tab import reader
 from ope_gym.report.tab.plugin import OPEPlugin
 from ope_gym.report.tensorboard import EvaluationWriter
@@ -137,7 +138,7 @@ def test_series_of_estimators_and_returns(tmp_path: Path, evaluation: Evaluation
     runs = tab.get("/runs")["runs"]
     assert sorted(run["name"] for run in runs) == ["a", "b"]  # with the sub-runs inside
     for run in runs:
-        assert run["series"] == ["NFIS", "BIS", "fresh"]
+        assert run["series"] == ["fresh", "NFIS", "BIS"]  # `fresh` is among those that are listed
         assert run["returns"] == ["rollout/return"]
         assert run["documents"]
     found = tab.get("/series", runs=["a"], names=["NFIS", "fresh", "rollout/return"])
@@ -243,11 +244,119 @@ def test_details_of_the_nearest_step(
     assert sum(row["chance"] for row in ranking["policies"]) == pytest.approx(1.0, abs=1e-3)
 
 
+ODD = (
+    '{"a": 1}',
+    "[1]",
+    "null",
+    "[[]]",
+    "[NaN]",
+    "[" * 100_000,
+    "5",
+    "",
+    '["' + 6000 * 'a","' + '"]',
+)
+
+
 def test_wrong_requests_are_told_why(tmp_path: Path) -> None:
     tab = Tab(tmp_path)
-    assert "whole number" in tab.get("/details?run=x&step=soon", 400)["error"]
+    for step in ("soon", "1.5", "1e3", "nan", "9" * 5000):
+        assert "whole number" in tab.get(f"/details?run=x&step={step}", 400)["error"]
     assert "JSON lists" in tab.get("/series", 400)["error"]
     assert "JSON lists" in tab.get("/series", 400, runs="x")["error"]
+    client = Client(tab.plugin.get_plugin_apps()["/series"])
+    for odd in ODD:
+        for form in ({"runs": odd, "names": "[]"}, {"runs": "[]", "names": odd}):
+            assert client.post("/series", data=form).status_code == 400, odd[:20]
+    for path in ("/details?run=%00%ff", "/details?run=../..&step=-1", "/names?run=toString&part=%"):
+        tab.get(path)
+
+
+def write(folder: Path, content: bytes, tag: str = "ope/details/0", about: bytes = b"[]") -> None:
+    """Write a document as it is, which anybody may do."""
+    log = events.EventLog(folder)
+    log.add(events.document(tag, content, PLUGIN, about), 7)
+    log.close()
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    """Return a document in the ways in which it can be wrong."""
+    document = json.loads(content)
+    estimate = document["estimates"][0]
+    changes: dict[str, Any] = {
+        "without estimates": {k: v for k, v in document.items() if k != "estimates"},
+        "without a headline": {k: v for k, v in document.items() if k != "headline"},
+        "of a later version": {"kind": "evaluation", "version": 9, "answer": {}},
+        "a list": [document],
+        "a number": 3,
+        "nothing": None,
+        "a row without its name": document | {"estimates": [{**estimate, "name": None}]},
+        "another verdict": document | {"estimates": [{**estimate, "verdict": "blue"}]},
+        "a text for a number": document | {"estimates": [{**estimate, "value": "1"}]},
+        "NaN": document | {"estimates": [{**estimate, "value": math.nan}]},
+        "curves that are none": document | {"ess": {"x": 1}},
+    }
+    texts = {name: json.dumps(change).encode() for name, change in changes.items()}
+    texts |= {"no JSON": b"{", "no text": b"\xff\xfe", "half": content[: len(content) // 2]}
+    texts |= {
+        "deep": b"[" * 100_000,
+        "infinite": content.replace(b'"level":0.95', b'"level":1e999'),
+    }
+    return texts
+
+
+def test_a_damaged_run_says_so_and_the_others_work(tmp_path: Path, evaluation: Evaluation) -> None:
+    with EvaluationWriter(tmp_path / "good") as writer:
+        writer.add_evaluation(evaluation, 7)
+    whole = encode(evaluation_document(evaluation))
+    wrong = damaged(whole)
+    assert len(set(wrong.values())) == len(wrong)
+    for number, content in enumerate(wrong.values()):
+        write(tmp_path / f"bad{number}", content, about=b'["NFIS"]')
+    for number, about in enumerate((b"{", b'{"a": 1}', b"[1, [2]]", b"[" * 100_000)):
+        write(tmp_path / f"odd{number}", whole, about=about)
+    write(tmp_path / "tags", whole, tag="ope")
+    log = events.EventLog(tmp_path / "tensors")
+    log.add(events.document("ope/details/0", whole, PLUGIN), 1)
+    empty = events.document("ope/details/1", b"", PLUGIN)
+    empty.value[0].tensor.ClearField("string_val")
+    log.add(empty, 2)
+    log.close()
+    tab = Tab(tmp_path)
+    assert tab.plugin.is_active()
+    runs = [run["name"] for run in tab.get("/runs")["runs"]]
+    assert len(runs) == 1 + len(wrong) + 4 + 2
+    answers = tab.get("/series", runs=runs, names=["NFIS"])
+    assert answers["good"]["series"]["NFIS"]["step"] == [7]
+    for number, name in enumerate(wrong):
+        details = tab.get(f"/details?run=bad{number}")
+        assert details["problem"].startswith("cannot be read: evaluation ("), name
+        assert details["evaluation"] is None
+        assert answers[f"bad{number}"]["series"]["NFIS"]["step"] == []
+    for run in ("good", "odd0", "odd1", "odd2", "odd3"):
+        details = tab.get(f"/details?run={run}")
+        assert details["problem"] is None
+        assert details["evaluation"]["headline"] == evaluation.headline
+    assert "cannot be read" in tab.get("/details?run=tensors")["problem"]
+
+
+def test_of_very_many_series_the_first_are_listed_and_the_others_found(tmp_path: Path) -> None:
+    log = events.EventLog(tmp_path)
+    for first in range(0, 5000, 500):
+        many = {f"ope/e{k}/value": float(k) for k in range(first, first + 500)}
+        log.add(events.scalars(many), 1)
+    log.add(events.scalars({"ope/auto/value": 1.0, "ope/fresh/value": 2.0}), 1)
+    log.close()
+    tab = Tab(tmp_path)
+    (run,) = tab.get("/runs")["runs"]
+    assert run["series"][:3] == ["fresh", "auto", "e0"]
+    assert (len(run["series"]), run["more"]) == (40, 4962)
+    found = tab.get("/names?run=.&part=E499")
+    assert found == {"names": ["e499", *(f"e{k}" for k in range(4990, 5000))], "count": 11}
+    assert len(tab.get("/names?run=.")["names"]) == 200
+    assert tab.get("/names?run=missing") == {"names": [], "count": 0}
+    assert tab.get("/series", runs=["."], names=["e4999"])["."]["series"]["e4999"]["value"] == [
+        4999
+    ]
 
 
 def test_many_points_are_thinned_to_those_of_tensorboard(tmp_path: Path) -> None:

@@ -1,34 +1,43 @@
-"""Write one self-contained page about a policy: it needs no network and no other file."""
+"""Write one self-contained page about a policy: it needs no network and no other file.
+
+The charts are those of the OPE tab: the page holds the tab's scripts, and its documents as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ope_gym.inference.regimes import label
 from ope_gym.report import html, text
+from ope_gym.report.documents import evaluation_document, ranking_document
 
 if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
     from ope_gym.results import Evaluation
 
-_BODY = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 780px; margin: 2em auto; padding: 0 1em;
-  color: #1c1f23; background: #fff; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-@media (prefers-color-scheme: dark) { body { color: #e6e8ea; background: #121417; } }
-@media print { body { margin: 0; } }
+_STATIC = Path(__file__).parent / "tab" / "static"
+_MODULES = ("svg.js", "theme.js", "evaluation.js", "page.js")  # each after those that it imports
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<style>{style}</style></head>
+<body><div id="main"><main>
+<header><div class="where">{title} · {data}</div>
+<h1><span class="badge {colour}">{colour}</span>{headline}</h1></header>
+<noscript>The charts need JavaScript; the tables do not.</noscript>
+<div id="details"></div>
+{tables}
+</main></div>
+<script type="application/json" id="documents">{documents}</script>
+<script type="module">{script}</script>
+</body></html>
 """
-_ESS = (
-    "Every recorded episode is weighted by how likely the policy is to act as the episode did. The "
-    "curve shows how many episodes of the policy itself would be as informative, step by step."
-)
-_OVERLAP = (
-    "How alike two policies act over whole episodes, from nothing in common (no colour) to the "
-    "same (full colour). The last row is the evaluated policy: its darkest cells show whose "
-    "episodes carry the estimate."
-)
 
 
 def report_page(
@@ -41,40 +50,33 @@ def report_page(
     """Return the page: headline, estimates, reasons, effective sample size, overlap, ranking.
 
     Args:
-        evaluation: of the policy.
-        ranking: of the recorded policies, if it is to be shown.
-        overlap: of the recorded policies and the evaluated one, if it is to be shown.
-        title: of the page; the name of the policy by default.
+        evaluation: Values of the policy.
+        ranking: Ranking of the recorded policies, if it is to be shown.
+        overlap: Overlap of the recorded policies and the evaluated one, if it is to be shown.
+        title: Title of the page; the name of the policy by default.
     """
-    sample, best, shown = evaluation.sample, evaluation.best, evaluation.ranked()
-    name = title or text.sentence(evaluation.target or "the policy")
-    data = f"{text.size(sample)}, gamma {sample.gamma:g}; data: {label(sample.regime)}"
-    parts = [
-        f"<h1>{escape(name)}</h1>",
-        html.headline_box(evaluation.headline, best),
-        f'<p class="soft">{escape(data)}</p>',
-        "<h2>Estimates</h2>",
-        html.forest(shown),
-        html.estimate_table(shown),
-        "<h2>Reasons for caution</h2>",
-        html.reason_list(shown),
-        "<h2>Effective sample size over the episode</h2>",
-        f'<p class="soft">{escape(_ESS)}</p>',
-        html.ess_chart(shown),
-    ]
-    if overlap is not None:
-        parts += ["<h2>Overlap of policies</h2>", f'<p class="soft">{escape(_OVERLAP)}</p>']
-        parts.append(html.overlap_chart(overlap.matrix, overlap.evaluated, overlap.recorded))
+    documents: dict[str, Any] = {"evaluation": evaluation_document(evaluation, overlap=overlap)}
+    tables = [("All estimates", html.estimate_table(evaluation.ranked()))]
     if ranking is not None and len(ranking) > 1:
-        estimates = {name: r.estimate for name, r in ranking.items()}
-        parts += ["<h2>Ranking</h2>", html.headline_box(ranking.headline, ranking.best.estimate)]
-        parts += [html.forest(estimates), html.table(ranking.rows(), ranking.words)]
-    head = f'<meta charset="utf-8"><title>{escape(name)}</title>'
-    look = '<meta name="viewport" content="width=device-width"><meta name="color-scheme" '
-    look += 'content="light dark">'
-    style = f"<style>{_BODY}{html.STYLE}</style>"
-    body = "\n".join(parts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}{look}{style}</head>\n'
-        f'<body class="ope">\n{body}\n</body></html>\n'
+        documents["ranking"] = ranking_document(ranking)
+        told = f"<p>{escape(ranking.headline)}</p>"
+        tables.append(("All policies", told + html.table(ranking.rows(), ranking.words)))
+    return _PAGE.format(
+        title=escape(title or text.sentence(evaluation.target or "the policy")),
+        data=escape(documents["evaluation"]["data"]),
+        colour=evaluation.best.verdict.colour,
+        headline=escape(evaluation.headline),
+        tables="\n".join(
+            f'<section class="card"><h3>{head}</h3>{table}</section>' for head, table in tables
+        ),
+        style=(_STATIC / "style.css").read_text(encoding="utf-8"),
+        # in a script element only "<" can end the data or begin a comment
+        documents=json.dumps(documents, allow_nan=False).replace("<", r"\u003c"),
+        script=_script(),
     )
+
+
+def _script() -> str:
+    """Return the tab's modules that draw evaluations as one script, without imports."""
+    modules = "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in _MODULES)
+    return re.sub(r"^import [^;]*;\n|^export ", "", modules, flags=re.MULTILINE)

@@ -21,7 +21,7 @@ from ope_gym.report.tab.reader import PLUGIN, Reader
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
-_MOST = 1 << 16  # characters of an argument
+_MOST = 5_000  # runs or names in one request
 
 Answer = Callable[[wrappers.Request], wrappers.Response]
 
@@ -30,7 +30,7 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
     """The tab.
 
     Args:
-        context: of TensorBoard.
+        context: Context of TensorBoard.
     """
 
     plugin_name = PLUGIN
@@ -41,7 +41,12 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return what answers each address."""
         pages = {f"/{path.name}": _static(path) for path in sorted(_STATIC.iterdir())}
-        data = {"/runs": self._runs, "/series": self._series, "/details": self._details}
+        data = {
+            "/runs": self._runs,
+            "/names": self._names,
+            "/series": self._series,
+            "/details": self._details,
+        }
         return {
             path: wrappers.Request.application(answer) for path, answer in (pages | data).items()
         }
@@ -57,12 +62,17 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
     def _runs(self, request: wrappers.Request) -> wrappers.Response:
         return _json(request, self._reader(request).runs())
 
+    def _names(self, request: wrappers.Request) -> wrappers.Response:
+        run, part = request.args.get("run", "."), request.args.get("part", "")
+        return _json(request, self._reader(request).names(run, part))
+
     def _series(self, request: wrappers.Request) -> wrappers.Response:
         try:
-            runs, names = (json.loads(request.form[key][:_MOST]) for key in ("runs", "names"))
-        except (KeyError, ValueError):
-            return _json(request, {"error": "post runs and names as JSON lists"}, 400)
-        return _json(request, self._reader(request).series(set(runs), set(names)))
+            runs, names = (_words(request.form[key]) for key in ("runs", "names"))
+        except (KeyError, ValueError, RecursionError):
+            error = f"post runs and names as JSON lists of at most {_MOST:,} names"
+            return _json(request, {"error": error}, 400)
+        return _json(request, self._reader(request).series(runs, names))
 
     def _details(self, request: wrappers.Request) -> wrappers.Response:
         step = request.args.get("step")
@@ -75,6 +85,16 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
     def _reader(self, request: wrappers.Request) -> Reader:
         context = plugin_util.context(request.environ)
         return Reader(self._provider, context, plugin_util.experiment_id(request.environ))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words in a JSON list, each once; raise ValueError if it is none."""
+    words = json.loads(text)
+    if not isinstance(words, list) or len(words) > _MOST:
+        raise ValueError("no list, or too long a one")
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("no words")
+    return list(dict.fromkeys(words))
 
 
 def _static(path: Path) -> Answer:

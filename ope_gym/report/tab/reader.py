@@ -4,6 +4,8 @@ A series is any scalar `ope/<name>/value`, with `/low` and `/high` if they are t
 well as `provisional`, `settled` and `fresh`. Estimators without scalars are read from the documents
 of the evaluations. A return is `rollout/return`, `rollout/ep_rew_mean` or
 `eval/mean_reward`. Sub-runs `rollouts` and `fresh` belong to the run above them.
+
+Anybody may have written a run. What cannot be read is left out, and `details` says so.
 """
 
 from __future__ import annotations
@@ -11,42 +13,57 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorboard.data.provider import RunTagFilter
 
+from ope_gym.report.tab.shapes import VERDICTS, parse
+
 PLUGIN = "ope"  # as in ope_gym.report.documents, which this process need not import
 POINTS = 1000  # of a series at most
+SHOWN = 40  # series of a run that are listed with it; `names` finds the others
+MATCHES = 200  # names in an answer of `names`
 RETURNS = ("rollout/return", "rollout/ep_rew_mean", "eval/mean_reward")
 _PARTS = ("rollouts", "fresh")
 _SERIES = re.compile(r"ope/(.+)/(value|low|high|verdict)")
 _NUMBERS = ("ope/fresh_episodes", "ope/verdict")
 _FREE = ("provisional", "settled", "fresh")  # kinds of free values of a training loop
-_VERDICTS = ("red", "amber", "green")  # as numbers: 0, 1, 2
+_FIRST = (*_FREE, "auto", "NFIS")  # listed first
+_KINDS = {"details": "evaluation", "ranking": "ranking", **{kind: kind for kind in _FREE}}
 _BEST = 5  # policies that are listed
+
+Place: TypeAlias = tuple[str, str]  # run and tag
+Document: TypeAlias = tuple[int, float, Any]  # step, time and content
 
 
 @dataclass
-class Found:
-    """Where the series of one run are: (run, tag) of every column, by series."""
+class Contents:
+    """What there is of one run, and the places of its scalars."""
 
-    series: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
-    returns: dict[str, tuple[str, str]] = field(default_factory=dict)
-    numbers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    series: dict[str, dict[str, Place]] = field(default_factory=dict)  # by name, then by column
+    returns: dict[str, Place] = field(default_factory=dict)
+    numbers: dict[str, Place] = field(default_factory=dict)
     documents: bool = False
     recorded: dict[str, None] = field(default_factory=dict)  # estimators that have no scalars
+
+    @property
+    def names(self) -> list[str]:
+        """All series, those first that matter most."""
+        everything = {**self.series, **self.recorded}
+        first = [name for name in _FIRST if name in everything]
+        return [*first, *(name for name in everything if name not in _FIRST)]
 
 
 class Reader:
     """Answer the requests of the page for one experiment.
 
     Args:
-        provider: data provider of TensorBoard.
-        context: of the request.
-        experiment: its id.
+        provider: Data provider of TensorBoard.
+        context: Context of the request.
+        experiment: Id of the experiment.
     """
 
     def __init__(self, provider: Any, context: Any, experiment: str) -> None:
@@ -58,44 +75,50 @@ class Reader:
         times = {
             run.run_name: run.start_time or 0.0 for run in self._provider.list_runs(**self._where)
         }
-        found = self._found()
-        order = sorted(found, key=lambda run: (-times.get(run, 0.0), run))
+        contents = self._contents()
         return {
             "runs": [
                 {
                     "name": run,
-                    "series": [*found[run].series, *found[run].recorded],
-                    "returns": list(found[run].returns),
-                    "documents": found[run].documents,
+                    "series": contents[run].names[:SHOWN],
+                    "more": max(len(contents[run].names) - SHOWN, 0),
+                    "returns": list(contents[run].returns),
+                    "documents": contents[run].documents,
                 }
-                for run in order
+                for run in sorted(contents, key=lambda run: (-times.get(run, 0.0), run))
             ]
         }
+
+    def names(self, run: str, part: str) -> dict[str, Any]:
+        """Return the series of a run whose names contain some letters, and how many there are."""
+        everything = self._contents([run]).get(run, Contents()).names
+        matches = [name for name in everything if part.lower() in name.lower()]
+        return {"names": matches[:MATCHES], "count": len(matches)}
 
     def series(self, runs: Collection[str], names: Collection[str]) -> dict[str, Any]:
         """Return the points of some runs: the series and returns of these names, and the verdicts.
 
         Every one is `{"step": [...], "value": [...], "low": [...], ...}`, in the order of steps.
         """
-        found = {run: f for run, f in self._found().items() if run in runs}
-        columns: dict[tuple[str, str, str], dict[str, tuple[str, str]]] = {}
-        for run, f in found.items():
-            wanted = {name: ends for name, ends in f.series.items() if name in names}
-            columns |= {(run, "series", name): ends for name, ends in wanted.items()}
-            for name, place in f.returns.items():
-                if name in names:
-                    columns[run, "returns", name] = {"value": place}
-            for name, place in f.numbers.items():
+        contents = self._contents(runs)
+        columns: dict[tuple[str, str, str], dict[str, Place]] = {}
+        for run, of in contents.items():
+            for name in names:
+                if name in of.series:
+                    columns[run, "series", name] = of.series[name]
+                if name in of.returns:
+                    columns[run, "returns", name] = {"value": of.returns[name]}
+            for name, place in of.numbers.items():
                 columns[run, "numbers", name.removeprefix("ope/")] = {"value": place}
         read = self._read_scalars({place for ends in columns.values() for place in ends.values()})
         answer: dict[str, Any] = {
-            run: {"series": {}, "returns": {}, "numbers": {}} for run in found
+            run: {"series": {}, "returns": {}, "numbers": {}} for run in contents
         }
         for (run, kind, name), ends in columns.items():
             answer[run][kind][name] = _joined({end: read[place] for end, place in ends.items()})
-        for run, f in found.items():
-            if unread := [name for name in f.recorded if name in names]:
-                answer[run]["series"] |= self._recorded(run, unread)
+        for run, of in contents.items():
+            if recorded := [name for name in names if name in of.recorded]:
+                answer[run]["series"] |= self._recorded(run, recorded)
         return answer
 
     def details(self, run: str, step: int | None) -> dict[str, Any]:
@@ -103,22 +126,40 @@ class Reader:
 
         There is an `evaluation`, a `ranking`, and of a training loop the `free` values of one
         policy by their kind. Each has the `step` it belongs to: TensorBoard does not keep all of
-        many. `record` says how the free values of the run have turned out so far.
+        many. `record` says how the free values of the run have turned out so far, and `problem` why
+        a document cannot be read.
         """
-        kept = self._documents(run)
-        free = _nearest([document for kind in _FREE for document in kept[kind]], step)
-        if free is not None:
-            same = {kind: [d for d in kept[kind] if d[0] == free["step"]] for kind in _FREE}
-            found = {kind: _nearest(documents, None) for kind, documents in same.items()}
-            free = {"step": free["step"], **found}
+        problems: list[str] = []
+        try:
+            documents = self._documents(run)
+        except Exception as error:  # whatever TensorBoard raises over a tensor that is none
+            documents = {kind: [] for kind in _KINDS}
+            problems.append(f"its tensors ({error})")
+
+        def read(kind: str, step: int | None) -> dict[str, Any] | None:
+            try:
+                return _nearest(documents[kind], step, _KINDS[kind])
+            except ValueError as error:
+                problems.append(f"{_KINDS[kind]} ({error})")
+                return None
+
+        steps = {found for kind in _FREE for found, _, _ in documents[kind]}
+        free: dict[str, Any] | None = None
+        if steps:
+            nearest = _nearest_step(steps, step)
+            for kind in _FREE:
+                documents[kind] = [d for d in documents[kind] if d[0] == nearest]
+            values = {kind: read(kind, None) for kind in _FREE}
+            free = {"step": nearest, **values} if any(values.values()) else None
         return {
-            "evaluation": _nearest(kept["details"], step),
-            "ranking": _nearest(kept["ranking"], step),
+            "evaluation": read("details", step),
+            "ranking": read("ranking", step),
             "free": free,
             "record": self._record(run) if free is not None else None,
+            "problem": f"cannot be read: {'; '.join(problems)}" if problems else None,
         }
 
-    def _documents(self, run: str) -> dict[str, list[tuple[int, float, bytes]]]:
+    def _documents(self, run: str) -> dict[str, list[Document]]:
         """Return step, time and content of the documents of a run, by kind."""
         read = self._provider.read_tensors(
             **self._where,
@@ -126,21 +167,23 @@ class Reader:
             downsample=POINTS,
             run_tag_filter=RunTagFilter(runs=[run]),
         )
-        kept: dict[str, list[tuple[int, float, bytes]]] = {
-            kind: [] for kind in ("details", "ranking", *_FREE)
-        }
+        documents: dict[str, list[Document]] = {kind: [] for kind in _KINDS}
         for tag, data in read.get(run, {}).items():
-            kind = tag.split("/")[1]
-            if kind in kept:
-                kept[kind] += [(d.step, d.wall_time, d.numpy.item()) for d in data]
-        return kept
+            kind = [*tag.split("/"), ""][1]
+            if kind in documents:
+                documents[kind] += [(d.step, d.wall_time, _content(d.numpy)) for d in data]
+        return documents
 
     def _recorded(self, run: str, names: Collection[str]) -> dict[str, dict[str, list[Any]]]:
         """Return the series of estimators that only the documents of the evaluations hold."""
         columns: dict[str, dict[str, dict[int, Any]]] = {
             name: {end: {} for end in ("value", "low", "high", "verdict")} for name in names
         }
-        for step, _, content in sorted(self._documents(run)["details"]):
+        try:
+            documents = sorted(self._documents(run)["details"], key=lambda d: d[:2])
+        except Exception:  # `details` says what is wrong
+            documents = []
+        for step, _, content in documents:
             for name, row in _estimates(content).items():
                 if name in columns and row["value"] is not None:
                     for end, column in columns[name].items():
@@ -149,7 +192,7 @@ class Reader:
 
     def _record(self, run: str) -> dict[str, Any]:
         """Return how many values stayed within their band, and the best policies so far."""
-        series = self.series({run}, _FREE)[run]["series"]
+        series = self.series({run}, _FREE).get(run, {"series": {}})["series"]
         early, late, fresh = (_rows(series.get(kind, {"step": []})) for kind in _FREE)
         pairs = [(early[step], late[step]["value"]) for step in late if step in early]
         known = early | late or fresh
@@ -165,33 +208,40 @@ class Reader:
             "best": sorted(banded, key=lambda row: (-row["low"], row["step"]))[:_BEST],
         }
 
-    def _found(self) -> dict[str, Found]:
-        """List all runs with anything to show."""
-        scalars = self._provider.list_scalars(**self._where, plugin_name="scalars")
-        tensors = self._provider.list_tensors(**self._where, plugin_name=PLUGIN)
-        found: dict[str, Found] = {}
+    def _contents(self, runs: Collection[str] | None = None) -> dict[str, Contents]:
+        """List runs with anything to show; all of them by default."""
+        only = None
+        if runs is not None:
+            parts = {part if run == "." else f"{run}/{part}" for run in runs for part in _PARTS}
+            only = RunTagFilter(runs={*runs, *parts})
+        where = {**self._where, "run_tag_filter": only}
+        scalars = self._provider.list_scalars(**where, plugin_name="scalars")
+        tensors = self._provider.list_tensors(**where, plugin_name=PLUGIN)
+        contents: dict[str, Contents] = {}
         for run, tags in scalars.items():
+            of = contents.setdefault(_owner(run, scalars), Contents())
             for tag in tags:
-                place, of = (run, tag), found.setdefault(_owner(run, scalars), Found())
                 if tag in RETURNS:
-                    of.returns[tag] = place
+                    of.returns[tag] = run, tag
                 elif tag in _NUMBERS:
-                    of.numbers[tag] = place
+                    of.numbers[tag] = run, tag
                 elif match := _SERIES.fullmatch(tag):
-                    of.series.setdefault(match[1], {})[match[2]] = place
+                    of.series.setdefault(match[1], {})[match[2]] = run, tag
         for run, tags in tensors.items():
-            of = found.setdefault(run, Found())
+            of = contents.setdefault(run, Contents())
             of.documents = True
             for listed in tags.values():
-                of.recorded |= dict.fromkeys(json.loads(listed.plugin_content or b"[]"))
-        for f in found.values():
-            f.series = {name: ends for name, ends in f.series.items() if "value" in ends}
-            f.recorded = {name: None for name in f.recorded if name not in f.series}
-        return {run: f for run, f in found.items() if f.series or f.documents}
+                of.recorded |= dict.fromkeys(_listed(listed.plugin_content))
+        for of in contents.values():
+            of.series = {name: ends for name, ends in of.series.items() if "value" in ends}
+            of.recorded = {name: None for name in of.recorded if name not in of.series}
+        return {
+            run: of
+            for run, of in contents.items()
+            if (of.series or of.documents) and (runs is None or run in runs)
+        }
 
-    def _read_scalars(
-        self, places: Collection[tuple[str, str]]
-    ) -> dict[tuple[str, str], dict[int, float]]:
+    def _read_scalars(self, places: Collection[Place]) -> dict[Place, dict[int, float]]:
         """Return the points of tags by step; where a step was written twice, the last."""
         if not places:
             return {}
@@ -210,17 +260,34 @@ class Reader:
 
 
 @lru_cache(maxsize=4096)
-def _estimates(content: bytes) -> dict[str, dict[str, Any]]:
-    """Return value, ends and verdict of the estimates in a document, by name."""
+def _estimates(content: Any) -> dict[str, dict[str, Any]]:
+    """Return value, ends and verdict of the estimates in a document, by name; or nothing."""
+    try:
+        rows = parse(content, "evaluation")["estimates"]
+    except ValueError:
+        return {}
     return {
         row["name"]: {
-            "value": row["value"],
-            "low": row["low"],
-            "high": row["high"],
-            "verdict": _VERDICTS.index(row["verdict"]),
+            **{end: row[end] for end in ("value", "low", "high")},
+            "verdict": VERDICTS.index(row["verdict"]),
         }
-        for row in json.loads(content)["estimates"]
+        for row in rows
     }
+
+
+def _listed(content: bytes) -> Iterator[str]:
+    """Yield the estimators that a tag says its documents hold."""
+    try:
+        names = json.loads(content or b"[]")
+    except (ValueError, RecursionError):
+        return
+    yield from (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def _content(array: Any) -> Any:
+    """Return the text in a tensor; None if it holds anything else."""
+    item = array.item() if array.size == 1 else None
+    return item if isinstance(item, bytes | str) else None
 
 
 def _owner(run: str, runs: Collection[str]) -> str:
@@ -246,10 +313,15 @@ def _rows(columns: Mapping[str, list[Any]]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _nearest(documents: list[tuple[int, float, bytes]], step: int | None) -> Any:
+def _nearest_step(steps: Collection[int], step: int | None) -> int:
+    """Return the step nearest to one, the later of two; the last by default."""
+    return max(steps) if step is None else min(steps, key=lambda other: (abs(other - step), -other))
+
+
+def _nearest(documents: list[Document], step: int | None, kind: str) -> dict[str, Any] | None:
     """Return the document of the nearest step, the last written one where there are several."""
     if not documents:
         return None
-    aim = max(found for found, _, _ in documents) if step is None else step
-    found, _, content = min(documents, key=lambda d: (abs(d[0] - aim), -d[0], -d[1]))
-    return {"step": found, **json.loads(content)}
+    nearest = _nearest_step({written for written, _, _ in documents}, step)
+    _, _, content = max((d for d in documents if d[0] == nearest), key=lambda d: d[1])
+    return {**parse(content, kind), "step": nearest}

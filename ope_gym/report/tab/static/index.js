@@ -1,9 +1,11 @@
 // The OPE tab: what the current policy is worth, over training and in detail.
 
-import { badge, cards } from './evaluation.js';
+import { arrange, badge, card, cards, swatch } from './evaluation.js';
 import { freeCards, lead } from './free.js';
-import { brief, labels, make, shorten } from './svg.js';
-import { defined, light, swatch, trainingChart } from './training.js';
+import { labels } from './labels.js';
+import { brief, defined, make, pressable, shorten } from './svg.js';
+import { theme } from './theme.js';
+import { light, trainingChart } from './training.js';
 
 const POLL = 5000;  // milliseconds between looks while something changes
 const REST = 30000;  // and where nothing did for a while
@@ -11,18 +13,18 @@ const QUIET = 12;  // looks without a change after which it rests
 const COLOURS = 8;  // runs that can be told apart; of more, those in focus or chosen have a colour
 const BANDED = 6;  // coloured runs with a band each; of more only the one in focus has one
 const LISTED = 200;  // runs in the list at most
+const SERIES = 40;  // series in the list at most, but for those that were ticked
 const DASHES = ['', '8 4', '3 4', '8 3 2 3'];  // of estimators that share a colour
-const LABELS = {
-  settled: 'settled estimate', provisional: 'provisional estimate', fresh: 'fresh evaluations',
-  'rollout/return': 'return of rollouts', 'rollout/ep_rew_mean': 'return of rollouts',
-  'eval/mean_reward': 'return of evaluation episodes',
-};
-const SPECIAL = { settled: 'var(--s0)', provisional: 'var(--s5)', fresh: 'var(--fresh)' };
+const LABELS = new Map([
+  ['settled', 'settled estimate'], ['provisional', 'provisional estimate'], ['fresh', 'fresh evaluations'],
+  ['rollout/return', 'return of rollouts'], ['rollout/ep_rew_mean', 'return of rollouts'],
+  ['eval/mean_reward', 'return of evaluation episodes'],
+]);
+const SPECIAL = new Map([['settled', 'var(--s0)'], ['provisional', 'var(--s5)'], ['fresh', 'var(--fresh)']]);
+const RETURNS = new Map([
+  ['rollout/return', 'var(--return)'], ['rollout/ep_rew_mean', 'var(--return)'], ['eval/mean_reward', 'var(--eval)'],
+]);
 const VERDICTS = ['red', 'amber', 'green'];
-const RETURNS = {
-  'rollout/return': 'var(--return)', 'rollout/ep_rew_mean': 'var(--return)',
-  'eval/mean_reward': 'var(--eval)',
-};
 
 const state = {
   runs: [],  // as the server lists them, the latest first
@@ -33,18 +35,32 @@ const state = {
   tones: new Map(),  // and by estimator
   run: null,  // in focus
   step: null,  // chosen; null: the last one
-  data: {},  // points by run
+  data: {},  // points by run; names are anybody's, so look them up by `of`
   details: null,  // of the run and step in focus
   filter: '',
-  changed: 0,  // time of the last change, 0: none yet
+  part: null,  // letters in the names of more series; null: these are not listed
+  more: { names: [], count: 0 },  // series that have them
 };
 const page = {};
+
+/** Return a field that an answer itself has: `toString` is none. */
+const of = (answer, name) => (Object.hasOwn(answer ?? {}, name) ? answer[name] : undefined);
+const label = (name) => LABELS.get(name) ?? name;
 
 export async function render() {
   document.head.append(make('link', { rel: 'stylesheet', href: './style.css' }));
   theme();
   page.headline = make('header', { id: 'headline' });
   page.runs = make('div', { id: 'runs' });
+  page.matches = make('div');
+  const search = make('input', { type: 'search', placeholder: 'filter series' });
+  page.more = make('details', { id: 'more' }, make('summary'), search, page.matches);
+  const find = () => {
+    state.part = page.more.open ? search.value : null;
+    if (page.more.open) fetchMore();
+  };
+  search.addEventListener('input', find);
+  page.more.addEventListener('toggle', find);
   page.series = make('div', { id: 'series' });
   page.chart = make('div', { id: 'chart' });
   page.key = make('div', { class: 'key', id: 'key' });
@@ -55,10 +71,7 @@ export async function render() {
       make('section', { class: 'card' }, page.chart, page.key), page.details));
   page.empty = make('div', { id: 'empty', hidden: true });
   document.body.append(page.main, page.empty);
-  addEventListener('resize', () => {
-    drawChart();
-    drawDetails();
-  });
+  addEventListener('resize', draw);
   document.addEventListener('visibilitychange', () => document.hidden || look());
   await look();
   loop();
@@ -88,19 +101,28 @@ async function look() {
     page.empty.hidden = true;
     if (!runs.some((run) => run.name === state.run)) focus(runs[0].name, null);
     if (listed) drawControls();
-    if (!page.chart.firstChild) page.chart.append(make('p', { class: 'quiet' }, 'Reading…'));
+    if (!page.chart.firstChild) quietly(page.chart, 'Reading…');
     const points = await fetchPoints();
     const details = await fetchDetails();
-    if (listed || points) drawChart();
-    if (points || details) drawHeadline();
-    if (details) drawDetails();
+    if (listed || points || details) draw();
     quiet = listed || points || details ? 0 : quiet + 1;
   } catch (error) {
     quiet += 1;
-    if (page.main.hidden) nothing(`TensorBoard does not answer (${error.message}).`);
+    const problem = `TensorBoard does not answer (${error.message}).`;
+    if (page.main.hidden) nothing(problem);
+    else if (!page.chart.querySelector('svg')) quietly(page.chart, problem);
   } finally {
     busy = false;
   }
+}
+
+const quietly = (host, words) => host.replaceChildren(make('p', { class: 'quiet' }, words));
+
+/** Draw all but the controls. */
+function draw() {
+  drawChart();
+  drawHeadline();
+  drawDetails();
 }
 
 async function ask(address, form = null) {
@@ -126,7 +148,17 @@ function fetchPoints() {
 function fetchDetails() {
   const step = state.step === null ? '' : `&step=${state.step}`;
   return ask(`./details?run=${encodeURIComponent(state.run)}${step}`)
+    .catch((error) => ({ problem: `cannot be read (${error.message})` }))
     .then((details) => changed('details', details));
+}
+
+/** Ask for the series that are not listed with their run. */
+async function fetchMore() {
+  const { run, part } = state;
+  const more = await ask(`./names?run=${encodeURIComponent(run)}&part=${encodeURIComponent(part)}`);
+  if (run !== state.run || part !== state.part) return;
+  state.more = more;
+  drawMore();
 }
 
 async function refresh() {
@@ -134,7 +166,7 @@ async function refresh() {
   drawChart();
 }
 
-async function focus(run, step) {
+function focus(run, step) {
   state.run = run;
   state.step = step;
 }
@@ -144,26 +176,28 @@ async function choose(run, step) {
   drawControls();
   drawChart();
   await fetchDetails();
-  drawHeadline();
-  drawDetails();
+  draw();
 }
 
 const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.name));
 
-/** Return all names to tick: special series first, then estimators, then returns. */
+/** Return all names to tick: special series first, then estimators, fresh ones, then returns. */
 function names() {
-  const union = (key) => [...new Set(state.runs.flatMap((run) => run[key]))];
-  const series = union('series');
+  const runs = [...state.runs.filter((run) => run.name === state.run), ...state.runs];  // in focus first
+  const union = (key) => [...new Set(runs.flatMap((run) => run[key]))];
   const order = ['settled', 'provisional', 'auto', 'NFIS'];
-  const rank = (name) => (order.includes(name) ? order.indexOf(name) : name === 'fresh' ? 99 : 50);
-  series.sort((a, b) => rank(a) - rank(b));
-  return { series, returns: union('returns') };
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  const all = union('series');
+  const first = all.filter((name) => name !== 'fresh').sort((a, b) => rank(a) - rank(b)).slice(0, SERIES - 1);
+  const chosen = [...state.ticked ?? []].filter((name) => !RETURNS.has(name) && name !== 'fresh');
+  const fresh = all.includes('fresh') ? ['fresh'] : [];
+  return { series: [...new Set([...first, ...chosen, ...fresh])], returns: union('returns') };
 }
 
 function ticked() {
   if (state.ticked) return state.ticked;
   const { series, returns } = names();
-  const special = series.filter((name) => name in SPECIAL);
+  const special = series.filter((name) => SPECIAL.has(name));
   const usual = special.some((name) => name !== 'fresh')
     ? special : [...series.filter((name) => name !== 'fresh').slice(0, 1), ...special];
   return new Set([...usual, ...returns]);
@@ -174,13 +208,11 @@ function ticked() {
 /** One run: a colour for each series. Several: a colour for each run. */
 function colour(run, name) {
   if (shownRuns().length > 1) return runColour(run);
-  if (name in SPECIAL) return SPECIAL[name];
-  if (name in RETURNS) return RETURNS[name];
-  return slot(state.tones, plain(), name);
+  return SPECIAL.get(name) ?? RETURNS.get(name) ?? slot(state.tones, plain(), name);
 }
 
 /** Return the ticked estimators: each has a colour, and past the eighth a dash. */
-const plain = () => names().series.filter((name) => ticked().has(name) && !(name in SPECIAL));
+const plain = () => names().series.filter((name) => ticked().has(name) && !SPECIAL.has(name));
 
 /** Return the colour of one of those that have one, kept as long as it has it; grey for others. */
 function slot(slots, now, name) {
@@ -207,27 +239,8 @@ function coloured() {
 const runColour = (run) => slot(state.slots, coloured(), run);
 
 function kind(name) {
-  if (name in RETURNS) return 'return';
-  return name in SPECIAL ? name : 'estimate';
-}
-
-/** Follow TensorBoard's own switch between light and dark, or else the system's. */
-function theme() {
-  const system = matchMedia('(prefers-color-scheme: dark)');
-  const parent = (() => {
-    try {
-      return window.parent !== window ? window.parent.document.body : null;
-    } catch {
-      return null;
-    }
-  })();
-  const apply = () => {
-    const dark = parent ? parent.classList.contains('dark-mode') : system.matches;
-    document.documentElement.dataset.theme = dark ? 'dark' : 'light';
-  };
-  apply();
-  system.addEventListener('change', apply);
-  if (parent) new MutationObserver(apply).observe(parent, { attributes: true, attributeFilter: ['class'] });
+  if (RETURNS.has(name)) return 'return';
+  return SPECIAL.has(name) ? name : 'estimate';
 }
 
 // Headline ----------------------------------------------------------------------------
@@ -236,55 +249,52 @@ function theme() {
 function subject() {
   const { free, evaluation } = state.details ?? {};
   if (!free || !evaluation || free.step === evaluation.step) return { free, evaluation };
-  const away = (found) => (state.step === null ? -found.step : Math.abs(found.step - state.step));
+  const away = ({ step }) => (state.step === null ? -step : Math.abs(step - state.step));
   return away(evaluation) < away(free) ? { evaluation } : { free };
 }
 
 function drawHeadline() {
   const { free, evaluation } = subject();
-  const last = lastPoint();
-  const found = free ? { step: free.step, ...lead(free) } : evaluation && {
+  const point = lastPoint();
+  const shown = free ? { step: free.step, ...lead(free) } : evaluation && {
     step: evaluation.step, data: evaluation.data, headline: evaluation.headline,
     verdict: evaluation.estimates.find((row) => row.name === evaluation.recommended)?.verdict,
   };
-  const step = found?.step ?? last?.step;
-  const many = state.runs.length > 1;
+  const step = shown?.step ?? point?.step;
   const where = [];
-  if (many || state.run !== '.') where.push(make('span', { title: state.run }, shorten(state.run, 60)));
+  if (state.runs.length > 1 || state.run !== '.') where.push(make('span', { title: state.run }, shorten(state.run, 60)));
   if (defined(step)) where.push(`step ${step.toLocaleString('en')}`);
-  if (found) where.push(found.data);
+  if (shown) where.push(shown.data);
   const line = make('div', { class: 'where' }, ...where.flatMap((part, k) => (k ? [' · ', part] : [part])));
   if (state.step !== null) {
     line.append(' ', make('button', { onclick: () => choose(state.run, null) }, 'show the latest'));
   }
+  const said = shown ?? (point && { headline: pointInWords(point), verdict: VERDICTS[point.verdict] });
   page.headline.replaceChildren(line);
-  if (found) {
-    page.headline.append(make('h1', {}, found.verdict ? badge(found.verdict) : '', found.headline));
-    if (state.step !== null && found.step !== state.step) {
-      page.headline.append(make('p', { class: 'quiet' },
-        `TensorBoard kept no details of step ${state.step.toLocaleString('en')}; these belong to the nearest step, ${found.step.toLocaleString('en')}. `
-        + '--samples_per_plugin ope=1000 keeps more.'));
-    }
-  } else if (last) {
-    page.headline.append(make('h1', {}, defined(last.verdict) ? badge(VERDICTS[last.verdict]) : '',
-      `The policy is worth ${brief(last.value)}`
-      + (defined(last.low) && defined(last.high) ? ` (${brief(last.low)} to ${brief(last.high)})` : '')
-      + (defined(last.fresh_episodes) ? `, as sure as about ${brief(last.fresh_episodes, 2)} fresh episodes would make you.`
-        : `, by ${LABELS[last.name] ?? last.name}.`)));
+  if (said) page.headline.append(make('h1', {}, said.verdict ? badge(said.verdict) : '', said.headline));
+  if (shown && state.step !== null && shown.step !== state.step) {
+    page.headline.append(make('p', { class: 'quiet' },
+      `TensorBoard kept no details of step ${state.step.toLocaleString('en')}; these belong to the nearest step, ${shown.step.toLocaleString('en')}. `
+      + '--samples_per_plugin ope=1000 keeps more.'));
   }
 }
 
+const pointInWords = (point) => `The policy is worth ${brief(point.value)}`
+  + (defined(point.low) && defined(point.high) ? ` (${brief(point.low)} to ${brief(point.high)})` : '')
+  + (defined(point.fresh_episodes) ? `, as sure as about ${brief(point.fresh_episodes, 2)} fresh episodes would make you.`
+    : `, by ${label(point.name)}.`);
+
 /** Return the chosen or last point of the run in focus: of runs that were written without details. */
 function lastPoint() {
-  const { series = {}, numbers = {} } = state.data[state.run] ?? {};
-  const found = names().series.filter((name) => name !== 'fresh' && series[name]?.step.length)
+  const { series = {}, numbers = {} } = of(state.data, state.run) ?? {};
+  const points = names().series.filter((name) => name !== 'fresh' && of(series, name)?.step.length)
     .map((name) => {
-      const points = pointsOf(series[name]);
-      return { name, ...(points.find((p) => p.step === state.step) ?? points.at(-1)) };
+      const all = pointsOf(of(series, name));
+      return { name, ...(all.find((p) => p.step === state.step) ?? all.at(-1)) };
     });
-  if (!found.length) return null;
-  const exact = found.filter((p) => p.step === state.step);
-  const point = (exact.length ? exact : found).reduce((a, b) => (b.step > a.step ? b : a));
+  if (!points.length) return null;
+  const exact = points.filter((p) => p.step === state.step);
+  const point = (exact.length ? exact : points).reduce((a, b) => (b.step > a.step ? b : a));
   if (point.name !== judged(Object.keys(series))) return point;
   const at = (columns) => columns?.value[columns.step.indexOf(point.step)];
   return { ...point, fresh_episodes: at(numbers.fresh_episodes), verdict: at(numbers.verdict) };
@@ -299,17 +309,29 @@ function judged(series) {
 
 function drawControls() {
   const { series, returns } = names();
-  const one = shownRuns().length === 1;
-  const tick = (name) => {
-    const box = make('input', { type: 'checkbox', onchange: () => toggle(name) });
-    box.checked = ticked().has(name);
-    const colours = one && box.checked ? [swatch(colour(state.run, name))] : [];
-    return make('label', { 'data-name': name }, box, ...colours, LABELS[name] ?? name);
-  };
   page.series.replaceChildren(
-    make('h2', {}, 'Estimates'), ...series.map(tick),
+    make('h2', {}, 'Estimates'), ...series.map(tick), page.more,
     ...(returns.length ? [make('h2', {}, 'Returns'), ...returns.map(tick)] : []));
+  drawMore();
   drawRuns();
+}
+
+function tick(name) {
+  const box = make('input', { type: 'checkbox', onchange: () => toggle(name) });
+  box.checked = ticked().has(name);
+  const alone = shownRuns().length === 1 && box.checked;
+  return make('label', { 'data-name': name }, box, alone ? swatch(colour(state.run, name)) : null, label(name));
+}
+
+/** List the series that a run has beside the first ones, once somebody wants to see them. */
+function drawMore() {
+  const count = state.runs.find((run) => run.name === state.run)?.more ?? 0;
+  page.more.hidden = !count;
+  page.more.querySelector('summary').textContent = `${count.toLocaleString('en')} more`;
+  const listed = new Set(names().series);
+  const rest = state.more.count - state.more.names.length;
+  page.matches.replaceChildren(...state.more.names.filter((name) => !listed.has(name)).map(tick),
+    rest > 0 ? make('p', { class: 'quiet' }, `and ${rest.toLocaleString('en')}: filter them`) : '');
 }
 
 function drawRuns() {
@@ -322,9 +344,9 @@ function drawRuns() {
       class: run.name === state.run ? 'run focus' : 'run', 'data-run': run.name,
       onmouseenter: () => light(page.chart, run.name), onmouseleave: () => light(page.chart, null),
     }, box, shown ? square(run.name) : '',
-      make('a', { title: run.name, onclick: () => pick(run.name) }, label.get(run.name)));
+      make('button', { class: 'name', title: run.name, onclick: () => pick(run.name) }, called.get(run.name)));
   };
-  const label = labels(state.runs.map((run) => run.name));
+  const called = labels(state.runs.map((run) => run.name));
   const match = state.runs.filter((run) => run.name.toLowerCase().includes(state.filter.toLowerCase()));
   const parts = [make('h2', {}, `Runs (${state.runs.length})`)];
   if (state.runs.length > 8) {
@@ -351,12 +373,11 @@ function square(run) {
   if (!crowded()) return element;
   element.classList.add('choose');
   element.title = 'give this run a colour, or take it away';
-  element.addEventListener('click', () => {
+  return pressable(element, () => {
     if (!state.chosen.delete(run)) state.chosen.add(run);
     drawRuns();
     drawChart();
   });
-  return element;
 }
 
 function toggle(name) {
@@ -393,49 +414,44 @@ const pointsOf = (columns) => columns.step.map((step, k) => Object.fromEntries(
 
 /** Return the lines of the chart: estimates first, so that returns are not hidden by bands. */
 function lines() {
-  const several = shownRuns().length > 1;
-  const estimates = plain();
-  const main = names().series.filter((name) => ticked().has(name) && name !== 'fresh');
-  const bright = new Set(coloured());
   const called = labels(state.runs.map((run) => run.name));
-  const found = [];
-  for (const run of shownRuns()) {
-    const data = state.data[run.name];
-    if (!data) continue;
-    const faint = !bright.has(run.name);
-    const first = [...main, 'fresh'].find((name) => data.series[name]?.step.length);
-    const verdicts = new Map((data.numbers.verdict?.step ?? [])
-      .map((step, k) => [step, data.numbers.verdict.value[k]]));
-    const all = { ...data.series, ...data.returns };
-    for (const [name, columns] of Object.entries(all)) {
-      if (!ticked().has(name) || !columns.step.length) continue;
-      if (faint && name !== first) continue;  // one grey line a run
-      const own = 'verdict' in columns;
-      const points = pointsOf(columns).map((p) => ({
-        ...p, verdict: own ? p.verdict : name === judged(run.series) ? verdicts.get(p.step) : undefined,
-      }));
-      const line = {
-        run: run.name, called: called.get(run.name), name, label: LABELS[name] ?? name, kind: kind(name),
-        colour: colour(run.name, name), points, strong: run.name === state.run || !several, faint,
-        alone: first === 'fresh',  // nothing else tells the value of its policies
-      };
-      if (line.kind === 'estimate') {
-        const index = several ? estimates.indexOf(name)
-          : Math.floor(state.tones.get(name) / COLOURS);
-        line.dash = DASHES[index % 4];
-      }
-      found.push(line);
-    }
-  }
   const order = { estimate: 0, settled: 1, provisional: 2, return: 3, fresh: 4 };
   const place = (line) => order[line.kind] + (line.strong ? 10 : line.faint ? -10 : 0);
-  return found.sort((a, b) => place(a) - place(b));
+  return shownRuns().flatMap((run) => linesOf(run, called.get(run.name)))
+    .sort((a, b) => place(a) - place(b));
 }
+
+/** Return the lines of a run; of one that has no colour only the first. */
+function linesOf(run, called) {
+  const data = of(state.data, run.name);
+  if (!data) return [];
+  const several = shownRuns().length > 1;
+  const faint = !coloured().includes(run.name);
+  const main = names().series.filter((name) => ticked().has(name) && name !== 'fresh');
+  const first = [...main, 'fresh'].find((name) => of(data.series, name)?.step.length);
+  const { step = [], value = [] } = data.numbers.verdict ?? {};
+  const verdicts = new Map(step.map((at, k) => [at, value[k]]));
+  return Object.entries({ ...data.series, ...data.returns })
+    .filter(([name, columns]) => ticked().has(name) && columns.step.length && (!faint || name === first))
+    .map(([name, columns]) => ({
+      run: run.name, called, name, label: label(name), kind: kind(name), colour: colour(run.name, name),
+      strong: run.name === state.run || !several, faint,
+      alone: first === 'fresh',  // nothing else tells the value of its policies
+      dash: kind(name) === 'estimate' ? dash(name, several) : undefined,
+      points: pointsOf(columns).map((p) => ({
+        ...p, verdict: 'verdict' in columns ? p.verdict : name === judged(run.series) ? verdicts.get(p.step) : undefined,
+      })),
+    }));
+}
+
+/** Tell estimators apart that share a colour. */
+const dash = (name, several) => DASHES[
+  (several ? plain().indexOf(name) : Math.floor(state.tones.get(name) / COLOURS)) % DASHES.length];
 
 function drawChart() {
   const shown = lines();
   if (!shown.length) {
-    page.chart.replaceChildren(make('p', { class: 'quiet' }, 'Nothing is ticked, or nothing was written yet.'));
+    quietly(page.chart, 'Nothing is ticked, or nothing was written yet.');
     page.key.replaceChildren();
     return;
   }
@@ -465,7 +481,7 @@ function drawKey(shown) {
     parts.push(sample({ kind: 'estimate', colour: 'var(--faint)' },
       `${shownRuns().length - coloured().length} other runs: click a name to look at one, its square to colour it`));
   }
-  parts.push(make('span', { class: 'quiet' }, 'click a step for its details'));
+  parts.push(make('span', { class: 'quiet' }, 'click a step for its details, or use the arrow keys'));
   page.key.replaceChildren(...parts);
 }
 
@@ -478,18 +494,25 @@ function sample(line, label) {
 // Details -----------------------------------------------------------------------------
 
 function drawDetails() {
-  const { free, evaluation } = subject();
-  const { record, ranking } = state.details ?? {};
-  const made = [...(free ? freeCards(free, record, (step) => choose(state.run, step)) : []),
-    ...cards(evaluation, ranking, free)];
+  const { record, ranking, problem } = state.details ?? {};
+  const made = [];
+  try {
+    const { free, evaluation } = subject();
+    if (free) made.push(...freeCards(free, record, (step) => choose(state.run, step)));
+    made.push(...cards(evaluation, ranking, free));
+    if (problem) made.unshift(unreadable(problem));
+  } catch (error) {  // a document of the right form that makes no sense
+    made.push(unreadable(`cannot be read (${error.message})`));
+  }
   if (!made.length) {
     made.push(make('p', { class: 'quiet' },
       'This run has no details of its evaluations: write them with EvaluationWriter, FreeWriter or OPECallback.'));
   }
-  const wide = page.details.clientWidth > 860;  // two columns, by turns
-  const column = (turn) => make('div', {}, ...made.filter((_, k) => !wide || k % 2 === turn));
-  page.details.replaceChildren(...(wide ? [column(0), column(1)] : [column(0)]));
+  arrange(page.details, made);
 }
+
+const unreadable = (problem) => card('problem', 'Details of this run', '',
+  make('p', {}, `Part of what this run holds ${problem}. Another version of ope_gym may have written it.`));
 
 function nothing(problem = '') {
   page.main.hidden = true;

@@ -23,6 +23,18 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+/** Let an element be pressed: by the pointer, or by Enter and the space bar. */
+export function pressable(element, press) {
+  for (const [name, value] of [['tabindex', 0], ['role', 'button']]) element.setAttribute(name, value);
+  element.addEventListener('click', press);
+  element.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter' && event.key !== ' ') return;
+    event.preventDefault();
+    press();
+  });
+  return element;
+}
+
 /** Return a function from data to pixels, linear or logarithmic. */
 export function scale([low, high], [from, to], log = false) {
   const of = log ? Math.log10 : (x) => x;
@@ -36,46 +48,36 @@ export function ticks(low, high, count = 5) {
   if (!(raw > 0)) return [low];
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) {
-    found.push(k * step);
-  }
-  return found;
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
 }
 
 /** Return powers of ten within [low, high]; of few also 2 and 5 times them. */
 export function logTicks(low, high) {
-  const found = [];
-  const decades = Math.log10(high / low);
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) {
-    for (const m of decades < 2 ? [1, 2, 5] : [1]) found.push(m * 10 ** p);
-  }
-  return found.filter((x) => x >= low * 0.999 && x <= high * 1.001);
+  const steps = Math.log10(high / low) < 2 ? [1, 2, 5] : [1];
+  const first = Math.floor(Math.log10(low));
+  return Array.from({ length: Math.ceil(Math.log10(high)) - first + 1 }, (_, k) => first + k)
+    .flatMap((power) => steps.map((m) => m * 10 ** power))
+    .filter((x) => x >= low * 0.999 && x <= high * 1.001);
 }
+
+export const defined = (x) => x !== null && x !== undefined;
 
 /** Say a number briefly: 1234567 is "1.23M", 0.1234 is "0.123". */
 export function brief(x, digits = 3) {
-  if (x === null || x === undefined || Number.isNaN(x)) return 'undefined';
+  if (!defined(x)) return 'undefined';
   const size = Math.abs(x);
-  for (const [unit, letter] of [[1e9, 'G'], [1e6, 'M'], [1e4, 'k']]) {
-    if (size >= unit) {
-      const part = x / (letter === 'k' ? 1e3 : unit);
-      return `${trim(part.toPrecision(Math.max(digits, String(Math.trunc(Math.abs(part))).length)))}${letter}`;
-    }
-  }
-  if (size !== 0 && size < 1e-4) return x.toExponential(1);
+  if (size && (size < 1e-4 || size >= 1e15)) return x.toExponential(1);
+  if (size >= 1e4) return x.toLocaleString('en', { notation: 'compact', maximumSignificantDigits: digits });
   const whole = String(Math.trunc(size)).length;
-  return trim(size >= 1 ? x.toFixed(Math.max(0, digits - whole)) : x.toPrecision(digits));
-}
-
-function trim(text) {
-  return text.includes('.') && !text.includes('e') ? text.replace(/\.?0+$/, '') : text;
+  return x.toLocaleString('en', { maximumSignificantDigits: Math.max(digits, whole), useGrouping: false });
 }
 
 export function percent(share) {
-  if (share === null) return 'undefined';
-  const said = 100 * share;
-  return `${said > 0 && said < 0.1 ? '<0.1' : trim(said.toFixed(said < 10 ? 1 : 0))} %`;
+  if (!defined(share)) return 'undefined';
+  const number = 100 * share;
+  return number > 0 && number < 0.1 ? '<0.1 %' : `${+number.toFixed(number < 10 ? 1 : 0)} %`;
 }
 
 /** Return the points that survive at least so many pixels apart; the last one always does. */
@@ -93,46 +95,6 @@ export function shorten(name, most) {
   if (name.length <= most) return name;
   const head = Math.ceil((most - 1) / 2);
   return `${name.slice(0, head)}…${name.slice(name.length - (most - 1 - head))}`;
-}
-
-/**
- * Return labels by name that tell names apart in about so many characters.
- *
- * Folders that all names share are left out, but for the last one where a bare number would be
- * left. A longer name keeps its beginning, which says what it is, and what follows the words that
- * it shares with the name most like it.
- */
-export function labels(names, most = 24) {
-  const all = names.length > 1 ? shared(names).replace(/[^/]*$/, '') : '';
-  const bare = names.some((name) => !/[A-Za-z]/.test(name.slice(all.length)));
-  const folders = (bare ? all.replace(/[^/]*\/$/, '') : all).length;
-  const sorted = names.map((name) => name.slice(folders)).sort();
-  const found = new Map(names.map((name) => {
-    const own = name.slice(folders);
-    const at = sorted.indexOf(own);
-    const like = [sorted[at - 1], sorted[at + 1]].filter((other) => other !== undefined)
-      .map((other) => shared([own, other]).replace(/[A-Za-z0-9.]*$/, '').length);
-    return [name, fitted(own, Math.max(0, ...like), most)];
-  }));
-  const clear = new Set(found.values()).size === found.size;
-  return clear ? found : new Map(names.map((name) => [name, name.slice(folders)]));
-}
-
-/** Return what all names begin with. */
-function shared(names) {
-  let size = 0;
-  while (names.every((name) => size < name.length && name[size] === names[0][size])) size += 1;
-  return names[0].slice(0, size);
-}
-
-/** Cut a name whose first characters, so many, are shared with another one. */
-function fitted(name, same, most) {
-  if (name.length <= most) return name;
-  const end = name.slice(same);
-  const head = Math.min(same, Math.max(most - 1 - end.length, 8));
-  if (head < 8) return shorten(name, most);
-  const room = most - 1 - head;
-  return `${name.slice(0, head)}…${end.length <= room ? end : `${end.slice(0, room - 1)}…`}`;
 }
 
 /** Make an empty chart with axes; return its svg and scales. */
@@ -175,4 +137,28 @@ export function frame({
 
 export function path(points) {
   return points.map((p, i) => `${i ? 'L' : 'M'}${p.x.toFixed(1)} ${p.y.toFixed(1)}`).join('');
+}
+
+/**
+ * Draw shares as horizontal bars with their numbers.
+ *
+ * A row is {name, share} or {name, share, mark}: a tick at another share, to compare them.
+ */
+export function bars(rows, top = Math.max(0.01, ...rows.flatMap((row) => [row.share, row.mark ?? 0]))) {
+  const [line, width] = [22, 480];
+  const left = 12 + 6.6 * Math.max(...rows.map((row) => Math.min(row.name.length, 26)));
+  const toX = scale([0, top], [left, width - 50]);
+  const svg = draw('svg', { viewBox: `0 0 ${width} ${line * rows.length + 4}`, width: '100%' });
+  rows.forEach(({ name, share, mark }, k) => {
+    const y = line * k + 2;
+    const end = toX(share ?? 0);
+    draw('text', { x: left - 8, y: y + 15, 'text-anchor': 'end' }, svg, shorten(name, 26));
+    draw('rect', {
+      class: 'bar', x: left, y: y + 3, height: line - 6, width: Math.max(end - left, 0.5), rx: 2,
+    }, svg);
+    const at = defined(mark) ? toX(mark) : left;
+    if (defined(mark)) draw('line', { class: 'share', x1: at, x2: at, y1: y + 1, y2: y + line - 2 }, svg);
+    draw('text', { x: Math.max(end, at) + 6, y: y + 15 }, svg, percent(share));
+  });
+  return svg;
 }

@@ -1,6 +1,7 @@
 // The main chart: values over training with their bands, returns, and dots in the verdict's colour.
 
-import { brief, draw, frame, make, path, thinned, ticks } from './svg.js';
+import { swatch } from './evaluation.js';
+import { brief, defined, draw, frame, make, path, thinned, ticks } from './svg.js';
 
 const HEIGHT = 380;
 const MARGIN = { left: 58, right: 18, top: 24, bottom: 40 };
@@ -41,8 +42,10 @@ export function trainingChart(host, lines, { selected, select, bands }) {
     draw('text', { class: 'title', x: area.right, y: 12, 'text-anchor': 'end' }, svg,
       'wide bands are cut at the edge');
   }
+  const focused = host.contains(document.activeElement);
   host.replaceChildren(svg);
-  follow(host, chart, drawn, select);
+  follow(host, chart, drawn, select, selected?.step);
+  if (focused) svg.focus();
 }
 
 /** Return limits of steps and values; a band may reach as far again as the values do, no more. */
@@ -95,7 +98,7 @@ function stroke(plot, line) {
 
 /** Draw a dot at each evaluation with a verdict, as long as there is room. */
 function dots(marks, line) {
-  const judged = line.points.filter((p) => defined(p.verdict));
+  const judged = line.points.filter((p) => VERDICTS[p.verdict]);
   const shown = thinned(judged, judged.length > 60 ? 7 : 0);
   for (const p of shown) {
     draw('circle', {
@@ -128,19 +131,18 @@ function mark(svg, selected, { toX, area }) {
   draw('line', { class: 'selected', x1: at, x2: at, y1: area.top, y2: area.bottom }, svg);
 }
 
-/** Show what is under the pointer, and choose it on a click. */
-function follow(host, { svg, area }, lines, select) {
+/** Show what is under the pointer; choose a step by a click, or by the arrow keys and Enter. */
+function follow(host, { svg, area }, lines, select, step) {
   const tip = make('div', { class: 'tip', hidden: true });
   host.append(tip);
   const rule = draw('line', { class: 'hover', y1: area.top, y2: area.bottom, opacity: 0 }, svg);
   const estimates = lines.filter((line) => line.kind !== 'return');
+  const candidates = estimates.length ? estimates : lines;
   const at = (event) => {
     const box = svg.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
-  svg.addEventListener('mousemove', (event) => {
-    const pointer = at(event);
-    const near = nearest(lines, pointer, 1) ?? null;
+  const show = (near) => {
     if (!near) return;
     rule.setAttribute('x1', near.x);
     rule.setAttribute('x2', near.x);
@@ -151,15 +153,34 @@ function follow(host, { svg, area }, lines, select) {
     const left = near.x + 14 + tip.offsetWidth > area.right ? near.x - 14 - tip.offsetWidth : near.x + 14;
     tip.style.left = `${Math.max(0, left)}px`;
     tip.style.top = `${area.top + 4}px`;
-  });
-  svg.addEventListener('mouseleave', () => {
+  };
+  const hide = () => {
     light(host, null);
     tip.hidden = true;
     rule.setAttribute('opacity', 0);
-  });
+  };
+  svg.addEventListener('mousemove', (event) => show(nearest(lines, at(event), 1)));
+  svg.addEventListener('mouseleave', hide);
   svg.addEventListener('click', (event) => {
-    const near = nearest(estimates.length ? estimates : lines, at(event), 0.3);
+    const near = nearest(candidates, at(event), 0.3);
     if (near) select(near.line.run, near.step);
+  });
+  const main = candidates.find((line) => line.strong && line.kind !== 'fresh') ?? candidates[0];
+  svg.setAttribute('tabindex', 0);
+  svg.addEventListener('blur', hide);
+  svg.addEventListener('keydown', (event) => {
+    const last = main.points.length - 1;
+    const now = main.points.findIndex((p) => p.step === step);
+    const next = {
+      ArrowLeft: now < 0 ? last : Math.max(now - 1, 0), ArrowRight: now < 0 ? last : Math.min(now + 1, last), Home: 0, End: last,
+    }[event.key];
+    if (next !== undefined) {
+      step = main.points[next].step;
+      show({ ...main.points[next], line: main });
+    } else if (event.key === 'Enter' && now >= 0) {
+      select(main.run, step);
+    } else return;
+    event.preventDefault();
   });
 }
 
@@ -198,11 +219,3 @@ function words(lines, step, focus) {
   if (rows.length > 8) shown.push(make('div', { class: 'quiet' }, `and ${rows.length - 8} more`));
   return [make('div', { class: 'quiet' }, `step ${step.toLocaleString('en')}`), ...shown];
 }
-
-export function swatch(colour) {
-  const element = make('i', { class: 'swatch' });
-  element.style.background = colour;
-  return element;
-}
-
-export const defined = (x) => x !== null && x !== undefined;
