@@ -98,10 +98,6 @@ class Args:
     logdir: str = option("runs", "folder of TensorBoard runs", metavar="DIR")
     save: str | None = option(None, "also save all recorded episodes to this file", metavar="FILE")
     json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
-    figures: bool = option(
-        False,
-        "also draw the figures of the report for the Images page; the OPE tab shows the same",
-    )
     quiet: bool = option(False, "show no progress bars")
 
     @property
@@ -346,7 +342,6 @@ def conduct(run: Run) -> int:
             overlap=overlap(run.data(), run.agent.policy),
             truth=truth[0] if truth else None,
             truth_error=truth[1] if truth else math.nan,
-            figures=args.figures,
         )
     if args.json:
         evaluation.to_json(args.json)

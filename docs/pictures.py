@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from numpy.typing import NDArray
@@ -29,9 +30,8 @@ from agents import Power
 from ope_gym import Evaluation, Trajectories, evaluate
 from ope_gym.analysis.overlap import overlap
 from ope_gym.policies import LinearSigmoid
-from ope_gym.report.canvas import render
+from ope_gym.report.curve_figures import ess_figure
 from ope_gym.report.figures import forest_figure
-from ope_gym.report.weight_figures import ess_figure, weights_figure
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 
 LONGEST = HORIZON["CartPole-v1"]
@@ -146,6 +146,13 @@ def errors_figure(found: NDArray[np.float64], width: float) -> Figure:
     return figure
 
 
+def render(figure: Figure) -> NDArray[np.uint8]:
+    """Return the figure as pixels, (height, width, 3)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+
+
 def draw(out: Path) -> list[Path]:
     """Draw all pictures and return the files that were written."""
     runs = [train(seed) for seed in range(FIRST_SEED, FIRST_SEED + RUNS)]
@@ -166,7 +173,6 @@ def draw(out: Path) -> list[Path]:
     pictures = {
         "forest": render(held_out.plot(truth, error)),
         "ess": render(ess_figure(held_out)),
-        "weights": render(weights_figure(held_out)),
         "overlap": render(overlap(run.episodes.select(held_out=True), run.policy).plot()),
         "in_sample": np.vstack([render(pair), render(rest)]),
     }

@@ -17,7 +17,7 @@ from ope_gym.cli import main
 from ope_gym.inference.bootstrap import PoissonDraws
 from ope_gym.inference.weighted_returns import WeightedReturns, cvar_of, quantile_of, variance_of
 from ope_gym.policies import Target
-from ope_gym.report import distribution_figure
+from ope_gym.report import curve_figures
 from tests import reference, small_mdps
 from tests.builders import Table, arrays_of, buffer_of, recorded
 from tests.small_mdps import MDP
@@ -335,8 +335,8 @@ def test_command_prints_the_table_and_writes_files(
         marked.extend(marks)
         return original(curves, level, marks)
 
-    original = distribution_figure.distribution_figure
-    monkeypatch.setattr(distribution_figure, "distribution_figure", draw)
+    original = curve_figures.distribution_figure
+    monkeypatch.setattr(curve_figures, "distribution_figure", draw)
     data, *_ = whole_population((64, 64))
     path, told, drawn = (tmp_path / name for name in ("a.ope", "a.json", "a.png"))
     data.save(path)
@@ -370,7 +370,7 @@ def test_dashboard_has_the_numbers(tmp_path: Path) -> None:
         (event,) = seen.Scalars(tag)
         assert (event.step, event.value) == (2, pytest.approx(number, rel=1e-6))
     assert "distribution/cvar/low" in result.scalars()
-    assert seen.Images("distribution/figure")
+    assert seen.Tags()["tensors"] == ["distribution/report"]
 
 
 def test_a_tail_of_equal_returns_has_an_interval() -> None:

@@ -30,7 +30,6 @@ from ope_gym.cli import main as command
 from ope_gym.inference.errors import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
 from ope_gym.policies import LinearSigmoid, SoftmaxLinear, UnavailablePolicy
-from ope_gym.report.canvas import png
 from ope_gym.report.tensorboard import EvaluationWriter
 from tests import builders, small_mdps
 from tests.builders import Table
@@ -330,7 +329,7 @@ def test_a_policy_without_support_comes_last_and_takes_no_part() -> None:
     assert "P(best) is rough where verdicts are red" in str(found)
     assert "P(best) leaves out never: the error is not known" in str(found)
     assert found.to_dict()["policies"]["never"]["probability_best"] is None
-    assert png(found.plot())[0].startswith(b"\x89PNG")
+    assert found.plot().axes
 
 
 def test_the_default_q_model_takes_part(made: builders.Recorded) -> None:
@@ -446,9 +445,6 @@ def test_figure_draws_every_policy_and_its_interval(ranking: Ranking) -> None:
     assert values == [r.estimate.value for r in ranking.values()]
     bars: list[Any] = list(right.patches)
     assert [bar.get_width() for bar in bars] == [r.probability_best for r in ranking.values()]
-    content, height, width = png(figure)
-    assert content.startswith(b"\x89PNG")
-    assert min(height, width) > 300
     few = ranking.plot(limit=2)
     assert len(few.axes[0].get_yticks()) == 2
     with pytest.raises(ValueError, match="limit is 0"):
@@ -461,16 +457,18 @@ def test_tensorboard_holds_the_ranking(tmp_path: Path, ranking: Ranking) -> None
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0})
     events.Reload()
     tags = events.Tags()
-    assert tags["images"] == ["ranking/figure"]
+    assert not tags["images"]
     (event,) = events.Scalars("ranking/new_2/value")
     assert event.step == 7
     assert event.value == pytest.approx(ranking["new 2"].estimate.value)
     (event,) = events.Scalars("ranking/first/probability_best")
     assert event.value == pytest.approx(ranking["first"].probability_best)
-    (text,) = events.Tensors("ranking/report/text_summary")
+    (text,) = events.Tensors("ranking/report")
     words = bytes(text.tensor_proto.string_val[0]).decode()
-    assert f"| {ranking.best.name} |" in words
-    assert "**Data: held-out.** The learner never trained" in words
+    assert words.startswith(f"    {str(ranking)[:30]}")
+    assert words.endswith(
+        "The learner never trained on these episodes, so the numbers are not optimistic."
+    )
 
 
 def test_command_ranks_a_file(

@@ -227,7 +227,7 @@ def test_details_of_the_nearest_step(
         for step in (10, 20, 30):
             shown = replace(evaluation["NFIS"], fresh_episodes=float(step))
             writer.add_evaluation(Evaluation({"NFIS": shown}), step)
-        writer.add_report(evaluation.named("policy 30"), 30, {}, figures=False)
+        writer.add_report(evaluation.named("policy 30"), 30, {})
         targets: dict[str, Target] = {"first": 0, "new": made.target}
         writer.add_ranking(rank(made.trajectories, targets, "NFIS"), 20)
     tab = Tab(tmp_path)

@@ -18,11 +18,11 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from torch.utils.tensorboard import SummaryWriter
 
-from ope_gym import Evaluation, Weighting, evaluate, evaluate_log_probs
+from ope_gym import Evaluation, evaluate
 from ope_gym.analysis.overlap import overlap
 from ope_gym.report.documents import LARGEST, encode, evaluation_document
 from ope_gym.report.scalars import scalars, undefined_ends
-from ope_gym.report.tensorboard import EvaluationWriter, evaluation_markdown
+from ope_gym.report.tensorboard import EvaluationWriter
 from ope_gym.report.text import headline
 from tests import builders
 
@@ -52,7 +52,7 @@ def broken(evaluation: Evaluation) -> Evaluation:
 
 
 def read(path: Path) -> EventAccumulator:
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return events
 
@@ -62,7 +62,7 @@ def series(events: EventAccumulator, tag: str) -> dict[int, float]:
 
 
 def text(events: EventAccumulator) -> str:
-    (event,) = events.Tensors("ope/report/text_summary")
+    (event,) = events.Tensors("ope/report")
     return bytes(event.tensor_proto.string_val[0]).decode()
 
 
@@ -162,32 +162,19 @@ def test_undefined_estimates_are_skipped_and_marked(
 
 
 def test_report(tmp_path: Path, made: builders.Recorded, evaluation: Evaluation) -> None:
-    pytest.importorskip("matplotlib")
     hparams = {"env": "Toy-v0", "seed": np.int64(7), "estimators": NAMES, "save": None, "cap": 10.0}
     with EvaluationWriter(tmp_path) as writer:
         writer.add_evaluation(evaluation, 5)
         shares = overlap(made.trajectories, made.target)
         writer.add_report(evaluation, 5, hparams, overlap=shares, truth=0.75, truth_error=0.1)
     events = read(tmp_path)
-    assert sorted(events.Tags()["images"]) == [
-        "ope/ess_over_time",
-        "ope/forest",
-        "ope/policy_overlap",
-        "ope/weights",
-    ]
-    for tag in events.Tags()["images"]:
-        (image,) = events.Images(tag)
-        assert image.encoded_image_string.startswith(b"\x89PNG")
-        assert (image.step, image.width > 300, image.height > 300) == (5, True, True)
-    # NFCIS clips no weight here, so that NFIS has the same ones, and one histogram serves both
-    assert sorted(events.Tags()["histograms"]) == ["log10_weight/BIS", "log10_weight/NFIS"]
-    (histogram,) = events.Histograms("log10_weight/NFIS")
-    logs = evaluation["NFIS"].diagnostics.log_last / np.log(10)
-    assert histogram.histogram_value.num == logs.size
-    assert histogram.histogram_value.min == pytest.approx(logs.min())
-    assert histogram.histogram_value.max == pytest.approx(logs.max())
+    assert not events.Tags()["images"]  # the OPE tab draws them
     assert list(series(events, "ope/BIS/value")) == [5]  # not a second time by the report
-    assert text(events) == evaluation_markdown(evaluation, truth=0.75, notes=[])
+    table, regime = text(events).split("\n\n" + "The target", 1)
+    assert table == "\n".join(
+        f"    {line}" for line in evaluation.table(0.75, 0.1, verbose=True).splitlines()
+    )
+    assert regime.startswith(" was trained on these episodes")
     fresh = read(tmp_path / "fresh")
     assert series(fresh, "ope/fresh/low") == {5: pytest.approx(0.75 - 1.959964 * 0.1)}
     assert series(fresh, "ope/fresh/high") == {5: pytest.approx(0.75 + 1.959964 * 0.1)}
@@ -220,105 +207,8 @@ def test_report_alone_writes_the_scalars(
     events = read(tmp_path)
     assert list(series(events, "ope/NFIS/value")) == [4]
     assert series(events, "diagnostics/BIS/undefined") == {4: 1.0}
-    assert "Undefined, so not drawn: BIS (low, high)." in text(events)
     experiment = hparams_of(events, "_hparams_/experiment").experiment
     assert "ope/BIS/value" not in [info.name.tag for info in experiment.metric_infos]
-
-
-def test_report_without_matplotlib_says_so(
-    tmp_path: Path,
-    made: builders.Recorded,
-    evaluation: Evaluation,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with EvaluationWriter(tmp_path) as writer:
-        writer.add_report(evaluation, 0, {})
-    events = read(tmp_path)
-    assert events.Tags()["images"] == []
-    assert text(events).count("No figures: figures need matplotlib") == 1
-    assert len(events.Tags()["histograms"]) == 2
-
-
-def test_figures_are_drawn_only_where_they_are_wanted(
-    tmp_path: Path, evaluation: Evaluation
-) -> None:
-    with EvaluationWriter(tmp_path) as writer:
-        writer.add_report(evaluation, 0, {}, figures=False)
-    events = read(tmp_path)
-    assert events.Tags()["images"] == []
-    assert "No figures" not in text(events)
-
-
-def test_weights_of_zero_are_counted_in_words(tmp_path: Path, made: builders.Recorded) -> None:
-    table = made.target.table.copy()
-    table[:, 0] = 0.0
-    target = builders.Table(table / table.sum(axis=1, keepdims=True))
-    evaluation = evaluate(made.trajectories, target, estimators="FIS")
-    zeros = int(np.isneginf(evaluation["FIS"].diagnostics.log_last).sum())
-    assert 0 < zeros < 90
-    never = builders.Table(np.eye(3)[[0, 0, 0]])  # only ever takes action 0, for the next report
-    with EvaluationWriter(tmp_path / "some") as writer:
-        writer.add_report(evaluation, 0, {})
-    assert f"FIS: {zeros} of 90 episodes have weight 0." in text(read(tmp_path / "some"))
-
-    data = made.trajectories.select(
-        episodes=made.trajectories.actions[made.trajectories.offsets[:-1]] != 0
-    )
-    empty = evaluate(data, never, estimators="NFIS")
-    assert math.isnan(empty["NFIS"].value)
-    with EvaluationWriter(tmp_path / "all") as writer:
-        writer.add_report(empty, 0, {})
-    events = read(tmp_path / "all")
-    assert events.Tags()["histograms"] == []
-    assert "ope/NFIS/value" not in events.Tags()["scalars"]
-    assert "Undefined, so not drawn: NFIS (value, low, high)." in text(events)
-
-
-def test_markdown_has_table_regime_and_reasons(made: builders.Recorded) -> None:
-    few = made.trajectories.select(episodes=slice(0, 6))
-    evaluation = evaluate(few, made.target, estimators=["BIS", "NBIS"])
-    lines = evaluation_markdown(evaluation.named("policy 3"), notes=["A note."]).splitlines()
-    assert lines[0] == f"**{headline(evaluation['NBIS'], 'policy 3')}**"
-    assert lines[2].startswith("6 episodes, ")
-    assert lines[4].startswith("**Data: in-sample, optimistic.** The target was trained")
-    header, rule, *rows = [line for line in lines if line.startswith("|")]
-    assert header.count("|") == rule.count("|") == rows[0].count("|") == 9
-    assert [row.split(" | ")[0] for row in rows] == ["| BIS", "| NBIS"]
-    assert f"| {evaluation['BIS'].value:.5g} |" in rows[0]
-    assert rows[0].endswith("**red** |")
-    verdict = evaluation["BIS"].verdict
-    assert f"- **BIS, NBIS** {verdict}" in lines
-    assert verdict.reasons[0] in "\n".join(lines)
-    assert lines[-1] == "A note."
-
-
-def test_markdown_says_what_estimates_from_a_model_rest_on(made: builders.Recorded) -> None:
-    evaluation = evaluate(made.trajectories, made.target, estimators=["DM", "MDR"])
-    basis = evaluation["DM"].basis
-    assert basis
-    assert f"DM, MDR: {basis}." in evaluation_markdown(evaluation, notes=[]).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("held_out", "words"), [(True, "never trained"), (False, "may have been: its value")]
-)
-def test_markdown_says_the_regime(held_out: bool, words: str) -> None:
-    made = builders.recorded(1, (3, 3), held_out=held_out)
-    assert words in evaluation_markdown(evaluate(made.trajectories, made.target), notes=[])
-
-
-def test_markdown_of_arrays_whose_regime_nobody_stated() -> None:
-    evaluation = evaluate_log_probs([-0.7, -0.7], [[-0.7, -0.7]], [0, 0], [1.0, 2.0], [0, 1, 2])
-    assert "**Data: unstated.** It is not known" in evaluation_markdown(evaluation, notes=[])
-
-
-def test_the_report_says_that_mixtures_are_partial(made: builders.Recorded) -> None:
-    parted = evaluate(
-        made.trajectories, made.target, estimators=NAMES, weighting=Weighting(mixture=2)
-    )
-    assert f"Weights: {parted.sample.mixture}." in evaluation_markdown(parted, notes=[])
-    assert "mixtures of 2 of 3 behaviours" in evaluation_markdown(parted, notes=[])
 
 
 def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: Evaluation) -> None:
@@ -326,7 +216,7 @@ def test_a_writer_of_the_training_loop_is_left_open(tmp_path: Path, evaluation: 
         with EvaluationWriter(own) as writer:
             writer.add_evaluation(evaluation, 0, truth=0.5)
             writer.add_return(1.0, 0)
-            writer.add_report(evaluation, 1, {"lr": 0.1}, figures=False)
+            writer.add_report(evaluation, 1, {"lr": 0.1})
         own.add_scalar("loss", 1.0, 0)
     assert len(list(tmp_path.iterdir())) == 1
     events = read(tmp_path)
@@ -356,7 +246,7 @@ def test_a_report_of_more_estimators_keeps_worth_and_verdict(
     """The recommended estimate was written before at this step; the others come with the report."""
     with EvaluationWriter(tmp_path) as writer:
         writer.add_evaluation(evaluation.select(["NFIS"]), 3)
-        writer.add_report(evaluation, 3, {}, figures=False)
+        writer.add_report(evaluation, 3, {})
     events = read(tmp_path)
     (sure,) = events.Scalars("ope/fresh_episodes")
     assert sure.value == pytest.approx(evaluation["NFIS"].fresh_episodes, rel=1e-6)
@@ -382,9 +272,7 @@ def test_a_document_holds_what_the_tab_draws(
 ) -> None:
     shares = overlap(made.trajectories, made.target)
     with EvaluationWriter(tmp_path) as writer:
-        writer.add_report(
-            evaluation.named("policy 3"), 3, {}, overlap=shares, truth=0.75, figures=False
-        )
+        writer.add_report(evaluation.named("policy 3"), 3, {}, overlap=shares, truth=0.75)
     (found,) = documents(read(tmp_path))
     assert found["step"] == 3
     best = evaluation["NFIS"]

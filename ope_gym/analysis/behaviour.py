@@ -206,7 +206,7 @@ class BehaviourFit:
 
     def plot(self) -> Figure:
         """Draw the reliability curve by matplotlib; needs the extra `plots`."""
-        from ope_gym.report.reliability_figure import reliability_figure
+        from ope_gym.report.curve_figures import reliability_figure
 
         r = self.reliability
         return reliability_figure(r.predicted, r.observed, r.error)

@@ -224,12 +224,6 @@ class Ranking(Mapping[str, Ranked]):
         lines += [*text.align(self.rows(verbose), self.words)]
         return "\n".join([*lines, *map(text.wrap, self._remarks(verbose))])
 
-    def markdown(self) -> str:
-        """Return the headline and the table in Markdown, with the reasons of the verdicts."""
-        listed = [f"- {remark}" for remark in self._remarks()]
-        head = [f"**{self.headline}**", "", f"{self._head()}.", ""]
-        return "\n".join([*head, *text.markdown(self.rows(), self.words), "", *listed])
-
     def _regimes(self) -> list[str]:
         return [label(r.estimate.sample.regime) for r in self.values()]
 

@@ -1,17 +1,13 @@
-"""Provide what all figures share: an empty figure, axes with little ink, colours, pixels.
+"""Provide what all figures share: an empty figure, axes with little ink, colours.
 
-Figures are plain `Figure` objects on an Agg canvas: no window, no pyplot, no global state.
-`figure.savefig("forest.png")` writes one; a notebook shows it. They need matplotlib, the extra
+Figures are for papers; the screen has the OPE tab. They are plain `Figure` objects: no window, no
+pyplot, no global state. `figure.savefig("forest.png")` writes one. They need matplotlib, the extra
 `plots` of the package.
 """
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +16,7 @@ if TYPE_CHECKING:
 # colour-blind safe (Okabe and Ito), dark enough for thin lines on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
-BANDS = (("red", "#B5301C"), ("amber", "#D98A00"), ("green", "#008A65"))  # unlike in brightness
+BANDS = {"red": "#B5301C", "amber": "#D98A00", "green": "#008A65"}  # unlike in brightness
 INK, GREY, _GRID = "#333333", "#666666", "#d9d9d9"
 
 
@@ -56,32 +52,3 @@ def title(axes: Axes, text: str, pad: float = 6.0) -> None:
 def legend(figure: Figure, **style: Any) -> None:
     """Put the legend below the axes."""
     figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=INK, **style)
-
-
-def shorten(name: str, most: int) -> str:
-    """Return a name of at most `most` characters.
-
-    >>> shorten("episodes", 8), shorten("episodes", 4)
-    ('episodes', 'epi…')
-    """
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def render(figure: Figure) -> NDArray[np.uint8]:
-    """Return the figure as pixels, (height, width, 3)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
-
-
-def png(figure: Figure) -> tuple[bytes, int, int]:
-    """Return the figure as a PNG file, with its height and width in pixels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    content = io.BytesIO()
-    canvas.print_png(content)  # type: ignore[no-untyped-call]
-    width, height = canvas.get_width_height()
-    return content.getvalue(), height, width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,12 +13,8 @@ from ope_gym.inference.estimate import Estimate
 
 def weighted(evaluation: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """Return the estimates that rest on weights; all of them if none does."""
-    return {n: e for n, e in evaluation.items() if not direct(n)} or dict(evaluation)
-
-
-def direct(name: str) -> bool:
-    """Tell whether an estimator uses a q model and no weights."""
-    return name in ESTIMATORS and ESTIMATORS[name].method == "direct"
+    direct = {name for name, estimator in ESTIMATORS.items() if estimator.method == "direct"}
+    return {n: e for n, e in evaluation.items() if n not in direct} or dict(evaluation)
 
 
 def concentration(log_weights: FloatArray) -> FloatArray:
@@ -67,6 +63,10 @@ def same_weights(estimates: Mapping[str, Estimate]) -> list[list[str]]:
     return groups
 
 
-def joined(names: Sequence[str], most: int = 6) -> str:
-    """Return the names that share a line; of many the first."""
-    return ", ".join(names if len(names) <= most else [*names[: most - 1], "…"])
+def shorten(name: str, most: int) -> str:
+    """Return a name of at most `most` characters.
+
+    >>> shorten("episodes", 8), shorten("episodes", 4)
+    ('episodes', 'epi…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -18,8 +18,14 @@ from ope_gym.inference.diagnostics import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
-from ope_gym.report.canvas import shorten
-from ope_gym.report.curves import concentration, distinct, heaviest, same_weights, weighted
+from ope_gym.report.curves import (
+    concentration,
+    distinct,
+    heaviest,
+    same_weights,
+    shorten,
+    weighted,
+)
 
 if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap

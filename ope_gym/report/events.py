@@ -9,21 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import numpy as np
 from tensorboard.compat.proto import event_pb2
-from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
-from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer import event_file_writer
-
-from ope_gym.arrays import FloatArray
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -47,12 +42,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -134,34 +124,12 @@ def scalars(numbers: Mapping[str, float]) -> Summary:
 
 def text(tag: str, markdown: str) -> Summary:
     """Return Markdown for the Text page."""
-    content = TextPluginData(version=0).SerializeToString()
-    return _tensor(f"{tag}/text_summary", markdown.encode(), "text", about=content)
+    return text_pb(tag, markdown)
 
 
 def document(tag: str, content: bytes, plugin: str, about: bytes = b"") -> Summary:
     """Return the bytes of a document for a plugin of one's own, with a note about its tag."""
     return _tensor(tag, content, plugin, data_class=DATA_CLASS_TENSOR, about=about)
-
-
-def image(tag: str, png: bytes, height: int, width: int) -> Summary:
-    """Return a picture."""
-    shown = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-    return Summary(value=[Summary.Value(tag=tag, image=shown)])
-
-
-def histogram(tag: str, values: FloatArray, bins: int = 30) -> Summary:
-    """Return a histogram of finite values, at least one."""
-    counts, limits = np.histogram(values, bins)
-    proto = HistogramProto(
-        min=values.min(),
-        max=values.max(),
-        num=values.size,
-        sum=values.sum(),
-        sum_squares=values @ values,
-        bucket_limit=limits.tolist(),  # right ends: an empty bucket stands left of the first
-        bucket=[0, *counts.tolist()],
-    )
-    return Summary(value=[Summary.Value(tag=tag, histo=proto)])
 
 
 def layout(categories: Mapping[str, Mapping[str, Chart]]) -> Summary:

@@ -1,9 +1,11 @@
-"""Draw estimates with their intervals: of one policy by several estimators, or a ranking."""
+"""Draw estimates with their intervals: of one policy by several estimators, or a ranking.
+
+An interval that would blow up the axis is cut and ends in an arrow, as in the OPE tab.
+"""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +14,8 @@ import numpy as np
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
-from ope_gym.report.canvas import (
-    BANDS,
-    GREY,
-    INK,
-    dress,
-    legend,
-    new_figure,
-    shorten,
-    title,
-)
-from ope_gym.report.curves import direct
+from ope_gym.report.canvas import BANDS, GREY, INK, dress, legend, new_figure, title
+from ope_gym.report.curves import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +27,7 @@ _WORDS = {
     "amber": "amber: with care",
     "red": "red: not to be trusted",
 }
-_CHANCE = "#7f9db9"
-_WIDEST = 3.0  # times the reach of the others: an interval beyond would blow up the axis
+_WIDEST = 3.0  # times the usual reach of an interval: those beyond would blow up the axis
 
 
 def forest_figure(
@@ -43,15 +35,13 @@ def forest_figure(
 ) -> Figure:
     """Draw estimates with their intervals, one row for each estimator.
 
-    Markers show the verdicts, the numbers on the right the effective sample sizes. An interval that
-    would blow up the axis is cut, ends in an arrow, and is written out below; so is what is
-    undefined.
+    Markers show the verdicts, the numbers on the right the effective sample sizes.
 
     Args:
-        evaluations: to draw, side by side on one axis, say of one target on held-out data and on
-            data that it was trained on.
-        truth: the value, if it is known from elsewhere.
-        truth_error: standard error of the truth; the band is two of them on either side.
+        evaluations: Evaluations to draw side by side on one axis, say of one target on held-out
+            data and on data that it was trained on.
+        truth: Value of the policy, if it is known from elsewhere.
+        truth_error: Standard error of the truth; the band is two of them on either side.
     """
     if not evaluations:
         raise ValueError("evaluations is empty: give at least one to draw")
@@ -59,22 +49,24 @@ def forest_figure(
         raise ValueError(f"truth is {truth}; give a finite value, or None if it is unknown")
     if not (math.isfinite(truth_error) and truth_error >= 0):
         raise ValueError(f"truth_error is {truth_error}; give its standard error, 0 if it is exact")
-    everything = [estimate for evaluation in evaluations for estimate in evaluation.values()]
     band = [] if truth is None else [truth - 2 * truth_error, truth + 2 * truth_error]
-    window = _window(everything, band)
+    limits = _limits([e for evaluation in evaluations for e in evaluation.values()], band)
     rows = max(len(evaluation) for evaluation in evaluations)
-    figure = new_figure(6.0 if len(evaluations) == 1 else 4.9 * len(evaluations), 2.1 + 0.27 * rows)
+    figure = new_figure(6.0 if len(evaluations) == 1 else 4.9 * len(evaluations), 1.9 + 0.27 * rows)
     panels = figure.subplots(1, len(evaluations), squeeze=False)[0]
     for axes, evaluation in zip(panels, evaluations, strict=True):
-        axes.set_xlim(*window)
-        axes.set_ylim(rows - 0.4, -0.6)
         if truth is not None:
             _truth(axes, truth, truth_error)
-        _rows(axes, evaluation, list(evaluation))
+        _rows(axes, evaluation, list(evaluation), limits, rows)
+        _beside(axes, "ESS", (1, 1), (38, 3), ha="right", fontweight="bold")
         for y, e in enumerate(evaluation.values()):
-            ess = e.diagnostics.ess
-            _column(axes, y, f"{ess:.1f}" if ess < 100 else f"{ess:,.0f}")
-        _column(axes, -0.8, "ESS", fontweight="bold")
+            ess = (
+                f"{e.diagnostics.ess:.1f}"
+                if e.diagnostics.ess < 100
+                else f"{e.diagnostics.ess:,.0f}"
+            )
+            across = axes.get_yaxis_transform()
+            _beside(axes, ess, (1, y), (38, 0), xycoords=across, ha="right", va="center")
         _head(axes, next(iter(evaluation.values())))
     _legend(figure, panels)
     return figure
@@ -86,22 +78,21 @@ def ranking_figure(
     """Draw policies from the best down: values with intervals on the left, P(best) on the right.
 
     Args:
-        estimates: by name of the policy, the best first.
-        chances: the probability of each to be the best; NaN if unknown.
-        limit: policies drawn; the number of the others is told in words.
+        estimates: Estimates by name of the policy, the best first.
+        chances: Probability of each to be the best; NaN if unknown.
+        limit: Policies drawn; the number of the others is told in words.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}; draw at least 1 policy")
     shown = dict(list(estimates.items())[:limit])
-    names, best = list(shown), next(iter(shown.values()))
+    best = next(iter(shown.values()))
     row = 0.3 if len(shown) <= 14 else 0.2
     figure = new_figure(7.0, 2.0 + row * max(len(shown), 3))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
-    left.set_xlim(*_window(list(shown.values()), []))
-    left.set_ylim(len(shown) - 0.4, -0.6)
     if np.isfinite(best.value):
         left.axvline(best.value, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-    _rows(left, shown, [shorten(name, 28) for name in names])
+    names = [shorten(name, 28) for name in shown]
+    _rows(left, shown, names, _limits(list(shown.values()), []), len(shown))
     _chances(right, chances[:limit])
     title(left, f"Value by {best.name}, {100 * best.interval.level:g} % intervals", 25)
     title(right, "P(best)", 25)
@@ -123,40 +114,36 @@ def _truth(axes: Axes, truth: float, error: float) -> None:
         axes.axvspan(*ends, color=INK, alpha=0.16, linewidth=0, zorder=1.4)
 
 
-def _rows(axes: Axes, estimates: Mapping[str, Estimate], labels: Sequence[str]) -> None:
-    """Draw the estimates from the top down, and write below what cannot be drawn."""
-    left, right = axes.get_xlim()
-    cut, unknown = [], []
-    for y, (name, e) in enumerate(estimates.items()):
-        low, high = e.interval.low, e.interval.high
-        if y % 2:
-            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", linewidth=0, zorder=0)
-        if not math.isfinite(e.value):
+def _rows(
+    axes: Axes,
+    estimates: Mapping[str, Estimate],
+    labels: Sequence[str],
+    limits: tuple[float, float],
+    rows: int,
+) -> None:
+    """Draw the estimates from the top down, on an axis for so many rows."""
+    axes.set_xlim(*limits)
+    axes.set_ylim(rows - 0.4, -0.6)
+    for y, e in enumerate(estimates.values()):
+        if math.isfinite(e.value):
+            _interval(axes, y, e)
+        else:
             style: dict[str, Any] = {"va": "center", "fontstyle": "italic", "color": GREY}
             across = axes.get_yaxis_transform()
             axes.text(0.015, y, "undefined", transform=across, fontsize=8, **style)
-            unknown.append(f"{name} (value)")
-            continue
-        if math.isnan(low) or math.isnan(high):
-            unknown.append(f"{name} (interval)")
-            low = high = e.value
-        elif min(low, e.value) < left or max(high, e.value) > right:
-            cut.append(f"{name} {e.value:.4g} [{low:.4g}, {high:.4g}]")
-        _interval(axes, y, e, low, high)
     dress(axes, "value of the policy", "")
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0, labelsize=9)
-    notes = [("cut at the axis, see the arrows: ", cut), ("undefined: ", unknown)]
-    told = [textwrap.fill(head + _listed(names), 80) for head, names in notes if names]
-    if told:
-        _beside(axes, "\n".join(told), (0, 0), (0, -34), va="top", color=GREY)
 
 
-def _interval(axes: Axes, y: int, e: Estimate, low: float, high: float) -> None:
-    """Draw a value and its interval; an arrow shows where it leaves the axis."""
-    ink = dict(BANDS)[e.verdict.colour]
+def _interval(axes: Axes, y: int, e: Estimate) -> None:
+    """Draw a value and its interval, if it has one; an arrow shows where it leaves the axis."""
+    ink = BANDS[e.verdict.colour]
     left, right = axes.get_xlim()
+    low, high = e.interval.low, e.interval.high
+    if math.isnan(low) or math.isnan(high):
+        low = high = e.value
     if low < high:
         line: dict[str, Any] = {"linewidth": 2.2, "alpha": 0.65, "solid_capstyle": "butt"}
         axes.plot(np.clip([low, high], left, right), [y, y], "|-", color=ink, zorder=2, **line)
@@ -173,7 +160,7 @@ def _interval(axes: Axes, y: int, e: Estimate, low: float, high: float) -> None:
 def _chances(axes: Axes, chances: Sequence[float]) -> None:
     """Draw the probabilities of being best as bars."""
     lengths = np.nan_to_num(chances)
-    axes.barh(range(len(chances)), lengths, height=0.62, color=_CHANCE, zorder=2)
+    axes.barh(range(len(chances)), lengths, height=0.62, color="#7f9db9", zorder=2)
     for y, chance in enumerate(chances):
         told = "?" if np.isnan(chance) else text.chance(chance)
         axes.text(lengths[y] + 0.03, y, told, va="center", fontsize=7.5, color=INK)
@@ -186,19 +173,13 @@ def _chances(axes: Axes, chances: Sequence[float]) -> None:
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """Explain the truth, if it is drawn, and the markers, below the axes."""
-    for colour, ink in BANDS[::-1]:
+    for colour, words in _WORDS.items():
         marker: dict[str, Any] = {"marker": _MARKERS[colour], "markersize": 6.5, "linestyle": ""}
-        panels[0].plot([], [], color=ink, label=_WORDS[colour], **marker)
+        panels[0].plot([], [], color=BANDS[colour], label=words, **marker)
     handles, labels = panels[0].get_legend_handles_labels()
     ncols = 2 * len(panels) if len(handles) > 3 else 3  # one line without the truth
     gaps = {"columnspacing": 1.4, "handletextpad": 0.6}
     legend(figure, handles=handles, labels=labels, ncols=ncols, **gaps)
-
-
-def _column(axes: Axes, y: float, cell: str, **style: Any) -> None:
-    """Write a cell of the column to the right of the axes."""
-    across = axes.get_yaxis_transform()
-    _beside(axes, cell, (1, y), (38, 0), xycoords=across, ha="right", va="center", **style)
 
 
 def _head(axes: Axes, first: Estimate) -> None:
@@ -207,7 +188,7 @@ def _head(axes: Axes, first: Estimate) -> None:
     bold: dict[str, Any] = {"fontsize": 12, "fontweight": "bold", "color": INK}
     head = axes.set_title(f"Data: {label(sample.regime)}", loc="left", pad=25, **bold)
     if sample.regime == "in-sample":
-        head.set(color="white", bbox={"facecolor": dict(BANDS)["red"], "linewidth": 0, "pad": 4})
+        head.set(color="white", bbox={"facecolor": BANDS["red"], "linewidth": 0, "pad": 4})
     told = f"{text.size(sample)}; {100 * interval.level:g} % intervals ({interval.method})"
     _beside(axes, told, (0, 1), (0, 8), color=GREY)
 
@@ -220,42 +201,28 @@ def _beside(
     axes.annotate(words, place, shift, textcoords="offset points", **usual | style)
 
 
-def _window(estimates: Sequence[Estimate], known: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the axis: around all estimates but those that reach much further.
+def _limits(estimates: Sequence[Estimate], known: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the axis: values and ends within three times the usual reach.
 
-    An estimate reaches from the median value to the furthest end of its interval. The start is the
-    reach at a third of the weighted ones, at least a tenth of the median; then reaches are taken in
-    order as long as none is `_WIDEST` times the one before. The narrow interval of "DM" and missing
-    ones do not count.
+    An estimate reaches from the median value to the further end of its interval; a third of them
+    reach less far than the usual one.
 
     Args:
-        estimates: to be drawn.
-        known: values that must be inside.
+        estimates: Estimates to be drawn.
+        known: Values that must be inside.
     """
-    shown = [e for e in estimates if math.isfinite(e.value)]
-    if not shown:
-        return (known[0] - 1.0, known[-1] + 1.0) if known else (0.0, 1.0)
-    spans = np.array([(e.value, e.interval.low, e.interval.high) for e in shown])
-    measure = [
-        not (direct(e.name) or np.isnan(row).any()) for e, row in zip(shown, spans, strict=True)
+    spans = [
+        (e.value, e.interval.low, e.interval.high) for e in estimates if math.isfinite(e.value)
     ]
-    spans = np.where(np.isnan(spans), spans[:, :1], spans)
-    middle = float(np.median([*spans[:, 0], *known]))
+    numbers = np.array(spans).reshape(-1, 3)
+    values = np.sort([*numbers[:, 0], *known])
+    if not values.size:
+        return 0.0, 1.0
+    middle = float(values[values.size // 2])
     with np.errstate(over="ignore"):
-        away = np.abs(spans - middle)
-    reach = away.max(axis=1)
-    usual = np.sort(reach[measure] if any(measure) else reach)
-    most = max(float(usual[(usual.size - 1) // 3]), 0.1 * abs(middle))
-    for further in np.sort(reach):
-        most = max(most, float(further)) if further <= _WIDEST * most else most
-    # of what is cut, the value or one end may still be near
-    kept = np.concatenate([spans[(away <= 2 * most) & np.isfinite(away)], known])
-    margin = 0.05 * float(np.ptp(kept)) or max(0.05 * abs(middle), 0.5)
-    return float(kept.min() - margin), float(kept.max() + margin)
-
-
-def _listed(items: Sequence[str], most: int = 6) -> str:
-    """Return the first items in words, none broken inside, and how many more there are."""
-    more = len(items) - most
-    told = "; ".join(item.replace(" ", "\N{NO-BREAK SPACE}") for item in items[:most])
-    return told + (f"; and {more} more" if more > 0 else "")
+        away = np.abs(numbers - middle)
+    reaches = np.sort(away.max(axis=1)[np.isfinite(away).all(axis=1)])
+    usual = float(reaches[-(-(reaches.size - 1) // 3)]) if reaches.size else 0.1 * abs(middle)
+    near = [*numbers[away <= _WIDEST * usual], middle, *known]
+    margin = 0.05 * float(np.ptp(near)) or max(0.05 * abs(middle), 0.5)
+    return float(np.min(near)) - margin, float(np.max(near)) + margin

@@ -1,4 +1,4 @@
-"""Write evaluations to TensorBoard: the OPE tab, values with bands, figures, the table as text.
+"""Write evaluations to TensorBoard: the OPE tab, values with bands, the table as text.
 
 Nothing is computed here; the writer only lays out what it is given.
 """
@@ -10,16 +10,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ope_gym.estimators.table import RECOMMENDED, by_recommendation
-from ope_gym.inference.regimes import label
-from ope_gym.report import events, text
-from ope_gym.report.canvas import png
-from ope_gym.report.curves import same_weights
+from ope_gym.report import events
 from ope_gym.report.documents import (
     EXPLAINED,
     PLUGIN,
@@ -28,12 +24,9 @@ from ope_gym.report.documents import (
     ranking_document,
 )
 from ope_gym.report.scalars import band, scalars, undefined_ends
-from ope_gym.report.weight_figures import ess_figure, weights_figure
 from ope_gym.results import Evaluation
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ope_gym.analysis.distribution import Distribution
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
@@ -61,9 +54,9 @@ class EvaluationWriter(events.Closing):
     and `fresh`: TensorBoard gives each run a colour.
 
     Args:
-        logdir: folder of the run; or a torch `SummaryWriter` of the training loop, which is then
+        logdir: Folder of the run; or a torch `SummaryWriter` of the training loop, which is then
             written to and left open.
-        layout: whether to lay out the Custom Scalars page, and to write `ope/fresh_episodes` and
+        layout: Whether to lay out the Custom Scalars page, and to write `ope/fresh_episodes` and
             `ope/verdict`; not where the free values of a training do.
     """
 
@@ -88,10 +81,10 @@ class EvaluationWriter(events.Closing):
         a band is drawn only if its three series have the same steps.
 
         Args:
-            evaluation: what to write; the layout shows the estimators of the first one, and the
+            evaluation: Evaluation to write; the layout shows the estimators of the first one. The
                 headline has the name that `evaluation.named("policy 3")` gives the policy.
-            step: step of the training loop, usually the number of the policy.
-            truth: the value of the same policy from fresh rollouts, if known.
+            step: Step of the training loop, usually the number of the policy.
+            truth: Value of the same policy from fresh rollouts, if known.
         """
         self._add_scalars(evaluation, step)
         known = None if truth is None else (truth, math.nan)
@@ -113,48 +106,44 @@ class EvaluationWriter(events.Closing):
         overlap: Overlap | None = None,
         truth: float | None = None,
         truth_error: float = math.nan,
-        figures: bool = True,
     ) -> None:
-        """Write the closing report: table, verdicts, figures, histograms, hyper-parameters.
+        """Write the closing report: table with verdicts and reasons, hyper-parameters, overlap.
 
-        TensorBoard keeps ten texts and images of a tag, so this is for the end of a run, or now and
-        then. The scalars of the evaluation are written too where `add_evaluation` has not.
+        TensorBoard keeps ten texts of a tag, so this is for the end of a run, or now and then. The
+        scalars of the evaluation are written too where `add_evaluation` has not.
 
         Args:
-            evaluation: the evaluation to report.
-            step: step of the training loop.
-            hparams: settings of the run; numbers, strings and booleans as they are, the rest as
+            evaluation: Evaluation to report.
+            step: Step of the training loop.
+            hparams: Settings of the run; numbers, strings and booleans as they are, the rest as
                 text.
-            overlap: overlap of the recorded policies and the target, from
+            overlap: Overlap of the recorded policies and the target, from
                 `ope_gym.overlap(trajectories, target)`, if it is to be drawn.
-            truth: the value from fresh rollouts, if known.
-            truth_error: its standard error, if known.
-            figures: whether to draw pictures for the Images page, which takes a second or two; the
-                OPE tab shows the same without them.
+            truth: Value from fresh rollouts, if known.
+            truth_error: Its standard error, if known.
         """
         self._add_scalars(evaluation, step, again=False)
-        known = truth if truth is not None and math.isfinite(truth) else None
-        fresh = None if known is None else (known, truth_error)
-        if fresh is not None:
+        fresh = None
+        if truth is not None and math.isfinite(truth):
+            fresh = truth, truth_error
             self._add_fresh(fresh, evaluation, step)
         document = evaluation_document(evaluation, overlap=overlap, truth=fresh)
         self._add_details(document, step)
-        notes = self._figures(evaluation, step, overlap, known) if figures else []
-        notes += self._weights(evaluation, step)
-        written = evaluation_markdown(evaluation, truth=truth, notes=notes)
-        self._logs[""].add(events.text("ope/report", written), step)
+        error = 0.0 if math.isnan(truth_error) else truth_error
+        table = evaluation.table(fresh and fresh[0], error, verbose=True)
+        self._add_text("ope/report", table, step, EXPLAINED[evaluation.sample.regime])
         self._hparams(evaluation, hparams, step)
         self._flush()
 
     def add_ranking(self, ranking: Ranking, step: int) -> None:
-        """Write a ranking: its table as text, its figure, and the numbers of each policy.
+        """Write a ranking: its table as text, its document, and the numbers of each policy.
 
-        Tags are `ranking/report`, `ranking/figure` and `ranking/<policy>/value|low|high|
-        probability_best`; in names of policies all but letters, digits, "." and "-" become "_".
+        Tags are `ranking/report` and `ranking/<policy>/value|low|high|probability_best`; in names
+        of policies all but letters, digits, "." and "-" become "_".
 
         Args:
-            ranking: the ranking to write.
-            step: step of the training loop.
+            ranking: Ranking to write.
+            step: Step of the training loop.
         """
         numbers: dict[str, float] = {}
         for name, ranked in ranking.items():
@@ -165,23 +154,14 @@ class EvaluationWriter(events.Closing):
         self._scalars(numbers, step)
         document = encode(ranking_document(ranking))
         self._logs[""].add(events.document("ope/ranking", document, PLUGIN), step)
-        told = {ranked.estimate.sample.regime for ranked in ranking.values()}
-        lines = [ranking.markdown(), ""]
-        lines += [f"**Data: {label(r)}.** {EXPLAINED[r]}" for r in EXPLAINED if r in told]
-        try:
-            self._figure("ranking/figure", ranking.plot(), step)
-        except ImportError as error:
-            lines += ["", f"No figure: {error}."]
-        self._logs[""].add(events.text("ranking/report", "\n".join(lines)), step)
+        regimes = dict.fromkeys(ranked.estimate.sample.regime for ranked in ranking.values())
+        self._add_text("ranking/report", str(ranking), step, *(EXPLAINED[r] for r in regimes))
         self._flush()
 
     def add_distribution(self, distribution: Distribution, step: int) -> None:
-        """Write the distribution of returns: numbers, figure and table, as `distribution/…`."""
+        """Write the distribution of returns: its numbers and its table, as `distribution/…`."""
         self._scalars(distribution.scalars(), step)
-        with suppress(ImportError):  # without matplotlib there are the numbers and the table
-            self._figure("distribution/figure", distribution.plot(), step)
-        table = "\n".join(f"    {line}" for line in str(distribution).splitlines())
-        self._logs[""].add(events.text("distribution/report", table), step)
+        self._add_text("distribution/report", str(distribution), step)
         self._flush()
 
     def close(self) -> None:
@@ -193,9 +173,9 @@ class EvaluationWriter(events.Closing):
         """Write the numbers of an evaluation, and on the first call the layout of the charts.
 
         Args:
-            evaluation: to write.
-            step: of the training loop.
-            again: whether also those that have been written at this step.
+            evaluation: Evaluation to write.
+            step: Step of the training loop.
+            again: Whether to write also those that have been written at this step.
         """
         evaluation = _charted(evaluation)
         if not self._laid_out:
@@ -250,40 +230,10 @@ class EvaluationWriter(events.Closing):
         for log in self._logs.values():
             log.flush()
 
-    def _figures(
-        self, evaluation: Evaluation, step: int, overlap: Overlap | None, truth: float | None
-    ) -> list[str]:
-        """Draw all figures; return in words why there are none."""
-        try:
-            self._figure("ope/forest", evaluation.plot(truth), step)
-            self._figure("ope/ess_over_time", ess_figure(evaluation), step)
-            self._figure("ope/weights", weights_figure(evaluation), step)
-            if overlap is not None:
-                self._figure("ope/policy_overlap", overlap.plot(), step)
-        except ImportError as error:
-            return [f"No figures: {error}."]
-        return []
-
-    def _figure(self, tag: str, figure: Figure, step: int) -> None:
-        self._logs[""].add(events.image(tag, *png(figure)), step)
-        figure.clear()
-
-    def _weights(self, evaluation: Evaluation, step: int) -> list[str]:
-        """Write histograms of log10 of the last weights; return what they cannot show, in words.
-
-        There is one for all estimators with the same weights, under the name of the first.
-        """
-        notes = []
-        for names in same_weights(evaluation):
-            logs = evaluation[names[0]].diagnostics.log_last / math.log(10)
-            finite = logs[np.isfinite(logs)]
-            if finite.size:
-                self._logs[""].add(events.histogram(f"log10_weight/{names[0]}", finite), step)
-            zero = logs.size - finite.size
-            if zero:
-                who = ", ".join(names)
-                notes.append(f"{who}: {zero:,} of {logs.size:,} episodes have weight 0.")
-        return notes
+    def _add_text(self, tag: str, table: str, step: int, *notes: str) -> None:
+        """Write a table with the spaces that it has, and notes below."""
+        preformatted = "\n".join(f"    {line}" for line in table.splitlines())
+        self._logs[""].add(events.text(tag, "\n\n".join([preformatted, *notes])), step)
 
     def _hparams(self, evaluation: Evaluation, hparams: Mapping[str, Any], step: int) -> None:
         """Write the settings, and the scalars whose last values stand beside them."""
@@ -292,50 +242,6 @@ class EvaluationWriter(events.Closing):
         plain = {key: _plain(value) for key, value in hparams.items()}
         for summary in events.hparams(plain, [*values, "ope/fresh_episodes", "ope/verdict"]):
             self._logs[""].add(summary, step)
-
-
-def evaluation_markdown(
-    evaluation: Evaluation,
-    *,
-    truth: float | None = None,
-    notes: list[str],
-) -> str:
-    """Return the evaluation as Markdown: the answer, data, table, verdicts with reasons, notes."""
-    sample, first = evaluation.sample, evaluation.best.interval
-    ends = f"{100 * first.level:g} % interval ({first.method})"
-    head = ["estimator", "value", "std. error", ends, "ESS", "largest share", "mean weight"]
-    rows = [[*head, "verdict"]]
-    for name, e in evaluation.items():
-        d = e.diagnostics
-        rows.append(
-            [
-                name,
-                text.number(e.value),
-                text.number(e.standard_error),
-                text.interval(e.interval.low, e.interval.high),
-                f"{d.ess:.1f}",
-                f"{100 * d.max_share:.1f} %",
-                text.number(d.mean_weight),
-                f"**{e.verdict.colour}**",
-            ]
-        )
-    reasons = text.grouped({name: str(e.verdict) for name, e in evaluation.items()})
-    bases = text.reasons({name: e.basis for name, e in evaluation.items() if e.basis})
-    missing = {name: undefined_ends(e) for name, e in evaluation.items()}
-    marked = [f"{name} ({', '.join(ends)})" for name, ends in missing.items() if ends]
-    paragraphs = [
-        f"**{evaluation.headline}**",
-        f"{text.size(sample)}, gamma {sample.gamma:g}.",
-        f"**Data: {label(sample.regime)}.** {EXPLAINED[sample.regime]}",
-        *([f"Weights: {sample.mixture}."] if sample.mixture else []),
-        "\n".join(text.markdown(rows, left=(0, 7))),
-        *([] if truth is None else [f"Truth, from fresh rollouts: {text.number(truth)}."]),
-        "\n".join(f"- **{', '.join(names)}** {why}" for why, names in reasons.items()),
-        *(f"{basis}." for basis in bases),
-        *([f"Undefined, so not drawn: {'; '.join(marked)}."] if marked else []),
-        *notes,
-    ]
-    return "\n\n".join(paragraphs)
 
 
 def _charted(evaluation: Evaluation) -> Evaluation:

@@ -138,18 +138,20 @@ function marker(group, verdict, x, y, r) {
   }
 }
 
-/** Return the limits of the axis: all values, and intervals up to three times the usual reach. */
+/** Return the limits of the axis: values and ends within three times the usual reach. */
 function limits(rows, truth) {
   const known = rows.filter((row) => defined(row.value));
-  const values = [...known.map((row) => row.value), ...(truth ? [truth[0]] : [])].sort((a, b) => a - b);
+  const certain = truth ? [truth[0]] : [];
+  const values = [...known.map((row) => row.value), ...certain].sort((a, b) => a - b);
   if (!values.length) return [0, 1];
   const middle = values[Math.floor(values.length / 2)];
+  const away = (x) => Math.abs(x - middle);
   const reaches = known.filter((row) => defined(row.low) && defined(row.high))
-    .map((row) => Math.max(row.high - middle, middle - row.low)).sort((a, b) => a - b);
-  const most = 3 * (reaches[Math.floor(reaches.length / 2)] ?? Math.abs(middle)) || 1;
-  const ends = [...known.flatMap((row) => [row.low ?? row.value, row.high ?? row.value]), ...values]
-    .map((x) => Math.max(middle - most, Math.min(middle + most, x)));
-  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    .map((row) => Math.max(...[row.value, row.low, row.high].map(away))).sort((a, b) => a - b);
+  const usual = reaches[Math.ceil((reaches.length - 1) / 3)] ?? 0.1 * Math.abs(middle);
+  const near = known.flatMap((row) => [row.value, row.low, row.high])
+    .filter((x) => defined(x) && away(x) <= 3 * usual);
+  const [low, high] = [Math.min(...near, middle, ...certain), Math.max(...near, middle, ...certain)];
   return low === high ? [low - 1, high + 1] : [low, high];
 }
 
