@@ -287,6 +287,22 @@ def one_step(mean: float, spread: float, seed: int, n: int = 200) -> Estimate:
     )["FIS"]
 
 
+def test_of_many_policies_those_without_a_chance_take_no_part() -> None:
+    """Two rivals among 100: their chances are those of the two alone; pairs of few are shown."""
+    rivals = [one_step(1.0, 1.0, 1), one_step(1.05, 1.0, 2)]
+    hopeless = [one_step(-1.0 - 0.1 * k, 1.0, 3 + k) for k in range(98)]
+    found = probability_best([*rivals, *hopeless])
+    alone = probability_best(rivals)
+    assert found[2:].max() == 0.0
+    assert found.sum() == pytest.approx(1.0)
+    assert abs(found[1] - alone[1]) < 4 * math.sqrt(2 * alone[0] * alone[1] / 20_000)
+    alike = [dataclasses.replace(e, sample=rivals[0].sample) for e in (*rivals, *hopeless)]
+    ranking = rank_estimates({f"{i}": e for i, e in enumerate(alike)})
+    pairs = ranking.differences(limit=3)
+    assert pairs.values.shape == (3, 3)
+    assert str(pairs).endswith("left out: 97 policies below these")
+
+
 @pytest.mark.parametrize("spread", [1e5, 1e7, 1e9, 1e150])
 def test_a_hopeless_policy_of_huge_spread_hides_no_difference(spread: float) -> None:
     rivals = [one_step(1.0, 1.0, 1), one_step(1.05, 1.0, 2)]

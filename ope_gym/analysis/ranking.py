@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DRAWS = 20_000
+_MANY, _FIRST = 50, 2_000  # from so many policies on, so many draws say who takes part in the rest
 _TIE = 1e-9  # draws closer to the winner than this share of its spread tie with it
 _ROUNDING = 1e-13  # smaller shares of the largest eigenvalue are rounding, not variance
 _FAR = 5.0  # standard deviations beyond which hardly a draw lies
@@ -148,7 +149,9 @@ def probability_best(
     agree in their draws. Ties are shared. U_p is the room for outcomes that were not seen, see
     `ope_gym.inference.outcomes`: policies whose episodes all end alike are not told apart by
     rounding. b_p is the bound on a bias that the influence values do not show, and Z ~ normal; ESS
-    is the effective number of episodes, of a q model where the estimate rests on one.
+    is the effective number of episodes, of a q model where the estimate rests on one. Of more than
+    50 policies, those that win none of 2,000 draws have no chance worth naming: the others take
+    part in the rest.
 
     At an ESS of 4 or less the draws are overconfident: a red verdict holds for this number as well.
 
@@ -170,32 +173,48 @@ def probability_best(
     taking = [estimates[p] for p in known]
     rng = np.random.default_rng([seed, 1])  # not the stream of the bootstrap
     deviations = _replicates(taking)
+    if deviations is None and len(taking) > _MANY:
+        first = rng.standard_normal((min(_FIRST, draws), len(known))) @ _root(taking).T
+        result[known] = 0.0
+        known = [p for p, share in zip(known, _wins(taking, first, rng), strict=True) if share > 0]
+        taking = [estimates[p] for p in known]
     if deviations is None:
         deviations = rng.standard_normal((draws, len(known))) @ _root(taking).T
-    values = np.array([e.value for e in taking])
-    ess = np.array([e.effective for e in taking])
+    result[known] = _wins(taking, deviations, rng)
+    return result
+
+
+def _wins(
+    estimates: Sequence[Estimate], deviations: FloatArray, rng: np.random.Generator
+) -> FloatArray:
+    """Return (P,) the share of joint draws in which each is the largest.
+
+    Args:
+        estimates: those that take part.
+        deviations: (R, P) D of `probability_best`.
+        rng: generator of all else.
+    """
+    values = np.array([e.value for e in estimates])
+    ess = np.array([e.effective for e in estimates])
     drawn = _widening(ess, rng.random(len(deviations)))
     drawn *= deviations
     drawn += values
-    unseen = np.array([e.unseen for e in taking])
+    unseen = np.array([e.unseen for e in estimates])
     if unseen.any():
         below, above = rng.exponential(size=(2, *drawn.shape))
         drawn += above * unseen[:, 1] - below * unseen[:, 0]
-    bias = np.array([e.bias for e in taking])
+    bias = np.array([e.bias for e in estimates])
     if bias.any():
-        more = rng.standard_normal(drawn.shape)
-        more *= bias
-        drawn += more
-    lost = np.array([e.lost for e in taking])
+        drawn += bias * rng.standard_normal(drawn.shape)
+    lost = np.array([e.lost for e in estimates])
     if lost.any():
         drawn += rng.uniform(-lost[:, 0], lost[:, 1], drawn.shape)
     winner = np.argmax(drawn, axis=1)
     best = drawn[np.arange(len(drawn)), winner]
-    errors = np.array([e.standard_error for e in taking])
+    errors = np.array([e.standard_error for e in estimates])
     scale = np.abs(best - values[winner]) + errors[winner]  # its own: that of others may be huge
     winners = drawn >= (best - _TIE * scale)[:, None]
-    result[known] = np.mean(winners / winners.sum(axis=1, keepdims=True), axis=0)
-    return result
+    return np.asarray(np.mean(winners / winners.sum(axis=1, keepdims=True), axis=0))
 
 
 def _root(estimates: Sequence[Estimate]) -> FloatArray:

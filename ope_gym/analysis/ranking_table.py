@@ -58,6 +58,7 @@ class Pairwise:
 
     Args:
         names: (P,) best first.
+        left_out: number of further policies, for which there was no room.
         values: differences of the estimates.
         standard_errors: of the differences.
         low: lower ends of their intervals.
@@ -71,6 +72,7 @@ class Pairwise:
     low: FloatArray
     high: FloatArray
     level: float
+    left_out: int = 0
 
     def __str__(self) -> str:
         rows = [["row - column", *self.names]]
@@ -86,7 +88,10 @@ class Pairwise:
             rows.append([name, *cells])
         level = text.level(self.level)
         note = f"* the {level} interval of this difference by itself does not contain 0"
-        return "\n".join([*text.align(rows), note])
+        lines = [*text.align(rows), note]
+        if self.left_out:
+            lines.append(f"left out: {text.count(self.left_out, 'policy', 'policies')} below these")
+        return "\n".join(lines)
 
 
 class Ranking(Mapping[str, Ranked]):
@@ -149,9 +154,14 @@ class Ranking(Mapping[str, Ranked]):
         found = self[minuend].estimate.difference(self[subtrahend].estimate)
         return dataclasses.replace(found, minuend=minuend, subtrahend=subtrahend)
 
-    def differences(self) -> Pairwise:
-        """Return the paired differences of every two policies."""
-        names, size = tuple(self), len(self)
+    def differences(self, *, limit: int = 30) -> Pairwise:
+        """Return the paired differences of every two policies.
+
+        Args:
+            limit: how many policies to compare, the best first: their pairs are many.
+        """
+        names = tuple(self)[:limit]
+        size = len(names)
         numbers = np.zeros((4, size, size))
         for i, row in enumerate(names):
             for j, column in enumerate(names[:i]):
@@ -159,7 +169,8 @@ class Ranking(Mapping[str, Ranked]):
                 numbers[:, i, j] = d.value, d.standard_error, d.interval.low, d.interval.high
                 numbers[:, j, i] = -d.value, d.standard_error, -d.interval.high, -d.interval.low
         values, errors, low, high = numbers
-        return Pairwise(names, values, errors, low, high, self.best.estimate.interval.level)
+        level = self.best.estimate.interval.level
+        return Pairwise(names, values, errors, low, high, level, len(self) - size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""
