@@ -54,7 +54,6 @@ class Case:
     behaviours: int = 50
     length: int = 500
     interval: str = "ess-t"
-    scratch: bool = True
     workers: int = 1
     auto: bool = False
 
@@ -111,7 +110,7 @@ def run(case: Case) -> dict[str, Any]:
         return data
 
     with tempfile.TemporaryDirectory() as folder:
-        compute = Compute(scratch=folder if case.scratch else None, workers=case.workers)
+        compute = Compute(workers=case.workers)
         read = 0.0
         small = Case("generated", 4 * case.length, case.behaviours, case.length)
         evaluate([partial(make, small, 0)], target, compute=compute, **options)  # compiles
@@ -257,7 +256,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=500)
     parser.add_argument("--way", choices=("generated", "files", "memory"), default="generated")
     parser.add_argument("--interval", choices=("ess-t", "percentile"), default="ess-t")
-    parser.add_argument("--no-scratch", action="store_true", help="evaluate the policies twice")
     parser.add_argument("--throughput", type=int, metavar="STEPS", help="MB a CPU second")
     parser.add_argument("--workers", type=int, default=1, help="of --throughput, beside one")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -268,8 +266,7 @@ def main() -> None:
         throughput(args.throughput, args.behaviours, args.length, args.workers)
     elif args.steps:
         head()
-        scratch = not args.no_scratch
-        show(Case(args.way, args.steps, args.behaviours, args.length, args.interval, scratch))
+        show(Case(args.way, args.steps, args.behaviours, args.length, args.interval))
     else:
         growth()
 

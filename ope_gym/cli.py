@@ -57,7 +57,7 @@ from ope_gym.estimators.table import (
     RECOMMENDED,
     by_recommendation,
 )
-from ope_gym.evaluation import Evaluator, hire
+from ope_gym.evaluation import Evaluator
 from ope_gym.flags import COMMON, HELD_OUT, WITHOUT_BETTING, add_flags, options_from
 from ope_gym.models.base import FOLDS
 from ope_gym.options import Compute
@@ -66,6 +66,7 @@ from ope_gym.policies.convert import is_saved
 from ope_gym.report import text
 from ope_gym.report.page import report_page
 from ope_gym.scale.sources import Source, load_source, open_source
+from ope_gym.scale.workers import Workers
 from ope_gym.stopping import exit_code, unmasked
 
 _INFO = """Describe files of recorded episodes: their size, and a line for each policy.
@@ -243,9 +244,6 @@ def _check_places(args: argparse.Namespace) -> None:
         _check_ending("figure", args.figure, canvas.get_supported_filetypes())
     if getattr(args, "html", None) is not None:
         _check_ending("html", args.html, ("html", "htm"))
-    scratch: Path | None = getattr(args, "scratch", None)
-    if scratch is not None and not (scratch.is_dir() and os.access(scratch, os.W_OK)):
-        raise ValueError(f"--scratch {scratch}: give a folder that exists and can be written")
     for file in () if getattr(args, "ray", None) else args.files:  # other nodes may have it
         if not file.exists():
             raise ValueError(
@@ -516,8 +514,8 @@ def _source(args: argparse.Namespace, compute: Compute | None = None) -> Source:
     if compute is None:
         source = load_source(args.files, held_out)
     else:
-        with hire(compute, args.files) as crew:
-            source = open_source(args.files, held_out, compute.block_steps, crew.workers)
+        workers = Workers(compute.workers, compute.ray)
+        source = open_source(args.files, held_out, compute.block_steps, workers)
     stored = [isinstance(p, UnavailablePolicy) and p.kind == "torch" for p in source.policies]
     if args.policy is None:
         return source
@@ -647,7 +645,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_flags(value, *COMMON, "reward-range", "horizon", "origin")
     who = value.add_mutually_exclusive_group()
     add_flags(who, "workers", "ray")  # type: ignore[arg-type]
-    add_flags(value, "block-steps", "scratch")
+    add_flags(value, "block-steps")
     _add_policy(value)
     _add_verbose(value)
     _add_json(value)

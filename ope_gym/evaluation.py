@@ -15,10 +15,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -79,9 +77,8 @@ from ope_gym.scale.passes import (
     one_pass,
     reduce_task,
 )
-from ope_gym.scale.sources import Episodes, Source, open_source
-from ope_gym.scale.spool import scratch_folder
-from ope_gym.scale.workers import Workers, start_workers
+from ope_gym.scale.sources import Episodes, open_source
+from ope_gym.scale.workers import Workers
 from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.behaviours import behaviours_of, redrawn
 from ope_gym.weights.mixtures import groups_of
@@ -168,10 +165,7 @@ def evaluate(
         seed=seed,
     )
     Options(**options)  # raises before anything is read
-    with hire(compute, episodes) as crew:
-        source = open_source(episodes, held_out, compute.block_steps, crew.workers)
-        evaluator = Evaluator(source, estimators, **options)
-        return evaluator.evaluate(target, origin=origin, crew=crew)
+    return Evaluator(episodes, estimators, **options).evaluate(target, origin=origin)
 
 
 class _Held(NamedTuple):
@@ -180,29 +174,6 @@ class _Held(NamedTuple):
     answers: Answers
     model: QModel | Baseline | None
     baseline: Baseline | None
-
-
-class Crew(NamedTuple):
-    """The workers of an evaluation, and the scratch folder they may write to."""
-
-    workers: Workers
-    folder: Path | None = None
-
-
-@contextmanager
-def hire(compute: Compute, episodes: Any) -> Iterator[Crew]:
-    """Start workers for episodes in files; those in memory need none.
-
-    The folder outlives the workers: they may still write to it when they are stopped.
-    """
-    if hasattr(episodes, "view") or hasattr(episodes, "buffer"):
-        yield Crew(Workers())
-        return
-    with (
-        scratch_folder(compute.scratch) as folder,
-        start_workers(compute.workers, compute.ray) as workers,
-    ):
-        yield Crew(workers, folder)
 
 
 @dataclass
@@ -233,11 +204,8 @@ class Evaluator:
         self._named = estimator_names(estimators)
         self._candidates = candidates(self._named)
         compute, held_out = self.options.compute, self.options.held_out
-        if isinstance(episodes, Source):
-            self.source = episodes
-        else:
-            with hire(compute, episodes) as crew:
-                self.source = open_source(episodes, held_out, compute.block_steps, crew.workers)
+        self._workers = Workers(compute.workers, compute.ray)
+        self.source = open_source(episodes, held_out, compute.block_steps, self._workers)
         self._roster, self._data = self.source.roster, self.source.data
         self._behaviours = behaviours_of(self._roster)
         self._strata = joined(self._behaviours.strata)
@@ -282,28 +250,20 @@ class Evaluator:
         again = any((c.normalised and not alone) or c.uses_visits for c in rows)
         return fits + 1 + again + blends
 
-    def evaluate(
-        self,
-        target: Target,
-        *,
-        origin: str | None = None,
-        crew: Crew | None = None,
-    ) -> Evaluation:
+    def evaluate(self, target: Target, *, origin: str | None = None) -> Evaluation:
         """Estimate the value of `target` by every estimator.
 
         Args:
             target: a policy, the number of a recorded one, or "last".
             origin: as in `ope_gym.evaluate`.
-            crew: workers that already run, from `hire`; by default new ones are started.
         """
-        return self.evaluate_all([target], origins=[origin], crew=crew)[0]
+        return self.evaluate_all([target], origins=[origin])[0]
 
     def evaluate_all(
         self,
         targets: Sequence[Target],
         *,
         origins: Sequence[str | None] | None = None,
-        crew: Crew | None = None,
         done: Callable[[int], object] | None = None,
     ) -> list[Evaluation]:
         """Estimate the values of several targets, as `evaluate` does those of one.
@@ -313,19 +273,13 @@ class Evaluator:
         Args:
             targets: policies, numbers of recorded ones, or "last".
             origins: the origin of each, as in `ope_gym.evaluate`.
-            crew: workers that already run, from `hire`; by default new ones are started.
             done: called with 1 after each target; those of a group finish at about the same time.
         """
         given = [None] * len(targets) if origins is None else origins
-        hired: AbstractContextManager[Crew]
-        if crew is None:
-            hired = hire(self.options.compute, self._data or self.source)
-        else:
-            hired = nullcontext(crew)
         found: list[Evaluation] = []
-        with one_blas_thread(), hired as ready:
+        with one_blas_thread():
             for block in self._blocks([self._policy(target) for target in targets]):
-                for one in self._evaluate(block, given[len(found) :], ready):
+                for one in self._evaluate(block, given[len(found) :]):
                     found.append(one)
                     if done is not None:
                         done(1)
@@ -367,9 +321,7 @@ class Evaluator:
         if block is not None:
             yield block
 
-    def _evaluate(
-        self, block: _Block, origins: Sequence[str | None], crew: Crew
-    ) -> Iterator[Evaluation]:
+    def _evaluate(self, block: _Block, origins: Sequence[str | None]) -> Iterator[Evaluation]:
         options, names = self.options, block.names
         self._require(names, block.model)
         uses_q = block.model is not None and any(ESTIMATORS[name].uses_q for name in names)
@@ -386,12 +338,11 @@ class Evaluator:
             schemes,
             options.gamma,
             self._reward_model,
-            scratch=crew.folder,
             done=options.compute.progress,
         )
         held: list[_Held] = []
         if self._data is None:
-            reduce = self._reduce_files(job, model, crew.workers)
+            reduce = self._reduce_files(job, model)
         else:
             held = self._held(job, model)
             reduce = self._reduce_memory(job, held)
@@ -727,19 +678,19 @@ class Evaluator:
             self._drawn_ones[r] = found
         return found
 
-    def _reduce_files(self, job: Job, model: Any, crew: Workers) -> Reduce:
+    def _reduce_files(self, job: Job, model: Any) -> Reduce:
         """Answer requests in passes over the files."""
         fold: IntArray | None = None
-        crew = crew.within(job.in_threads(model))
+        job = dataclasses.replace(job, threads=job.fit_for_threads(model))
         if model is not None:
             ids, longest = self._behaviours.ids, self._roster.longest
-            values, fold = fit_chunks(job, model, ids, longest, crew)
+            values, fold = fit_chunks(job, model, ids, longest, self._workers)
             job = dataclasses.replace(job, q=values)
 
         def reduce(requests: Sequence[Any]) -> list[Any]:
             items = Items(self.source.tasks, self._behaviours.ids, fold, requests)
             merged: list[Any] = []
-            for parts in one_pass(job, crew, reduce_task, items):
+            for parts in one_pass(job, self._workers, reduce_task, items):
                 merge_all(merged, parts)
             return [r.total(parts) for r, parts in zip(requests, merged, strict=True)]
 

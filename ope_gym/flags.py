@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ope_gym.data.roster import ORIGINS
@@ -90,12 +89,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "help": "read files in blocks of about N steps for each worker if they have more than that "
         "in all",
     },
-    "scratch": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "store the weights of files that are read in blocks in this folder, at 16 bytes "
-        "per step or more; without it, every pass computes them again",
-    },
     "seed": {
         "type": int,
         "default": _DEFAULTS.seed,
@@ -129,7 +122,7 @@ def options_from(args: argparse.Namespace, **more: Any) -> OptionValues:
     given = vars(args)
     compute = {
         name: given[name]
-        for name in ("workers", "ray", "block_steps", "scratch")
+        for name in ("workers", "ray", "block_steps")
         if given.get(name) is not None
     }
     found = OptionValues(

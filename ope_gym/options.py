@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +20,6 @@ from ope_gym.inference.intervals import (
     NoInterval,
     interval_kind,
 )
-
-if TYPE_CHECKING:
-    import os
 
 BLOCK_STEPS = 1 << 17  # held in memory at once
 
@@ -77,8 +74,6 @@ class Compute:
             must have the same paths on all nodes.
         block_steps: about how many steps of files to hold in memory at once. Files with no more
             than that in all are read whole.
-        scratch: a folder on a disk for the weights of files, 8 bytes per step for each weighting
-            scheme and for the reward; without it, every later pass evaluates all policies again.
         progress: called with the number of steps just done; by `rank` and `leave_one_policy_out`
             with 1 after each policy.
     """
@@ -86,7 +81,6 @@ class Compute:
     workers: int = 1
     ray: bool | str | None = False
     block_steps: int = BLOCK_STEPS
-    scratch: str | os.PathLike[str] | None = None
     progress: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from ope_gym.arrays import cores
@@ -20,8 +19,7 @@ from studies.harness.study import Study
 from studies.harness.workers import (
     RAY_HELP,
     WorkerError,
-    connected,
-    ignoring_interrupts,
+    connect,
     ray_address,
 )
 
@@ -47,13 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out {args.out}: {error.strerror}; give a folder that can be written")
-    with ExitStack() as stack:
-        try:
-            if args.ray:
-                stack.enter_context(connected(args.ray))  # one connection for all studies
-        except (OSError, ImportError) as error:
-            parser.error(str(error))
-        return _run_all(studies, args, page)
+    try:
+        if args.ray:
+            connect(args.ray)
+    except (OSError, ImportError) as error:
+        parser.error(str(error))
+    return _run_all(studies, args, page)
 
 
 def _run_all(studies: Sequence[Study], args: argparse.Namespace, page: Path) -> int:
@@ -62,8 +59,7 @@ def _run_all(studies: Sequence[Study], args: argparse.Namespace, page: Path) -> 
         try:
             _run(study, args, page)
         except KeyboardInterrupt:
-            with ignoring_interrupts():
-                print(f"\n{_stopped(study, args)}", file=sys.stderr)
+            print(f"\n{_stopped(study, args)}", file=sys.stderr)
             return 130  # as shells have it for Ctrl-C
         except (OSError, WorkerError) as error:
             print(f"{label(study)}: {error}", file=sys.stderr)

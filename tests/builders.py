@@ -232,7 +232,7 @@ def plain_options(**found: Any) -> dict[str, Any]:
         found["weighting"] = Weighting(**weighting)
     if "chunk_steps" in found:
         found["block_steps"] = found.pop("chunk_steps")
-    if compute := taken("block_steps", "workers", "ray", "scratch", "progress"):
+    if compute := taken("block_steps", "workers", "ray", "progress"):
         found["compute"] = Compute(**compute)
     drawn, bounds = taken("resamples"), taken("reward_range", "horizon")
     if found.get("interval") in ("percentile", "bca"):

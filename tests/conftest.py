@@ -17,7 +17,6 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from ope_gym.arrays import cores
-from ope_gym.scale.workers import Workers, start_workers
 
 NOT_TRACED = (
     "test_agents",
@@ -96,23 +95,3 @@ def compile_without_tracing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dispatcher, "compile", compile_)
         yield
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Workers]:
-    """Start two processes for all tests of a file."""
-    with start_workers(2) as made:
-        yield made
-
-
-@pytest.fixture
-def shared_crew(crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every evaluation by two processes use those of the file."""
-
-    @contextmanager
-    def start(workers: int = 1, ray: bool | str | None = False) -> Iterator[Workers]:
-        assert workers <= 2
-        assert not ray
-        yield crew if workers == 2 else Workers()
-
-    monkeypatch.setattr("ope_gym.evaluation.start_workers", start)

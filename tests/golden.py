@@ -39,16 +39,14 @@ TWINS = {  # by prefix: which results they must equal, and how closely, within o
     "loaded/": ("", 0.0),
     "files/": ("", 1e-12),
     "chunks/": ("files/", 1e-12),
-    "scratch/": ("chunks/", 0.0),
-    "workers/": ("chunks/", 0.0),
-    "ray/": ("chunks/", 0.0),
+    "workers/": ("chunks/", 1e-12),
+    "ray/": ("chunks/", 1e-12),
     "bootstrap/chunks/": ("bootstrap/files/", 1e-12),
-    "bootstrap/scratch/": ("bootstrap/chunks/", 0.0),
-    "bootstrap/ray/": ("bootstrap/chunks/", 0.0),
+    "bootstrap/ray/": ("bootstrap/chunks/", 1e-12),
 }
 USES_Q = {"DM", "DR", "WDR", "FDR", "FWDR", "auto"}
 LINEAR = 1e-9  # for these instead of 1e-12: solving normal equations multiplies rounding errors
-NOT_STORED = tuple(prefix for prefix, (_, tolerance) in TWINS.items() if tolerance == 0.0)
+NOT_STORED = ("loaded/", "workers/", "ray/", "bootstrap/ray/")
 
 
 def compute(*, ray: bool = False) -> Results:

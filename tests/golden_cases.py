@@ -303,7 +303,7 @@ def analysis_case() -> Results:
 
 
 def file_case(*, ray: bool = False) -> Results:
-    """Files: loaded, in one chunk, in many, by two processes, from scratch files, by Ray."""
+    """Files: loaded, in one chunk, in many, by two workers, by Ray."""
     out: Results = {}
     recording, policies = recorded_cartpole(), sigmoids(THETAS)
     many, more = recorded_many()
@@ -319,7 +319,7 @@ def file_case(*, ray: bool = False) -> Results:
         other = library.save(make_data(many, more, **given), path / "many.ope")
         found = run_evaluate(library.load(whole), TARGET, ALL, q_model="linear")
         put_evaluation(out, "loaded/cartpole/all", found, words=False)
-        for kind, files, how in _ways(whole, parts, path, ray=ray):
+        for kind, files, how in _ways(whole, parts, ray=ray):
             _put_files(out, kind, files, how)
             if kind in ("files", "chunks", "ray"):
                 _put_many(out, kind, other, how)
@@ -338,12 +338,11 @@ def file_case(*, ray: bool = False) -> Results:
 
 
 def _ways(
-    whole: Path, parts: list[Path], folder: Path, *, ray: bool
+    whole: Path, parts: list[Path], *, ray: bool
 ) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
     """Yield how the episodes are read and who reads them."""
     yield "files", [whole], {}
     yield "chunks", parts, {"chunk_steps": 150}
-    yield "scratch", parts, {"chunk_steps": 150, "scratch": folder}
     yield "workers", parts, {"chunk_steps": 150, "workers": 2}
     if ray:
         yield "ray", parts, {"chunk_steps": 150, "ray": True}

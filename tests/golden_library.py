@@ -137,7 +137,7 @@ def run_arrays(arrays: Mapping[str, Any], estimators: Any = None, **options: Any
 
 
 def run_files(files: Sequence[Path], target: Any, estimators: Any, **options: Any) -> Any:
-    """Evaluate files; options are also chunk_steps, scratch, workers and ray."""
+    """Evaluate files; options are also chunk_steps, workers and ray."""
     options.setdefault("held_out", False)
     return ope_gym.evaluate(list(files), target, estimators, **plain_options(**options))
 

@@ -40,7 +40,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return mixed_files(tmp_path_factory.mktemp("files"))
 
 
-@pytest.mark.usefixtures("shared_crew")
 @pytest.mark.parametrize("block_steps", ["150", "100000"])
 def test_several_files_from_the_command_line(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], block_steps: str
@@ -58,14 +57,11 @@ def test_several_files_from_the_command_line(
     found = json.loads(result.read_text())
     for name, estimate in expected.items():
         assert found["estimates"][name]["value"] == pytest.approx(estimate.value, rel=1e-9)
-    kept = ["--scratch", str(tmp_path), "--workers", "1"]
-    assert command([*arguments, "auto", *kept]) == 0
+    assert command([*arguments, "auto", "--workers", "1"]) == 0
     assert capsys.readouterr().out == said.out
 
 
-def test_every_flag_reaches_its_option(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_flag_reaches_its_option(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     class Seen(Evaluator):
@@ -76,10 +72,10 @@ def test_every_flag_reaches_its_option(
     monkeypatch.setattr(cli, "Evaluator", Seen)
     words = ["--estimators", "FIS", "NFIS", "--q-model", "none", "--gamma", "0.9", "--level", "0.8"]
     words += ["--interval", "bca", "--resamples", "30", "--cap", "3", "--mixture", "2"]
-    words += ["--seed", "7", "--block-steps", "99", "--scratch", str(tmp_path), "--data", "all"]
+    words += ["--seed", "7", "--block-steps", "99", "--data", "all"]
     assert command(["evaluate", str(files[1]), *words]) == 0
     compute = seen.pop("compute")
-    assert compute == Compute(1, False, 99, tmp_path, compute.progress)
+    assert compute == Compute(1, False, 99, compute.progress)
     assert seen == {
         "names": ["FIS", "NFIS"],
         "held_out": False,
@@ -95,7 +91,6 @@ def test_every_flag_reaches_its_option(
     assert seen["interval"] == Betting((0.0, 1.0), 20)
 
 
-@pytest.mark.usefixtures("shared_crew")
 def test_a_progress_bar_ends_where_the_work_does(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +217,6 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
         (["--json", "missing/result.json"], "--json missing/result.json: cannot be written"),
         (["--json", "."], "--json .: cannot be written"),
         (["--json", "-"], "--json -: give the name of a file"),
-        (["--scratch", "missing"], "--scratch missing: give a folder that exists"),
         (["--data", "held-out"], "none of the 3 episodes is held out"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -650,20 +649,19 @@ def test_parts_may_be_merged_in_any_grouping(wanted: Any) -> None:
     ],
 )
 def test_progress_counts_steps_in_every_pass(
-    names: Any, q_model: Any, passes: int, interval: Any, tmp_path: Path
+    names: Any, q_model: Any, passes: int, interval: Any
 ) -> None:
     r = recorded(6, (8, 7))
     steps = r.trajectories.n_steps
-    for scratch in (None, tmp_path):
-        seen: list[int] = []
-        compute = Compute(block_steps=9, progress=seen.append, scratch=scratch)
-        options: dict[str, Any] = {"q_model": q_model, "interval": interval, "compute": compute}
-        evaluator = Evaluator(functions(split(r.trajectories, 0, 4)), names, **options)
-        assert evaluator.steps == steps
-        assert evaluator.passes(r.target) == passes
-        evaluator.evaluate(r.target)
-        assert sum(seen) == passes * steps
-    seen = []
+    seen: list[int] = []
+    compute = Compute(block_steps=9, progress=seen.append)
+    options: dict[str, Any] = {"q_model": q_model, "interval": interval, "compute": compute}
+    evaluator = Evaluator(functions(split(r.trajectories, 0, 4)), names, **options)
+    assert evaluator.steps == steps
+    assert evaluator.passes(r.target) == passes
+    evaluator.evaluate(r.target)
+    assert sum(seen) == passes * steps
+    seen.clear()
     options["compute"] = Compute(progress=seen.append)
     whole = Evaluator(r.trajectories, names, **options)
     whole.evaluate(r.target)
@@ -679,29 +677,6 @@ def test_progress_where_no_default_model_can_be_fitted(names: Any) -> None:
     evaluator = Evaluator(functions(split(r.trajectories, 0, 4)), names, compute=compute)
     evaluator.evaluate(target)
     assert sum(seen) == evaluator.passes(target) * r.trajectories.n_steps
-
-
-def test_weights_may_be_kept_on_disk_between_passes(tmp_path: Path) -> None:
-    r = recorded(6, (8, 7))
-    parts = split(r.trajectories, 0, 4)
-    asked: list[int] = []
-
-    def counted(part: Trajectories) -> Trajectories:
-        asked.append(1)
-        return part
-
-    def run(names: Any, scratch: Path | None) -> Evaluation:
-        compute = Compute(block_steps=9, scratch=scratch)
-        options: dict[str, Any] = {"interval": Bootstrap(40), "q_model": None, "compute": compute}
-        return evaluate([partial(counted, part) for part in parts], r.target, names, **options)
-
-    kept = run(PLAIN, tmp_path)
-    assert len(asked) == 2 * len(parts)  # who recorded them, and their weights
-    assert_same(kept, run(PLAIN, None))
-    assert len(asked) == 5 * len(parts)
-    assert not list(tmp_path.iterdir())
-    run(["FIS", "BCIS"], None)
-    assert len(asked) == 7 * len(parts)  # plain ones need no third pass
 
 
 # Held-out episodes ----------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_sharing_between_targets_changes_no_number(
     sure = SoftmaxLinear(np.array([[0.0, 0.0], [1e5, 0.0]]))  # never takes some recorded actions
     walks(acted if place == "memory" else [sure], 40).save(path)
     targets = [acted[0], sure, LinearSigmoid(rng.normal(size=2)), acted[2]]
-    compute = Compute() if place == "memory" else Compute(block_steps=200, scratch=tmp_path)
+    compute = Compute() if place == "memory" else Compute(block_steps=200)
     found = rank(path, targets, compute=compute, gamma=0.97)
     for i, target in enumerate(targets):
         alone = evaluate(path, target, "auto", compute=compute, gamma=0.97)["auto"]

@@ -34,12 +34,10 @@ from ope_gym.data.blocks import Block, DamagedFileError
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
-from ope_gym.evaluation import Crew
 from ope_gym.models import LinearQ, OneHot, TabularQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.passes import Items
 from ope_gym.scale.sources import Source, open_source
-from ope_gym.scale.spool import Spool, scratch_folder
 from ope_gym.scale.workers import Workers
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, recorded
 from tests.file_builders import (
@@ -262,15 +260,8 @@ def test_workers_read_the_files_that_were_meant(
     evaluator = Evaluator("run.ope", BOTH, compute=Compute(block_steps=50))
     expected = evaluator.evaluate(r.target)
 
-    class Moved(Workers):
-        """Works in another folder."""
-
-        def in_order(self, function: Any, items: Any) -> Any:
-            monkeypatch.chdir(others)
-            yield from super().in_order(function, items)
-
-    assert_same(evaluator.evaluate(r.target, crew=Crew(Moved(), None)), expected)
-    assert Path.cwd() == others
+    monkeypatch.chdir(others)
+    assert_same(evaluator.evaluate(r.target), expected)
     (tmp_path / "run.ope").write_bytes((others / "run.ope").read_bytes())
     with pytest.raises(ValueError, match=rf"^run\.ope: on .* {tmp_path}/run\.ope is another file"):
         evaluator.evaluate(r.target)
@@ -389,58 +380,6 @@ def test_what_all_tasks_are_sent_grows_with_the_episodes() -> None:
         np.testing.assert_array_equal(item.fold, ids[item.task.episodes] % 5)
 
 
-# The scratch folder ---------------------------------------------------------------------------
-
-
-def test_weights_that_are_not_in_the_folder_are_made_again(
-    files: list[Path], tmp_path: Path
-) -> None:
-    """As on a machine that does not share it; one that was cut is an error."""
-    evaluator = Evaluator(files, BOTH, compute=Compute(block_steps=150))
-    whole = evaluator.evaluate(TARGET)
-
-    class Forgetful(Workers):
-        def in_order(self, function: Any, items: Any) -> Any:
-            kept = sorted(tmp_path.glob("*/*"))
-            for path in kept[::2]:
-                path.unlink() if not cut else path.write_bytes(path.read_bytes()[:-5])
-            yield from super().in_order(function, items)
-
-    cut = False
-    with scratch_folder(tmp_path) as folder:
-        again = evaluator.evaluate(TARGET, crew=Crew(Forgetful(), folder))
-    assert_same(whole, again)
-    cut = True
-    with (
-        pytest.raises(OSError, match="`scratch` was cut short"),
-        scratch_folder(tmp_path) as folder,
-    ):
-        evaluator.evaluate(TARGET, crew=Crew(Forgetful(), folder))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("interval", [Bootstrap(20), Betting(reward_range=(0, 1), horizon=20)])
-def test_a_scratch_folder_changes_no_bit(files: list[Path], tmp_path: Path, interval: Any) -> None:
-    names = [name for name, c in ESTIMATORS.items() if c.scheme and not c.whole]
-    options: dict[str, Any] = {"q_model": LinearQ(), "interval": interval, "gamma": 0.9}
-    one, two = (
-        evaluate(files, TARGET, names, compute=Compute(block_steps=150, scratch=scratch), **options)
-        for scratch in (None, tmp_path)
-    )
-    assert_equal(one, two, rtol=0.0)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed")
-def test_a_full_scratch_disk_is_named(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Spool, "_partial", lambda _: Path("/dev/full"))
-    compute = Compute(scratch=tmp_path, block_steps=150)
-    with pytest.raises(OSError, match=rf"scratch is '{tmp_path}': the disk is full; give a folder"):
-        evaluate(files, TARGET, "NFIS", compute=compute)
-
-
 # Memory ---------------------------------------------------------------------------------------
 
 
@@ -547,8 +486,6 @@ def test_options_that_cannot_be_are_refused_with_a_remedy() -> None:
         in_blocks([data], r.target, "FIS", interval="betting")
     with pytest.raises(ValueError, match=r"reward_range is .* at episode 0, step 0: widen it"):
         in_blocks([data], r.target, "FIS", block_steps=4, interval=Betting((5.0, 6.0)))
-    with pytest.raises(OSError, match="scratch is 'missing': No such file or directory; give a"):
-        evaluate(functions([data]), r.target, compute=Compute(scratch="missing", block_steps=4))
     for target in (3, -4, 2.5, None):
         with pytest.raises((TypeError, ValueError), match=r"target is"):
             evaluate(functions([data]), target, compute=Compute(block_steps=4))

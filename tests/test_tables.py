@@ -671,7 +671,6 @@ def test_files_as_rllib_leaves_them(tmp_path: Path) -> None:
     assert len(found.policies) == len(np.unique(data.policy_ids))
 
 
-@pytest.mark.usefixtures("shared_crew")
 def test_workers_read_parquet_to_the_bit(tmp_path: Path) -> None:
     foreign(tmp_path)
     files = ope_gym.tables.scan_parquet(tmp_path, **NAMES)

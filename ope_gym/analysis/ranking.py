@@ -11,7 +11,7 @@ import numpy as np
 
 from ope_gym.analysis.ranking_table import Ranked, Ranking
 from ope_gym.arrays import FloatArray
-from ope_gym.evaluation import Evaluator, hire
+from ope_gym.evaluation import Evaluator
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import (
@@ -80,13 +80,9 @@ def rank(
     unknown = [name for name in origins if name not in named]
     if unknown:
         raise ValueError(f"origin names {unknown[0]!r}; the targets are {', '.join(named)}")
-    with hire(compute, evaluator.source.data or evaluator.source) as crew:
-        found = evaluator.evaluate_all(
-            list(named.values()),
-            origins=[origins.get(name) for name in named],
-            crew=crew,
-            done=progress,
-        )
+    found = evaluator.evaluate_all(
+        list(named.values()), origins=[origins.get(name) for name in named], done=progress
+    )
     estimates = {name: one[estimator] for name, one in zip(named, found, strict=True)}
     return ranked(estimates, draws=draws, seed=evaluator.options.seed)
 

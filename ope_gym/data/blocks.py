@@ -57,8 +57,12 @@ class DamagedFileError(ValueError):
     """Raised for a file that ope_gym did not write so; the damage begins at byte `offset`."""
 
     def __init__(self, path: PathLike, offset: int, reason: str, remedy: str) -> None:
-        super().__init__(f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}")
+        super().__init__(path, offset, reason, remedy)  # pickle calls the class with these
         self.offset = offset
+
+    def __str__(self) -> str:
+        path, offset, reason, remedy = self.args
+        return f"{os.fspath(path)}: {reason} (byte {offset}); {remedy}"
 
 
 class ChecksumError(ValueError):

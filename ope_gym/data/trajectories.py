@@ -38,6 +38,9 @@ class PropensityMismatch(ValueError):
         super().__init__(message)
         self.episode, self.step = episode, step
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return partial(type(self), episode=self.episode, step=self.step), self.args
+
 
 class Viewable:
     """Questions that trajectories and buffers of them answer alike."""

@@ -18,7 +18,7 @@ from ope_gym.weights.answers import Answers
 
 
 def fit_chunks(
-    job: Job, model: LinearQ, ids: IntArray, horizon: int, crew: Workers
+    job: Job, model: LinearQ, ids: IntArray, horizon: int, workers: Workers
 ) -> tuple[tuple[CrossFitted, ...], IntArray]:
     """Fit a q model to chunks; return for each target its cross-fitted values, and the folds (n,).
 
@@ -27,7 +27,7 @@ def fit_chunks(
         model: to be fitted.
         ids: (n,) behaviours of the episodes, inside which the folds are cut.
         horizon: longest possible episode.
-        crew: who reads the files.
+        workers: who reads the files.
     """
     folds = min(FOLDS, ids.size)
     if folds < 2:
@@ -42,7 +42,7 @@ def fit_chunks(
     fold = folds_within(ids, folds)
     items = Items(job.source.tasks, ids, fold)
     survey = FeatureSurvey(model, job.targets[0])
-    for seen in one_pass(job, crew, partial(_survey, model), items):
+    for seen in one_pass(job, workers, partial(_survey, model), items):
         survey.merge(seen)
     fitted: list[CrossFitted] = []
     for some in survey.at_once(horizon, folds, len(job.targets)):
@@ -51,7 +51,7 @@ def fit_chunks(
             survey.equations_of, part.targets, gamma=job.gamma, horizon=horizon, folds=folds
         )
         equations = make()
-        for others in one_pass(part, crew, partial(_equations, make), items):
+        for others in one_pass(part, workers, partial(_equations, make), items):
             merge_all(equations, others)
         fitted += [own.cross_fitted() for own in equations]
     return tuple(fitted), fold

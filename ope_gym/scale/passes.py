@@ -1,18 +1,17 @@
 """Passes over the episodes of a source: weigh them, and make the parts of reductions.
 
 A pass is done task by task and merged in the order of the tasks, which depend on the files alone.
-So one process, several, or a Ray cluster give equal results to the last bit. The result of a task
-depends on its item and the job alone: computed again, because a worker was lost, it is the same.
+So one process, several, or a Ray cluster give equal results. The result of a task depends on its
+item and the job alone: computed again, because a worker was lost, it is the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,7 +34,6 @@ from ope_gym.models.base import Baseline, CrossFitted, baselines
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import Snapshot, asked, is_ours
 from ope_gym.scale.sources import Section, Source, Task, changed
-from ope_gym.scale.spool import Spool
 from ope_gym.scale.workers import Workers
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import Behaviours
@@ -69,7 +67,7 @@ class Job:
         gamma: discount.
         reward_model: of the optimal scheme; arrays only if all episodes are in one chunk.
         q: for each target the values of a q model that was fitted to chunks; empty without one.
-        scratch: folder for weights, or None.
+        threads: whether tasks may be done in threads of this process, see `fit_for_threads`.
         done: called with the number of steps just done, or None.
     """
 
@@ -81,7 +79,7 @@ class Job:
     gamma: float = 1.0
     reward_model: str | tuple[FloatArray, FloatArray] = "deterministic"
     q: tuple[CrossFitted, ...] = ()
-    scratch: Path | None = None
+    threads: bool = False
     done: Callable[[int], object] | None = None
 
     @property
@@ -89,7 +87,7 @@ class Job:
         """Whether mixtures are partial, see `ope_gym.weights.mixtures`."""
         return int(self.groups.max()) > 0
 
-    def in_threads(self, model: Any) -> bool:
+    def fit_for_threads(self, model: Any) -> bool:
         """Return whether to do tasks in threads of this process, not in processes of their own.
 
         Threads need no code of a user, which may hold the interpreter's lock, or change something
@@ -373,7 +371,7 @@ class Items(Sequence[Item]):
 
 
 def one_pass(
-    job: Job, crew: Workers, function: Callable[[Job, Item], Any], items: Items
+    job: Job, workers: Workers, function: Callable[[Job, Item], Any], items: Items
 ) -> Iterator[Any]:
     """Yield the result of a function on each task, in order."""
     nobody = job.source.roster.select(np.zeros(len(job.source.roster), dtype=bool))
@@ -381,38 +379,21 @@ def one_pass(
         job,
         source=dataclasses.replace(job.source, roster=nobody, tasks=(), owners=()),
         # of several workers whole tasks are counted, when they are done
-        done=job.done if crew.alone else crew.checkpoint,
+        done=job.done if workers.alone else None,
     )
-    for i, part in enumerate(crew.in_order(partial(function, sent), items)):
-        yield part
-        if not crew.alone and job.done is not None:
-            job.done(items[i].task.steps)
+    with closing(workers.in_order(partial(function, sent), items, threads=job.threads)) as parts:
+        for i, part in enumerate(parts):
+            yield part
+            if not workers.alone and job.done is not None:
+                job.done(items[i].task.steps)
 
 
 def reduce_task(job: Job, item: Item) -> list[Mergeable]:
-    """Compute the parts of reductions over the chunks of a task; keep weights in the folder."""
+    """Compute the parts of reductions over the chunks of a task."""
     merged: list[Mergeable] = []
-    for chunks in _weighted(job, item):
+    for chunks in job.weighted(item.task, item.ids, item.fold):
         merge_all(merged, parts_of(item.requests, chunks))
     return merged
-
-
-def _weighted(job: Job, item: Item) -> Iterator[list[Weighted]]:
-    """Yield the chunks of a task, weighted for each target, from the folder if they are there."""
-    spool, count = Spool(job.scratch, item.task.number), len(job.targets)
-    chunks = spool.chunks()
-    if chunks is not None and not any(isinstance(r.request, Gathering) for r in item.requests):
-        for first in chunks:
-            others = itertools.islice(chunks, count - 1)
-            yield [first, *(dataclasses.replace(one, kept=first.kept) for one in others)]
-        if job.done is not None:
-            job.done(item.task.steps)
-        return
-    with spool:
-        for some in job.weighted(item.task, item.ids, item.fold):
-            for chunk in some:
-                spool.add(chunk)
-            yield some
 
 
 # Facts about the recorded data -----------------------------------------------------------------

@@ -1,124 +1,102 @@
-"""Compute items as tasks of a Ray cluster.
+"""Compute items as tasks of a Ray cluster, which itself repeats those whose worker or node is lost.
 
-Ray itself computes an item again elsewhere if its worker or node is lost. Every node needs the same
-ope_gym: a worker with other code refuses.
+Every node needs the same ope_gym: a worker with another version refuses.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import os
 import platform
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ope_gym.scale.tasks import (
-    Outcome,
-    Pool,
-    WorkerError,
-    compute,
-    ignoring_interrupts,
-    packed,
-)
+import ope_gym
 
 _RETRIES = 5  # of an item whose worker or node is lost
+_AHEAD = 2  # items for each core that are sent before the oldest one is done
 RAY_HELP = (
     "compute on a Ray cluster: auto, local (a new one here), HOST:PORT or ray://HOST:PORT; alone, "
     "the one of RAY_ADDRESS, else one that runs on this machine, else a new one here"
 )
 
 
-class RayTasks(Pool):
-    """Compute on the Ray cluster that this process is connected to."""
-
-    remote = True
-
-    def __init__(self) -> None:
-        import ray
-
-        self._ray, self._sent = ray, set[Any]()
-        self._compute = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute_on_node)
-
-    def share(self, function: Callable[[Any], Any]) -> Any:
-        """Store the function in the cluster, once for all items."""
-        return self._ray.put(packed(function))
-
-    def size(self) -> int:
-        """Return the number of cores that the cluster has at present."""
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-
-    def send(self, function: Any, item: Any, name: str) -> Any:
-        """Submit a task to Ray; return its handle."""
-        handle = self._compute.remote(function, packed(item, name), code_mark())
-        self._sent.add(handle)
-        return handle
-
-    def receive(self, handle: Any, name: str) -> Outcome:
-        """Return the outcome of a Ray task; wait for it if need be."""
-        import cloudpickle
-
-        try:
-            found: Outcome = cloudpickle.loads(self._ray.get(handle))
-        except self._ray.exceptions.RayError as error:
-            self._sent.discard(handle)
-            if isinstance(error, self._ray.exceptions.RayTaskError):
-                raise error.cause from error
-            raise WorkerError(
-                f"Ray could not compute {name}, after {_RETRIES} retries where its worker or node "
-                f"was lost; the same ope_gym must be installed on every node: {error}"
-            ) from error
-        self._sent.discard(handle)
-        return found
-
-    def stop(self, at_once: bool) -> None:
-        """Cancel the tasks that are still running; the cluster stays."""
-        if self._sent:
-            # Ray 2.60 may abort this process if a task is cancelled that has just finished.
-            sent = list(self._sent)
-            _, unfinished = self._ray.wait(sent, num_returns=len(sent), timeout=0)
-            for handle in unfinished:
-                self._ray.cancel(handle, force=True)
+class WorkerError(RuntimeError):
+    """Raised if a worker of a cluster is lost for good, or runs other code."""
 
 
-def _compute_on_node(function: bytes, item: bytes, mark: str) -> bytes:
-    """Return the outcome of an item if this node runs the same code."""
-    if mark != code_mark():
-        raise WorkerError(
-            f"a Ray worker on {platform.node()} runs another ope_gym or numpy ({code_mark()} "
-            f"instead of {mark}): install the same on all nodes, and restart their Ray if they "
-            "changed"
-        )
-    return compute(function, item, f"a Ray worker on {platform.node()}")
-
-
-@cache
-def code_mark() -> str:
-    """Return a hash of this library and of numpy: other versions need not give equal bits."""
-    known = hashlib.sha256(np.__version__.encode())
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        known.update(path.read_bytes())
-    return known.hexdigest()[:16]
-
-
-@contextmanager
-def connected(address: bool | str) -> Iterator[None]:
-    """Connect to Ray for the block; a connection that is there already is used, and kept.
+def in_order(
+    address: bool | str, function: Callable[[Any], Any], items: Sequence[Any]
+) -> Iterator[Any]:
+    """Yield the results of a function in the order of the items.
 
     Args:
         address: "auto", "local", "host:port" or "ray://host:port". True leaves it to Ray: the
             environment variable RAY_ADDRESS, else a cluster that `ray start` began on this machine,
-            else a new one that ends with the block.
+            else a new one that ends with this process.
+        function: What is computed of an item.
+        items: To be computed.
     """
+    ray = connect(address)
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute)
+    shared, versions = ray.put(function), _versions()
+    most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    sent: deque[Any] = deque()
+    try:
+        for item in items:
+            sent.append(task.remote(shared, item, versions))
+            if len(sent) >= most:
+                yield _result(ray, sent)
+        while sent:
+            yield _result(ray, sent)
+    finally:
+        if sent:
+            # Ray 2.60 may abort this process if a task is cancelled that has just finished
+            _, unfinished = ray.wait(list(sent), num_returns=len(sent), timeout=0)
+            for handle in unfinished:
+                ray.cancel(handle, force=True)
+
+
+def _compute(function: Callable[[Any], Any], item: Any, versions: tuple[str, str]) -> bytes:
+    if versions != _versions():
+        raise WorkerError(
+            f"a Ray worker on {platform.node()} has ope_gym and numpy {_versions()} instead of "
+            f"{versions}: install the same on all nodes, and restart their Ray if they changed"
+        )
+    import cloudpickle
+
+    # as bytes: what Ray unpacks itself cannot be written to
+    return bytes(cloudpickle.dumps(function(item)))
+
+
+def _versions() -> tuple[str, str]:
+    return ope_gym.__version__, np.__version__
+
+
+def _result(ray: Any, sent: deque[Any]) -> Any:
+    """Wait for the oldest of the items that were sent, and return its result."""
+    import cloudpickle
+
+    try:
+        return cloudpickle.loads(ray.get(sent.popleft()))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"Ray could not compute a part of the work, after {_RETRIES} retries where its worker "
+            f"or node was lost; the same ope_gym must be installed on every node: {error}"
+        ) from error
+
+
+def connect(address: bool | str) -> Any:
+    """Return Ray, connected to a cluster until this process ends; an old connection is kept."""
     try:
         import ray
     except ImportError as error:
@@ -127,29 +105,19 @@ def connected(address: bool | str) -> Iterator[None]:
             "workers on this machine need none"
         ) from error
     if ray.is_initialized():
-        yield
-        return
-    try:
-        _connect(ray, address)
-        yield
-    finally:
-        with ignoring_interrupts():
-            ray.shutdown()  # leaves a cluster that was there before
-
-
-def _connect(ray: Any, address: bool | str) -> None:
+        return ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library reports nothing by itself
     named = os.environ.get("RAY_ADDRESS") if address in (True, "auto") else None
     address = named or address  # as Ray has it
+    before = signal.getsignal(signal.SIGTERM)
     try:
         _check_reachable(address)
-        with _keeping_sigterm():
-            ray.init(
-                address=address if isinstance(address, str) else None,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+        ray.init(
+            address=address if isinstance(address, str) else None,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     except (OSError, RuntimeError, ValueError) as error:
         if address == "auto" and isinstance(error, ConnectionError):
             raise ConnectionError(
@@ -159,15 +127,9 @@ def _connect(ray: Any, address: bool | str) -> None:
         where = "on this machine" if address is True else f"at {address}"
         where += " (of the environment variable RAY_ADDRESS)" if named else ""
         raise ConnectionError(f"no Ray cluster {where}: {error}") from error
-
-
-@contextmanager
-def _keeping_sigterm() -> Iterator[None]:
-    """Put back the program's own handler of SIGTERM, if it has one: Ray's aborts the process."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
     if callable(before) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)  # Ray's own handler aborts the process
+    return ray
 
 
 def _check_reachable(address: bool | str) -> None:

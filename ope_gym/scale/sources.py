@@ -238,7 +238,7 @@ def open_source(
     episodes: Episodes,
     held_out: bool | None,
     block_steps: int,
-    crew: Workers,
+    workers: Workers,
 ) -> Source:
     """Open a source of episodes: list who recorded them, and how to read them.
 
@@ -250,7 +250,7 @@ def open_source(
         held_out: True for the held-out episodes alone, False for all, None for the held-out ones
             if there are any.
         block_steps: about how many steps to hold in memory at once.
-        crew: who reads the files.
+        workers: who reads the files.
     """
     if isinstance(episodes, Source):
         return episodes
@@ -265,13 +265,14 @@ def open_source(
         return in_memory(whole, held_out, block_steps)
     seen = [_seen(i, one) for i, one in enumerate(listed)]
     files = [one for one in seen if isinstance(one, SeenFile)]
-    readers = crew.within(all(isinstance(one, SeenFile | TableFiles) for one in seen))
-    if not readers.remote:  # else other machines may have them
+    if not workers.ray:  # else other machines may have them
         _check_there(files)
     _check_different(files)
-    parts = [part for found in readers.in_order(_parts, list(enumerate(seen))) for part in found]
+    threads = all(isinstance(one, SeenFile | TableFiles) for one in seen)
+    lists = workers.in_order(_parts, list(enumerate(seen)), threads=threads)
+    parts = [part for some in lists for part in some]
     _check_copies(parts)
-    if readers.remote and len(listed) > 1:
+    if not (threads or workers.alone) and len(listed) > 1:
         for part in parts:
             _check_comparable(part)
     return _source(parts, held_out, block_steps)
