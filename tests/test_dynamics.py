@@ -11,25 +11,18 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories
-from ope_gym.models import transitions
+from ope_gym.models import dynamics
 from ope_gym.models.base import Problem, QModel, cross_fit
-from ope_gym.models.dynamics import (
+from ope_gym.models.dynamics import Environment, Played, Steps, fit_ending, learn, sampling
+from ope_gym.models.dynamics_q import (
     DynamicsQ,
     DynamicsValues,
     ValueFeatures,
-    _recorded,
     fit_value,
+    paired_sampling,
+    recorded_steps,
 )
-from ope_gym.models.transitions import (
-    Steps,
-    TransitionModel,
-    factors,
-    fit_ending,
-    fit_transitions,
-    mean_return,
-    monomials,
-    play,
-)
+from ope_gym.models.features import monomials
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from studies.cartpole.simulation import mean_return as true_return
 from studies.cartpole.simulation import rollouts
@@ -99,9 +92,30 @@ def true_value(state: Floats, gamma: float, edge: float, left: int) -> float:
     )
 
 
-def learned(data: Trajectories, degree: int = 2) -> tuple[TransitionModel, Steps, Any]:
-    steps, probs, actions = _recorded(data, TARGET)
-    return fit_transitions(steps, actions, degree), steps, probs
+def learned(data: Trajectories, degree: int = 2) -> tuple[Environment, Steps, Any]:
+    steps, probs = recorded_steps(data, TARGET)
+    return learn(steps, degree, ends_by_action=True), steps, probs
+
+
+def played_by(
+    environment: Environment, probs: Any, starts: Floats, seed: int, **options: Any
+) -> Played:
+    rng = np.random.default_rng(seed)
+    act = paired_sampling(probs, len(starts), rng)
+    return environment.play(act, starts, horizon=HORIZON, rng=rng, paired=True, **options)
+
+
+def walk(rows: list[tuple[Any, ...]], n_actions: int) -> Steps:
+    """Steps of (state, action, following, ended), rewards of 1; states after an end are hidden."""
+    states, taken, following, ended = (np.array(column) for column in zip(*rows, strict=True))
+    following = np.where(ended[:, None], states, following)
+    return Steps(states, following, ~ended, taken, np.ones(len(rows)), ended, n_actions)
+
+
+def chances(environment: Environment, states: Floats) -> Floats:
+    """Of the end at states (n, d), whichever action led there."""
+    assert environment.ending is not None
+    return environment.ending(states)
 
 
 def problem(seed: int) -> Problem:
@@ -125,15 +139,9 @@ def test_monomials_are_all_products(width: int, degree: int) -> None:
         for k in range(degree + 1)
         for chosen in combinations_with_replacement(range(width), k)
     ]
-    found = monomials(z, degree)
-    assert found.shape == (5, len(wanted))
-    np.testing.assert_allclose(np.sort(found, axis=1), np.sort(np.stack(wanted, axis=1), axis=1))
-    columns = np.vstack([np.ones(5), z.T])
-    if degree:
-        products = columns
-        for i, j in factors(width, degree):
-            products = products[i] * columns[j]
-        np.testing.assert_allclose(products.T, found)
+    found = monomials(z.T, degree)
+    assert found.shape == (len(wanted), 5)
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(wanted, axis=0))
 
 
 def test_ends_are_learned_from_the_steps_near_them() -> None:
@@ -142,19 +150,19 @@ def test_ends_are_learned_from_the_steps_near_them() -> None:
     states = rng.normal(size=(12_000, 2)) * np.where(np.arange(12_000) % 4, 1.0, 0.1)[:, None]
     ended = rng.random(12_000) < 1.0 / (1.0 + np.exp(-8.0 * (states[:, 0] - 2.0)))
     centre, scale = states.mean(axis=0), states.std(axis=0)
-    some = fit_ending(states, ended, centre, scale)
-    x = transitions._ending_features(states, centre, scale, some.middle, some.half)
-    chances = 1.0 / (1.0 + np.exp(-x @ transitions._logistic(x, ended)))  # from all steps
+    some = fit_ending(states, ended, centre, scale, (states.min(axis=0), states.max(axis=0)))
+    x = some.features(states)
+    every = 1.0 / (1.0 + np.exp(-x @ dynamics._logistic(x, ended)))  # from all steps
     found = some(states)
     assert found.sum() == pytest.approx(ended.sum(), rel=0.01)
-    assert np.abs(found - chances).max() < 0.1
-    assert np.abs(found - chances)[chances < 0.01].max() < 0.01
+    assert np.abs(found - every).max() < 0.1
+    assert np.abs(found - every)[every < 0.01].max() < 0.01
 
 
 def test_a_linear_system_is_recovered() -> None:
     model, _, _ = learned(record(60, 0))
     states = np.random.default_rng(5).uniform(-0.4, 0.4, (50, 2))
-    following, rewards, _ = model.step(states)
+    following, rewards, _ = model.outcomes(states)
     for a in (0, 1):
         np.testing.assert_allclose(following[a], [move(s, a) for s in states], atol=1e-8)
         np.testing.assert_allclose(rewards[a], [reward(s, a) for s in states], atol=1e-8)
@@ -163,7 +171,7 @@ def test_a_linear_system_is_recovered() -> None:
 def test_the_edge_is_learned_from_predicted_states() -> None:
     model, _, _ = learned(record(150, 0))
     states = np.random.default_rng(5).uniform(-0.6, 0.6, (400, 2))
-    following, _, ending = model.step(states)
+    following, _, ending = model.outcomes(states)
     distance = np.abs(following[:, :, 1]) - 0.6
     assert np.all(ending[distance > 0.05] > 0.9)
     assert np.all(ending[distance < -0.05] < 0.1)
@@ -181,15 +189,13 @@ def test_where_either_of_two_numbers_ends_the_episode_the_inside_is_safe() -> No
             action = int(rng.integers(4))
             following = state + pushes[action]
             ended = bool(np.abs(following).max() > 1.0)
-            rows.append((*state, action, ended))
+            rows.append((state, action, following, ended))
             state = following
-    x, y, taken, over_box = (np.array(column) for column in zip(*rows, strict=True))
-    steps = Steps(np.stack([x, y], axis=1), taken, np.ones(len(x)), over_box, over_box)
-    model = fit_transitions(steps, 4, 1)
-    ends = rng.uniform(-0.85, 0.85, (4, 500, 2))
-    assert model.ends(ends).mean() < 1e-3
-    ends[..., 0] = rng.choice([-1.15, 1.15], (4, 500))
-    assert model.ends(ends).mean() > 0.999
+    model = learn(walk(rows, 4), 1)
+    ends = rng.uniform(-0.85, 0.85, (500, 2))
+    assert chances(model, ends).mean() < 1e-3
+    ends[..., 0] = rng.choice([-1.15, 1.15], 500)
+    assert chances(model, ends).mean() > 0.999
 
 
 def test_a_limit_on_one_side_is_none_on_the_other() -> None:
@@ -197,40 +203,83 @@ def test_a_limit_on_one_side_is_none_on_the_other() -> None:
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(200):
-        x = rng.uniform(-0.2, 0.2)
-        for t in range(40):
+        x, ended = rng.uniform(-0.2, 0.2, 1), False
+        for _ in range(40):
             action = int(rng.random() < 0.6)
             following = x + (0.1 if action else -0.1)
-            over_limit = following > 1.0
-            rows.append((x, action, over_limit, over_limit or t == 39))
+            ended = bool(following > 1.0)
+            rows.append((x, action, following, ended))
             x = following
-            if over_limit:
+            if ended:
                 break
-    seen, taken, ended, last = (np.array(column) for column in zip(*rows, strict=True))
-    model = fit_transitions(Steps(seen[:, None], taken, np.ones(len(seen)), ended, last), 2, 1)
-    places = np.array([model.low[0], seen.min(), 0.0, 0.9, 1.1])
-    ends = model.ends(np.repeat(places[None, :, None], 2, axis=0))
-    np.testing.assert_allclose(ends[0], [0.0, 0.0, 0.0, 0.0, 1.0], atol=0.02)
+    steps = walk(rows, 2)
+    model = learn(steps, 1)
+    places = np.array([model.low[0], steps.states.min(), 0.0, 0.9, 1.1])
+    np.testing.assert_allclose(chances(model, places[:, None]), [0, 0, 0, 0, 1], atol=0.02)
 
 
 def test_a_number_that_ends_nothing_ends_nothing_beyond_its_range_either() -> None:
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(300):
-        x, v, ended = rng.uniform(-0.5, 0.5), rng.normal(), False
+        state, ended = np.array([rng.uniform(-0.5, 0.5), rng.normal()]), False
+        while not ended:
+            action = int(rng.integers(2))
+            x = state[0] + (0.2 if action else -0.2)
+            ended = bool(abs(x) > 1.0)
+            following = np.array([x, 0.9 * state[1] + 0.4 * rng.normal()])
+            rows.append((state, action, following, ended))
+            state = following
+    model = learn(walk(rows, 2), 1)
+    ends = np.zeros((50, 2))
+    ends[:, 1] = np.linspace(model.low[1], model.high[1], 50)
+    assert chances(model, ends).max() < 0.05
+
+
+def test_an_action_may_end_an_episode_wherever_it_leads() -> None:
+    rng = np.random.default_rng(0)
+    states, taken = rng.normal(size=(400, 1)), rng.integers(2, size=400)
+    rows = list(zip(states, taken, states + 0.1, taken == 1, strict=True))
+    ends = learn(walk(rows, 2), 1, ends_by_action=True).outcomes(states)[2]
+    assert ends[0].max() < 0.02
+    assert ends[1].min() > 0.98
+
+
+def test_an_ending_step_may_pay_more_than_others() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(200):
+        x, ended = rng.uniform(-0.5, 0.5, 1), False
         while not ended:
             action = int(rng.integers(2))
             following = x + (0.2 if action else -0.2)
-            ended = bool(abs(following) > 1.0)
-            rows.append((x, v, action, ended))
-            x, v = following, 0.9 * v + 0.4 * rng.normal()
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    states, over_limit = np.stack(columns[:2], axis=1), columns[3]
-    steps = Steps(states, columns[2], np.ones(len(states)), over_limit, over_limit)
-    model = fit_transitions(steps, 2, 1)
-    ends = np.zeros((2, 50, 2))
-    ends[..., 1] = np.linspace(model.low[1], model.high[1], 50)
-    assert model.ends(ends).max() < 0.05
+            ended = bool(abs(following[0]) > 1.0)
+            rows.append((x, action, following, ended))
+            x = following
+    steps = walk(rows, 2)
+    paid = 0.5 * steps.states[:, 0] - 0.1 * steps.actions - 20.0 * steps.terminated
+    model = learn(replace(steps, rewards=paid), 1)
+    assert model.terminal_bonus == pytest.approx(-20.0)
+    rewards = model.outcomes(np.array([[0.4]]))[1]
+    np.testing.assert_allclose(rewards, [[0.2], [0.1]], atol=1e-9)
+
+
+def test_real_actions_are_inputs_and_a_rule_without_chance_can_be_played() -> None:
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(2, 300, 1))
+    following = 0.5 * states + 0.2 * actions
+    truncated = np.zeros(300, dtype=np.bool_)
+    paid = -(states[:, 0] ** 2)
+    steps = Steps(states, following, ~truncated, actions, paid, truncated, 0)
+    model = learn(steps, 2)
+    starts = np.array([[1.0], [-0.5]])
+    played = model.play(lambda x, _: -x, starts, horizon=3, rng=rng)
+    np.testing.assert_allclose(played.states[4:], 0.3**2 * starts, atol=1e-9)
+    np.testing.assert_allclose(played.returns, -(1 + 0.3**2 + 0.3**4) * starts[:, 0] ** 2)
+    policy = DiagonalGaussian(np.zeros((1, 1)), np.full(1, 5.0), np.zeros(1))
+    bounds = np.full(1, -1.0), np.full(1, 0.5)
+    act = sampling(policy, starts.astype(np.float32), rng, bounds)
+    np.testing.assert_array_equal(act(starts, np.arange(2)), 0.5)
 
 
 def test_the_time_limit_is_no_end() -> None:
@@ -238,24 +287,24 @@ def test_the_time_limit_is_no_end() -> None:
     assert data.truncated.all()
     model, steps, _ = learned(data)
     assert model.ending is None
-    assert not model.step(steps.states)[2].any()
+    assert not model.outcomes(steps.states)[2].any()
 
 
 def test_an_action_never_taken_moves_like_the_others() -> None:
     _, steps, _ = learned(record(40, 0))
-    three = fit_transitions(steps, 3, 1)
-    both = monomials((steps.states - three.centre) / three.scale, 1)
-    np.testing.assert_allclose(
-        three.rewards[2], np.linalg.lstsq(both, steps.rewards, rcond=None)[0], atol=1e-8
-    )
-    assert np.all(np.isfinite(three.increments))
+    three = learn(replace(steps, n_actions=3), 1)
+    on = ~steps.terminated
+    both = monomials(((steps.states - three.centre) / three.scale).T, 1).T[on]
+    common = np.linalg.lstsq(both, steps.rewards[on], rcond=None)[0]
+    np.testing.assert_allclose(three.coefficients[2, -1], common, atol=1e-8)
+    assert np.all(np.isfinite(three.coefficients))
 
 
 def test_predictions_stay_near_the_recorded_range() -> None:
     model, steps, _ = learned(record(40, 0))
     state = np.full((1, 2), 1e6)
     span = np.ptp(steps.states, axis=0)
-    assert np.all(model.step(state)[0] <= steps.states.max(axis=0) + 0.5 * span + 1e-12)
+    assert np.all(model.outcomes(state)[0] <= steps.states.max(axis=0) + 0.5 * span + 1e-12)
 
 
 @pytest.mark.parametrize(("gamma", "edge"), [(1.0, 0.6), (0.8, 0.6), (1.0, np.inf)])
@@ -266,17 +315,9 @@ def test_value_at_the_start_is_that_of_all_sequences(gamma: float, edge: float) 
     exact = np.array([true_value(s, gamma, edge, HORIZON) for s in starts])
     found = start_values(values, starts)
     model, _, probs = learned(data)
-    played = play(
-        model,
-        probs,
-        np.repeat(starts, 50, axis=0),
-        np.zeros(2000, dtype=np.int64),
-        gamma=gamma,
-        horizon=HORIZON,
-        rng=np.random.default_rng(9),
-    )
+    played = played_by(model, probs, np.repeat(starts, 50, axis=0), 9, gamma=gamma)
     error = exact.std() / np.sqrt(40) + 2.5 / np.sqrt(2000)  # a return is within 0 … 10
-    assert abs(mean_return(played, gamma) - exact.mean()) < 4 * error
+    assert abs(played.returns.mean() - exact.mean()) < 4 * error
     assert abs(found.mean() - exact.mean()) < 0.01 * exact.mean()
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.04 * exact.mean()
 
@@ -292,11 +333,10 @@ def test_taking_luck_out_makes_the_fit_more_precise() -> None:
         errors = []
         for seed in range(3):
             rng = np.random.default_rng(seed)
-            played = play(model, probs, starts, times, gamma=1.0, horizon=HORIZON, rng=rng)
+            played = played_by(model, probs, starts, seed)
             features = ValueFeatures.around(steps.states, HORIZON, 3, 20, rng)
-            theta = fit_value(
-                model, features, played, gamma=1.0, rows=2000, rng=rng, luck_out=luck_out
-            )
+            fit_to: dict[str, Any] = {"played": played, "gamma": 1.0, "rows": 2000, "rng": rng}
+            theta = fit_value(model, probs, features, luck_out=luck_out, **fit_to)
             errors.append(np.mean(theta @ features(starts, times) - exact))
         worse[luck_out] = np.sqrt(np.mean(np.square(errors)))
     assert worse[True] < 0.5 * worse[False]
@@ -329,23 +369,17 @@ def test_episodes_are_ordered_by_their_length_and_end_at_the_limit() -> None:
     data = record(60, 0)
     model, steps, probs = learned(data)
     times = np.array([0, 3, HORIZON - 1] * 20)
-    played = play(
-        model,
-        probs,
-        steps.states[:60],
-        times,
-        gamma=1.0,
-        horizon=HORIZON,
-        rng=np.random.default_rng(0),
-    )
-    assert len(played) == HORIZON
-    for now, later in pairwise(played):
-        m = len(later.times)
-        np.testing.assert_array_equal(later.times, now.times[:m] + 1)
-        assert not now.ended[:m].any()
-        assert np.all(now.ended[m:] | (now.times[m:] == HORIZON - 1))
-        following = model.step(now.states[:m])[0][now.actions[:m], np.arange(m)]
-        np.testing.assert_allclose(later.states, following, atol=1e-12)
+    played = played_by(model, probs, steps.states[:60], 0, times=times)
+    rows = played.longest_first()
+    assert len(rows) == HORIZON
+    for now, later in pairwise(rows):
+        m = later.size
+        np.testing.assert_array_equal(played.episodes[later], played.episodes[now[:m]])
+        np.testing.assert_array_equal(played.times[later], played.times[now[:m]] + 1)
+        assert not played.ended[now[:m]].any()
+        assert np.all(played.ended[now[m:]] | (played.times[now[m:]] == HORIZON - 1))
+        following = model.step(played.states[now[:m]], played.actions[now[:m]])[0]
+        np.testing.assert_allclose(played.states[later], following, atol=1e-12)
 
 
 def test_a_seed_gives_the_same_values() -> None:

@@ -17,7 +17,7 @@ from ope_gym.online import FreeEvaluation
 from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages, noise_of
 from ope_gym.online.free import _Snapshot, _Value
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, learn_simulator, simulate
+from ope_gym.online.simulation import Simulation, latest_steps, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import GaussianMlp, LinearSigmoid, Policy
 from ope_gym.policies.mlp import Network
@@ -254,16 +254,16 @@ def simulated(
     names = ("observations", "following", "actions", "rewards", "terminated")
     rows = stream.rows(0, 600, *names)
     rows["rewards"] = rows["rewards"] - paid_less
-    simulator = learn_simulator(rows, 2)
-    assert simulator is not None
-    return simulate(
-        simulator,
+    found = simulate(
+        latest_steps(rows, 2),
         policy,
         stream.starts(),
         horizon=HORIZON,
         gamma=gamma,
         rng=np.random.default_rng(0),
     )
+    assert found is not None
+    return found
 
 
 def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() -> None:

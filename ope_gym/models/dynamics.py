@@ -1,404 +1,482 @@
-"""DynamicsQ: learn how the environment moves, and evaluate the target inside what was learned.
+"""Learn how the environment moves from recorded steps, and play policies in what was learned.
 
-The model of a step is in `transitions`. The target's value V(s, t) = φ(s, t)·θ in that model is
-fitted to the returns of episodes played there, after what luck gave is taken out. With q and v made
-from V in the model, m_u = q(s_u, a_u) - v(s_u) has mean 0 whatever θ is, so
+    s' = s + f_a(s),    r = g_a(s) + b 1(end),    P(end | s', a) = σ(h(s') + c_a)
 
-    y_t = sum_{u >= t} γ^(u-t) sum_a π(a|s_u) r(s_u, a)
-    x_t = φ(s_t) + sum_{u >= t} γ^(u-t+1) [1(on) φ(s_{u+1}) - sum_a π(a|s_u) P(on|s_u, a) φ(s'_a)]
+f_a and g_a are polynomials of the standardised state, one for each action, by least squares; where
+actions are real numbers, there is one polynomial of state and action. How the environment moves
+does not depend on who acts, so the steps of all policies count alike. b is what the reward of an
+ending step has more than that of others. h is a polynomial of degree 2 of the next state and high
+powers of each of its numbers, on either side of the middle, by logistic regression. The powers are
+for limits: where any of several numbers ends the episode, a quadric rounds the corners off, and
+what it cannot express becomes a chance to end anywhere. An episode cut off by a time limit did not
+end by itself. Only the mean of the increment is learned: the noise of the transitions is not.
 
-satisfy y_t = x_t·θ without any noise if V is right, and otherwise up to what φ cannot express.
-Least squares of y on x is stable for γ = 1, unlike sweeps of fitted values, and far less noisy than
-regressing returns on φ.
+    environment = learn(steps, degree=3)
+    played = environment.play(sampling(policy, observations, rng), starts, horizon=500, rng=rng)
+    played.returns.mean(), played.states
+
+`learn` takes any degree, so an environment can be compared with one of a degree less; `play` takes
+any rule from states to actions, so a policy can be played without chance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from math import comb
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, annuity
-from ope_gym.batches import Tree
-from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, of_chosen
-from ope_gym.models.transitions import (
-    Played,
-    Probs,
-    Steps,
-    TransitionModel,
-    fit_transitions,
-    mean_return,
-    monomials,
-    play,
-)
+from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.models.features import monomials
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.numerics import choices
 
-_SLOPES = 3000  # played states at which the slope of V is taken
-_WIDEST = 1000  # monomials of a state
-_CLIP = 4.0  # standard deviations at which states are clipped
-_RIDGE = 1e-3  # penalty of the coefficients of V
-_WIDTH = 2.0  # of a wave before the metric is known, in standard deviations
-_SHIFT = 0.05  # for slopes of V, in standard deviations
+_RCOND = 1e-7  # relative size of singular values that are noise
+_WELL = 1e-6  # ratio of eigenvalues from which normal equations are solved to nine digits
+_ENDING_DEGREE = 2
+_OUTSIDE = 1.05  # where places in the range are clipped: high powers would extrapolate wildly
+_ENDING_RIDGE = 1e-4  # penalty of squared coefficients, which keeps a sharp edge finite
+_NEWTON = 40
+_NEAR, _FAR = 3072, 1024  # steps without an end from which ends are learned, near ones and others
+_ROUGH = 8  # Newton steps to tell these apart
+_MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
+_NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
-
-@dataclass(frozen=True)
-class DynamicsQ:
-    """q from a learned model of the environment.
-
-        q(s, a, t) = r(s, a) + γ P(on | s, a) V(s + f_a(s), t + 1)
-
-    f, r and the probability that the episode goes on are learned from the recorded steps, V from
-    episodes of the target that are played in this model (see above).
-
-    Use it where states are a few real numbers that move smoothly, as those of a mechanical system:
-    it learns from all steps of all policies alike, and reaches states that the target visits but
-    the data do not. Weakness: it predicts the mean next state, so it leaves out the noise of the
-    environment; a state that is not Markov (frames, hidden parts) misleads it; it does not know of
-    endings that no recorded episode reached. Cost: O(S F² + episodes · length · A · G) with F
-    monomials of the state and G value features; one to two seconds for 20,000 steps of CartPole.
-
-    Args:
-        degree: degree of the polynomials of the transitions.
-        value_degree: degree of the polynomials of V.
-        cosines: number of random cosine features of V.
-        episodes: how many are played from recorded first states; a quarter more start from any
-            recorded state.
-        rows: number of played steps that V is fitted to.
-        members: number of models from resampled episodes, for `DynamicsValues.uncertainty`.
-    """
-
-    degree: int = 3
-    value_degree: int = 3
-    cosines: int = 200
-    episodes: int = 800
-    rows: int = 30_000
-    members: int = 5
-
-    def __post_init__(self) -> None:
-        least = dict(degree=1, value_degree=0, cosines=0, episodes=1, rows=1, members=2)
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
-
-    def fit(self, data: Trajectories, problem: Problem) -> DynamicsValues:
-        """Learn from all episodes of `data`."""
-        gamma, horizon, rng = problem.gamma, problem.horizon, problem.rng
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma={gamma} must be between 0 and 1")
-        if not len(data):
-            raise ValueError("data is empty: DynamicsQ learns from recorded episodes")
-        if horizon < (longest := int(data.lengths.max())):
-            raise ValueError(f"horizon={horizon} is less than the longest episode, {longest} steps")
-        steps, probs, actions = _recorded(data, problem.target)
-        if (width := comb(steps.states.shape[1] + self.degree, self.degree)) > _WIDEST:
-            raise ValueError(
-                f"observations of {steps.states.shape[1]} numbers have {width} monomials of "
-                f"degree={self.degree}, more than {_WIDEST}: lower the degree, or use NetworkQ"
-            )
-        model = fit_transitions(steps, actions, self.degree)
-        first = data.offsets[:-1][np.arange(self.episodes) % len(data)]
-        begin = np.append(first, rng.integers(data.n_steps, size=self.episodes // 4))
-        played = play(
-            model,
-            probs,
-            steps.states[begin],
-            data.steps[begin],
-            gamma=gamma,
-            horizon=horizon,
-            rng=rng,
-        )
-        features, theta = self._value(model, played, problem)
-        rewards = data.rewards
-        lowest, highest = min(rewards.min(), 0.0), max(rewards.max(), 0.0)
-        bounds = np.outer([lowest, highest], annuity(gamma, horizon))
-        seed = int(rng.integers(1 << 62))
-
-        def resampled() -> FloatArray:
-            return self._members(data, steps.states[first], problem, seed)
-
-        return DynamicsValues(model, features, theta, gamma, horizon, bounds, resampled)
-
-    def _value(
-        self, model: TransitionModel, played: list[Played], problem: Problem
-    ) -> tuple[ValueFeatures, FloatArray]:
-        """Fit φ and θ: first roughly, to learn which directions matter, then without luck."""
-        gamma, horizon, rng = problem.gamma, problem.horizon, problem.rng
-        states = np.concatenate([step.states for step in played])
-        times = np.concatenate([step.times for step in played])
-        features = ValueFeatures.around(states, horizon, self.value_degree, self.cosines, rng)
-        theta = fit_value(
-            model, features, played, gamma=gamma, rows=self.rows, rng=rng, luck_out=False
-        )
-        some = rng.integers(len(states), size=_SLOPES)
-        metric = learn_metric(features, theta, states[some], times[some])
-        features = ValueFeatures.around(
-            states, horizon, self.value_degree, self.cosines, rng, metric
-        )
-        return features, fit_value(model, features, played, gamma=gamma, rows=self.rows, rng=rng)
-
-    def _members(
-        self, data: Trajectories, starts: FloatArray, problem: Problem, seed: int
-    ) -> FloatArray:
-        """Return the mean value (members,) at `starts` in models of resampled episodes."""
-        rng = np.random.default_rng(seed)
-        found = np.empty(self.members)
-        times = np.zeros(len(starts), dtype=np.int64)
-        for member in range(self.members):
-            again = data.select(episodes=rng.integers(len(data), size=len(data)))
-            steps, probs, actions = _recorded(again, problem.target)
-            model = fit_transitions(steps, actions, self.degree)
-            played = play(
-                model,
-                probs,
-                starts,
-                times,
-                gamma=problem.gamma,
-                horizon=problem.horizon,
-                rng=np.random.default_rng(seed),
-            )
-            found[member] = mean_return(played, problem.gamma)
-        return found
+ActionRule: TypeAlias = Callable[[FloatArray, IntArray], NDArray[Any]]
+"""From states (m, d) and the numbers (m,) of their episodes to actions (m,), or (m, k) if real."""
 
 
 @dataclass(frozen=True, eq=False)
-class DynamicsValues:
-    """The fitted q of DynamicsQ.
+class Steps:
+    """Recorded steps as an environment is learned from them.
 
     Args:
-        model: what was learned of the environment.
-        features: φ of V.
-        theta: (F,) V = φ·θ.
-        gamma: discount.
-        horizon: longest possible episode.
-        bounds: (2, horizon + 1) least and largest return by the number of steps left.
-        resampled: gives the mean value at the start in each member of the ensemble.
+        states: (S, d).
+        following: (S, d) next states; the state itself where the next one was not recorded.
+        known: (S,) whether it was recorded.
+        actions: (S,) numbers 0 … A-1, or (S, k) real numbers.
+        rewards: (S,).
+        terminated: (S,) whether the episode ended by itself with this step.
+        n_actions: A; 0 for real numbers.
     """
 
-    model: TransitionModel
-    features: ValueFeatures
-    theta: FloatArray
-    gamma: float
-    horizon: int
-    bounds: FloatArray
-    resampled: Callable[[], FloatArray]
-
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """Return the expected return (n, A) from step `steps` on, after every action."""
-        following, rewards, ending = self.model.step(_states(observations))
-        after = np.stack([self.value(states, steps + 1) for states in following])
-        return np.asarray((rewards + self.gamma * (1.0 - ending) * after).T)
-
-    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """Return the expected return (n,) from step `steps` on, after `actions`."""
-        return of_chosen(self.q_all(observations, steps), actions)
-
-    def value(self, states: FloatArray, steps: IntArray) -> FloatArray:
-        """Return V (n,) before the action of step `steps`, clipped to what the rewards allow."""
-        low, high = self.bounds[:, np.maximum(self.horizon - steps, 0)]
-        return np.clip(self.theta @ self.features(states, steps), low, high)
-
-    @cached_property
-    def starts(self) -> FloatArray:
-        """Return the mean value (members,) at recorded starts, in models of resampled episodes."""
-        return self.resampled()
+    states: FloatArray
+    following: FloatArray
+    known: NDArray[np.bool_]
+    actions: NDArray[Any]
+    rewards: FloatArray
+    terminated: NDArray[np.bool_]
+    n_actions: int
 
     @property
-    def uncertainty(self) -> float:
-        """Return the standard deviation of the value over models of resampled episodes.
-
-        It sees what the data leave open, not what no model of this kind can express.
-        """
-        return float(self.starts.std(ddof=1))
+    def width(self) -> int:
+        """Number of inputs: those of a state, and of an action where it is made of real numbers."""
+        return int(self.states.shape[1] + (0 if self.n_actions else self.actions.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
-class ValueFeatures:
-    """φ(s, t): products of z and random cosines of z; z is the standardised state and time left.
+class Played:
+    """Episodes played in a learned environment, m of them with M steps, in the order of play.
 
-    Zero when no time is left.
+    Args:
+        returns: (m,) discounted from the first played step on.
+        episodes: (M,) number of each step's episode.
+        states: (M, d).
+        times: (M,) number of the step in its episode.
+        actions: (M,), or (M, k) if real.
+        ended: (M,) whether the episode ended by itself with this step.
+        ahead: (M,) discounted rewards from this step on.
+    """
+
+    returns: FloatArray
+    episodes: IntArray
+    states: FloatArray
+    times: IntArray
+    actions: NDArray[Any]
+    ended: NDArray[np.bool_]
+    ahead: FloatArray
+
+    def longest_first(self) -> list[IntArray]:
+        """Return the rows of each step of play, those of longer episodes first.
+
+        Episodes that go on are then the first ones of the step before.
+        """
+        life = np.bincount(self.episodes)
+        rank = np.empty_like(life)
+        rank[np.argsort(-life, kind="stable")] = np.arange(life.size)
+        going = np.bincount(life)[:0:-1].cumsum()[::-1]  # episodes that last to each step
+        rows = np.split(np.arange(self.episodes.size), going.cumsum()[:-1])
+        return [some[np.argsort(rank[self.episodes[some]])] for some in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """The chance that an episode ends at a state.
 
     Args:
         centre: (d,) of the states.
         scale: (d,) of the states.
-        horizon: longest possible episode.
-        degree: of the products.
-        waves: (cosines, d + 1) directions of the cosines.
-        phases: (cosines,).
+        middle: (d,) of the recorded range.
+        half: (d,) half the recorded range, above 0.
+        weights: (E,) coefficients of the logit.
+        offsets: (A,) of the logit, by the action that led to the state; 0 if it does not matter.
     """
 
     centre: FloatArray
     scale: FloatArray
-    horizon: int
-    degree: int
-    waves: NDArray[np.float32]
-    phases: NDArray[np.float32]
+    middle: FloatArray
+    half: FloatArray
+    weights: FloatArray
+    offsets: FloatArray
 
-    @classmethod
-    def around(
-        cls,
-        states: FloatArray,
-        horizon: int,
-        degree: int,
-        cosines: int,
-        rng: np.random.Generator,
-        metric: FloatArray | None = None,
-    ) -> ValueFeatures:
-        """Return features for `states`; a metric (d + 1, d + 1) stretches some directions."""
-        if metric is None:
-            metric = np.eye(states.shape[1] + 1) / _WIDTH
-        waves = rng.standard_normal((cosines, states.shape[1] + 1)) @ metric.T
-        phases = rng.uniform(0.0, 2 * np.pi, cosines)
-        scale = states.std(axis=0)
-        return cls(
-            states.mean(axis=0),
-            np.where(scale > 0, scale, 1.0),
-            horizon,
-            degree,
-            waves.astype(np.float32),
-            phases.astype(np.float32),
-        )
+    def __call__(self, following: FloatArray, taken: IntArray | int = 0) -> FloatArray:
+        """Return the chances (n,) at states (n, d) that actions led to."""
+        logit = self.features(following) @ self.weights + self.offsets[taken]
+        return _sigmoid(logit)
 
-    def __call__(self, states: FloatArray, times: IntArray) -> NDArray[np.float32]:
-        """Return the features (F, n): a row a feature, which is faster."""
-        out = self.of(self.coordinates(states, times))
-        out[:, times >= self.horizon] = 0.0
-        return out
-
-    def coordinates(self, states: FloatArray, times: IntArray) -> NDArray[np.float32]:
-        """Return the standardised state and time left, z (d + 1, n)."""
-        z = np.empty((states.shape[1] + 1, len(states)), dtype=np.float32)
-        z[:-1] = np.clip((states - self.centre) / self.scale, -_CLIP, _CLIP).T
-        z[-1] = 2.0 * (self.horizon - times) / self.horizon - 1.0
-        return z
-
-    def of(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the features (F, n) of coordinates."""
-        products = monomials(z.T, self.degree).T
-        out = np.empty((len(products) + len(self.phases), z.shape[1]), dtype=np.float32)
-        out[: len(products)] = products
-        angles = out[len(products) :]
-        np.matmul(self.waves, z, out=angles)
-        angles += self.phases[:, None]
-        np.cos(angles, out=angles)
-        return out
+    def features(self, following: FloatArray) -> FloatArray:
+        """Return the inputs (n, E) of the logit."""
+        place = _within((following - self.middle) / self.half, -_OUTSIDE, _OUTSIDE).T
+        z = (following - self.centre) / self.scale
+        d, smooth = len(place), monomials(z.T, _ENDING_DEGREE)
+        found = np.empty((len(smooth) + 4 * d, len(following)))
+        found[: len(smooth)] = smooth
+        eighth, sixteenth = found[len(smooth) : -2 * d], found[-2 * d :]
+        np.maximum(place, 0.0, out=eighth[:d])
+        np.minimum(place, 0.0, out=eighth[d:])
+        for _ in range(3):
+            np.multiply(eighth, eighth, out=eighth)  # faster than **
+        np.multiply(eighth, eighth, out=sixteenth)
+        return found.T
 
 
-def learn_metric(
-    features: ValueFeatures, theta: FloatArray, states: FloatArray, times: IntArray
-) -> FloatArray:
-    """Return the root (d + 1, d + 1) of the mean of ∇V ∇V', scaled to mean square 1 overall.
-
-    V changes fast along its large directions: cosines stretched by it spend their waves there.
-    """
-    z = features.coordinates(states, times)
-    shifts = _SHIFT * np.eye(len(z), dtype=np.float32)[:, :, None]
-    slopes = np.stack([theta @ (features.of(z + e) - features.of(z - e)) for e in shifts])
-    size, axes = np.linalg.eigh(slopes @ slopes.T)
-    if not size[-1] > 0:
-        return np.eye(len(z))
-    root = (axes * np.sqrt(np.maximum(size, 1e-9 * size[-1]))) @ axes.T
-    return np.asarray(root * np.sqrt(len(size)) / np.linalg.norm(root))
-
-
-def fit_value(
-    model: TransitionModel,
-    features: ValueFeatures,
-    played: list[Played],
-    *,
-    gamma: float,
-    rows: int,
-    rng: np.random.Generator,
-    luck_out: bool = True,
-) -> FloatArray:
-    """Return θ (F,), by least squares of y on x over about `rows` played steps and all first ones.
-
-    First steps at time 0 together weigh half as much as all others, since the value is theirs.
+@dataclass(frozen=True, eq=False)
+class Environment:
+    """A learned environment; states of d numbers, F monomials, A actions (1 if they are real).
 
     Args:
-        model: where they were played.
-        features: φ.
-        played: episodes.
-        gamma: discount.
-        rows: played steps to fit to.
-        rng: chooses them.
-        luck_out: False for x = φ: cheap, but as noisy as returns are.
+        centre: of the inputs: the state, and the action where it is made of real numbers.
+        scale: of the inputs; 1 where they never differ.
+        degree: of the polynomials.
+        coefficients: (A, d + 1, F) of the increments and the reward.
+        terminal_bonus: extra reward of a terminal step.
+        low: (d,) least state that a prediction may reach.
+        high: (d,) largest.
+        ending: the chance of the end; None if no episode terminated.
     """
-    total = sum(len(step.times) for step in played)
-    share = min(1.0, rows / total)
-    start = played[0].times == 0
-    heavy = max(1.0, 0.5 * share * total / max(int(np.count_nonzero(start)), 1))
-    size = features(played[0].states[:1], played[0].times[:1]).shape[0]
-    y = np.zeros(start.size)
-    luck = np.zeros((size, start.size), dtype=np.float32)
-    square, product, mass = np.zeros((size, size)), np.zeros(size), 0.0
-    for u in range(len(played) - 1, -1, -1):
-        step = played[u]
-        m = len(step.times)
-        y[:m] = gamma * y[:m] + step.rewards
-        if luck_out:
-            following, _, ending = model.step(step.states)
-            part = -gamma * step.probs.T * (1.0 - ending)  # (A, m)
-            part[step.actions, np.arange(m)] += gamma * ~step.ended
-            luck[:, :m] *= np.float32(gamma)
-            for factor, states in zip(part.astype(np.float32), following, strict=True):
-                phi = features(states, step.times + 1)
-                phi *= factor
-                luck[:, :m] += phi
-        chosen = np.flatnonzero(rng.random(m) < share) if u else np.arange(m)
-        if not chosen.size:
-            continue
-        x = features(step.states[chosen], step.times[chosen]) + luck[:, chosen]
-        weight = np.where(start, heavy, 1.0) if u == 0 else np.ones(chosen.size)
-        weighted = x * weight.astype(np.float32)
-        square += weighted @ x.T
-        product += weighted @ y[chosen].astype(np.float32)
-        mass += float(weight.sum())
-    penalty = np.full(size, _RIDGE * mass)
-    penalty[0] *= 1e-6  # the constant is not penalised
-    return np.asarray(np.linalg.solve(square + np.diag(penalty), product))
+
+    centre: FloatArray
+    scale: FloatArray
+    degree: int
+    coefficients: FloatArray
+    terminal_bonus: float
+    low: FloatArray
+    high: FloatArray
+    ending: Ending | None
+
+    def step(
+        self, states: FloatArray, actions: NDArray[Any]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return next states (n, d), rewards (n,) and chances of the end (n,) after some actions.
+
+        Rewards are those of steps that do not end the episode, see `terminal_bonus`.
+        """
+        taken: Any = actions if actions.ndim == 1 else 0
+        rows = np.arange(len(states))
+        changes = self._changes(states, actions)[taken, :, rows]
+        following = self._moved(states, changes[:, :-1])
+        return following, changes[:, -1], self._ends(following, taken)
+
+    def outcomes(self, states: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return what `step` does, (A, n, d), (A, n) and (A, n), after each of A actions."""
+        changes = self._changes(states)
+        actions, rows = len(changes), len(states)
+        following = self._moved(states, changes[:, :-1].swapaxes(1, 2))
+        taken = np.repeat(np.arange(actions), rows)
+        ends = self._ends(following.reshape(actions * rows, -1), taken)
+        return following, changes[:, -1], ends.reshape(actions, rows)
+
+    def play(
+        self,
+        act: ActionRule,
+        starts: FloatArray,
+        *,
+        horizon: int,
+        rng: np.random.Generator,
+        gamma: float = 1.0,
+        times: IntArray | None = None,
+        paired: bool = False,
+    ) -> Played:
+        """Play episodes from `starts` (m, d) on, all at once.
+
+        Next states and rewards are the means, ends are drawn.
+
+        Args:
+            act: how actions are chosen.
+            starts: first states.
+            horizon: time limit.
+            rng: source of the ends.
+            gamma: discount.
+            times: (m,) number of the first step in its episode; 0 by default.
+            paired: whether ended episodes go on to use up random numbers, so that an episode has
+                the same luck in two environments that are played with the same seed.
+        """
+        states, alive = starts, np.arange(len(starts))
+        clock = np.zeros(len(starts), dtype=np.int64) if times is None else times
+        parts, paid = [], []
+        for _ in range(_longest(horizon, gamma)):
+            actions = act(states, alive)
+            following, rewards, ends = self.step(states, actions)
+            ended = np.zeros(alive.size, dtype=np.bool_)
+            if self.ending is not None:
+                luck = rng.random(len(starts))[alive] if paired else rng.random(alive.size)
+                ended = luck < ends
+                rewards = rewards + self.terminal_bonus * ended
+            parts.append((alive, states, clock, actions, ended))
+            paid.append(rewards)
+            on = ~ended & (clock + 1 < horizon)
+            states, alive, clock = following[on], alive[on], clock[on] + 1
+            if not alive.size:
+                break
+        returns, ahead = np.zeros(len(starts)), []
+        for (who, *_), rewards in zip(parts[::-1], paid[::-1], strict=True):
+            returns[who] = rewards + gamma * returns[who]
+            ahead.append(returns[who])
+        columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        episodes, visited, numbers, taken, over = columns
+        return Played(returns, episodes, visited, numbers, taken, over, np.concatenate(ahead[::-1]))
+
+    def _changes(self, states: FloatArray, actions: NDArray[Any] | None = None) -> FloatArray:
+        """Return increments and rewards (A, d + 1, n) of the blocks of all actions."""
+        real = actions is not None and actions.ndim > 1
+        inputs = np.hstack([states, actions]) if real else states  # type: ignore[list-item]
+        features = monomials(((inputs - self.centre) / self.scale).T, self.degree)
+        weights = self.coefficients.reshape(-1, len(features))
+        return (weights @ features).reshape(*self.coefficients.shape[:2], -1)
+
+    def _moved(self, states: FloatArray, increments: FloatArray) -> FloatArray:
+        return _within(states + increments, self.low, self.high)
+
+    def _ends(self, following: FloatArray, taken: Any) -> FloatArray:
+        return np.zeros(len(following)) if self.ending is None else self.ending(following, taken)
 
 
-def _states(observations: Tree) -> FloatArray:
-    found = np.asarray(observations)
-    return found.reshape(len(found), -1).astype(np.float64)
+def sampling(
+    policy: Policy,
+    like: NDArray[Any],
+    rng: np.random.Generator,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> ActionRule:
+    """Return the rule that draws a policy's actions.
+
+    Args:
+        policy: the policy to play.
+        like: (n, ...) recorded observations; the policy is shown states of their shape and type.
+        rng: source of the actions.
+        bounds: lowest and highest action, to which real numbers are clipped.
+    """
+    finite = isinstance(policy, FinitePolicy)
+
+    def act(states: FloatArray, _: IntArray) -> NDArray[Any]:
+        seen = states.astype(like.dtype).reshape(-1, *like.shape[1:])
+        actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
+        if finite:
+            return actions[:, 0]
+        return actions if bounds is None else np.clip(actions, *bounds)
+
+    return act
 
 
-def _recorded(data: Trajectories, target: Policy) -> tuple[Steps, Probs, int]:
-    """Return the steps as arrays, the target's probabilities, and the number of actions."""
-    seen = data.observations
-    if not isinstance(seen, np.ndarray) or seen.dtype.kind != "f":
-        kind = seen.dtype if isinstance(seen, np.ndarray) else type(seen).__name__
-        raise ValueError(
-            f"observations are {kind}: DynamicsQ needs one array of real numbers; use TabularQ "
-            "for whole numbers, LinearQ or NetworkQ for others"
-        )
-    if not isinstance(target, FinitePolicy):
-        raise ValueError(
-            f"target is {target!r}, which has no probs: DynamicsQ needs finitely many actions; "
-            "use LinearQ or NetworkQ for continuous ones"
-        )
-    shape, kind = seen.shape[1:], seen.dtype
+def learn(steps: Steps, degree: int, *, ends_by_action: bool = False) -> Environment:
+    """Learn from recorded steps; an action never seen takes what all others do on average.
 
-    def probs(states: FloatArray) -> FloatArray:
-        return target.probs(states.reshape(-1, *shape).astype(kind))
+    Args:
+        steps: to learn from.
+        degree: of the polynomials.
+        ends_by_action: whether an action may end an episode wherever it leads.
+    """
+    inputs = steps.states if steps.n_actions else np.hstack([steps.states, steps.actions])
+    centre, scale = inputs.mean(axis=0), inputs.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    features = monomials(((inputs - centre) / scale).T, degree).T
+    actions, rows, d = max(steps.n_actions, 1), len(features), steps.states.shape[1]
+    taken = steps.actions if steps.n_actions else np.zeros(rows, dtype=np.int64)
+    moves = by_action(features, steps.following - steps.states, taken, actions, steps.known)
+    # the reward of a step that goes on, where there are enough of them to learn it
+    on = ~steps.terminated
+    on = on if np.count_nonzero(on) >= features.shape[1] else np.ones_like(on)
+    rewards = by_action(features, steps.rewards[:, None], taken, actions, on)
+    last = ~on
+    usual = np.einsum("nf,nf->n", features[last], rewards[taken[last], :, 0])
+    bonus = float(np.mean(steps.rewards[last] - usual)) if last.any() else 0.0
+    low, high = steps.following.min(axis=0), steps.following.max(axis=0)
+    room = _MARGIN * (high - low)
+    coefficients = np.concatenate([moves, rewards], axis=2).swapaxes(1, 2)
+    environment = Environment(
+        centre, scale, degree, coefficients.copy(), bonus, low - room, high + room, None
+    )
+    if not steps.terminated.any():
+        return environment
+    following, hidden = steps.following, ~steps.known
+    if hidden.any():
+        following = following.copy()
+        following[hidden] = environment.step(steps.states[hidden], steps.actions[hidden])[0]
+    by = taken if ends_by_action else None
+    span = low, high
+    ending = fit_ending(following, steps.terminated, centre[:d], scale[:d], span, by, actions)
+    return replace(environment, ending=ending)
 
-    states = _states(seen)
-    wrong = ~np.all(np.isfinite(states), axis=1)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"observations have {states[row].tolist()} at episode {int(data.episode_ids[row])}, "
-            f"step {int(data.steps[row])}: DynamicsQ needs finite numbers"
-        )
-    actions = probs(states[:1]).shape[1]
-    taken = choices(data.actions, data.n_steps, actions)
-    last, ended = np.zeros((2, data.n_steps), dtype=np.bool_)
-    last[data.offsets[1:] - 1] = True
-    ended[data.offsets[1:] - 1] = data.terminated
-    return Steps(states, taken, data.rewards, ended, last), probs, actions
+
+def by_action(
+    features: FloatArray,
+    values: FloatArray,
+    taken: IntArray,
+    actions: int,
+    used: NDArray[np.bool_],
+) -> FloatArray:
+    """Return coefficients (A, F, k) of the least squares of values (n, k) for each action.
+
+    The difference from the fit to all actions has the least norm, so few steps say little.
+
+    Args:
+        features: (n, F).
+        values: (n, k).
+        taken: (n,) actions.
+        actions: A.
+        used: (n,) the rows to fit to.
+    """
+    common: FloatArray = np.zeros((features.shape[1], values.shape[1]))
+    counts = np.bincount(taken[used], minlength=actions)
+    if counts.min() < features.shape[1] and counts.any():
+        common = _least_squares(features[used], values[used])
+    coefficients = np.repeat(common[None], actions, axis=0)
+    for a in np.flatnonzero(counts):
+        rows = np.flatnonzero(used & (taken == a))
+        x = features[rows]
+        coefficients[a] += _least_squares(x, values[rows] - x @ common)
+    return coefficients
+
+
+def _least_squares(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Return the coefficients of least norm; normal equations are faster where they are exact."""
+    gram = x.T @ x
+    sizes = np.linalg.eigvalsh(gram)
+    if sizes[0] > _WELL * sizes[-1]:
+        return np.asarray(np.linalg.solve(gram, x.T @ y))
+    return np.asarray(np.linalg.lstsq(x, y, rcond=_RCOND)[0], dtype=np.float64)
+
+
+def fit_ending(
+    following: FloatArray,
+    ended: NDArray[np.bool_],
+    centre: FloatArray,
+    scale: FloatArray,
+    span: tuple[FloatArray, FloatArray],
+    taken: IntArray | None = None,
+    actions: int = 1,
+) -> Ending:
+    """Learn where episodes end from the states after each step.
+
+    Of many steps that did not end, those count that came near the end, by a rough first fit; a few
+    at random stand for all others, with the outermost states, which hold the polynomial down where
+    no episode ended.
+
+    Args:
+        following: (n, d) the states.
+        ended: (n,) whether the episode ended there.
+        centre: (d,) of the states.
+        scale: (d,) of the states.
+        span: (d,) least and largest of the recorded states; not of predicted ones.
+        taken: (n,) actions that led there; None if they do not matter.
+        actions: how many there are.
+    """
+    low, high = span
+    half = np.where(high > low, (high - low) / 2, 1.0)
+    ending = Ending(centre, scale, (low + high) / 2, half, np.empty(0), np.zeros(actions))
+    x = ending.features(following)
+    width = x.shape[1]
+    if taken is not None:
+        x = np.hstack([x, taken[:, None] == np.arange(actions)])
+    over, on = np.flatnonzero(ended), np.flatnonzero(~ended)
+    counts = np.ones(len(x))
+    if on.size > _NEAR + _FAR:
+        rng = np.random.default_rng(0)  # every fourth step would be of every fourth environment
+        rough = np.append(over, rng.choice(on, _FAR, replace=False))
+        guess = _logistic(x[rough], ended[rough], newton=_ROUGH)
+        on = on[np.argsort(x[on] @ guess)]
+        far = rng.choice(on[:-_NEAR], _FAR, replace=False)
+        counts[far] = (on.size - _NEAR) / _FAR
+        outermost = np.append(following.argmin(axis=0), following.argmax(axis=0))
+        kept = np.unique(np.concatenate([over, on[-_NEAR:], far, outermost]))
+        x, ended, counts = x[kept], ended[kept], counts[kept]
+    weights = _logistic(x, ended, counts)
+    offsets = ending.offsets if taken is None else weights[width:]
+    return replace(ending, weights=weights[:width], offsets=offsets)
+
+
+def _logistic(
+    x: FloatArray,
+    y: NDArray[np.bool_],
+    counts: FloatArray | float = 1.0,
+    newton: int = _NEWTON,
+) -> FloatArray:
+    """Return the coefficients that minimise log loss + ridge / 2 · their squares, by Newton.
+
+    Args:
+        x: (n, E) features, 1 first.
+        y: (n,) what came of it.
+        counts: (n,) how many rows each stands for.
+        newton: most iterations.
+    """
+    counts = np.broadcast_to(counts, y.shape)
+    ridge = _ENDING_RIDGE * np.eye(x.shape[1])
+    weights = np.zeros(x.shape[1])
+    share = np.average(y, weights=counts)
+    weights[0] = np.log(share + 1e-12) - np.log(1 - share + 1e-12)
+    logit = x @ weights
+    loss = _log_loss(logit, y, weights, counts)
+    for _ in range(newton):
+        p = _sigmoid(logit)
+        rows = np.flatnonzero(np.abs(p - y) > 1e-9)  # the others add nothing to slope or curvature
+        some, slope = x[rows], counts[rows] * (p[rows] - y[rows])
+        bent = some * np.sqrt(counts[rows] * p[rows] * (1 - p[rows]))[:, None]
+        curve = bent.T @ bent + ridge
+        way = np.linalg.solve(curve, some.T @ slope + ridge @ weights)
+        move = x @ way
+        size = 1.0
+        while True:
+            new = _log_loss(logit - size * move, y, weights - size * way, counts)
+            if new <= loss or size < 1e-8:
+                break
+            size /= 2
+        weights, logit = weights - size * way, logit - size * move
+        if loss - new <= 1e-7 * (1e-3 + loss):
+            break
+        loss = new
+    return weights
+
+
+def _log_loss(
+    logit: FloatArray, y: NDArray[np.bool_], weights: FloatArray, counts: FloatArray
+) -> float:
+    signed = np.where(y, -logit, logit)
+    losses = np.maximum(signed, 0.0) + np.log1p(np.exp(-np.abs(signed)))
+    return float(losses @ counts + 0.5 * _ENDING_RIDGE * (weights @ weights))
+
+
+def _sigmoid(logit: FloatArray) -> FloatArray:
+    return np.asarray(1.0 / (1.0 + np.exp(-_within(logit, -40.0, 40.0))))
+
+
+def _within(values: FloatArray, low: FloatArray | float, high: FloatArray | float) -> FloatArray:
+    """Return values between low and high, as np.clip does; for small arrays it is faster."""
+    return np.asarray(np.minimum(np.maximum(values, low), high))
+
+
+def _longest(horizon: int, gamma: float) -> int:
+    """Return the number of steps after which nothing counts."""
+    if gamma in (0.0, 1.0):
+        return horizon if gamma else 1
+    return min(horizon, 1 + int(math.log(_NEGLIGIBLE) / math.log(gamma)))

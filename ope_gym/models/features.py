@@ -11,11 +11,11 @@ to recorded steps, with the time that is left.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from math import comb
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from ope_gym.policies import Policy
 from ope_gym.policies.encoding import Columns, flat_leaves
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
+_Real = TypeVar("_Real", np.float32, np.float64)
 
 CATEGORIES = 64  # an integer column that takes more values is a number
 
@@ -75,25 +76,36 @@ class Polynomial:
 
     def fixed(self, columns: Columns) -> Map:
         """Return the map for this scale."""
-        numbers = range(columns.numbers)
-        powers = [
-            np.array(chosen)
-            for degree in range(2, self.degree + 1)
-            for chosen in itertools.combinations_with_replacement(numbers, degree)
-        ]
-        return partial(_monomials, columns, powers)
+        return partial(_polynomial, columns, self.degree)
 
 
-def _monomials(columns: Columns, powers: list[IntArray], batch: Tree) -> FloatArray:
+def _polynomial(columns: Columns, degree: int, batch: Tree) -> FloatArray:
     plain = columns(batch).T  # column by column, each of which lies in one piece
-    found = np.empty((1 + len(plain) + len(powers), plain.shape[1]))
-    found[0] = 1.0
-    found[1 : 1 + len(plain)] = plain
-    for row, (first, *others) in zip(found[1 + len(plain) :], powers, strict=True):
-        row[:] = plain[first]
-        for j in others:
-            row *= plain[j]
-    return found.T
+    numbers = columns.numbers
+    products = monomials(plain[:numbers], degree)
+    if numbers == len(plain):
+        return products.T
+    first = 1 + numbers
+    return np.concatenate([products[:first], plain[numbers:], products[first:]]).T
+
+
+def monomials(z: NDArray[_Real], degree: int) -> NDArray[_Real]:
+    """Return the products (F, n) of at most `degree` of the d columns of z (d, n), 1 first.
+
+    >>> monomials(np.array([[2.0], [3.0]]), 2).T
+    array([[1., 2., 3., 4., 6., 9.]])
+    """
+    out = np.empty((comb(len(z) + degree, degree), z.shape[1]), dtype=z.dtype)
+    out[0] = 1.0
+    first, row = 0, 1
+    for k in range(1, degree + 1):
+        begin = row
+        for j, column in enumerate(z):  # products of k - 1 columns, none after j, are neighbours
+            size = comb(j + k - 1, k - 1)
+            np.multiply(out[first : first + size], column, out=out[row : row + size])
+            row += size
+        first = begin
+    return out
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, one_blas_thread
 from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, learn_simulator, simulate
+from ope_gym.online.simulation import Simulation, latest_steps, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked, check_target
@@ -347,24 +347,23 @@ class FreeEvaluation:
         latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
         in_time = (latest["clock"] - latest["began"] + 1 < self.horizon) & (latest["began"] >= 0)
         latest["terminated"] = latest["ended"] & in_time
-        simulator = None
-        if latest["observations"].size:
+        played = None
+        if latest["observations"].size and latest["observations"].dtype.kind == "f":
             actions = 0
             if isinstance(policy, FinitePolicy):
                 actions = policy.probs(latest["observations"][:1]).shape[1]
-            simulator = learn_simulator(latest, actions, self._bounds)
-        if simulator is None:
+            played = simulate(
+                latest_steps(latest, actions, self._bounds),
+                policy,
+                self.stream.starts(),
+                horizon=self.horizon,
+                gamma=self.gamma,
+                rng=self._rng,
+                bounds=self._bounds,
+            )
+        if played is None:
             self._rest = _RETRY
-            return None
-        return simulate(
-            simulator,
-            policy,
-            self.stream.starts(),
-            horizon=self.horizon,
-            gamma=self.gamma,
-            rng=self._rng,
-            bounds=self._bounds,
-        )
+        return played
 
     def _conclude(
         self, snapshot: _Snapshot, values: dict[str, _Value], *, settled: bool
