@@ -2,17 +2,19 @@
 
 Examples:
   python train.py --env CartPole-v1
-      PoWER, 10 policies; each plays 30 episodes for the learner and 30 that are held out, and the
-      final policy is evaluated from those
+      PoWER, 10 policies; each plays 30 episodes for the learner and 30 that are
+      held out, and the final policy is evaluated from those
   python train.py --env Blackjack-v1 --rollouts 500
       epsilon-greedy Monte-Carlo control
   python train.py --env Acrobot-v1 --iterations 40 --policies 10
       softmax-linear policy gradient; 40 updates, data of the last 10 policies
   python train.py --q-model dynamics --estimators auto NFIS DM
       with a learned model of the environment behind auto
-  python train.py --interval bca --estimators NFIS FIS --json result.json --save episodes.ope
+  python train.py --interval bca --json result.json --save episodes.ope
+      a bootstrap interval; the evaluation and all episodes as files
   tensorboard --logdir runs
-      the OPE tab: estimates with their bands over the iterations, next to the mean return
+      the OPE tab: estimates with their bands over the iterations, next to the
+      mean return
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from ope_gym import stopping
 if __name__ == "__main__":
     stopping.leave_at_once()
 
-import argparse
 import dataclasses
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,66 +41,74 @@ import ope_gym
 from agents import Agent, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
+from ope_gym.commands.inputs import Choices, Name, Output, folder
+from ope_gym.commands.signature import Command, as_options, described
 from ope_gym.compiling import compilation_shown
-from ope_gym.flags import FLAGS, WITHOUT_BETTING
-from ope_gym.options import estimator_names
+from ope_gym.inference.intervals import KINDS
+from ope_gym.models import NAMED
+from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
 
 SHOWN = ("auto", "NFIS")  # in the table, where no estimators are named
 STORED = ("paper",)  # in the event file and in JSON: those of the paper, and auto
-
-
-def option(default: Any, text: str, **more: Any) -> Any:
-    """Return a field of `Args` that is also a command-line option."""
-    return field(default=default, metadata={"help": text, **more})
-
-
-def shared(flag: str, **changes: Any) -> Any:
-    """Declare an option that `python -m ope_gym` has as well."""
-    declared = {**FLAGS[flag], **changes}
-    return option(declared.pop("default"), declared.pop("help"), **declared)
+ASKED = "stopping after this policy; Ctrl-C again stops at once"
 
 
 @dataclass(frozen=True)
 class Args:
-    """The command line."""
+    """The command line.
 
-    env: str = option("CartPole-v1", "Gymnasium id of the environment")
-    policies: int = option(10, "how many of the last policies the evaluation uses data of")
-    rollouts: int = option(30, "episodes of each policy that the learner sees")
-    iterations: int | None = option(None, "updates of the agent (default: --policies)", type=int)
-    held_out: float = option(
-        0.5,
-        "share of the recorded episodes that the learner never sees; they come on top of "
-        "--rollouts, and the evaluation uses them alone. With 0 it uses the episodes that the "
-        "policy was trained on, and is optimistic",
-    )
-    seed: int = option(0, "seed of everything random: the same seed gives the same numbers")
-    estimators: tuple[str, ...] | None = option(
-        None,
-        f"which estimators: {', '.join(ope_gym.ESTIMATORS)}, or the groups paper and all "
-        "(default: those of the paper and auto go to TensorBoard and --json, and the table shows "
-        "auto and NFIS)",
-        nargs="+",
-        metavar="NAME",
-        type=str,
-    )
-    gamma: float = shared("gamma")
-    q_model: str = shared("q-model")
-    level: float = shared("level")
-    interval: str = shared("interval", **WITHOUT_BETTING)
-    truth_episodes: int = option(
-        1000, "new episodes of the final policy to compare the estimates with"
-    )
-    vector_envs: int | None = option(
-        None, "environments stepped side by side (default: one per episode, at most 64)", type=int
-    )
-    logdir: str = option("runs", "folder of TensorBoard runs", metavar="DIR")
-    save: str | None = option(None, "also save all recorded episodes to this file", metavar="FILE")
-    json: str | None = option(None, "also write the evaluation to this file", metavar="FILE")
-    quiet: bool = option(False, "show no progress bars")
+    Args:
+        env: Gymnasium id of the environment.
+        policies: Number of policies, the last ones, whose data the evaluation uses.
+        rollouts: Episodes of each policy that the learner sees.
+        iterations: Updates of the agent (default: --policies).
+        held_out: Share of the recorded episodes that the learner never sees; they come on top of
+            --rollouts, and the evaluation uses them alone. With 0 it uses the episodes that the
+            policy was trained on, and is optimistic.
+        seed: Seed of everything random: the same seed gives the same numbers.
+        estimators: Names that `ope-gym estimators` lists, or the groups paper and all (default:
+            those of the paper and auto go to TensorBoard and --json, and the table shows auto and
+            NFIS).
+        truth_episodes: New episodes of the final policy to compare the estimates with.
+        vector_envs: Environments stepped side by side (default: one per episode, at most 64).
+        logdir: Folder of TensorBoard runs.
+        save: File for all recorded episodes.
+        json: File for the evaluation.
+        quiet: Show no progress bars.
+    """
+
+    env: Annotated[str, "ID"] = "CartPole-v1"
+    policies: int = 10
+    rollouts: int = 30
+    iterations: int | None = None
+    held_out: float = 0.5
+    seed: int = 0
+    estimators: list[Name] | None = None
+    gamma: float = 1.0
+    q_model: Annotated[str, ("default", *NAMED, "none")] | None = "default"
+    interval: Annotated[str, [kind for kind in KINDS if kind != "betting"]] = "ess-t"
+    level: float = 0.95
+    truth_episodes: int = 1000
+    vector_envs: int | None = None
+    logdir: Annotated[Path, folder] = Path("runs")
+    save: Output | None = None
+    json: Output | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise for values that cannot be meant."""
+        Options(gamma=self.gamma, level=self.level, seed=self.seed)
+        estimator_names(self.estimators)
+        least = {"policies": 1, "rollouts": 1, "iterations": 1, "truth_episodes": 0}
+        for name, low in {**least, "vector_envs": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} is {value}; give at least {low}")
+        if not 0.0 <= self.held_out < 1.0:
+            raise ValueError(f"held_out is {self.held_out}; give a share within [0, 1)")
 
     @property
     def updates(self) -> int:
@@ -111,51 +121,14 @@ class Args:
         return max(round(self.rollouts / (1.0 - self.held_out)), self.rollouts)
 
 
-def parse(arguments: list[str] | None = None) -> Args:
-    """Read the command line as `Args`; wrong values end with a message."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for f in dataclasses.fields(Args):
-        name = f"--{f.name.replace('_', '-')}"
-        more = dict(f.metadata)
-        if isinstance(f.default, bool):
-            parser.add_argument(name, action="store_true", **more)
-            continue
-        if f.default is not None:
-            more.setdefault("type", type(f.default))
-            more["help"] += " (default: %(default)s)"
-        if "choices" not in more:  # which are shown instead
-            kind = more.get("type", str)
-            more.setdefault("metavar", {int: "N", float: "X"}.get(kind, f.name.upper()))
-        parser.add_argument(name, default=f.default, **more)
-    values = vars(parser.parse_args(arguments))
-    if values["estimators"] is not None:
-        values["estimators"] = tuple(values["estimators"])
-    args = Args(**values)
-    for name, low in (("policies", 1), ("rollouts", 1), ("updates", 1), ("truth_episodes", 0)):
-        if getattr(args, name) < low:
-            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
-    if args.vector_envs is not None and args.vector_envs < 1:
-        parser.error("--vector-envs must be at least 1")
-    if Path(args.logdir).exists() and not Path(args.logdir).is_dir():
-        parser.error(f"--logdir {args.logdir}: it is a file; give a folder")
-    if not 0.0 <= args.held_out < 1.0:
-        parser.error(f"--held-out is {args.held_out}; give a share within [0, 1)")
-    if args.seed < 0:
-        parser.error(f"--seed is {args.seed}; give 0 or more")
-    for path in filter(None, (args.save, args.json)):
-        if not Path(path).parent.is_dir():
-            parser.error(f"{path}: its folder does not exist")
-    if not 0.0 <= args.gamma <= 1.0:
-        parser.error(f"--gamma is {args.gamma}; a discount lies within [0, 1]")
-    if not 0.0 < args.level < 1.0:
-        parser.error(f"--level is {args.level}; give a confidence within (0, 1), such as 0.95")
+def parse(words: list[str] | None = None) -> Args:
+    """Read the command line as `Args`; raise ValueError with a message for wrong values."""
+    command = Command(Args, "python train.py", described(Options, Choices), __doc__)
+    values = command.parse(sys.argv[1:] if words is None else words)
     try:
-        estimator_names(args.estimators)
+        return command.call(values)  # type: ignore[no-any-return]
     except ValueError as error:
-        parser.error(f"--{error}")
-    return args
+        raise ValueError(as_options(str(error), values)) from error
 
 
 def make_env(args: Args, episodes: int, **recording: Any) -> RecordTrajectories:
@@ -176,20 +149,13 @@ class Run:
     logdir: Path
     rng: np.random.Generator
     done: int = 0  # finished iterations
-    complete: int = 0  # episodes of finished iterations
     latest: tuple[int, Evaluation] | None = None  # with the iterations finished by then
 
     def data(self) -> Trajectories:
-        """Return the episodes that the evaluation may use.
-
-        Those of an iteration that was cut short are left out: the ones that finished by then are
-        the short ones.
-        """
-        held_out = True if self.args.held_out > 0 else None
+        """Return the episodes that the evaluation may use."""
         record = self.env.buffer.view()
-        recorded = np.unique(record.first_policies[: self.complete])
-        last = recorded[-self.args.policies :].tolist()
-        return record.select(policies=last, held_out=held_out, episodes=slice(self.complete))
+        last = np.unique(record.first_policies)[-self.args.policies :].tolist()
+        return record.select(policies=last, held_out=True if self.args.held_out > 0 else None)
 
     def seed(self) -> int:
         """Return the next seed for resets."""
@@ -202,7 +168,6 @@ class Run:
         fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
         self.agent.learn(fresh.select(held_out=False))
         self.done += 1
-        self.complete = len(self.env.buffer)
         return float(fresh.returns(self.args.gamma).mean())
 
     def evaluate(self) -> Evaluation:
@@ -210,7 +175,7 @@ class Run:
         if self.latest is not None and self.latest[0] == self.done:
             return self.latest[1]
         args = self.args
-        found = ope_gym.evaluate(
+        evaluation = ope_gym.evaluate(
             self.data(),
             self.agent.policy,
             args.estimators or STORED,
@@ -219,18 +184,19 @@ class Run:
             interval=args.interval,
             level=args.level,
             seed=args.seed,
-            q_model=None if args.q_model == "none" else args.q_model,
+            q_model=args.q_model,
         ).named(f"policy {self.env.follow(self.agent.policy)}")  # as files number it
-        self.latest = self.done, found
-        return found
+        self.latest = self.done, evaluation
+        return evaluation
 
 
-def train(run: Run, writer: Any) -> None:
-    """Run all iterations; evaluate each new policy from the data so far."""
+def train(run: Run, writer: Any, stopping_asked: Callable[[], bool]) -> None:
+    """Run all iterations until a stop is asked; evaluate each new policy from the data so far."""
     bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
     with bar:
         for iteration in range(run.args.updates):
-            stopping.check()
+            if stopping_asked():
+                break
             mean_return = run.iterate()
             writer.add_return(mean_return, iteration)
             if len(run.data()):
@@ -279,8 +245,8 @@ def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    args = parse(arguments)
     try:
+        args = parse(arguments)
         env_spec = gym.spec(args.env)
         probe = gym.make(args.env)
         agent = make_agent(probe, gamma=args.gamma, seed=args.seed)
@@ -293,13 +259,13 @@ def main(arguments: list[str] | None = None) -> int:
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     try:
-        with compilation_shown(_silent(args)), stopping.unmasked():
+        with compilation_shown(args.quiet):
             return conduct(run)
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         recorded = logdir / "episodes.ope"
         where = f"the episodes are in {recorded}" if recorded.exists() else "nothing was recorded"
         print(f"\nstopped; {where}", file=sys.stderr)
-        return stopping.exit_code(stop)
+        return stopping.exit_code()
     finally:
         env.close()
 
@@ -315,14 +281,15 @@ def conduct(run: Run) -> int:
     args, code = run.args, 0
     with EvaluationWriter(run.logdir) as writer:
         try:
-            with stopping.unmasked():
-                train(run, writer)
-        except KeyboardInterrupt as stop:
-            code = stopping.exit_code(stop)
+            with stopping.interrupt_asks(ASKED) as asked:
+                train(run, writer, asked)
+        except KeyboardInterrupt:
             print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
-            if stopping.urgent(stop) or not len(run.data()):
-                save(run)
-                return code
+            save(run)
+            return stopping.exit_code()
+        if asked():
+            code = stopping.exit_code()
+            print(f"stopped after {run.done} of {args.updates} policies", file=sys.stderr)
         save(run)
         if not len(run.data()):
             print("train.py: no episode was held out; give a larger --held-out", file=sys.stderr)
@@ -332,8 +299,8 @@ def conduct(run: Run) -> int:
         if args.truth_episodes and not code:
             try:
                 truth = fresh_rollouts(run, run.agent.policy)
-            except KeyboardInterrupt as stop:
-                code = stopping.exit_code(stop)
+            except KeyboardInterrupt:
+                code = stopping.exit_code()
                 print("\nstopped during the fresh rollouts", file=sys.stderr)
         writer.add_report(
             evaluation,

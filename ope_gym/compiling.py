@@ -13,51 +13,20 @@ from contextlib import contextmanager
 from typing import Any
 
 TEXT = "compiling for the first time, a few seconds ..."
-
-
-class _Line:
-    """The line on the terminal, shown while one or more compilations are under way."""
-
-    def __init__(self) -> None:
-        self.wanted, self._depth, self._bar = False, 0, None
-
-    def begin(self) -> None:
-        """Show the line if a command wants it."""
-        self._depth += 1
-        if self.wanted and self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc=TEXT, bar_format="{desc}", leave=False)
-
-    def end(self) -> None:
-        """Clear the line after the outermost compilation."""
-        self._depth -= 1
-        if self._depth == 0:
-            self.clear()
-
-    def clear(self) -> None:
-        """Clear the line."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
-_line = _Line()
+_shows = False  # whether a command runs on a terminal
+_bar: Any = None  # the line on the terminal
 
 
 @contextmanager
-def compilation_shown(disable: bool | None = None) -> Iterator[None]:
-    """Show a line below the progress bars while numba compiles; it is gone when that is done.
-
-    Args:
-        disable: whether to show nothing; None: only where there is no terminal, as in tqdm.
-    """
-    _line.wanted = not disable and sys.stderr.isatty()
+def compilation_shown(quiet: bool = False) -> Iterator[None]:
+    """Show a line below the progress bars while numba compiles, unless `quiet`; then clear it."""
+    global _shows
+    _shows = not quiet and sys.stderr.isatty()
     try:
         yield
     finally:
-        _line.wanted = False
-        _line.clear()
+        _shows = False
+        _clear()
 
 
 def watch() -> None:
@@ -65,10 +34,26 @@ def watch() -> None:
     from numba.core import event
 
     class Listener(event.Listener):
+        depth = 0  # a compilation compiles what it calls
+
         def on_start(self, event: Any) -> None:
-            _line.begin()
+            global _bar
+            self.depth += 1
+            if _shows and _bar is None:
+                from tqdm import tqdm
+
+                _bar = tqdm(desc=TEXT, bar_format="{desc}", leave=False)
 
         def on_end(self, event: Any) -> None:
-            _line.end()
+            self.depth -= 1
+            if not self.depth:
+                _clear()
 
     event.register("numba:compile", Listener())  # type: ignore[no-untyped-call]
+
+
+def _clear() -> None:
+    global _bar
+    if _bar is not None:
+        _bar.close()
+        _bar = None

@@ -26,16 +26,16 @@ BLOCK_STEPS = 1 << 17  # held in memory at once
 
 @dataclass(frozen=True)
 class Weighting:
-    """Choices in computing importance weights.
+    """Importance weights.
 
     Args:
         cap: upper bound of the weights of capped estimators.
         mixture: the behaviours in the denominator of an episode's fused weights: "all"; a number,
             for that many, its own among them and the others spread over the training history, each
             of which costs a policy evaluation at every step; "auto" for all of up to 256
-            behaviours, and 64 if there are more. See `ope_gym.weights.mixtures`.
-        reward_model: for OUIS: "deterministic", "cross-fit" (mean and variance of the rewards
-            learned from other episodes), or a pair of arrays (S,): mean and variance.
+            behaviours, and 64 if there are more.
+        reward_model: mean and variance of the rewards, for OUIS: "deterministic", "cross-fit"
+            (learned from other episodes), or in Python a pair of arrays (S,).
     """
 
     cap: float = 10.0
@@ -61,18 +61,19 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Compute:
-    """Choices of processes and memory.
+    """Processes and memory.
 
     None of them changes a result, except through the default q model: episodes that are read in
     blocks get `LinearQ`, where those in memory may get another model. The result names it.
 
     Args:
-        workers: how many blocks of files are evaluated at once on this machine, in threads; in
-            processes where code of your own takes part, such as policies of your own classes, and
-            for a q model of millions of steps.
-        ray: an address of a Ray cluster, or True for the one that Ray finds or starts here; files
-            must have the same paths on all nodes.
-        block_steps: about how many steps of files to hold in memory at once. Files with no more
+        workers: number of blocks of files that are evaluated at once on this machine, in threads;
+            in processes where code of your own takes part, such as policies of your own classes,
+            and for a q model of millions of steps.
+        ray: Ray cluster to compute on: auto, local (a new one here), HOST:PORT or ray://HOST:PORT;
+            True, or --ray alone, for the one of RAY_ADDRESS, else one that runs on this machine,
+            else a new one here. Files must have the same paths on all nodes.
+        block_steps: number of steps of files to hold in memory at once, about. Files with no more
             than that in all are read whole.
         progress: called with the number of steps just done; by `rank` and `leave_one_policy_out`
             with 1 after each policy.
@@ -117,15 +118,15 @@ class Options:
             ("tabular", "linear", "dynamics", "network"); "default" is tabular for discrete
             observations and linear for arrays of numbers; None for none; or a `Baseline`, the
             values q and v at every step. Files that are read in blocks take a `LinearQ`.
-        gamma: discount within [0, 1].
+        gamma: discount factor within [0, 1].
         interval: "ess-t", "percentile" or "bca", or an object: `EssT()`, `Bootstrap(resamples,
             method)`, `Betting(reward_range, horizon)`; see `ope_gym.inference.intervals`. None for
             the value alone, without error and interval, which saves a pass over the episodes.
         level: confidence level of the intervals.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
-        seed: of the bootstrap draws and of the q model; two evaluations of the same trajectories
-            with one seed share their draws.
+        seed: seed of the bootstrap draws and of the q model; two evaluations of the same
+            trajectories with one seed share their draws.
     """
 
     held_out: bool | None = None

@@ -1,12 +1,12 @@
 """End commands on Ctrl-C and SIGTERM with one line, and with the exit code that shells expect.
 
-`held_back` is for everybody: it keeps signals out of the few lines that they must not cut in two.
+While a command imports its modules, a signal ends the process at once: there is nothing to close.
+From then on it is a KeyboardInterrupt where the command is, so that files are closed, workers ended
+and scratch folders removed on the way out. numba and other libraries may turn that into an error of
+their own; whatever comes out after a signal is taken for its doing. This module imports nothing
+heavy, because it comes before everything else.
 
-While a command imports its modules, a signal ends the process at once: there is nothing to close,
-and an exception inside an import may come out as any other. From then on it is raised as `Stopped`,
-so that files are closed, workers ended and scratch folders removed on the way out. The first one
-waits until a module is imported or a kernel compiled; a second one does not wait for anything. This
-module imports nothing heavy, because it comes before everything else.
+`held_back` is for everybody: it keeps signals out of the few lines that they must not cut in two.
 """
 
 from __future__ import annotations
@@ -21,36 +21,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_IMPORT = "<frozen importlib._bootstrap>"
-_PATIENCE = 0.05  # seconds after which a signal that was swallowed is sent again
-_came = False  # whether a signal came, which makes the next one the second
-_raised = 0  # the signal that was raised last; 0 if there is none
-_broken = 0  # the signal that broke an import or a compilation off; 0 if there is none
+_received = 0  # the last signal that was raised; 0 if there is none
 _holds = False  # whether `held_back` holds signals back
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised where a signal arrives, Ctrl-C or SIGTERM.
-
-    Attributes:
-        number: The signal.
-        again: Whether another one came before it.
-    """
-
-    def __init__(self, number: int, *, again: bool = False) -> None:
-        super().__init__(f"signal {number}")
-        self.number, self.again = number, again
-
-
-def exit_code(stop: KeyboardInterrupt) -> int:
+def exit_code() -> int:
     """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM."""
-    # Ray raises a KeyboardInterrupt of its own where ours was raised
-    return 128 + int(getattr(stop, "number", _raised or signal.SIGINT))
-
-
-def urgent(stop: KeyboardInterrupt) -> bool:
-    """Return whether there is little time: after SIGTERM, and after a second Ctrl-C."""
-    return exit_code(stop) == 128 + signal.SIGTERM or getattr(stop, "again", False)
+    return 128 + (_received or signal.SIGINT)
 
 
 def leave_at_once() -> None:
@@ -59,41 +36,50 @@ def leave_at_once() -> None:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a command, raise signals there as `Stopped`, and exit."""
+    """Run a command, raise signals there as KeyboardInterrupt, and exit."""
     try:
-        sys.unraisablehook = _raise_again(sys.unraisablehook)
         _handle(_raise)
         code = main()
-        _handle(signal.SIG_IGN)  # nothing is left to stop
-    except KeyboardInterrupt as stop:
+    except BaseException as error:
+        if not (_received or isinstance(error, KeyboardInterrupt)):
+            raise
         _handle(signal.SIG_IGN)
-        print("\nstopped", file=sys.stderr)
-        code = exit_code(stop)
+        reason = "" if isinstance(error, KeyboardInterrupt) else f": {error}"
+        print(f"\nstopped{reason}", file=sys.stderr)
+        code = exit_code()
+    _handle(signal.SIG_IGN)  # nothing is left to stop
     sys.exit(code)
 
 
-def check() -> None:
-    """Raise `Stopped` if a signal came and compiled code swallowed it; call it in long loops."""
-    if _raised:
-        raise Stopped(_raised)
+def raise_if_stopped() -> None:
+    """Raise KeyboardInterrupt if a signal came: an error after it is its doing."""
+    if _received:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def unmasked() -> Iterator[None]:
-    """Raise `Stopped` where a second signal came out of the block as some other error.
+def interrupt_asks(words: str) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C of the block ask to stop; another one, and SIGTERM, stop it at once.
 
-    Imports and numba turn what is raised inside them into errors of their own. The second signal
-    does not wait for their end, so a command that catches errors needs this around its work.
+    Args:
+        words: Words to print when it is asked.
+
+    Yields:
+        A function that tells whether it was asked.
     """
-    global _broken
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, before)
+        _write(words)
+
+    before = signal.signal(signal.SIGINT, ask)
     try:
-        yield
-    except Exception as error:
-        if _broken:
-            raise Stopped(_broken, again=True) from error
-        raise
+        yield lambda: asked
     finally:
-        _broken = 0  # errors from here on are not its doing
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -140,70 +126,16 @@ def _handle(handler: Any) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nstopped\n")
+    _write("stopped")
     os._exit(128 + number)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    global _came, _raised, _broken
-    again, _came = _came, True
-    if _delicate(frame):
-        if not again:
-            sys.setprofile(_raise_after(number))
-            return
-        _broken = number
-    sys.setprofile(None)
-    _raised = number
-    raise Stopped(number, again=again)
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    global _received
+    _received = number
+    raise KeyboardInterrupt
 
 
-def _send_again(number: int) -> None:
-    timer = threading.Timer(_PATIENCE, os.kill, (os.getpid(), number))
-    timer.daemon = True
-    timer.start()
-
-
-def _raise_again(shown: Callable[[Any], object]) -> Any:
-    """Return a hook that sends a signal again if a destructor or a callback swallowed it."""
-
-    def hook(unraisable: Any) -> None:
-        global _came, _raised, _broken
-        error = unraisable.exc_value
-        if isinstance(error, Stopped):
-            _came, _raised, _broken = error.again, 0, 0  # or it would count twice
-            _send_again(error.number)
-        else:
-            shown(unraisable)
-
-    return hook
-
-
-def _raise_after(number: int) -> Any:
-    """Return a profiler that raises a signal where the code that cannot be broken off is left."""
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        global _came
-        if event == "return" and _whole(frame) and not _delicate(frame.f_back):
-            _came = False  # it is still the first
-            _raise(number, frame.f_back)
-
-    return profile
-
-
-def _delicate(frame: FrameType | None) -> bool:
-    """Return whether a frame was called, over any others, by code that cannot be broken off."""
-    while frame is not None:
-        if _whole(frame):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _whole(frame: FrameType) -> bool:
-    """Return whether a frame imports a module, or is numba's, which compiles or loads a kernel.
-
-    Modules and the tables of numba would be left half made, and what is evaluated after Ctrl-C
-    would fail.
-    """
-    module = str(frame.f_globals.get("__name__", ""))
-    return frame.f_code.co_filename == _IMPORT or module.partition(".")[0] == "numba"
+def _write(words: str) -> None:
+    """Write a line to standard error, also where a signal has interrupted another writer."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{words}\n".encode())

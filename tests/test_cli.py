@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,28 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import ope_gym
 from ope_gym import (
     Betting,
     Bootstrap,
     Compute,
     Evaluator,
+    Options,
     Trajectories,
     Weighting,
     __version__,
     cli,
     contributions,
+    distribution,
+    duel,
+    episodes_needed,
     evaluate,
+    fit_behaviour,
     leave_one_policy_out,
     rank,
 )
 from ope_gym.cli import main as command
+from ope_gym.commands import values
 from ope_gym.models.linear import LinearQ
 from tests.file_builders import clocked, made, merged, mixed_files
 
@@ -69,7 +79,7 @@ def test_every_flag_reaches_its_option(files: list[Path], monkeypatch: pytest.Mo
             seen.update(options, names=args[1])
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(cli, "Evaluator", Seen)
+    monkeypatch.setattr(ope_gym, "Evaluator", Seen)
     words = ["--estimators", "FIS", "NFIS", "--q-model", "none", "--gamma", "0.9", "--level", "0.8"]
     words += ["--interval", "bca", "--resamples", "30", "--cap", "3", "--mixture", "2"]
     words += ["--seed", "7", "--block-steps", "99", "--data", "all"]
@@ -112,7 +122,7 @@ def test_a_progress_bar_ends_where_the_work_does(
         def reset(self, total: int) -> None:
             self.total = total
 
-    monkeypatch.setattr(cli, "_bar", Bar)
+    monkeypatch.setattr(values, "progress_bar", Bar)
     for more in ([], ["--block-steps", "150"], ["--block-steps", "150", "--workers", "2"]):
         assert command(["evaluate", *map(str, files), *more]) == 0
     assert command(["rank", str(files[1]), "--policies", "0-2"]) == 0
@@ -196,85 +206,109 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("words", "message"),
     [
         (
-            ["--estimators", "ADR", "--block-steps", "20"],
+            ["evaluate", "--estimators", "ADR", "--block-steps", "20"],
             "'ADR', which needs all episodes in memory",
         ),
-        (["--q-model", "tabular", "--block-steps", "20"], "take a LinearQ, 'default' or None"),
-        (["--interval", "betting"], "--interval betting: give --reward-range LOW HIGH, too"),
         (
-            ["--interval", "betting", "--reward-range", "0", "0.1", "--horizon", "20"],
-            "reward_range is (0.0, 0.1), but the reward is",
+            ["evaluate", "--q-model", "tabular", "--block-steps", "20"],
+            "take a LinearQ, 'default' or None",
         ),
-        (["--interval", "betting", "--reward-range", "0", "1"], "betting' needs horizon"),
-        (["--estimators", "DM", "--q-model", "none"], "'DM', which needs a q model"),
-        (["--target", "99"], "target is 99; give a policy, the number of a recorded one (0 to"),
-        (["--target", "best"], "--target best: give the number of a policy, or last"),
-        (["--workers", "0"], "workers is 0"),
-        (["--block-steps", "0"], "block_steps is 0"),
-        (["--json", "missing/result.json"], "--json missing/result.json: cannot be written"),
-        (["--json", "."], "--json .: cannot be written"),
-        (["--json", "-"], "--json -: give the name of a file"),
-        (["--data", "held-out"], "none of the 3 episodes is held out"),
+        (["evaluate", "--interval", "betting"], "--interval betting: give --reward-range LOW HIGH"),
+        (
+            ["evaluate", "--interval", "betting", "--reward-range", "0", ".1", "--horizon", "20"],
+            "--reward-range 0 0.1: the reward is",
+        ),
+        (["evaluate", "--estimators", "DM", "--q-model", "none"], "'DM', which needs a q model"),
+        (["evaluate", "--estimators", "NIFS"], "--estimators NIFS: did you mean 'NFIS'?"),
+        (["evaluate", "--level", "95"], "--level 95: a confidence level lies within (0, 1)"),
+        (["evaluate", "--level", "x"], "--level: invalid float value: 'x' (see "),
+        (["evaluate", "--target", "99"], "--target 99: give a policy, the number of a recorded"),
+        (["evaluate", "--target", "best"], "--target best: give a policy, the number of a"),
+        (["evaluate", "--workers", "0"], "--workers 0: give a whole number of workers"),
+        (["evaluate", "--workers", "2", "--ray"], "workers is 2 and ray is True"),
+        (["evaluate", "--block-steps", "0"], "--block-steps 0: hold at least 1 step at once"),
+        (["evaluate", "--json", "no/x.json"], "--json: no/x.json cannot be written; give a file"),
+        (["evaluate", "--json", "."], "--json: . cannot be written"),
+        (["evaluate", "--json", "-"], "--json: - cannot be written"),
+        (["evaluate", "--data", "held-out"], "none of the 3 episodes is held out"),
+        (["evaluate", "--jsn", "x"], "unrecognized arguments: --jsn x; did you mean --json? (see "),
+        (["rank", "--policies", "none.zip"], "'none.zip', and there is no such file"),
+        (["rank", "--policies", "99"], "--policies 99: give"),
+        (["plan", "--collect", "best"], "--collect best: give"),
+        (["check", "none.ope"], "'none.ope', and there is no such file"),
+        (["report"], "the following arguments are required: --html"),
+        (["evalute"], "there is no command 'evalute'; did you mean evaluate?"),
+        (["duel"], "there is no command 'duel'; did you mean gate?"),
+        (["x"], "there is no command 'x'; choose from info,"),
     ],
 )
 def test_what_the_command_line_refuses(
-    files: list[Path], more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    files: list[Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["evaluate", str(files[0]), str(files[2]), *more]) == 2
-    assert message in capsys.readouterr().err
+    """In one line, which speaks of options."""
+    assert command([words[0], str(files[0]), str(files[2]), *words[1:]]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m ope_gym: ")
+    assert message in line
 
 
-def test_ray_takes_an_address_and_no_workers(
+def test_ray_needs_ray(
     files: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments, message in (
-        (["--ray", str(files[0])], "is not an address of a Ray cluster"),
-        ([str(files[0]), "--ray", "--workers", "2"], "not allowed with argument --ray"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            command(["evaluate", *arguments])
-        assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        command(["evaluate", "--help"])
-    assert "auto, local (a new one here)" in " ".join(capsys.readouterr().out.split())
+    assert command(["evaluate", "--ray", str(files[0])]) == 2
+    assert "the following arguments are required: FILE" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)
     assert command(["evaluate", str(files[0]), "--ray"]) == 2
     assert 'pip install -e ".[ray]" -c constraints.txt' in capsys.readouterr().err
 
 
-def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command([])
-    said = capsys.readouterr().err
-    assert "{info,evaluate,rank," in said
-    assert "the value of the last policy" in said  # the help, not the usage alone
-
-
-def test_the_version_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        command(["--version"])
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command([]) == 2
+    text = capsys.readouterr().err
+    assert command(["--help"]) == 0
+    assert capsys.readouterr().out == text
+    assert all(f"ope-gym {name}" in text for name in cli.COMMANDS)
+    assert max(map(len, text.splitlines())) <= 80
+    assert command(["--version"]) == 0
     assert capsys.readouterr().out == f"ope-gym {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["rank", "--policies", "2-1"], "--policies 2-1: write 1-2"),
-        (["rank", "--policies", "none.zip"], "'none.zip', and there is no such file"),
-        (["rank", "--figure", "a.xyz"], "--figure a.xyz: its name must end in .eps or ."),
-        (["rank", "--figure", "a"], "--figure a: its name must end in ."),
-        (["report", "--html", "a.pdf"], "--html a.pdf: its name must end in .html or .htm"),
-        (["plan", "--collect", "best"], "--collect best: give the number of a policy"),
-    ],
-)
-def test_what_other_commands_refuse(
-    files: list[Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_help_of_a_command_describes_every_option(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command([words[0], str(files[1]), *words[1:]]) == 2
-    assert message in capsys.readouterr().err
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit, match="0"):
+        command([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    for line, following in pairwise([*lines, ""]):
+        if line.startswith("  --"):
+            described = re.search(r"  --\S.*  \S", line) or following.startswith(" " * 20)
+            assert described, line
+
+
+def test_defaults_are_those_of_python() -> None:
+    for name, function in (
+        ("evaluate", evaluate),
+        ("rank", rank),
+        ("check", leave_one_policy_out),
+        ("plan", episodes_needed),
+        ("fit-behaviour", fit_behaviour),
+        ("distribution", distribution),
+        ("gate", duel),
+    ):
+        values = cli.load(name).parse(["a.ope", *(["--env", "x"] if name == "gate" else [])])
+        parameters = inspect.signature(function).parameters
+        defaults = vars(Options()) | {k: p.default for k, p in parameters.items()}
+        defaults["interval"] = "ess-t"  # of Options it is an object
+        defaults = {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty}
+        for option in (values.keys() & defaults.keys()) - {"data"}:
+            assert values[option] == defaults[option], (name, option)
 
 
 def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,18 +330,6 @@ def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert command([name, str(ours)]) == 2
         said = capsys.readouterr().err
         assert "nothing recorded how it acts; estimate it with ope_gym.fit_behaviour" in said
-
-
-def test_the_kinds_of_intervals_are_those_of_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        command(["distribution", "--help"])
-    said = capsys.readouterr().out.split("--interval {ess-t,percentile}")[-1]
-    said = said.split("--q-model")[0]
-    assert "percentile is" in " ".join(said.split())
-    assert "bca" not in said
-    assert "none gives" not in said
 
 
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -345,7 +367,7 @@ def test_last_is_the_last_policy_of_the_last_file(
     assert capsys.readouterr().out.startswith(f"Policy 5 of {many} ")
     Path(empty).write_bytes(Path(many).read_bytes()[:8])  # nothing but the magic number
     assert command(["evaluate", many, empty, *chosen]) == 2
-    assert f"target is 'last', but {empty}, the last file, holds no" in capsys.readouterr().err
+    assert f"--target last: {empty}, the last file, holds no" in capsys.readouterr().err
 
 
 def test_info_numbers_policies_over_all_files(
@@ -414,15 +436,6 @@ def test_workers_that_are_not_needed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said.err == ""
 
 
-def test_a_figure_that_cannot_be_drawn_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(cli, "load_source", lambda *_: pytest.fail("work was done before"))
-    assert command(["rank", "missing.ope", "--figure", str(tmp_path / "a.png")]) == 2
-    assert "figures need matplotlib" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="closes a pipe")
 def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     path, result = tmp_path / "a.ope", tmp_path / "result.json"
@@ -441,52 +454,3 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert "NFIS" in json.loads(result.read_text())["estimates"]
-
-
-COMMANDS = ["info", "evaluate", "rank", "distribution", "fit-behaviour", "plan", "check"]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_missing_file_is_named_with_its_argument(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command([name, "none.ope"]) == 2
-    assert "FILE none.ope: there is no such file; give episodes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_option_shows_the_usage_of_its_command(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        command([name, "none.ope", "--jsn", "x.json"])
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert f"ope_gym {name} [-h]" in said
-    meant = "" if name == "info" else "; did you mean --json?"
-    assert f"unrecognized arguments: --jsn x.json{meant}" in said
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("evalute", "did you mean evaluate?"),
-        ("duel", "did you mean gate?"),
-        ("x", "choose from info,"),
-    ],
-)
-def test_a_wrong_command_names_the_one_that_was_meant(
-    name: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        command([name, "none.ope"])
-    assert stop.value.code == 2
-    assert f"there is no command {name!r}; {hint}" in capsys.readouterr().err
-
-
-def test_the_seed_of_a_gate_is_that_of_its_episodes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command(["gate", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "seed of the fresh episodes (default: 0)" in said
-    assert "q model" not in said

@@ -8,6 +8,8 @@ import pytest
 from numba import njit
 
 from ope_gym import cli, kernels  # kernels tell of compilations
+from ope_gym.commands import values
+from ope_gym.commands.inputs import CommandResult
 from ope_gym.compiling import TEXT, compilation_shown
 
 
@@ -42,7 +44,7 @@ def test_otherwise_nothing_is_shown(monkeypatch: pytest.MonkeyPatch, case: str) 
     screen = io.StringIO() if case == "no terminal" else Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     kernels.cumulate(np.zeros(1), np.array([0, 1]), np.empty(1))
-    with compilation_shown(True if case == "quiet" else None):
+    with compilation_shown(case == "quiet"):
         if case == "compiled already":
             kernels.cumulate(np.zeros(1), np.array([0, 1]), np.empty(1))
         else:
@@ -64,7 +66,7 @@ def test_commands_show_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr", screen := Terminal())
-    monkeypatch.setattr(cli, "info_command", lambda args: cli.Said(str(compile_something())))
-    assert cli.main(["info", __file__]) == 0
+    monkeypatch.setattr(values, "info", lambda: CommandResult(str(compile_something())))
+    assert cli.main(["info"]) == 0
     assert TEXT in screen.getvalue()
     assert capsys.readouterr().out == "2.0\n"

@@ -235,4 +235,7 @@ def test_table_and_json_and_command(
     assert json.loads(out.read_text()) == json.loads(found.to_json())
     assert command(["check", path, "--policies", "0", "2", *more]) == 0
     assert command(["check", path, "--policies", "7"]) == 2
-    assert "policies 0 to 3" in capsys.readouterr().err
+    assert (
+        "--policies 7: give a policy, the number of a recorded one (0 to 3)"
+        in capsys.readouterr().err
+    )

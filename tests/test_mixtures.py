@@ -375,9 +375,9 @@ def test_the_command_line_takes_a_mixture(
     assert main([*line, "--mixture", "8"]) == 0
     assert "partial mixtures of 8 of 40 behaviours" in capsys.readouterr().out
     assert main([*line, "--mixture", "few"]) == 2
-    assert "mixture is 'few'" in capsys.readouterr().err
+    assert "--mixture few: give" in capsys.readouterr().err
     assert main([*line, "--mixture", "-2"]) == 2
-    assert "mixture is -2" in capsys.readouterr().err
+    assert "--mixture -2: give" in capsys.readouterr().err
 
 
 # --- an update per episode --------------------------------------------------------------------

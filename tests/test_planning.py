@@ -388,4 +388,4 @@ def test_command_plans(
     assert command(["plan", path]) == 2
     assert "which cannot be halved" in capsys.readouterr().err
     assert command(["plan", path, "--standard-error", "1", "--collect", "best"]) == 2
-    assert "the number of a policy, last or target" in capsys.readouterr().err
+    assert "--collect best: give" in capsys.readouterr().err

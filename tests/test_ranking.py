@@ -509,7 +509,7 @@ def test_command_ranks_a_file(
     assert "data: adaptive" in capsys.readouterr().out
     assert command(["evaluate", path, *origin[2:]]) == 0
     assert "data: in-sample, optimistic" in capsys.readouterr().out
-    for words, said in ((["x"], "ranges such as 5-8"), (["0", "9"], "policies 0 to 2")):
+    for words, said in ((["x"], "--policies x: give"), (["0", "9"], "--policies 0 9: give")):
         assert command(["rank", path, "--policies", *words]) == 2
         assert said in capsys.readouterr().err
 

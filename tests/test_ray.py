@@ -300,9 +300,9 @@ def test_the_cluster_stays_when_commands_have_ended(cluster: Any, tmp_path: Path
     words = ["evaluate", *paths, "--ray", cluster.address]
     code = (
         "import runpy, sys\n"
-        "from ope_gym import cli\n"
+        "from ope_gym.scale import sources\n"
         "from tests.test_ray import _waits\n"
-        "cli.open_source = _waits\n"
+        "sources.open_source = _waits\n"
         f"sys.argv = {['ope_gym', *words]!r}\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )
@@ -343,9 +343,9 @@ def test_sigterm_ends_a_command_with_a_cluster_of_its_own(tmp_path: Path) -> Non
     words = ["evaluate", str(path), "--ray", "local"]
     code = (
         "import runpy, sys\n"
-        "from ope_gym import cli\n"
+        "from ope_gym.scale import sources\n"
         "from tests.test_ray import _waits\n"
-        "cli.open_source = _waits\n"
+        "sources.open_source = _waits\n"
         f"sys.argv = {['ope_gym', *words]!r}\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )

@@ -137,9 +137,9 @@ def test_a_stopped_command_ends_its_workers(number: signal.Signals, tmp_path: Pa
     made(0, 3, 20).save(path)
     code = (
         "import functools, runpy, sys\n"
-        "from ope_gym import cli\n"
+        "from ope_gym.scale import sources\n"
         "from tests.test_workers import _waits\n"
-        "cli.open_source = functools.partial(_waits, False)\n"
+        "sources.open_source = functools.partial(_waits, False)\n"
         f"sys.argv = ['ope_gym', 'evaluate', {str(path)!r}, '--workers', '2']\n"
         "runpy.run_module('ope_gym', run_name='__main__')\n"
     )
