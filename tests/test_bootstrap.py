@@ -1,4 +1,4 @@
-"""The bootstrap: Poisson draws that do not depend on how episodes are cut into chunks."""
+"""The bootstrap: draws that do not depend on how episodes are cut into chunks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import Bootstrap, Estimate, evaluate
-from ope_gym.arrays import FloatArray
 from ope_gym.estimators.reductions import Column, Columns, Payer, Replicates
 from ope_gym.estimators.run import sum_arrays
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference import bootstrap
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import bca
 from ope_gym.weights.behaviours import behaviours_of
@@ -72,7 +71,7 @@ def test_replicates_are_the_whole_estimator_on_drawn_trajectories(blocks: bool) 
             ["fused"],
         )["fused"]
     )
-    draws = PoissonDraws(behaviours.ids, 5, seed=3)
+    draws = Resamples(behaviours.ids, 5, seed=3)
     factors, longest = draws.factors(0, len(data)), int(data.lengths.max())
     for b in range(5):
         top, bottom, plain = np.zeros(longest), np.zeros(longest), 0.0
@@ -116,96 +115,66 @@ def test_rounding_does_not_decide_on_which_side_of_the_estimate_a_replicate_is()
     assert np.ptp(high) < 1e-12
 
 
-# Poisson draws --------------------------------------------------------------------------------
+# Draws ----------------------------------------------------------------------------------------
 
 
-def test_draws_are_poisson_and_unrelated() -> None:
-    def drawn(seed: int) -> NDArray[np.float64]:
-        draws = PoissonDraws(np.zeros(4000, dtype=np.int64), 300, seed)
-        return np.asarray(np.round(draws.factors(0, 4000) * draws.drawn / 4000))
-
-    counts = drawn(1)
-    n = counts.size
-    expected = np.array([np.exp(-1), np.exp(-1), np.exp(-1) / 2, np.exp(-1) / 6])
-    share = np.array([np.mean(counts == j) for j in range(4)])
-    assert np.all(np.abs(share - expected) < 4 * np.sqrt(expected / n))
-    assert abs(counts.var() - 1) < 4 * np.sqrt(3 / n)
-    centred = counts - 1.0
-    for other in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
-        assert abs(np.mean(centred * other)) < 4 / np.sqrt(n)
-    for seed in (2, 2**64 + 1):  # of any size
-        assert abs(np.mean(centred * (drawn(seed) - 1))) < 4 / np.sqrt(n)
-
-
-def test_strata_keep_their_sizes_and_no_part_of_one_is_negative() -> None:
-    strata = np.repeat(np.arange(40), 2)
-    draws = PoissonDraws(strata, 50, seed=0)
-    factors = draws.factors(0, 80).reshape(50, 40, 2)
-    np.testing.assert_array_equal(
-        np.sort(factors, axis=2), np.broadcast_to([0.0, 2.0], (50, 40, 2))
-    )
-    strata = np.repeat(np.arange(40), 3)
-    draws = PoissonDraws(strata, 50, seed=0)
-    assert (draws.drawn < 0).any()  # nothing was drawn, so one of them is taken
-    factors = draws.factors(0, 120).reshape(50, 40, 3)
-    np.testing.assert_allclose(factors.sum(axis=2), 3.0)
-    assert factors.min() == 0
-    alone = PoissonDraws(np.arange(3), 9, seed=0)
+def test_draws_are_with_replacement_inside_strata() -> None:
+    strata = np.array([2, 0, 2, 2, 0, 5, 5])
+    draws = Resamples(strata, 4000, 1)
+    counts = draws.factors(0, 7)
+    for k, values in ((0, {0.0, 2.0}), (2, {0.0, 1.5, 3.0}), (5, {0.0, 2.0})):
+        assert set(np.unique(counts[:, strata == k])) == values
+        np.testing.assert_allclose(counts[:, strata == k].sum(axis=1), np.sum(strata == k))
+    np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / np.sqrt(4000))
+    np.testing.assert_array_equal(counts, Resamples(strata, 4000, 1).factors(0, 7))
+    assert not np.array_equal(counts, Resamples(strata, 4000, 2**64 + 1).factors(0, 7))
+    alone = Resamples(np.arange(3), 9, seed=0)
     np.testing.assert_array_equal(alone.factors(0, 3), 1.0)  # no spread can be seen
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 20, 32, 33])
-def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 8, 30, 240])
+def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in blocks that cut strata, where a single one is drawn with its neighbours."""
     strata = np.repeat(np.arange(240 // size), size)
     n, runs = strata.size, 40_000
     values = np.random.default_rng(0).standard_normal(n)
     error = standard_error(values, strata)
-    draws = PoissonDraws(strata, runs, seed=0)
-    means = draws.means(values)
-    assert means.std() / error == pytest.approx(1.0, abs=4 / np.sqrt(2 * runs))
-    assert means.mean() == pytest.approx(values.mean(), abs=4 * error / np.sqrt(runs))
+    for block in (1024, 60):
+        monkeypatch.setattr(bootstrap, "_BLOCK", block)
+        means = Resamples(strata, runs, seed=0).means(values)
+        assert means.mean() == pytest.approx(values.mean(), abs=4 * error / np.sqrt(runs))
+        if block > size or size == 240:
+            some = 4 / np.sqrt(2 * runs) if block == 1024 else 0.1  # other means inside blocks
+            assert means.std() / error == pytest.approx(1.0, abs=some)
 
 
-def test_what_a_task_is_sent_of_the_draws_is_its_own() -> None:
-    strata = np.repeat(np.arange(500), 4)
-    draws = PoissonDraws(strata, 100, seed=0)
+def test_a_task_draws_its_own_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_BLOCK", 16)
+    strata = np.random.default_rng(0).integers(5, size=50)
+    draws = Resamples(strata, 30, 7)
+    whole = draws.factors(0, 50)
     columns = Columns(np.zeros(5), np.ones((3, 5)))
-    asked = Replicates(Column("fused"), columns, draws, Payer(np.ones((5, 1))), 2000)
-    part = asked.slice(slice(1002, 1010)).draws
-    np.testing.assert_array_equal(part.factors(0, 8), draws.factors(1002, 1010))
-    assert part.first == 1002
-    assert part.strata.size == 8
-    assert part.drawn.shape == (100, 3)
-    again = part.part(slice(3, 5))
-    np.testing.assert_array_equal(again.factors(0, 2), draws.factors(1005, 1007))
-    assert again.first == 1005
+    asked = Replicates(Column("fused"), columns, draws, Payer(np.ones((5, 1))))
+    part = asked.slice(slice(20, 41)).draws
+    np.testing.assert_array_equal(part.factors(20, 41), whole[:, 20:41])
+    np.testing.assert_array_equal(part.part(slice(33, 35)).factors(33, 35), whole[:, 33:35])
+    monkeypatch.setattr(bootstrap, "_ELEMENTS", 5 * 50)
+    some = list(draws.by_replicates())
+    assert max(len(block) for block in some) == 5
+    np.testing.assert_array_equal(np.concatenate(some), whole)
+    monkeypatch.setattr(bootstrap, "_KEEP", 0)  # draws are made again
+    np.testing.assert_array_equal(draws.factors(3, 49), whole[:, 3:49])
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_pooled_draws_go_with_those_inside_strata(size: int) -> None:
-    """Both count an episode more, the larger its hash, even where a stratum draws none."""
-    strata = np.repeat(np.arange(40), size)
-    draws = PoissonDraws(strata, 2000, seed=0)
-    values = np.random.default_rng(size).normal(size=strata.size)
-    together = np.corrcoef(draws.means(values), draws.pooled().means(values))[0, 1]
-    assert together > 0.3
-
-
-def test_long_episodes_take_no_more_memory_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicates of all trajectories at once are the same in blocks of steps and of replicates."""
+def test_sums_in_blocks_of_trajectories_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     offsets = np.array([0, 40, 47, 90])
     log_w, pay = rng.normal(size=90), rng.normal(size=90)
-    draws = PoissonDraws(np.zeros(3, dtype=np.int64), 30, seed=1)
-    totals = sum_arrays(log_w, pay, offsets, 0.9)
-    payer: FloatArray = np.power(0.9, np.arange(43.0))[:, None]
-    peak = totals.columns.peak
-
-    def replicates() -> FloatArray:
-        return bootstrap.replicate_whole(draws, log_w, np.inf, pay, offsets, peak, payer)
-
-    whole = replicates()
-    monkeypatch.setattr(bootstrap, "_ELEMENTS", 30 * 7)
-    np.testing.assert_allclose(replicates(), whole, rtol=1e-12)
-    parts = bootstrap.Replicated.of(draws, 0, log_w, np.inf, pay, offsets, peak)
-    np.testing.assert_allclose(parts.paid(payer), whole, rtol=1e-12)
+    draws = Resamples(np.zeros(3, dtype=np.int64), 30, seed=1)
+    peak = sum_arrays(log_w, pay, offsets, 0.9).columns.peak
+    whole = bootstrap.ReplicateSums.of(draws, 0, log_w, pay, offsets, peak)
+    monkeypatch.setattr(bootstrap, "_ELEMENTS", 1)
+    parts = bootstrap.ReplicateSums.of(draws, 0, log_w, pay, offsets, peak)
+    np.testing.assert_allclose(parts.sums, whole.sums, rtol=1e-12)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ope_gym import Trajectories, distribution, evaluate
 from ope_gym.analysis.distribution import rank_by
 from ope_gym.cli import main
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.weighted_returns import WeightedReturns, cvar_of, quantile_of, variance_of
 from ope_gym.policies import Target
 from ope_gym.report import curve_figures
@@ -176,7 +176,7 @@ def test_percentile_intervals_and_the_band_are_those_of_the_replicates() -> None
     found = recorded(5, (10, 15), horizon=3)
     result = distribution(found.trajectories, found.target, interval="percentile", resamples=40)
     w = result.weighted
-    factors = PoissonDraws(result.sample.strata, 40, 0).factors(0, 25)
+    factors = Resamples(result.sample.strata, 40, 0).factors(0, 25)
     cvars, gaps = [], []
     for row in factors[:, w.order]:
         shares = [f * p for f, p in zip(row, w.shares, strict=True)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import ESTIMATORS, Betting, evaluate, evaluate_log_probs
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.models import Baseline, LinearQ, TabularQ
 from tests import reference, small_mdps
 from tests.builders import Recorded, pick, plain_options, recorded
@@ -299,9 +299,8 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
         assert 0 < got.report["c"] < 1
         assert got.report["left out"] != 0
         assert got.report["truncated"] == 0
-    draws = PoissonDraws(data.arrays.behaviour_ids, 5, 3)
-    common = np.array([math.lcm(*map(int, row)) for row in draws.drawn])
-    counts = np.rint(draws.factors(0, 21) * common[:, None])  # whole numbers
+    draws = Resamples(data.arrays.behaviour_ids, 5, 3)
+    counts = np.rint(draws.factors(0, 21) * (5 * 6 * 7))  # n_k - 1 of each are drawn: whole numbers
     lengths = np.diff(data.arrays.offsets)
     starts = data.arrays.offsets[:-1]
     for drawn, replicate in zip(counts.astype(int), got.replicates, strict=True):

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import ESTIMATORS, Betting, Bootstrap, Compute, Weighting, evaluate, evaluate_log_probs
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference import bootstrap, intervals
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import cautious_error, standard_error, tails
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Interval, betting_lower
@@ -252,51 +252,16 @@ def test_a_value_that_rewards_do_not_allow_is_an_alarm_and_an_interval_is_cut() 
 
 def draws(strata: ArrayLike, replicates: int, seed: int) -> Array:
     strata = np.asarray(strata)
-    return PoissonDraws(strata, replicates, seed).factors(0, strata.size)
+    return Resamples(strata, replicates, seed).factors(0, strata.size)
 
 
 def copies(strata: ArrayLike, replicates: int, seed: int) -> NDArray[np.int64]:
     """The draws as whole numbers: each replicate times what makes it so."""
-    made = PoissonDraws(np.asarray(strata), replicates, seed)
-    times = [[math.lcm(*(int(total) for total in row if total > 0))] for row in made.drawn]
-    found = made.factors(0, made.strata.size) * np.array(times)
+    times = math.lcm(*(max(int(size) - 1, 1) for size in np.bincount(strata)))
+    found = draws(strata, replicates, seed) * times
     whole = np.rint(found)
     np.testing.assert_allclose(found, whole, atol=1e-6)
     return np.asarray(whole, dtype=np.int64)
-
-
-@pytest.mark.parametrize("size", [2, 3, 10])
-def test_replicates_spread_like_the_standard_error_however_few_a_stratum_has(size: int) -> None:
-    """Mean of psi: the variance of replicates is SE^2; 20,000 of them know it to 1 %."""
-    rng = np.random.default_rng(size)
-    strata = np.repeat(np.arange(60 // size), size)
-    psi = rng.normal(size=60)
-    replicates = PoissonDraws(strata, 20_000, 0).means(psi)
-    assert replicates.std() == pytest.approx(standard_error(psi, strata), rel=0.03)
-
-
-def test_draws_are_with_replacement_inside_strata() -> None:
-    strata = np.array([2, 0, 2, 2, 0, 5, 5])
-    counts = draws(strata, 4000, 1)
-    assert counts.shape == (4000, 7)
-    for k in (0, 2, 5):
-        np.testing.assert_allclose(counts[:, strata == k].sum(axis=1), np.sum(strata == k))
-    np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / math.sqrt(4000))
-    np.testing.assert_allclose(counts.var(axis=0), 1, atol=0.1)
-    np.testing.assert_array_equal(counts, draws(strata, 4000, 1))
-    assert not np.array_equal(counts, draws(strata, 4000, 2))
-
-
-def test_draws_of_parts_and_blocks_are_those_of_all() -> None:
-    strata = np.array([0, 0, 1, 1, 2, 2, 2, 0, 1, 2, 0, 1])
-    made = PoissonDraws(strata, 300, 7)
-    whole = made.factors(0, 12)
-    part = made.part(slice(4, 9))
-    np.testing.assert_array_equal(part.factors(0, 5), whole[:, 4:9])
-    np.testing.assert_array_equal(part.part(slice(1, 3)).factors(0, 2), whole[:, 5:7])
-    blocks = list(made.blocks(5 * 12))
-    assert max(len(block) for block in blocks) == 5
-    np.testing.assert_array_equal(np.concatenate(blocks), whole)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -384,7 +349,7 @@ def test_bca_stays_in_order_under_one_huge_episode() -> None:
     psi = np.append(np.zeros(30), 1000.0)
     strata = np.zeros(31, dtype=np.int64)
     for sign in (1.0, -1.0):
-        replicates = PoissonDraws(strata, 2000, 0).means(sign * psi)
+        replicates = Resamples(strata, 2000, 0).means(sign * psi)
         for level in (0.5, 0.95, 0.999, 1 - 1e-9):
             got = intervals.bca(replicates, float(sign * psi.mean()), sign * psi, strata, level)
             assert replicates.min() <= got.low <= got.high <= replicates.max()

@@ -24,7 +24,7 @@ from ope_gym.analysis.ranking import named_targets
 from ope_gym.analysis.scored_returns import ScoredReturns
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.diagnostics import Diagnostics, Verdict
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Interval, percentile, widened
@@ -120,7 +120,7 @@ class Distribution:
     weighted: WeightedReturns = field(repr=False)
     level: float
     kind: str
-    draws: PoissonDraws = field(repr=False)
+    draws: Resamples = field(repr=False)
     outcomes: Outcomes = field(repr=False)
     estimate: Estimate = field(repr=False)
     auto: Estimate | None = field(default=None, repr=False)
@@ -459,7 +459,7 @@ def _distribution(
     estimate, auto = found[name], found.get("auto")
     strata, options = estimate.sample.strata, evaluator.options
     weighted = WeightedReturns.of(returns, estimate.diagnostics.log_last, strata)
-    draws = PoissonDraws(strata, resamples, options.seed)
+    draws = Resamples(strata, resamples, options.seed)
     scored = None
     if auto is not None and weighted.known:
         data = evaluator.source.data

@@ -16,10 +16,8 @@ from ope_gym.estimators.reductions import Whole
 from ope_gym.estimators.run import ask
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.computed import Computed
-
-_BLOCK = 1 << 22  # elements of (replicates, trajectories) drawn at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ def _sampled_once(share: float) -> tuple[str, ...]:
 
 
 def _replicates(
-    draws: PoissonDraws,
+    draws: Resamples,
     rewards: FloatArray,
     context: IntArray,
     cell: IntArray,
@@ -110,7 +108,7 @@ def _replicates(
     starts = np.searchsorted(cell[order], np.arange(mass.size))
     context_starts = np.searchsorted(context[by_context], np.arange(context.max() + 1))
     values = []
-    for counts in draws.blocks(_BLOCK):
+    for counts in draws.by_replicates():
         drawn = counts[:, order]
         size = np.add.reduceat(drawn, starts, axis=1)
         paid = np.add.reduceat(drawn * rewards[order], starts, axis=1)

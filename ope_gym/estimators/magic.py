@@ -101,8 +101,7 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     wanted: list[Steps[Any]] = [mix(column, columns, start, cuts, setting), fwdr]
     if setting.draws is not None and np.isfinite(columns.value(setting.gamma)):
         payer = Payer(_payer(cuts, columns.peak.size, setting.gamma))
-        n = setting.trajectories
-        wanted.append(ask(Replicates(column, columns, setting.draws, payer, n)))
+        wanted.append(ask(Replicates(column, columns, setting.draws, payer)))
     found: Magic
     shown: Computed
     found, shown, *drawn = yield from together(*wanted)

@@ -31,7 +31,7 @@ from ope_gym.arrays import (
     offsets_of,
     step_numbers,
 )
-from ope_gym.inference.bootstrap import PoissonDraws, Replicated, replicate_whole
+from ope_gym.inference.bootstrap import ReplicateSums, Resamples
 from ope_gym.inference.outcomes import tally
 
 T = TypeVar("T")
@@ -525,28 +525,22 @@ class Replicates:
         columns: the sums over all trajectories.
         draws: of the bootstrap.
         payer: what the mean reward of each step counts.
-        trajectories: n.
     """
 
     column: Column
     columns: Columns
-    draws: PoissonDraws
+    draws: Resamples
     payer: Payer
-    trajectories: int
 
-    def part(self, chunk: Weighted) -> Replicated | Arrays:
-        """Sum the weights of a chunk in every replicate; if it holds everything, finish them."""
+    def part(self, chunk: Weighted) -> ReplicateSums:
+        """Sum the weights of a chunk in every replicate."""
         log_w, pay, offsets = self.column.of(chunk)
-        log_cap, peak = self.column.log_cap, self.columns.peak
-        if offsets.size - 1 == self.trajectories:
-            shares = self.payer.shares
-            return Arrays(replicate_whole(self.draws, log_w, log_cap, pay, offsets, peak, shares))
-        begin = chunk.first - self.draws.first
-        return Replicated.of(self.draws, begin, log_w, log_cap, pay, offsets, peak)
+        log_w = np.minimum(log_w, self.column.log_cap)
+        return ReplicateSums.of(self.draws, chunk.first, log_w, pay, offsets, self.columns.peak)
 
-    def total(self, merged: Replicated | Arrays) -> FloatArray:
+    def total(self, merged: ReplicateSums) -> FloatArray:
         """Divide the sums; NaN where some step of a replicate has no weight at all."""
-        return merged.joined() if isinstance(merged, Arrays) else merged.paid(self.payer.shares)
+        return merged.paid(self.payer.shares)
 
     def slice(self, trajectories: slice) -> Replicates:
         """Keep the draws of some trajectories."""

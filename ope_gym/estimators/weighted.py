@@ -22,7 +22,7 @@ from ope_gym.estimators.reductions import (
     discounts,
 )
 from ope_gym.estimators.table import Composition
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.computed import Computed
 
 _NONE = np.empty(0)
@@ -54,7 +54,7 @@ class Setting:
     gamma: float = 1.0
     cap: float = 10.0
     has_q: bool = False
-    draws: PoissonDraws | None = None
+    draws: Resamples | None = None
     errors: bool = True
 
     def column(self, c: Composition) -> Column:
@@ -103,8 +103,7 @@ def normalise(
     wanted: tuple[Reduction, ...] = (Influence(column, gamma, columns, setting.trajectories),)
     if setting.draws is not None and np.isfinite(value):
         payer = Payer(discounts(gamma, columns.peak.size)[:, None])
-        n = setting.trajectories
-        wanted = (*wanted, Replicates(column, columns, setting.draws, payer, n))
+        wanted = (*wanted, Replicates(column, columns, setting.draws, payer))
     influence, *drawn = yield wanted
     found = _computed(value, influence, totals)
     if drawn:

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.inference.bootstrap import PoissonDraws
+from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import cautious_error, spread_of
 from ope_gym.inference.intervals import Interval, ess_t, undefined
 from ope_gym.inference.outcomes import EQUAL
 
 _ROUNDING = 1e-12  # of sums of normalised weights
 _GRID = 128  # places at which an interval of F is inverted
-_ELEMENTS = 1 << 22  # of a block of (replicates, trajectories)
 Statistic = Callable[[FloatArray, FloatArray], FloatArray]  # (returns, shares (..., n)) -> (...)
 
 
@@ -263,11 +262,11 @@ class WeightedReturns:
 
     # Bootstrap -------------------------------------------------------------------------------
 
-    def replicates(self, statistic: Statistic, draws: PoissonDraws) -> FloatArray:
+    def replicates(self, statistic: Statistic, draws: Resamples) -> FloatArray:
         """Return (R,) replicates of a statistic; NaN where a replicate has no weight."""
         return np.concatenate([statistic(self.returns, shares) for shares in self._drawn(draws)])
 
-    def band(self, draws: PoissonDraws, level: float) -> float:
+    def band(self, draws: Resamples, level: float) -> float:
         """Return half the height of a band that holds the whole distribution function.
 
         The larger of the bootstrap's, and the bound sqrt(ln(2 / (1 - level)) / (2 ESS)) of
@@ -280,7 +279,7 @@ class WeightedReturns:
         bound = float(np.sqrt(np.log(2.0 / (1.0 - level)) / (2.0 * self.ess)))
         return float(np.fmax(self.bootstrap_band(draws, level), bound))
 
-    def bootstrap_band(self, draws: PoissonDraws, level: float) -> float:
+    def bootstrap_band(self, draws: Resamples, level: float) -> float:
         """Return the `level` quantile of max_x |F* - F| over bootstrap replicates F*."""
         # F is compared after the last of equal returns: before it is not a value of F
         ends = np.append(np.flatnonzero(np.diff(self.returns) > 0), self.returns.size - 1)
@@ -294,9 +293,9 @@ class WeightedReturns:
         apart = apart[np.isfinite(apart)]
         return float(np.quantile(apart, level)) if apart.size else np.nan
 
-    def _drawn(self, draws: PoissonDraws) -> Iterator[FloatArray]:
+    def _drawn(self, draws: Resamples) -> Iterator[FloatArray]:
         """Yield normalised weights (r, n) of some replicates at a time."""
-        for factors in draws.blocks(_ELEMENTS):
+        for factors in draws.by_replicates():
             weights = factors[:, self.order] * self.shares
             with np.errstate(invalid="ignore", divide="ignore"):
                 yield weights / weights.sum(axis=1, keepdims=True)
