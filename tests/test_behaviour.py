@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from ope_gym.models.behaviour import (
     LEARNERS,
     fit_counts,
     fit_logit,
-    fit_neighbours,
     fit_network,
     maximise_logit,
     scatter_logit,
@@ -88,7 +88,7 @@ def test_counts_are_those_of_a_plain_loop() -> None:
         return total
 
     c = max((2.0**power for power in range(-1, 11)), key=likelihood)
-    found = fit_counts(states, chosen, 3, 0)
+    found, _ = fit_counts(states, chosen, 3, rng)
     for state, counts in cells.items():
         expected = [(counts[a] + c * shares[a]) / (sum(counts) + c) for a in range(3)]
         np.testing.assert_allclose(found.probs(np.array([state]))[0], expected, rtol=1e-12)
@@ -106,20 +106,18 @@ def penalised(x: Floats, chosen: Any, weights: Any, bias: Any, ridge: float) -> 
     return total
 
 
-def test_a_logit_has_no_better_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The penalised log-likelihood falls in every direction; by both methods."""
+@pytest.mark.parametrize("actions", [2, 3])
+def test_a_logit_has_no_better_neighbour(actions: int) -> None:
+    """The penalised log-likelihood falls in every direction."""
     rng = np.random.default_rng(2)
-    x, chosen = rng.standard_normal((80, 2)), rng.integers(0, 3, 80)
-    found = maximise_logit(x, chosen, 3, 1.0)
+    x, chosen = rng.standard_normal((80, 2)), rng.integers(0, actions, 80)
+    found = maximise_logit(x, chosen, actions, 1.0)
     best = penalised(x, chosen, found.weights, found.bias, 1.0)
     bias = np.asarray(found.bias)
     for _ in range(12):
-        w, b = 0.02 * rng.standard_normal((3, 2)), 0.02 * rng.standard_normal(3)
+        w, b = 1e-3 * rng.standard_normal((actions, 2)), 1e-3 * rng.standard_normal(actions)
         assert penalised(x, chosen, found.weights + w, bias + b, 1.0) < best
     assert np.linalg.norm(found.weights) > 0.05
-    monkeypatch.setattr(behaviour, "_FEW", 0)
-    other = maximise_logit(x, chosen, 3, 1.0)
-    np.testing.assert_allclose(other.weights, found.weights, atol=1e-4)
 
 
 def test_a_logit_without_an_action_stays_finite() -> None:
@@ -153,7 +151,7 @@ def test_draws_of_a_logit_have_the_inverse_curvature(monkeypatch: pytest.MonkeyP
     )
     expected = np.linalg.pinv(curved, rcond=1e-4)  # a shift of both intercepts is no change
     monkeypatch.setattr(behaviour, "DRAWS", 20_000)
-    drawn = scatter_logit(found, x, chosen, rng).reshape(20_000, 4).astype(np.float64)
+    drawn = scatter_logit(found, x, 4.0, rng).reshape(20_000, 4).astype(np.float64)
     spread = np.sqrt(np.diag(expected))
     tolerance = 5 * np.sqrt(2 / 20_000) * np.outer(spread, spread) + 1e-4
     assert np.all(np.abs(np.cov(drawn.T) - expected) < tolerance)
@@ -167,24 +165,10 @@ def test_the_ridge_is_the_one_that_predicts_best() -> None:
     noise, rule = rng.integers(0, 2, 60), (x[:, 0] > 0).astype(np.int64)
     for chosen, ridge in ((noise, 64.0), (rule, 1.0)):
         expected = maximise_logit(x, chosen, 2, ridge)
-        np.testing.assert_array_equal(fit_logit(x, chosen, 2, 0).weights, expected.weights)
+        fitted, _ = fit_logit(x, chosen, 2, rng)
+        assert fitted == expected
     many, chosen = rng.standard_normal((400, 1)), rng.integers(0, 2, 400)
-    assert fit_logit(many, chosen, 2, 0) == maximise_logit(many, chosen, 2, 1.0)
-
-
-def test_neighbours_are_those_of_a_plain_loop() -> None:
-    rng = np.random.default_rng(3)
-    x, chosen = rng.standard_normal((120, 2)), rng.integers(0, 3, 120)
-    found = fit_neighbours(x, chosen, 3, 0)
-    assert found.k == round(math.sqrt(120))
-    shares = (np.bincount(chosen) + 0.5) / 121.5
-    for point in rng.standard_normal((5, 2)):
-        far = [
-            (math.dist(row, point), a) for row, a in zip(x.tolist(), chosen.tolist(), strict=True)
-        ]
-        near = [a for _, a in sorted(far)[: found.k]]
-        expected = [(near.count(a) + shares[a]) / (found.k + 1) for a in range(3)]
-        np.testing.assert_allclose(found.probs(point[None])[0], expected, rtol=1e-6)
+    assert fit_logit(many, chosen, 2, rng)[0] == maximise_logit(many, chosen, 2, 1.0)
 
 
 def test_a_network_finds_what_a_logit_cannot() -> None:
@@ -192,9 +176,11 @@ def test_a_network_finds_what_a_logit_cannot() -> None:
     rng = np.random.default_rng(4)
     x = rng.standard_normal((1500, 1))
     chosen = (rng.random(1500) < np.where(np.abs(x[:, 0]) > 1, 0.95, 0.05)).astype(np.int64)
-    net = fit_network(x[:1000], chosen[:1000], 2, 0)
+    (net, _), (logit, _) = (
+        fit(x[:1000], chosen[:1000], 2, rng) for fit in (fit_network, fit_logit)
+    )
     loss = -net.log_prob(x[1000:], chosen[1000:]).mean()
-    plain = -fit_logit(x[:1000], chosen[:1000], 2, 0).log_prob(x[1000:], chosen[1000:]).mean()
+    plain = -logit.log_prob(x[1000:], chosen[1000:]).mean()
     exact = -(0.95 * math.log(0.95) + 0.05 * math.log(0.05))
     assert exact - 0.08 < loss < exact + 0.08 < plain
 
@@ -502,6 +488,13 @@ def test_loggers_by_name_and_left_out_in_turn() -> None:
 def test_bad_arguments_are_named(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         fit_behaviour(log(), **change)
+
+
+def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(ModuleNotFoundError, match=r"ope-gym\[behaviour\].*model='shares'"):
+        fit_behaviour(log(), model="logit")
+    fit_behaviour(log(), model="shares")
 
 
 def test_continuous_actions_and_changing_policies_are_refused() -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MODELS = ("auto", *LEARNERS)
 _RARE = 0.01  # an estimated probability below which an action hardly ever happens
-_SCATTER = 271828  # seed of the draws of estimation errors, beside that of the learner
+_STREAM = 271828  # of random numbers, beside the seed
 _STEEP = 3.0  # standard errors of the slope that are not chance
 _KNOWN = 0.25  # standard error of a slope from which on too little is known to call it right
 
@@ -230,14 +230,14 @@ def fit_behaviour(
         episodes: recorded episodes with finitely many actions, as in `ope_gym.evaluate`; known
             propensities are replaced too.
         model: "shares" (of the actions, whatever was observed), "counts" (observations of few
-            whole numbers), "logit" (multinomial), "logit2" (with products of numbers),
-            "neighbours", "network"; or "auto", the one of shares, counts, logit and logit2 that
-            predicts left-out steps best.
+            whole numbers), "logit" (multinomial), "logit2" (with products of numbers), "network";
+            or "auto", the one of shares, counts, logit and logit2 that predicts left-out steps
+            best. Logits and networks are those of scikit-learn, the extra `behaviour`.
         by: who acted: "policy" for the recorded policy numbers, None for one logger of all
             episodes, or (n,) a name for each episode, such as its hospital.
         actions: how many there are; by default what the action space says, or the largest seen.
         folds: number of folds into which the episodes of each logger are split.
-        seed: seed of the network.
+        seed: seed of the network, and of the draws of estimation errors.
     """
     data = load_source(episodes, held_out=False).data
     assert data is not None  # all of it is in memory
@@ -287,15 +287,9 @@ class _Task:
         compact = np.cumsum(taken) - 1  # numbers of the actions that were taken at all
         columns = learner.columns(data.observations)
         x = learner.inputs(data.observations, columns)
-        own = compact[np.asarray(data.actions).reshape(-1)]
-        chosen = own.astype(np.int64)
-        policy = learner.fit(x, chosen, int(taken.sum()), self.seed)
-        scatter = None
-        if learner.scatter is not None and left_out != ALL:
-            rng = np.random.default_rng(
-                [self.seed, _SCATTER, g]
-            )  # the same for all folds of a logger
-            scatter = learner.scatter(policy, x, chosen, rng)
+        chosen = compact[np.asarray(data.actions, dtype=np.int64).reshape(-1)]
+        rng = np.random.default_rng([self.seed, _STREAM, g])  # the same for all folds of a logger
+        policy, scatter = learner.fit(x, chosen, int(taken.sum()), rng)
         name = self.names[g] if len(self.names) > 1 else ""  # "all" says nothing elsewhere
         return EstimatedPolicy(policy, columns, learner.degree, taken, g, left_out, scatter, name)
 

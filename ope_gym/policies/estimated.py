@@ -77,41 +77,9 @@ class StateTable(_FromProbs):
         return self.table[np.array(found, dtype=np.int64)[inverse.ravel()]]
 
 
-@register_policy
-@dataclass(frozen=True, eq=False, repr=False)
-class Neighbours(_FromProbs):
-    """Shares of the actions among the k nearest points, shrunk towards those of all points.
-
-    P(a | x) = (number of a among the k + prior · share of a) / (k + prior).
-    """
-
-    kind: ClassVar[str] = "neighbours"
-    points: NDArray[np.float32]  # (m, d)
-    chosen: IntArray  # (m,)
-    shares: FloatArray  # (A,), all above 0
-    k: int
-    prior: float = 1.0
-
-    @cached_property
-    def _tree(self) -> Any:
-        from scipy.spatial import cKDTree
-
-        return cKDTree(self.points)
-
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return the shares around each row, shape (n, A)."""
-        near = min(int(self.k), len(self.points))
-        _, at = self._tree.query(
-            np.asarray(observations, dtype=np.float32), k=[*range(1, near + 1)]
-        )
-        actions = np.arange(self.shares.size)
-        counts = (self.chosen[at][..., None] == actions).sum(axis=1)
-        return np.asarray((counts + self.prior * self.shares) / (near + self.prior))
-
-
 # a file holds the position of the class: only ever append
-_CLASSES: tuple[Any, ...] = (StateTable, SoftmaxLinear, Neighbours, SoftmaxMlp)
-_MODELS = ("counts", "logit", "neighbours", "network")
+_CLASSES: tuple[Any, ...] = (StateTable, SoftmaxLinear, SoftmaxMlp)
+_MODELS = ("counts", "logit", "network")
 
 
 @register_policy
