@@ -17,7 +17,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from ope_gym.report.tab.reader import PLUGIN, Reader
+from ope_gym.report.tab.reader import PLUGIN, Listing, Reader
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -37,6 +37,7 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         self._provider = context.data_provider
+        self._listings: dict[str, Listing] = {}
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return what answers each address."""
@@ -53,7 +54,7 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
 
     def is_active(self) -> bool:
         """Tell whether there is anything to show."""
-        return bool(Reader(self._provider, RequestContext(), "").runs()["runs"])
+        return bool(self._reader_of(RequestContext(), "").runs()["runs"])
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         """Name the page."""
@@ -84,7 +85,10 @@ class OPEPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has 
 
     def _reader(self, request: wrappers.Request) -> Reader:
         context = plugin_util.context(request.environ)
-        return Reader(self._provider, context, plugin_util.experiment_id(request.environ))
+        return self._reader_of(context, plugin_util.experiment_id(request.environ))
+
+    def _reader_of(self, context: RequestContext, experiment: str) -> Reader:
+        return Reader(self._provider, context, experiment, self._listings)
 
 
 def _words(text: str) -> list[str]:

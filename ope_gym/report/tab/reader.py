@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -41,7 +42,7 @@ Document: TypeAlias = tuple[int, float, Any]  # step, time and content
 
 @dataclass
 class Contents:
-    """What there is of one run, and the places of its scalars."""
+    """Contents of one run: the places of its scalars, and whether it has documents."""
 
     series: dict[str, dict[str, Place]] = field(default_factory=dict)  # by name, then by column
     returns: dict[str, Place] = field(default_factory=dict)
@@ -57,6 +58,14 @@ class Contents:
         return [*first, *(name for name in everything if name not in _FIRST)]
 
 
+@dataclass(frozen=True)
+class Listing:
+    """Contents of all runs, and until when they need not be listed again."""
+
+    contents: dict[str, Contents]
+    until: float
+
+
 class Reader:
     """Answer the requests of the page for one experiment.
 
@@ -64,10 +73,13 @@ class Reader:
         provider: Data provider of TensorBoard.
         context: Context of the request.
         experiment: Id of the experiment.
+        listings: What was listed before, by experiment; kept between requests.
     """
 
-    def __init__(self, provider: Any, context: Any, experiment: str) -> None:
-        self._provider = provider
+    def __init__(
+        self, provider: Any, context: Any, experiment: str, listings: dict[str, Listing]
+    ) -> None:
+        self._provider, self._listings = provider, listings
         self._where: dict[str, Any] = {"ctx": context, "experiment_id": experiment}
 
     def runs(self) -> dict[str, Any]:
@@ -91,7 +103,7 @@ class Reader:
 
     def names(self, run: str, part: str) -> dict[str, Any]:
         """Return the series of a run whose names contain some letters, and how many there are."""
-        everything = self._contents([run]).get(run, Contents()).names
+        everything = self._contents().get(run, Contents()).names
         matches = [name for name in everything if part.lower() in name.lower()]
         return {"names": matches[:MATCHES], "count": len(matches)}
 
@@ -100,7 +112,7 @@ class Reader:
 
         Every one is `{"step": [...], "value": [...], "low": [...], ...}`, in the order of steps.
         """
-        contents = self._contents(runs)
+        contents = {run: of for run, of in self._contents().items() if run in runs}
         columns: dict[tuple[str, str, str], dict[str, Place]] = {}
         for run, of in contents.items():
             for name in names:
@@ -208,15 +220,23 @@ class Reader:
             "best": sorted(banded, key=lambda row: (-row["low"], row["step"]))[:_BEST],
         }
 
-    def _contents(self, runs: Collection[str] | None = None) -> dict[str, Contents]:
-        """List runs with anything to show; all of them by default."""
-        only = None
-        if runs is not None:
-            parts = {part if run == "." else f"{run}/{part}" for run in runs for part in _PARTS}
-            only = RunTagFilter(runs={*runs, *parts})
-        where = {**self._where, "run_tag_filter": only}
-        scalars = self._provider.list_scalars(**where, plugin_name="scalars")
-        tensors = self._provider.list_tensors(**where, plugin_name=PLUGIN)
+    def _contents(self) -> dict[str, Contents]:
+        """List all runs with anything to show.
+
+        TensorBoard takes 20 us a tag to list them, so of very many tags the last listing serves for
+        ten times as long as it took.
+        """
+        now = time.monotonic()
+        listing = self._listings.get(self._where["experiment_id"])
+        if listing is None or listing.until < now:
+            contents = self._list()
+            listing = Listing(contents, 11 * time.monotonic() - 10 * now)
+            self._listings[self._where["experiment_id"]] = listing
+        return listing.contents
+
+    def _list(self) -> dict[str, Contents]:
+        scalars = self._provider.list_scalars(**self._where, plugin_name="scalars")
+        tensors = self._provider.list_tensors(**self._where, plugin_name=PLUGIN)
         contents: dict[str, Contents] = {}
         for run, tags in scalars.items():
             of = contents.setdefault(_owner(run, scalars), Contents())
@@ -235,11 +255,7 @@ class Reader:
         for of in contents.values():
             of.series = {name: ends for name, ends in of.series.items() if "value" in ends}
             of.recorded = {name: None for name in of.recorded if name not in of.series}
-        return {
-            run: of
-            for run, of in contents.items()
-            if (of.series or of.documents) and (runs is None or run in runs)
-        }
+        return {run: of for run, of in contents.items() if of.series or of.documents}
 
     def _read_scalars(self, places: Collection[Place]) -> dict[Place, dict[int, float]]:
         """Return the points of tags by step; where a step was written twice, the last."""

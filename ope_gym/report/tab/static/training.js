@@ -57,7 +57,7 @@ function rangeOf(lines, bands) {
   [left, right] = [left - side, right + side];
   const values = points.map((p) => p.value);
   let [low, high] = [min(values), max(values)];
-  const reach = high - low || Math.abs(high) * 0.1 || 1;
+  const reach = high - low || Infinity;  // of a single value all of the band
   const banded = lines.filter(bands).flatMap((line) => line.points);
   const ends = (key) => banded.map((p) => p[key]).filter((v) => v !== null && v !== undefined);
   low = Math.min(low, Math.max(min([low, ...ends('low')]), low - reach));
@@ -88,6 +88,10 @@ function band(plot, line, toY) {
 }
 
 function stroke(plot, line) {
+  if (line.points.length === 1) {
+    const [{ x, y }] = line.points;
+    draw('circle', { class: 'alone', cx: x, cy: y, r: 4, fill: line.colour }, plot);
+  }
   draw('path', {
     class: `line ${line.kind}`, d: path(line.points), stroke: line.colour, fill: 'none',
     'stroke-width': line.faint ? 1 : line.kind === 'return' || line.points.length > 300 ? 1.5 : line.strong ? 2.4 : 1.8,
