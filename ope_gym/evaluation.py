@@ -35,7 +35,7 @@ from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
-from ope_gym.inference.estimate import PartialMixture, Sample
+from ope_gym.inference.estimate import Behaviour, PartialMixture, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes
 from ope_gym.models import default_linear, default_model, named_model
@@ -79,6 +79,7 @@ from ope_gym.scale.passes import (
 )
 from ope_gym.scale.sources import Episodes, open_source
 from ope_gym.scale.workers import Workers
+from ope_gym.verdict import Reason
 from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.behaviours import behaviours_of, redrawn
 from ope_gym.weights.mixtures import groups_of
@@ -94,20 +95,6 @@ _IN_MEMORY = 1 << 21  # steps times targets whose weights are held at a time
 _IN_FILES = 1 << 26  # the same in the folder for scratch
 _KEPT_DRAWS = 1 << 20  # steps up to which the mixtures of drawn policies are kept
 _PROBED = 64  # steps at which a policy is asked whether it is deterministic
-_FOLLOWING = (
-    "the policy changed during episodes: where one follows the other, its start depends on how "
-    "long the last one lived, and weights against a mixture are not exactly unbiased"
-)
-
-_ESTIMATED = (
-    "the propensities are estimated, not recorded: right only if the loggers decided by what the "
-    "observations hold, which no data can show"
-)
-
-_UNKNOWN = (
-    "nobody recorded how likely the actions were: right only if whoever acted decided by what the "
-    "observations hold, which no data can show"
-)
 
 
 def evaluate(
@@ -410,23 +397,30 @@ class Evaluator:
         return self._roster.known if self._data is None else self._data.has_propensities
 
     @cached_property
-    def _said_of_repeats(self) -> str:
-        """Say what episodes that were recorded twice do to errors; empty if there are none."""
+    def _doubts(self) -> tuple[Reason, ...]:
+        """Reasons why every estimate is amber at best: repeats, unrecorded propensities."""
         repeated = 0 if self._data is None else repeated_episodes(self._data)
-        if not repeated:
-            return ""
-        return (
-            f"at least {repeated:,} of {len(self._roster):,} episodes repeat earlier ones exactly, "
-            "as if a seeded script had been run again with the same file: errors and intervals are "
-            "too small"
-        )
+        reasons = []
+        if repeated:
+            size = len(self._roster)
+            reasons.append(Reason("episodes_repeated", repeated=repeated, trajectories=size))
+        if self._estimated:
+            reasons.append(Reason("propensities_estimated"))
+        elif not self._has_propensities:
+            reasons.append(Reason("propensities_unknown"))
+        return tuple(reasons)
 
     @property
-    def _behaviour_names(self) -> tuple[str, ...]:
-        """(K,) names for messages: of policies, or of loggers where propensities were estimated."""
-        plans, policies = self._behaviours.plans, self.source.policies
-        named = [logger_name(policies[plan[0][1]], fold=True) for plan in plans]
-        return tuple(a or b for a, b in zip(named, self._behaviours.names, strict=True))
+    def _who_acted(self) -> tuple[Behaviour, ...]:
+        """(K,) policies, or loggers where propensities were estimated."""
+        policies, plans = self.source.policies, self._behaviours.plans
+        behaviours = []
+        for name, plan in zip(self._behaviours.names, plans, strict=True):
+            first = policies[plan[0][1]]
+            shown = logger_name(first, fold=True) or name
+            numbers = tuple(policy for _, policy in plan)
+            behaviours.append(Behaviour(shown, numbers, logger_name(first)))
+        return tuple(behaviours)
 
     @cached_property
     def _reward_model(self) -> str | tuple[FloatArray, FloatArray]:
@@ -726,19 +720,16 @@ class Evaluator:
             return "none that can be fitted in blocks"
         return None
 
-    def _said_of_propensities(self, names: Sequence[str]) -> str:
-        """Say how propensities were estimated, and whether intervals include their error."""
+    def _propensity_model(self, names: Sequence[str]) -> Reason | None:
+        """Say how propensities were estimated, and which intervals include their error."""
         if not self._estimated:
-            return ""
+            return None
         weighted = [name for name in names if ESTIMATORS[name].scheme]
-        held = [name for name in weighted if scatters(name)] if self._draws and self._data else []
-        if not weighted or self.options.value_alone:
-            return f"estimated by {self._estimated}"
-        left = [name for name in weighted if name not in held]
-        said = "their error is in the intervals"
-        if left:
-            said = f"intervals take them as known{'' if not held else ' in ' + ', '.join(left)}"
-        return f"estimated by {self._estimated} ({said})"
+        if self.options.value_alone:
+            weighted = []
+        drawn = [name for name in weighted if self._draws and self._data and scatters(name)]
+        fixed = tuple(name for name in weighted if name not in drawn)
+        return Reason("propensities_from", model=self._estimated, drawn=tuple(drawn), fixed=fixed)
 
     def _known(
         self,
@@ -756,7 +747,7 @@ class Evaluator:
             len(self._roster),
             self._roster.steps,
             self._strata,
-            self._behaviour_names,
+            self._who_acted,
             self._behaviours.counts,
             self.options.gamma,
             self._roster.regime(target, origin),
@@ -768,11 +759,11 @@ class Evaluator:
             ),
             PartialMixture.of(self._groups) if mixed and not estimated else None,
             self._model_name(names, model),
-            self._said_of_propensities(names),
+            self._propensity_model(names),
         )
-        roster, alarms = self._roster, report.unfit if estimated else report.notes
-        doubt = _ESTIMATED if estimated else "" if self._has_propensities else _UNKNOWN
-        doubts = tuple(text for text in (self._said_of_repeats, doubt) if text)
+        roster, reasons = self._roster, report.misfit if estimated else report.reasons
+        if gathered.mismatch is not None:
+            reasons += (gathered.mismatch,)
         return Known(
             sample,
             self._behaviours.ids,
@@ -786,11 +777,10 @@ class Evaluator:
             support=report.support,
             missing=report.missing,
             calibration=report.calibration,
-            alarms=alarms + ((gathered.mismatch,) if gathered.mismatch else ()),
-            doubts=doubts,
-            notes=(_FOLLOWING,) if roster.clocked else (),
+            reasons=reasons + self._doubts,
+            clocked=roster.clocked,
             held_out=bool(roster.held_out.any()),
-            certain=self._data is not None and always_certain(target, self._data),
+            deterministic=self._data is not None and always_certain(target, self._data),
         )
 
 

@@ -31,7 +31,7 @@ from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
 from ope_gym.inference.errors import joined
-from ope_gym.inference.estimate import Sample
+from ope_gym.inference.estimate import Behaviour, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, tally
 from ope_gym.models.base import Baseline, check_baseline
@@ -43,6 +43,7 @@ from ope_gym.options import (
     refuse_betting,
 )
 from ope_gym.results import Evaluation
+from ope_gym.verdict import Reason
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.propensities import StepRatios
 from ope_gym.weights.reward_model import check_reward_model
@@ -191,7 +192,7 @@ def evaluate_log_probs(
         ids.size,
         steps,
         strata,
-        tuple(f"behaviour {k}" for k in range(rows.shape[0])),
+        tuple(Behaviour(f"behaviour {k}", (k,)) for k in range(rows.shape[0])),
         counts,
         options.gamma,
         regime,
@@ -210,9 +211,9 @@ def evaluate_log_probs(
             }
         )
     # the ratios in the pass of the first sums, while the weights are in the cache
-    *all_computed, alarms = run([*estimates, ask(StepRatios(checked))], reduce_chunk(chunk))
+    *all_computed, reasons = run([*estimates, ask(StepRatios(checked))], reduce_chunk(chunk))
     found: dict[str, Computed] = dict(zip(names, all_computed, strict=True))
-    known = with_deviation(facts(alarms, rows), found)
+    known = with_deviation(facts(reasons, rows), found)
     kind = betting or options.kind
     return Evaluation(
         {
@@ -229,7 +230,7 @@ def _known(
     offsets: IntArray,
     ends: tuple[float, float],
     sizes: IntArray | None,
-    alarms: tuple[str, ...],
+    reasons: tuple[Reason, ...],
     rows: FloatArray | None = None,
 ) -> Known:
     """Return the facts about the data that verdicts need.
@@ -241,7 +242,7 @@ def _known(
         offsets: (n + 1,).
         ends: the lowest and the highest reward.
         sizes: how many trajectories each stratum has; None where strata were joined.
-        alarms: what the ratios of the steps say, see `StepRatios`.
+        reasons: what the ratios of the steps say, see `StepRatios`.
         rows: (K, S) log-probabilities, for a fingerprint; None without one.
     """
     returns, discounted, sums = tally(rewards, offsets, sample.gamma, ends)
@@ -251,13 +252,13 @@ def _known(
         stops, chosen = offsets[1:][some], ids[some]
         mark = fingerprint(returns, rows[chosen, stops - 1], stops - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
-    return Known(sample, ids, outcomes, alarms=alarms, sizes=sizes)
+    return Known(sample, ids, outcomes, reasons=reasons, sizes=sizes)
 
 
 def _known_later(facts: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
     """Return the facts about the data, from the weights of a scheme that were kept."""
-    (alarms,) = reduce_chunk(chunk)([StepRatios(scheme)])
-    return facts(alarms)
+    (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
+    return facts(reasons)
 
 
 def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, RECOMMENDED, by_recommendation
-from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
 from ope_gym.report import html, text
+from ope_gym.verdict import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -215,16 +215,10 @@ class Evaluation(Mapping[str, Estimate]):
         """Return why results are not green, what would help, and what they rest on."""
         shown = self.ranked()
         judged = {name: e.verdict for name, e in shown.items()}
-        doubted = {k: v.reasons if v.colour != "green" else () for k, v in judged.items()}
-        lines = text.itemised(doubted)
+        lines = text.remarks(judged, verbose) + text.bases(judged)
         if verbose:
-            advice = text.itemised({name: v.advice for name, v in judged.items()})
-            lines += [f"what would help {line}" for line in advice]
-        else:
-            lines += [f"what would help: {words}" for words in self.best.verdict.advice]
-        lines += text.reasons({name: e.basis for name, e in shown.items() if e.basis})
-        if verbose:
-            lines += text.itemised({k: [f"note: {n}" for n in v.notes] for k, v in judged.items()})
+            notes = {k: [n for n in v.notes if n.effect == "note"] for k, v in judged.items()}
+            lines += text.itemised({k: [f"note: {n}" for n in v] for k, v in notes.items()})
             lines += [
                 f"{name}: " + ", ".join(f"{key} = {number:.2g}" for key, number in e.report.items())
                 for name, e in shown.items()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Fact = float | str | tuple[int, ...]
+Fact = float | str | tuple[int, ...] | tuple[str, ...]
 Words = str | Callable[[Mapping[str, Any]], str]
 
 COLOURS = ("green", "amber", "red")
@@ -38,10 +38,30 @@ def _policies(facts: Mapping[str, Any]) -> str:
 
 def _precise(facts: Mapping[str, Any]) -> str:
     """Say how much the episodes tell."""
-    size = _FORMAT.format("effective sample size {ess:.0f} of {trajectories:#episode}", **facts)
-    if "fresh" not in facts:
+    size = _FORMAT.format("effective sample size {ess:.0f} of {trajectories:,} episodes", **facts)
+    if not math.isfinite(facts["fresh"]):
         return size
     return f"as sure as about {facts['fresh']:,.0f} fresh episodes of the target ({size})"
+
+
+def _ess_low(facts: Mapping[str, Any]) -> str:
+    """Say how few episodes count; an ESS just below the limit does not look like it."""
+    ess, enough = facts["ess"], facts["enough"]
+    size = f"{ess:.0f}" if round(ess) < enough else f"{math.floor(10 * ess) / 10:.1f}"
+    return (
+        f"the effective sample size falls to {size} of {facts['trajectories']:,} episodes at step "
+        f"{facts['step']}; {enough:g} would be enough"
+    )
+
+
+def _estimated(facts: Mapping[str, Any]) -> str:
+    """Say how propensities were estimated, and whose intervals include their error."""
+    words = f"estimated by {facts['model']}"
+    drawn, fixed = facts["drawn"], facts["fixed"]
+    if fixed:
+        where = f" in {', '.join(fixed)}" if drawn else ""
+        return f"{words} (intervals take them as known{where})"
+    return f"{words} (their error is in the intervals)" if drawn else words
 
 
 def _chance(facts: Mapping[str, Any]) -> str:
@@ -58,6 +78,11 @@ _CAPPED = (
     "{share:.1%} of the weights were clipped at the cap, leaving a mean weight of {mean:.2f}: a "
     "bias that no interval shows"
 )
+
+
+def _far(errors: float) -> str:
+    return f"{errors:.1f}" if math.isfinite(errors) else "far"
+
 
 _RED: dict[str, Words] = {
     # what was recorded is wrong
@@ -116,7 +141,7 @@ _RED: dict[str, Words] = {
     "one_trajectory": "there is only one trajectory: its error cannot be estimated",
     "one_trajectory_each": "one trajectory per behaviour: their spread cannot be estimated",
     "ess_too_low": (
-        "the effective sample size falls to {ess:.1f} of {trajectories:#episode} at step {step}: "
+        "the effective sample size falls to {ess:.1f} of {trajectories:,} episodes at step {step}: "
         "too few to use"
     ),
     "episodes_too_few": "there are only {trajectories:#episode}: too few to use",
@@ -125,6 +150,17 @@ _RED: dict[str, Words] = {
         "no more accurate than a guess between the worst and the best return that the recorded "
         "rewards allow"
     ),
+    # too little is known of a policy in training
+    "ended_too_few": "only {episodes:#episode} ended so far",
+    "error_unknown": "its error is unknown",
+    "played_too_few": (
+        "it rests on {episodes:#fresh episode}; {enough:g} would be enough "
+        "(n_eval_episodes={enough:g})"
+    ),
+    "changed_too_fast": (
+        "the policy has changed so much lately that the steps so far say little about it"
+    ),
+    "unsure": "it is no surer than {fresh:~} fresh episodes would make you",
     "squares_overflow": "the squares of the rewards overflow: divide all rewards by one number",
 }
 
@@ -193,18 +229,15 @@ _AMBER: dict[str, Words] = {
     "shape_untested": (
         "rests on the q model, and episodes of one step cannot show whether it has the right shape"
     ),
-    "blends_apart": (
-        "NFIS and FWDR are {errors:.1f} standard errors apart: the episodes miss something, or the "
-        "q model is wrong there; auto stays near NFIS"
+    "blends_apart": lambda facts: (
+        f"NFIS and FWDR are {_far(facts['errors'])} standard errors apart: the episodes miss "
+        "something, or the q model is wrong there; auto stays near NFIS"
     ),
     "actions_sampled_once": (
         "{share:.0%} of the weight is on actions sampled only once: the error is too small"
     ),
     # there is too little for a calibrated interval
-    "ess_low": (
-        "the effective sample size falls to {ess:.0f} of {trajectories:#episode} at step {step}; "
-        "{enough:g} would be enough"
-    ),
+    "ess_low": _ess_low,
     "episodes_few": "there are only {trajectories:#episode}; {enough:g} would be enough",
     "no_spread": ("all episodes agree, so the error is unknown: a rare outcome may be missing"),
     "influence": (
@@ -212,21 +245,25 @@ _AMBER: dict[str, Words] = {
         "value, and others may be missing"
     ),
     "weight_share": "one episode holds {share:.1%} of the weight",
+    # the same of a policy in training
+    "ended_few": "only {episodes:#episode} ended so far",
+    "played_few": "{enough:g} would be enough (n_eval_episodes={enough:g})",
+    "fresh_few": "{enough:g} would be enough",
+    "returns_alike": "how often other returns occur is unknown",
 }
 
-_GREEN: dict[str, Words] = {"precise": _precise}
+_GREEN: dict[str, Words] = {
+    "precise": _precise,
+    "sure": "as sure as about {fresh:~} fresh episodes would make you",
+}
 
 _BASIS: dict[str, Words] = {
     "no_past": "rests on the q model; there are no past steps that a state could hide",
-    "markov_assumed": "assumes a Markov state; not checked",
     "markov_passed": lambda facts: (
         "assumes a Markov state; the test whether past steps predict the residuals passed "
         f"({_chance(facts)})"
     ),
-    "markov_rejected": lambda facts: (
-        "assumes a Markov state; the test whether past steps predict the residuals failed "
-        f"({_chance(facts)})"
-    ),
+    "propensities_from": _estimated,
 }
 
 _NOTES: dict[str, Words] = {
@@ -274,9 +311,14 @@ WORDS = {code: words for group in _EFFECTS.values() for code, words in group.ite
 
 
 class _Format(string.Formatter):
-    """Format facts as prose: 12.5 % with a space, and `{n:#episode}` as 1 episode, 2 episodes."""
+    """Format facts as prose: 12.5 % with a space, `{n:#episode}` as 1 episode or 2 episodes.
+
+    `{n:~}` is an estimated number of episodes, with a decimal below ten.
+    """
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "~":
+            return f"{value:,.{1 if value < 9.95 else 0}f}"
         if format_spec.startswith("#"):
             return f"{value:,} {format_spec[1:]}{'' if value == 1 else 's'}"
         return str(super().format_field(value, format_spec)).replace("%", " %")
@@ -308,7 +350,7 @@ class Reason:
 
     @property
     def effect(self) -> str:
-        """What it does: "red", "amber", "green", "basis", "note" or "advice"."""
+        """Its effect: "red", "amber", "green", "basis", "note" or "advice"."""
         return EFFECT[self.code]
 
     def __str__(self) -> str:
@@ -358,6 +400,16 @@ class Verdict:
     def colour(self) -> str:
         """The worst effect of the reasons: "green", "amber" or "red"."""
         return max((r.effect for r in self.reasons), key=COLOURS.index, default="green")
+
+    @property
+    def against(self) -> tuple[Reason, ...]:
+        """The reasons that keep it from being green."""
+        return () if self.colour == "green" else self.reasons
+
+    @property
+    def basis(self) -> tuple[Reason, ...]:
+        """The notes that say what the number rests on."""
+        return tuple(note for note in self.notes if note.effect == "basis")
 
     def __str__(self) -> str:
         return f"{self.colour}: {'; '.join(map(str, self.reasons + self.advice))}"

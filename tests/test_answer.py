@@ -19,7 +19,6 @@ from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate, evaluate_log
 from ope_gym.analysis.overlap import overlap
 from ope_gym.cli import main as command
 from ope_gym.estimators.table import ALIASES, GROUPS, PAPER
-from ope_gym.inference.diagnostics import Verdict
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Interval
 from ope_gym.options import Offer, estimator_names, one_estimator
@@ -27,6 +26,7 @@ from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, regis
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page
 from ope_gym.report.scalars import scalars
+from ope_gym.verdict import Reason, Verdict
 from tests.builders import LogProbOnly, Recorded, Table, recorded
 from wrappers import RecordTrajectories, collect
 
@@ -41,11 +41,18 @@ def evaluation(made: Recorded) -> Evaluation:
     return evaluate(made.trajectories, made.target)
 
 
+FIRST = {  # reasons by colour
+    "green": Reason("precise", ess=50.0, trajectories=60, fresh=37.4),
+    "amber": Reason("no_spread"),
+    "red": Reason("one_trajectory"),
+}
+
+
 def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estimate:
     """Return an estimate with another verdict, and other numbers."""
     sample = dataclasses.replace(estimate.sample, regime=changes.pop("regime", "held-out"))
-    reasons = ("a first reason", *changes.pop("reasons", ()))
-    verdict = Verdict(colour, reasons, ("some advice",))
+    reasons = (FIRST[colour], *changes.pop("reasons", ()))
+    verdict = Verdict(reasons, changes.pop("advice", ()))
     usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "fresh_episodes": 37.4}
     usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
     return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
@@ -69,24 +76,24 @@ SURE = "is worth 281 (95 %: 256 to 306), as sure as about 37 fresh episodes woul
     [
         ({}, "policy 10", f"Policy 10 {SURE}"),
         ({}, "ppo.zip", f"ppo.zip {SURE}"),
-        ({"colour": "amber"}, "it", f"It {SURE} Use with care: a first reason."),
+        ({"colour": "amber"}, "it", f"It {SURE} Use with care: {FIRST['amber']}."),
         (
             {"colour": "red"},
             "the policy",
-            "The policy may be worth 281 (95 %: 256 to 306), but do not use this number: a first "
-            "reason.",
+            "The policy may be worth 281 (95 %: 256 to 306), but do not use this number: "
+            f"{FIRST['red']}.",
         ),
         ({"fresh_episodes": math.nan}, "policy 1", "Policy 1 is worth 281 (95 %: 256 to 306)."),
         (
             {"colour": "red", "value": math.nan},
             "policy 1",
-            "The value of policy 1 is unknown: a first reason.",
+            f"The value of policy 1 is unknown: {FIRST['red']}.",
         ),
-        ({"colour": "red", "value": math.inf}, "it", "Its value is unknown: a first reason."),
+        ({"colour": "red", "value": math.inf}, "it", f"Its value is unknown: {FIRST['red']}."),
         (
-            {"colour": "amber", "regime": "in-sample", "reasons": ("optimistic (in-sample)",)},
+            {"colour": "amber", "regime": "in-sample", "reasons": (Reason("in_sample"),)},
             "policy 1",
-            "Policy 1 is worth 281 (95 %: 256 to 306). Use with care: optimistic (in-sample).",
+            f"Policy 1 is worth 281 (95 %: 256 to 306). Use with care: {Reason('in_sample')}.",
         ),
         (
             {"interval": Interval(math.nan, math.nan, 0.95, "ess-t"), "standard_error": math.nan},
@@ -187,7 +194,7 @@ def test_without_auto_and_nfis_the_headline_is_the_first_reliable_one_and_names_
     assert list(first.ranked()) == ["BIS", "FIS"]
     assert scalars(first)["ope/verdict"] == 0.0  # FIS: the same one at every step of a run
     lost = Evaluation({"BIS": changed(nfis, "red", name="BIS", value=math.nan)}, "policy 1")
-    assert lost.headline == "The value of policy 1 by BIS is unknown: a first reason."
+    assert lost.headline == f"The value of policy 1 by BIS is unknown: {FIRST['red']}."
 
 
 def test_groups_give_what_the_data_allow(made: Recorded) -> None:
@@ -260,7 +267,8 @@ def test_a_notebook_shows_the_answer_the_table_and_the_reasons(evaluation: Evalu
     assert shown.count("<tr>") == 1 + len(evaluation)
     for e in evaluation.values():
         assert f'{e.verdict.colour}">{e.verdict.colour}</td>' in shown
-    hostile = changed(evaluation.best, "red", basis="<b>", name="<i>")
+    named = Reason("collect_from", episodes=3, behaviour="<b>")
+    hostile = changed(evaluation.best, "red", advice=(named,), name="<i>")
     assert "<b>" not in html.reasons({"<i>": hostile}) + html.estimate_table({"<i>": hostile})
 
 
@@ -340,14 +348,14 @@ def test_a_deterministic_policy_gets_a_clear_word(made: Recorded) -> None:
     certain = Table(np.eye(3)[[0, 1, 2]])
     found = evaluate(made.trajectories, certain, ["NFIS", "DM"])
     assert found["NFIS"].verdict.colour != "green"
-    assert found["NFIS"].verdict.advice[0].startswith("the policy is deterministic, so an episode")
-    assert not any("deterministic" in words for words in found["DM"].verdict.advice)
+    assert found["NFIS"].verdict.advice == (Reason("explore"),)
+    assert Reason("explore") not in found["DM"].verdict.advice
     silent = evaluate(made.trajectories, LogProbOnly(certain.log_prob), "NFIS")
     assert silent["NFIS"].verdict.advice == found["NFIS"].verdict.advice
     partly = Table(np.array([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
     for soft in (made.target, LogProbOnly(made.target.log_prob), LogProbOnly(partly.log_prob)):
         (other,) = evaluate(made.trajectories, soft, "NFIS").values()
-        assert not any("deterministic" in words for words in other.verdict.advice)
+        assert Reason("explore") not in other.verdict.advice
 
 
 def test_a_density_of_one_is_not_certain() -> None:
@@ -368,7 +376,7 @@ def test_a_density_of_one_is_not_certain() -> None:
     )
     even = LogProbOnly(lambda _, actions: np.zeros(len(actions)))
     verdict = evaluate(data, even, "NFIS", origin="fixed")["NFIS"].verdict
-    assert verdict.advice[0].startswith("collect about")
+    assert verdict.advice[0].code.startswith("collect")
 
 
 def cartpole(policy: Any, episodes: int = 12) -> RecordTrajectories:

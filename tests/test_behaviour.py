@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 import ope_gym
 from ope_gym import Weighting, evaluate, fit_behaviour, leave_one_policy_out
 from ope_gym.analysis.behaviour import BehaviourFit
+from ope_gym.analysis.reliability import calibration_slope, marginal_loss, reliability
 from ope_gym.cli import main
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.inference.reliability import calibration_slope, marginal_loss, reliability
 from ope_gym.models import behaviour
 from ope_gym.models.behaviour import (
     LEARNERS,
@@ -31,6 +31,7 @@ from ope_gym.models.behaviour import (
 )
 from ope_gym.policies import EstimatedPolicy, SoftmaxLinear, UnknownPolicy
 from ope_gym.policies.estimated import ALL
+from ope_gym.verdict import Reason
 
 Floats = NDArray[np.float64]
 WEIGHTS = np.array([[0.9, -0.4], [-0.5, 0.6], [0.1, 0.3]])
@@ -251,7 +252,7 @@ def test_an_action_that_was_never_taken_has_no_support() -> None:
     assert np.all(probs[:, 2] == 0.0)
     np.testing.assert_allclose(probs.sum(axis=1), 1.0)
     reasons = evaluate(fit.trajectories, TARGET, "NFIS")["NFIS"].verdict.reasons
-    assert any("takes an action that no usable behaviour" in reason for reason in reasons)
+    assert "support_lost" in {reason.code for reason in reasons}
 
 
 # What is said ----------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def test_every_result_says_that_propensities_are_estimated() -> None:
     found = evaluate(fit.trajectories, TARGET, ["auto", "NFIS", "DM"])
     for estimate in found.values():
         assert estimate.verdict.colour == "amber"
-        assert any("propensities are estimated" in r for r in estimate.verdict.reasons)
+        assert Reason("propensities_estimated") in estimate.verdict.reasons
     assert "1 logger" in found.table()
     assert "propensities: estimated by logit" in found.table()
     assert found.to_dict()["propensities"] == "estimated by logit (their error is in the intervals)"
@@ -350,8 +351,8 @@ def test_propensities_that_do_not_fit_are_an_alarm() -> None:
         )
     verdict = evaluate(_with_policies(data, sharp), TARGET, "NFIS")["NFIS"].verdict
     assert verdict.colour == "red"
-    assert "estimated propensities do not fit" in verdict.reasons[0]
-    assert "another model" in verdict.advice[0]
+    assert verdict.reasons[0].code == "estimated_propensities_misfit"
+    assert verdict.advice == (Reason("refit_propensities"),)
 
 
 def test_the_slope_is_the_root_of_its_score() -> None:

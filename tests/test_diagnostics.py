@@ -15,14 +15,11 @@ from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
-from ope_gym.inference.diagnostics import (
-    Diagnostics,
-    Findings,
-    Verdict,
-    judge,
-    pareto_k,
-)
+from ope_gym.inference.diagnostics import Diagnostics, pareto_k
+from ope_gym.inference.estimate import Behaviour, Sample
+from ope_gym.inference.judging import Facts, judge
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, UnknownPolicy
+from ope_gym.verdict import Reason, Verdict
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
 from tests import small_mdps
@@ -278,8 +275,9 @@ def test_arrays_with_a_wrong_temperature_are_found(temperature: float) -> None:
     for _ in range(30):
         arrays = chain(rng, temperature, 400)
         verdict = evaluate_log_probs(*arrays, estimators="NFIS")["NFIS"].verdict
-        found += "look wrongly recorded" in " ".join(verdict.alarms)
-        assert (verdict.colour == "red") or not verdict.alarms
+        wrong = bool(codes(verdict) & {"ratios_high", "ratios_low"})
+        found += wrong
+        assert verdict.colour == "red" or not wrong
     assert found >= 24
 
 
@@ -288,14 +286,15 @@ def test_right_arrays_raise_no_alarm() -> None:
     for _ in range(150):
         arrays = chain(rng, 1.0, 200)
         found = evaluate_log_probs(*arrays, estimators="NFIS")["NFIS"]
-        assert found.verdict.alarms == ()
+        assert not codes(found.verdict) & {"ratios_high", "ratios_low", "mean_weight_high"}
+        assert not codes(found.verdict) & {"mean_weight_low", "mean_weight_very_low"}
 
 
 def test_steps_that_explore_too_seldom_to_be_seen_raise_no_alarm() -> None:
     """A sure target, and a behaviour that does something else in one step of a thousand."""
     logs = np.full((1, 500), math.log(0.999))
     got = evaluate_log_probs(np.zeros(500), logs, [0] * 50, np.ones(500), np.arange(51) * 10)
-    assert not any("ratios" in alarm for alarm in got["NFIS"].verdict.alarms)
+    assert not codes(got["NFIS"].verdict) & {"ratios_high", "ratios_low"}
 
 
 def test_a_wrong_temperature_of_all_policies_is_found_from_all_of_them_together() -> None:
@@ -313,9 +312,9 @@ def test_a_wrong_temperature_of_all_policies_is_found_from_all_of_them_together(
             action = int(rng.choice(4, p=sharp[k, state]))
             paths.append(small_mdps.Path((state,), (action,), (1.0,), 1.0))
         got = evaluate(buffer_of(paths, ids, tables), Table(tables[0]), "NFIS", origin="fixed")
-        alarms = " ".join(got["NFIS"].verdict.alarms)
-        assert ("by their actions taken together" in alarms) == wrong
-        assert "of policy" not in alarms
+        found = {code for code in codes(got["NFIS"].verdict) if code.startswith("propensities")}
+        assert found <= {"propensities_wrong_together", "propensities_wrong_squared"}
+        assert bool(found) == wrong
 
 
 def test_the_missing_mass_is_the_share_of_episodes_that_leave_the_support() -> None:
@@ -347,7 +346,6 @@ def test_a_tiny_missing_mass_is_a_note() -> None:
         got = verdict(diagnostics(missing_mass=mass, support_violations=3))
         assert got.colour == colour
         assert bool(got.notes) == (colour == "green")
-        assert bool(got.alarms) == (colour != "green")
 
 
 # --- the verdict ------------------------------------------------------------------------------
@@ -369,11 +367,29 @@ def diagnostics(ess: float = 100.0, **changes: Any) -> Diagnostics:
     return Diagnostics(**(fields | changes))
 
 
+def sample(n: int, *plans: tuple[int, ...]) -> Sample:
+    """Return a sample of n episodes, as many of each plan."""
+    names = [" then ".join(f"policy {k}" for k in plan) for plan in plans]
+    return Sample(
+        n,
+        4 * n,
+        np.zeros(n, dtype=np.int64),
+        tuple(Behaviour(*named) for named in zip(names, plans, strict=True)),
+        np.array([n // 2, n - n // 2]),
+        1.0,
+        "held-out",
+        (),
+    )
+
+
+def codes(verdict: Verdict) -> set[str]:
+    return {reason.code for reason in verdict.reasons}
+
+
 def verdict(
     d: Diagnostics, value: float = 1.0, error: float = 0.1, n: int = 200, **found: Any
 ) -> Verdict:
-    counts = np.array([n // 2, n - n // 2])
-    return judge(d, Findings(value, error, **found), counts, ["policy 4", "policy 9"])
+    return judge(Facts(value, error, d, sample(n, (4,), (9,)), **found))
 
 
 @pytest.mark.parametrize(
@@ -419,20 +435,17 @@ def test_pareto_k_is_never_the_judge() -> None:
 def test_reasons_add_up() -> None:
     got = verdict(diagnostics(20.0, max_share=0.2, support_violations=7, missing_mass=0.01))
     assert got.colour == "amber"
-    assert len(got.reasons) == 3
-    careful = verdict(diagnostics(), cautions=("a caution",))
-    assert careful.colour == "amber"
-    assert careful.reasons == careful.alarms == ("a caution",)
-    alarmed = verdict(diagnostics(20.0), alarms=("an alarm",))
+    assert [reason.code for reason in got.reasons] == ["support_thin", "ess_low", "weight_share"]
+    careful = verdict(diagnostics(), reasons=(Reason("adaptive"),))
+    assert (careful.colour, careful.reasons) == ("amber", (Reason("adaptive"),))
+    alarmed = verdict(diagnostics(20.0), reasons=(Reason("adaptive"), Reason("visits_unknown")))
     assert alarmed.colour == "red"
-    assert alarmed.alarms == ("an alarm",)
-    few = "the effective sample size falls to 20 of 200 episodes at step 3; 40 would be enough"
-    assert alarmed.reasons == ("an alarm", few)
-    noted = verdict(diagnostics(), notes=("a note",))
-    assert (noted.colour, noted.alarms, noted.notes) == ("green", (), ("a note",))
-    assert verdict(diagnostics(), value=math.inf).reasons[0].startswith("the weights overflow")
-    assert "there is only one trajectory" in str(verdict(diagnostics(1.0), error=math.nan, n=1))
-    assert "one trajectory per behaviour" in str(verdict(diagnostics(), error=math.nan))
+    assert [reason.code for reason in alarmed.reasons] == ["visits_unknown", "adaptive", "ess_low"]
+    noted = verdict(diagnostics(), reasons=(Reason("no_past"),))
+    assert (noted.colour, noted.against, noted.notes) == ("green", (), (Reason("no_past"),))
+    assert codes(verdict(diagnostics(), value=math.inf)) == {"weights_overflow"}
+    assert codes(verdict(diagnostics(1.0), error=math.nan, n=1)) == {"one_trajectory"}
+    assert codes(verdict(diagnostics(), error=math.nan)) == {"one_trajectory_each"}
 
 
 def test_without_propensities_nothing_is_green() -> None:
@@ -445,9 +458,9 @@ def test_without_propensities_nothing_is_green() -> None:
         log_probs=np.full(made.trajectories.n_steps, np.nan),
     )
     got = evaluate(unknown, made.target, "DM", origin="fixed")["DM"].verdict
-    assert not any("nobody recorded" in reason for reason in known.reasons)
+    assert "propensities_unknown" not in codes(known)
     assert got.colour == "amber"
-    assert any("nobody recorded how likely" in reason for reason in got.reasons)
+    assert "propensities_unknown" in codes(got)
 
 
 @pytest.mark.parametrize(
@@ -558,46 +571,40 @@ def seen(rng: np.random.Generator, n: int, steps: int, sure: float) -> Trajector
     )
 
 
-def test_precision_is_said_whatever_the_colour() -> None:
-    for d in (diagnostics(), diagnostics(3.0)):
-        said = verdict(d, fresh_episodes=29.3).precision
-        assert said == (
-            "as sure as about 29 fresh episodes of the target "
-            f"(effective sample size {d.ess:.0f} of 200 episodes)"
-        )
-    assert verdict(diagnostics()).reasons == ("effective sample size 100 of 200 episodes",)
+def test_a_green_verdict_says_how_much_the_episodes_tell() -> None:
+    said = "effective sample size 100 of 200 episodes"
+    assert str(verdict(diagnostics())) == f"green: {said}"
+    sure = verdict(diagnostics(), fresh_episodes=29.3)
+    assert str(sure) == f"green: as sure as about 29 fresh episodes of the target ({said})"
 
 
 def test_one_episode_that_makes_much_of_the_error_is_amber() -> None:
     assert verdict(diagnostics(influence_share=0.1)).colour == "green"
     rare = verdict(diagnostics(influence_share=0.12), fresh_episodes=100.0)
     assert rare.colour == "amber"
-    assert rare.alarms == ()
     assert "one episode makes up 12 % of the squared error" in str(rare)
-    assert rare.advice == ("collect about 20 episodes with the target policy itself",)
+    assert rare.advice == (Reason("collect_from_target", episodes=20),)
 
 
 def test_advice_is_a_number_of_episodes_of_a_policy() -> None:
     got = verdict(diagnostics(22.0))  # 18 short; an episode of policy 9 is worth .6
-    assert got.advice == ("collect about 30 more episodes of policy 9",)
+    assert got.advice == (Reason("collect_from", episodes=30, behaviour="policy 9"),)
     precise = verdict(diagnostics(30.0), fresh_episodes=11.2, n=20)  # the error is what counts
-    assert precise.advice == ("collect about 5 more episodes of policy 9",)
+    assert precise.advice == (Reason("collect_from", episodes=5, behaviour="policy 9"),)
     poor = verdict(diagnostics(3.0, behaviour_ess=np.array([2.0, 1.0])))
-    assert poor.advice == ("collect about 37 episodes with the target policy itself",)
+    assert poor.advice == (Reason("collect_from_target", episodes=37),)
     none = verdict(
         diagnostics(0.0, behaviour_ess=np.zeros(2), behaviour_shares=np.zeros(2)), value=math.nan
     )
-    assert none.advice == ("collect about 40 episodes with the target policy itself",)
-    learned = verdict(diagnostics(), in_sample=True, cautions=("in-sample",))
-    assert learned.advice == (
-        "collect about 40 fresh episodes with the target policy itself, or hold some out",
-    )
+    assert none.advice == (Reason("collect_from_target", episodes=40),)
+    learned = verdict(diagnostics(), reasons=(Reason("in_sample"),))
+    assert learned.advice == (Reason("hold_out", episodes=40),)
 
 
 def test_advice_names_nobody_who_cannot_help() -> None:
     """Where the target does what no recorded policy does, more of theirs would not tell."""
     got = verdict(diagnostics(22.0), unsupported=True)
-    assert got.advice == ("collect about 18 episodes with the target policy itself",)
+    assert got.advice == (Reason("collect_from_target", episodes=18),)
 
 
 def test_what_is_no_better_than_a_guess_is_red() -> None:
@@ -628,7 +635,7 @@ def test_a_model_that_never_saw_the_target_is_a_guess() -> None:
     got = evaluate(env, target, ["DM"], origin="fixed")["DM"]
     assert math.isnan(got.fresh_episodes)
     assert got.standard_error > 500.0 / math.sqrt(12.0)
-    assert got.verdict.reasons[0].startswith("no more accurate than a guess")
+    assert got.verdict.reasons[0] == Reason("guess")
 
 
 def test_advice_where_the_target_does_what_nobody_did() -> None:
@@ -645,28 +652,28 @@ def test_advice_where_the_target_does_what_nobody_did() -> None:
     )
     target = Always(np.array([-np.inf, 0.0]))
     got = evaluate(data, target, ["DM"], q_model="linear", origin="fixed")["DM"]
-    assert got.verdict.advice == ("collect about 20 episodes with the target policy itself",)
+    assert got.verdict.advice == (Reason("collect_from_target", episodes=20),)
 
 
 def test_forty_episodes_are_not_said_to_lack_any() -> None:
-    few = verdict(diagnostics(39.6), n=40)
-    assert few.reasons == (
-        "the effective sample size falls to 39.6 of 40 episodes at step 3; 40 would be enough",
+    (few,) = verdict(diagnostics(39.6), n=40).reasons
+    assert str(few) == (
+        "the effective sample size falls to 39.6 of 40 episodes at step 3; 40 would be enough"
     )
 
 
 def test_an_alarm_by_squares_says_so() -> None:
     """Policies that are off in different directions, so that their sum says nothing."""
     z = np.array([4.0, -4.0, 3.0, -3.0])
-    by_squares = PropensityReport(z, 0.1, (), True, {}, {}).notes[0]
-    assert "(Z² of a policy is 12.5 on average, not about 1)" in by_squares
-    assert "(Z = 4.5)" in PropensityReport(z, 4.5, (), True, {}, {}).notes[0]
+    squared = Reason("propensities_wrong_squared", square=12.5)
+    assert PropensityReport(z, 0.1, (), True, {}, {}).reasons == (squared,)
+    together = Reason("propensities_wrong_together", z=4.5)
+    assert PropensityReport(z, 4.5, (), True, {}, {}).reasons == (together,)
 
 
 def test_advice_never_names_a_sequence_of_policies() -> None:
-    names = ["policy 4, then 5 from step 17", "policy 9, then 10 from step 3, 11 from step 40"]
-    got = judge(diagnostics(22.0), Findings(1.0, 0.1), np.array([100, 100]), names)
-    assert got.advice == ("collect about 18 episodes with the target policy itself",)
+    got = judge(Facts(1.0, 0.1, diagnostics(22.0), sample(200, (4, 5), (9, 10, 11))))
+    assert got.advice == (Reason("collect_from_target", episodes=18),)
 
 
 def test_advice_is_about_right() -> None:
@@ -678,8 +685,8 @@ def test_advice_is_about_right() -> None:
     first = evaluate(data, target, estimators="NFIS", origin="fixed")["NFIS"]
     assert first.verdict.colour == "amber"
     (advice,) = first.verdict.advice
-    assert advice.endswith("more episodes of policy 0")
-    added = acted(rng, RIGHT, RIGHT, n=int(advice.split()[2]))
+    assert (advice.code, advice["behaviour"]) == ("collect_from", "policy 0")
+    added = acted(rng, RIGHT, RIGHT, n=advice["episodes"])
     added = dataclasses.replace(added, rewards=rng.normal(size=added.n_steps))
     second = evaluate(data.merge(added), target, estimators="NFIS", origin="fixed")["NFIS"]
     have = min(second.diagnostics.ess, second.fresh_episodes)
@@ -770,7 +777,6 @@ def test_a_mean_weight_far_below_one_is_named() -> None:
         got = verdict(diagnostics(mean_weight=mean, log_last=np.log(weights)))
         assert got.colour == colour
         assert words in str(got)
-        assert bool(got.alarms) == bool(words)
 
 
 def test_a_mean_weight_that_is_low_by_chance_is_no_alarm() -> None:
@@ -781,7 +787,7 @@ def test_a_mean_weight_that_is_low_by_chance_is_no_alarm() -> None:
         logs = rng.normal(-1.125, 1.5, size=200)
         d = diagnostics(mean_weight=float(np.exp(logs).mean()), log_last=logs)
         low += d.uncovered > 0.2
-        assert verdict(d).alarms == ()
+        assert not codes(verdict(d)) & {"mean_weight_low", "mean_weight_very_low"}
     assert low >= 5
 
 

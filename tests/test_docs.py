@@ -17,7 +17,7 @@ import pytest
 import ope_gym
 from ope_gym.cli import load
 from ope_gym.data.blocks import MAGIC
-from ope_gym.inference import diagnostics, intervals, regimes
+from ope_gym.inference import intervals, judging, regimes
 from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
 
@@ -213,10 +213,10 @@ def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
         assert re.search(rf"^\| {regime} \|", text, re.M), regime
     for method in intervals.KINDS:
         assert re.search(rf"^\| `?{method}`? ", text, re.M), method
-    low, high = 1 - diagnostics.RED_MISSING, 1 - diagnostics.AMBER_MISSING
-    few, enough = diagnostics.AMBER_ESS, diagnostics.GREEN_ESS
-    held, made = 100 * diagnostics.GREEN_SHARE, 100 * diagnostics.GREEN_INFLUENCE
-    noted, lost = 100 * diagnostics.NOTED_LOSS, 100 * diagnostics.RED_LOSS
+    low, high = 1 - judging.RED_MISSING, 1 - judging.AMBER_MISSING
+    few, enough = judging.AMBER_ESS, judging.GREEN_ESS
+    held, made = 100 * judging.GREEN_SHARE, 100 * judging.GREEN_INFLUENCE
+    noted, lost = 100 * judging.NOTED_LOSS, 100 * judging.RED_LOSS
     for words in (
         f"| ESS | below {few:g}, or 0 from some step on | below {enough:g} |",
         f"| weights | | one episode holds more than {held:g} % of them;",

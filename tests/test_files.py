@@ -327,7 +327,7 @@ def test_policies_that_change_during_episodes(tmp_path: Path, interval: Any) -> 
     names = names_for(interval, SUMS)
     options: dict[str, Any] = {"q_model": LinearQ(ridge=1e-3), "interval": interval}
     together = in_memory(parts, STEADY, names, **options)
-    assert any(", then " in name for name in together.sample.behaviours)
+    assert any(len(b.policies) > 1 for b in together.sample.behaviours)
     for block_steps in (1, 25, 150):
         assert_equal(in_blocks(parts, STEADY, names, block_steps=block_steps, **options), together)
         found = Evaluator(files, names, compute=Compute(block_steps=block_steps), **options)
@@ -530,8 +530,8 @@ def test_wrong_propensities_are_found() -> None:
     found, together = (way(parts, r.target, BOTH) for way in (in_blocks, in_memory))
     for name, estimate in found.items():
         assert estimate.verdict.colour == together[name].verdict.colour == "red"
-        assert any("contradict the policy" in reason for reason in estimate.verdict.reasons)
-        assert any("wrongly recorded" in reason for reason in estimate.verdict.reasons)
+        assert "contradict the policy" in str(estimate.verdict)
+        assert "wrongly recorded" in str(estimate.verdict)
 
 
 def test_missing_support_is_counted() -> None:
@@ -564,7 +564,7 @@ def test_episodes_are_counted_over_all_files(block_steps: int, mixture: Any) -> 
     parts = [wrong.select(episodes=slice(0, 7)), wrong.select(episodes=slice(7, 35))]
     options: dict[str, Any] = {"block_steps": block_steps, "weighting": Weighting(mixture=mixture)}
     found = in_blocks(parts, r.target, "NFIS", **options)["NFIS"]
-    assert any("episode 23, step 2 has" in reason for reason in found.verdict.reasons)
+    assert "episode 23, step 2 has" in str(found.verdict)
     seen = data.observations.astype(np.int64)
     seen[row] = 3  # a state of its own, which the target cannot stand
     policies = tuple(Table(np.vstack([p.table, p.table[:1]])) for p in data.policies)  # type: ignore[attr-defined]

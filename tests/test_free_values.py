@@ -17,7 +17,6 @@ from ope_gym.online import FreeEstimate
 from ope_gym.report.free_values import (
     FreeWriter,
     band_in_words,
-    colour,
     free_headline,
     free_scalars,
     in_words,
@@ -88,7 +87,7 @@ def test_few_episodes_are_worth_no_more_than_themselves(
 ) -> None:
     found = estimate(1, 2.0, 1.0, ended=ended)
     assert found.fresh_episodes == (400.0 if ended >= 10 else ended)
-    assert colour(found) == verdict
+    assert found.verdict.colour == verdict
     assert said in in_words(found)
 
 
@@ -107,20 +106,20 @@ def test_fresh_episodes_alone_are_counted_as_they_were_played(
         error = spread / episodes**0.5
         shares = {"fresh": 1.0}
         found = estimate(1, 2.0, error, spread=spread, episodes=episodes, shares=shares)
-        assert colour(found) == verdict
+        assert found.verdict.colour == verdict
     found = estimate(1, 2.0, 20.0 / episodes**0.5, episodes=episodes, shares=shares)
     assert said in in_words(found)
 
 
 def test_episodes_that_return_the_same_are_amber() -> None:
     found = estimate(1, -499.1, 5.0, spread=1.0, steady=True, ended=20)
-    assert colour(found) == "amber"
+    assert found.verdict.colour == "amber"
     assert in_words(found) == (
         "worth -499.1 (95 %: -509.1 to -489.1); all recent episodes returned about the same. "
         "Use with care (amber): how often other returns occur is unknown."
     )
-    assert colour(replace(found, ended=3)) == "red"
-    assert colour(replace(found, spread=20.0)) == "green"
+    assert replace(found, ended=3).verdict.colour == "red"
+    assert replace(found, spread=20.0).verdict.colour == "green"
 
 
 def test_only_a_provisional_value_says_worth_and_verdict() -> None:
@@ -214,6 +213,7 @@ def test_an_evaluation_and_free_values_are_told_apart(tmp_path: Path) -> None:
         "ranking": None,
         "free": None,
         "record": None,
+        "problem": None,
     }
 
 

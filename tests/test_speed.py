@@ -126,7 +126,7 @@ def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(
     for name in names:
         np.testing.assert_allclose(got[name].value, want[name].value, rtol=1e-8)
         np.testing.assert_allclose(got[name].standard_error, want[name].standard_error, rtol=1e-8)
-        assert got[name].basis == want[name].basis
+        assert got[name].verdict.basis == want[name].verdict.basis
 
 
 def test_one_compilation_serves_arrays_that_may_and_may_not_be_written_to() -> None:
@@ -182,4 +182,4 @@ def test_a_target_that_is_not_finite_after_one_that_is_gets_columns_of_its_own()
     for target in (made.target, Opaque(made.target.log_prob)):
         alone = Evaluator(made.trajectories, "DM", q_model="linear", held_out=False)
         found, expected = (x.evaluate(target, origin="fixed") for x in (evaluator, alone))
-        assert found["DM"].basis == expected["DM"].basis
+        assert found["DM"].verdict.basis == expected["DM"].verdict.basis

@@ -20,10 +20,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym import Evaluation, evaluate
 from ope_gym.analysis.overlap import overlap
+from ope_gym.inference.estimate import Behaviour
 from ope_gym.report.documents import LARGEST, encode, evaluation_document
 from ope_gym.report.scalars import scalars, undefined_ends
 from ope_gym.report.tensorboard import EvaluationWriter
 from ope_gym.report.text import headline
+from ope_gym.verdict import Reason, Verdict
 from tests import builders
 
 NAMES = ["NFIS", "BIS", "NFCIS"]
@@ -285,8 +287,8 @@ def test_a_document_holds_what_the_tab_draws(
         shown = [row[key] for key in ("value", "low", "high", "ess", "fresh_episodes")]
         assert shown == pytest.approx(ends, rel=5e-4), row["name"]
         assert row["verdict"] == e.verdict.colour
-        assert row["reasons"] == list(e.verdict.reasons)[:6]
-        assert row["advice"] == list(e.verdict.advice)
+        assert row["reasons"] == [str(reason) for reason in e.verdict.reasons[:6]]
+        assert row["advice"] == [str(advice) for advice in e.verdict.advice]
     assert found["truth"] == [0.75, None]
     first = found["ess"]["curves"][0]
     assert first["names"][0] == "NFIS"
@@ -312,10 +314,10 @@ def test_undefined_numbers_are_null_in_documents(broken: Evaluation) -> None:
 def test_documents_are_bounded(evaluation: Evaluation) -> None:
     bis = evaluation["BIS"]
     n = 100_000
+    advice = Reason("collect_from", episodes=1, behaviour="x" * 10_000)
     long = replace(
         bis,
-        basis="x" * 10_000,
-        verdict=replace(bis.verdict, reasons=("y" * 10_000,) * 50, advice=("z" * 10_000,) * 50),
+        verdict=Verdict((Reason("adaptive"),) * 50, (advice,) * 50, (advice,) * 50),
         diagnostics=replace(
             bis.diagnostics,
             ess_curve=np.linspace(9.0, 1.0, n),
@@ -326,7 +328,7 @@ def test_documents_are_bounded(evaluation: Evaluation) -> None:
             bis.sample,
             trajectories=n,
             counts=np.ones(n, dtype=np.int64),
-            behaviours=tuple(f"policy {k}" for k in range(n)),
+            behaviours=tuple(Behaviour(f"policy {k}", (k,)) for k in range(n)),
         ),
     )
     document = evaluation_document(Evaluation({f"e{k}": long for k in range(500)}))

@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
-from ope_gym.data.trajectories import Trajectories
-from ope_gym.inference.reliability import (
+from ope_gym.analysis.reliability import (
     Reliability,
     calibration_slope,
     marginal_loss,
     reliability,
 )
+from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
+from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import FOLDS
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
 from ope_gym.policies import FinitePolicy, Target, resolve_policy

@@ -25,7 +25,7 @@ from ope_gym.analysis.scored_returns import ScoredReturns
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import Resamples
-from ope_gym.inference.diagnostics import Diagnostics, Verdict
+from ope_gym.inference.diagnostics import Diagnostics
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import Interval, percentile, widened
 from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
@@ -42,6 +42,7 @@ from ope_gym.models import QModel
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source
+from ope_gym.verdict import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -341,7 +342,7 @@ class Distribution:
                 name: [finite(number) for number in getattr(band, name).tolist()]
                 for name in ("x", "value", "low", "high")
             },
-            "verdict": {"colour": self.verdict.colour, "reasons": list(self.verdict.reasons)},
+            "verdict": self.verdict.to_dict(),
         }
 
     def to_json(self, path: str | Path | None = None, **shown: Any) -> str:

@@ -20,7 +20,6 @@ import numpy as np
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import Evaluator
-from ope_gym.inference.diagnostics import COLOURS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import (
     Options,
@@ -32,6 +31,7 @@ from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
 from ope_gym.policies.estimated import logger_name
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
+from ope_gym.verdict import COLOURS
 from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ import numpy as np
 
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
-from ope_gym.inference.diagnostics import GREEN_ESS
 from ope_gym.inference.errors import standard_error as error_of
+from ope_gym.inference.judging import GREEN_ESS
 from ope_gym.policies import Policy, Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes

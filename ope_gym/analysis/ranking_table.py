@@ -275,14 +275,8 @@ class Ranking(Mapping[str, Ranked]):
         """Return what the table cannot show: reasons, partial mixtures, the cautious choice."""
         verdicts = {r.name: r.estimate.verdict for r in self.values()}
         mixtures = {r.name: r.estimate.sample.mixture for r in self.values()}
-        doubted = {k: v.reasons if v.colour != "green" else () for k, v in verdicts.items()}
-        remarks = text.itemised(doubted)
-        if verbose:
-            advice = text.itemised({name: v.advice for name, v in verdicts.items()})
-            remarks += [f"what would help {line}" for line in advice]
-        else:
-            remarks += [f"what would help: {words}" for words in verdicts[self.best.name].advice]
-        remarks += text.reasons({name: str(part) for name, part in mixtures.items() if part})
+        remarks = text.remarks(verdicts, verbose)
+        remarks += text.itemised({name: [part] if part else [] for name, part in mixtures.items()})
         if self.safest is not self.best:
             low = self.safest.estimate.interval.low
             remarks.append(

@@ -75,6 +75,7 @@ from ope_gym.inference.errors import (
     join_single,
     standard_error,
 )
+from ope_gym.verdict import Reason
 
 _APART = 3.0  # standard errors between two estimates that chance explains
 _LEAST = 1.2  # effective trajectories below which an error counts as unknown
@@ -120,8 +121,7 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
         replicates=replicates,
         report={**weights.report, "s": share},
         # a quarrel of NFIS and FWDR is one of the weights
-        cautions=model.markov.cautions if share >= 0.5 else weights.cautions,
-        basis=model.markov.basis if share >= 0.5 else "",
+        reasons=model.markov.reasons if share >= 0.5 else weights.reasons,
         by_model=share >= 0.5,
         bias=share * bias,
         freedom=_freedom((1.0 - share) ** 2 * spread[0, 0], share**2 * spread[1, 1], ess, own.size),
@@ -309,7 +309,7 @@ def blend(
     left_out = share * (1.0 - kept) * gap if share else 0.0
     found = dataclasses.replace(
         plain,
-        cautions=_contradiction(agreed),
+        reasons=_contradiction(agreed),
         report={"c": share, "k": kept, "left out": left_out},
     )
     if share == 0.0:
@@ -325,15 +325,12 @@ def blend(
     )
 
 
-def _contradiction(agreed: float) -> tuple[str, ...]:
-    """Caution the reader if NFIS and FWDR differ by more than three standard errors."""
+def _contradiction(agreed: float) -> tuple[Reason, ...]:
+    """Doubt the estimate if NFIS and FWDR differ by more than three standard errors."""
     if agreed == 1.0:
         return ()
-    apart = "far" if agreed == 0.0 else f"{_APART / np.sqrt(agreed):.1f}"
-    return (
-        f"NFIS and FWDR are {apart} standard errors apart: the episodes miss something, or the "
-        "q model is wrong there; auto stays near NFIS",
-    )
+    errors = _APART / np.sqrt(agreed) if agreed > 0.0 else np.inf
+    return (Reason("blends_apart", errors=float(errors)),)
 
 
 def agreement(gap: float, influence: FloatArray, groups: IntArray) -> float:

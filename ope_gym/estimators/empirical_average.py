@@ -18,6 +18,7 @@ from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.computed import Computed
+from ope_gym.verdict import Reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,11 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
     # residuals from a fitted mean are too small by (n - 1) / n; those of a single draw are 0
     freedom = np.sqrt(n_cell / np.maximum(n_cell - 1, 1))
     single = float(np.sum(weights[n_cell[cell] == 1]) / max(total, np.finfo(float).tiny))
+    missing, reasons = 1.0 - float(weights.mean()), []
+    if missing > 1e-9:
+        reasons.append(Reason("actions_never_sampled", share=missing))
+    if single > 0.0:
+        reasons.append(Reason("actions_sampled_once", share=single))
     replicates = None
     if setting.draws is not None and np.isfinite(value):
         replicates = _replicates(setting.draws, data.rewards, context, cell, cell_context, mass)
@@ -75,23 +81,7 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
         log_last,
         spread=influence + (freedom[cell] - 1.0) * residual,
         replicates=replicates,
-        notes=_never_sampled(1.0 - float(weights.mean())),
-        cautions=_sampled_once(single),
-    )
-
-
-def _never_sampled(missing: float) -> tuple[str, ...]:
-    if missing <= 1e-9:
-        return ()
-    return (f"{100 * missing:.1f} % of the target's actions were never sampled and count as 0",)
-
-
-def _sampled_once(share: float) -> tuple[str, ...]:
-    if share <= 0:
-        return ()
-    return (
-        f"{100 * share:.0f} % of the weight is on actions sampled only once: the error is too "
-        "small",
+        reasons=tuple(reasons),
     )
 
 

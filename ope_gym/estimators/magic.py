@@ -51,6 +51,7 @@ from ope_gym.estimators.weighted import Setting, Steps, normalise
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.intervals import Interval, ess_t, undefined
+from ope_gym.verdict import Reason
 
 CUTS = 10
 LEVEL = 0.5  # of the interval of WDR: beyond it a bias counts
@@ -106,12 +107,6 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     shown: Computed
     found, shown, *drawn = yield from together(*wanted)
     weight = float(found.weights[0])
-    cautions: tuple[str, ...] = ()
-    if weight > 0.5:
-        cautions = (
-            f"{100 * weight:.0f} % of the estimate is the q model alone, whose error no "
-            "interval shows",
-        )
     replicates = None
     if setting.draws is not None and drawn and np.isfinite(found.value):
         replicates = bootstrap_magic(found, drawn[0], setting.draws.means(start))
@@ -121,7 +116,7 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
         influence=found.influence,
         spread=shown.influence,
         replicates=replicates,
-        cautions=cautions,
+        reasons=(Reason("mostly_direct", share=weight),) if weight > 0.5 else (),
         report={"weight of DM": weight},
     )
 

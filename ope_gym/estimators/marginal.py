@@ -32,9 +32,9 @@ from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
 from ope_gym.inference.computed import Computed
+from ope_gym.verdict import Reason
 
 MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
-_UNKNOWN = "the q model cannot tell how often the target visits a state"
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,19 @@ def mdr(c: Composition, setting: Setting) -> Steps[Computed]:
     found = yield from marginal(setting)
     computed = _computed(found.value, found.influence, setting)
     if not found.known:
-        return dataclasses.replace(computed, notes=(f"{_UNKNOWN}: take another q model",))
-    return dataclasses.replace(computed, cautions=found.markov.cautions, basis=found.markov.basis)
+        return dataclasses.replace(computed, reasons=(Reason("visits_unknown"),))
+    return dataclasses.replace(computed, reasons=found.markov.reasons)
 
 
 def direct(c: Composition, setting: Setting) -> Steps[Computed]:
     """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q."""
     found = yield from marginal(setting)
     if not found.known:
-        caution = f"{_UNKNOWN}: the interval covers the spread of the starts, not the error of q"
         spread = found.start - found.start.mean() + found.direct
-        return dataclasses.replace(_computed(found.direct, spread, setting), cautions=(caution,))
+        computed = _computed(found.direct, spread, setting)
+        return dataclasses.replace(computed, reasons=(Reason("visits_guessed"),))
     computed = _computed(found.direct, found.influence - found.value + found.direct, setting)
-    return dataclasses.replace(computed, cautions=found.markov.cautions, basis=found.markov.basis)
+    return dataclasses.replace(computed, reasons=found.markov.reasons)
 
 
 def _computed(value: float, influence: FloatArray, setting: Setting) -> Computed:

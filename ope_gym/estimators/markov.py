@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray, cached_property
 from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.weighted import Steps
+from ope_gym.verdict import Reason
 
 ALPHA = 0.05  # probability to reject a state that is Markov; auto then asks how much it matters
 _LAGS = 3
@@ -51,13 +52,6 @@ _MANY = 4  # targets from which it pays to make products of columns
 _BLOCK = 1 << 13  # steps whose columns stay in the cache
 _PIECE = 1 << 10  # the same of products of columns
 _KEPT = 1 << 17  # steps of a chunk whose columns are kept for the next target
-_UNCHECKED = (
-    "rests on the q model, and too few steps tell whether the observation hides part of the state"
-)
-
-_ONE_STEP = (
-    "rests on the q model, and episodes of one step cannot show whether it has the right shape"
-)
 
 T = TypeVar("T")
 
@@ -86,33 +80,13 @@ class MarkovCheck:
         return bool(np.isnan(self.chance))
 
     @property
-    def cautions(self) -> tuple[str, ...]:
-        """A warning if the check failed, or was not possible."""
+    def reasons(self) -> tuple[Reason, ...]:
+        """The assumption of an estimate from the model, or what speaks against it."""
         if self.unchecked:
-            return (_UNCHECKED if self.past else _ONE_STEP,)
-        if not self.failed:
-            return ()
-        return (
-            f"past steps predict the residuals of the q model (p {_shown(self.chance)}): the "
-            "observation hides part of the state, or the q model has the wrong shape",
-        )
-
-    @property
-    def basis(self) -> str:
-        """Say in words what an estimate from the model rests on."""
+            return (Reason("markov_untested" if self.past else "shape_untested"),)
         if not self.past:
-            return "rests on the q model; there are no past steps that a state could hide"
-        if self.unchecked:
-            return "assumes a Markov state; not checked"
-        result = "failed" if self.failed else "passed"
-        return (
-            f"assumes a Markov state; the test whether past steps predict the residuals {result} "
-            f"(p {_shown(self.chance)})"
-        )
-
-
-def _shown(chance: float) -> str:
-    return "< 0.001" if chance < 0.001 else f"= {chance:.2g}"
+            return (Reason("no_past"),)
+        return (Reason("markov_failed" if self.failed else "markov_passed", p=self.chance),)
 
 
 def check_markov() -> Steps[MarkovCheck]:

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ope_gym.arrays import FloatArray
+from ope_gym.verdict import Reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +26,8 @@ class Computed:
         bets: (2, n) sums for betting; None without it.
         spread: (n,) the values whose spread is the error, where it is not the influence.
         pooled: the error is that over all trajectories, not inside strata.
-        notes: reasons of its own that make the result red.
-        cautions: reasons of its own that make the result amber.
+        reasons: what the estimator found out about itself.
         report: numbers of its own worth showing.
-        basis: in words, what the estimate rests on beside the weights.
         bias: bound on a bias that the influence values do not show; it widens the error.
         by_model: whether it rests on a model more than on the weights.
         freedom: effective number of trajectories for the interval; None for that of the weights.
@@ -43,10 +42,8 @@ class Computed:
     bets: FloatArray | None = None
     spread: FloatArray | None = None
     pooled: bool = False
-    notes: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     report: Mapping[str, float] = field(default_factory=dict)
-    basis: str = ""
     bias: float = 0.0
     freedom: float | None = None
     by_model: bool = False

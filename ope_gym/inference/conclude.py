@@ -17,25 +17,22 @@ from ope_gym.arrays import FloatArray, IntArray, at_once
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
-from ope_gym.inference.diagnostics import (
-    NOTED_LOSS,
-    Diagnostics,
-    Findings,
-    Verdict,
-    judge,
-    weight_diagnostics,
-)
+from ope_gym.inference.diagnostics import Diagnostics, weight_diagnostics
 from ope_gym.inference.errors import Spread, Tails, spread_of
 from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.inference.intervals import Evidence, IntervalKind, undefined, widened, with_bias
+from ope_gym.inference.intervals import (
+    Evidence,
+    Interval,
+    IntervalKind,
+    undefined,
+    widened,
+    with_bias,
+)
+from ope_gym.inference.judging import NOTED_LOSS, Facts, judge
 from ope_gym.inference.outcomes import Outcomes
+from ope_gym.verdict import Reason, Verdict
 
 _ROUNDING = 1e-12  # of the value: a smaller standard error is rounding
-_BETTING = "betting with weights against a mixture assumes held-out episodes or fixed policies"
-_NO_REWARD = (
-    "every recorded reward is 0: how large a reward can be, and so how far off the value is, "
-    "cannot be told"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +44,13 @@ class Known:
         ids: (n,) behaviour of each.
         outcomes: the returns of the episodes, and those that may be unseen.
         deviation: standard deviation of one return of the target; NaN if unknown.
-        support: by scheme, steps at which the target does what no behaviour can.
-        missing: by scheme, share of the target's episodes that do so.
+        support: visited steps outside the behaviours' support, by scheme.
+        missing: share of the target's episodes that leave the support, by scheme.
         calibration: of the propensities of each policy.
-        alarms: reasons that make every estimate red.
-        doubts: reasons that make every estimate amber at best.
-        notes: remarks about estimates with weights against a mixture.
+        reasons: what was found out about the data.
+        clocked: whether policies changed during episodes.
         held_out: whether some of the episodes are held out.
-        certain: whether the target is deterministic.
+        deterministic: whether the target is deterministic.
         sizes: how many trajectories each stratum of the sample has; None where nobody counted.
     """
 
@@ -65,12 +61,65 @@ class Known:
     support: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, float] = field(default_factory=dict)
     calibration: FloatArray | None = None
-    alarms: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    clocked: bool = False
     held_out: bool = False
-    certain: bool = False
+    deterministic: bool = False
     sizes: IntArray | None = None
+
+    def lost(self, scheme: str) -> float | None:
+        """Return the share of the target's episodes that leave the support; None if unknown."""
+        return self.missing.get(scheme or "fused")  # models know no more than all policies
+
+    def unsupported(self, scheme: str) -> bool:
+        """Tell whether the target takes actions that no recorded policy takes.
+
+        Where there are weights that say how often, rare ones do not count.
+        """
+        lost = self.lost(scheme)
+        return self.support.get("fused", 0) > 0 if lost is None else lost > NOTED_LOSS
+
+    def doubts(self, scheme: str) -> tuple[Reason, ...]:
+        """Return what speaks against estimates with these weights, whatever their numbers."""
+        reasons = [*regimes.doubts(self.sample.regime, scheme, self.held_out), *self.reasons]
+        if self.clocked and scheme not in ("", "basic"):
+            reasons.append(Reason("policies_follow"))
+        steps = self.support.get("fused", 0)
+        if not scheme and steps and "fused" not in self.missing:  # no weights to say how often
+            reasons.append(Reason("support_unknown", steps=steps))
+        return tuple(reasons)
+
+    def describe(self, computed: Computed, scheme: str) -> Diagnostics:
+        """Describe the weights of an estimate."""
+        return weight_diagnostics(
+            computed,
+            self.ids,
+            self.sample.counts.size,
+            self.support.get(scheme),
+            self.lost(scheme),
+            self.calibration,
+        )
+
+    def facts(
+        self, computed: Computed, scheme: str, diagnostics: Diagnostics, error: float
+    ) -> Facts:
+        """Return what a verdict rests on, as far as it is known without an interval."""
+        allowed = self.outcomes.allowed
+        reasons = [*computed.reasons, *self.doubts(scheme)]
+        if allowed is not None and not _within(computed.value, allowed):
+            low, high = allowed
+            reasons.append(Reason("value_impossible", value=computed.value, low=low, high=high))
+        return Facts(
+            computed.value,
+            error,
+            diagnostics,
+            self.sample,
+            tuple(reasons),
+            model_ess=computed.freedom if computed.by_model else None,
+            deterministic=self.deterministic and bool(scheme),
+            guess=_guess(allowed),
+            unsupported=self.unsupported(scheme),
+        )
 
 
 def conclude(
@@ -93,77 +142,48 @@ def conclude(
         level: confidence level.
         seed: of the bootstrap draws.
     """
-    sample, scheme = known.sample, composition.scheme
+    sample, scheme, value = known.sample, composition.scheme, computed.value
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
-    values = computed.influence if computed.spread is None else computed.spread
-    support = known.support.get(scheme)
+    influence = computed.influence if computed.spread is None else computed.spread
+    sizes = None if computed.pooled else known.sizes
     spread, described = at_once(
-        values.size,
-        lambda: spread_of(values, strata, None if computed.pooled else known.sizes),
-        lambda: weight_diagnostics(
-            computed, known.ids, sample.counts.size, support, known.calibration
-        ),
+        influence.size,
+        lambda: spread_of(influence, strata, sizes),
+        lambda: known.describe(computed, scheme),
     )
-    if spread.error <= _ROUNDING * abs(computed.value):  # all trajectories agree
+    if spread.error <= _ROUNDING * abs(value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
-    diagnostics = dataclasses.replace(
-        described,
-        influence_share=spread.tails.largest,
-        missing_mass=known.missing.get(scheme or "fused"),
-    )
-    replicates = computed.replicates if np.isfinite(error) else None
+    diagnostics = dataclasses.replace(described, influence_share=spread.tails.largest)
     evidence = Evidence(
-        computed.value,
+        value,
         computed.influence,
         spread,
         strata,
         diagnostics.ess if computed.freedom is None else computed.freedom,
         sample.gamma,
-        replicates,
+        computed.replicates if np.isfinite(error) else None,
         computed.bets,
     )
-    interval = with_bias(kind.interval(evidence, level), computed.value, computed.bias)
-    alarms, cautions = _reasons(computed, known, scheme, replicates)
-    unseen = lost = (0.0, 0.0)
-    if computed.bets is not None:
-        if scheme != "basic" and sample.regime in ("adaptive", "in-sample"):
-            cautions.append(_BETTING)
-        if np.isnan(interval.low):
-            alarms.append("no value agrees with the data: reward_range or a propensity is wrong")
-    elif known.outcomes.allowed is None:
-        interval = undefined(level, kind.name)
-        alarms.append(_NO_REWARD)
-    else:
-        unseen = known.outcomes.unseen(computed.value, evidence.ess, computed.last)
-        interval = widened(interval, computed.value, *unseen)
-        missing = known.missing.get(scheme or "fused", 0.0)  # models know no more than all policies
-        shifted = known.outcomes.shifted(interval, missing)
-        moved = interval.low - shifted.low, shifted.high - interval.high
-        lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
-        interval = known.outcomes.cut(shifted)
+    replicates = evidence.replicates
+    interval = with_bias(kind.interval(evidence, level), value, computed.bias)
+    room = _Room(interval)
+    if computed.bets is None and known.outcomes.allowed is None:
+        room = _Room(undefined(level, kind.name))
+    elif computed.bets is None:
+        room = _make_room(interval, evidence, computed.last, known, scheme)
     ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
     fresh = ratio * ratio  # the power would raise an error where this is infinite
-    findings = Findings(
-        computed.value,
-        error,
-        fresh,
-        tuple(alarms),
-        tuple(cautions),
-        known.notes if scheme not in ("", "basic") else (),
-        sample.regime == "in-sample" and not known.held_out,
-        computed.freedom if computed.by_model else None,
-        known.certain and bool(scheme),
-        guess=_guess(known.outcomes.allowed),
-        unsupported=_unsupported(known, scheme),
-    )
+    facts = known.facts(computed, scheme, diagnostics, error)
+    doubts = _doubts_of_interval(evidence, interval, known, scheme)
+    facts = dataclasses.replace(facts, reasons=facts.reasons + doubts, fresh_episodes=fresh)
     return Estimate(
         name,
-        computed.value,
+        value,
         error,
-        interval,
+        room.interval,
         diagnostics,
-        judge(diagnostics, findings, sample.counts, sample.behaviours),
+        judge(facts),
         computed.influence,
         sample,
         replicates,
@@ -171,12 +191,54 @@ def conclude(
         None if replicates is None or computed.pooled else seed,
         dict(computed.report),
         fresh,
-        unseen,
-        computed.basis,
+        room.unseen,
         computed.bias,
         computed.freedom,
-        lost,
+        room.lost,
     )
+
+
+@dataclass(frozen=True)
+class _Room:
+    """An interval with room for what the episodes cannot show; see `Estimate` for the rest."""
+
+    interval: Interval
+    unseen: tuple[float, float] = (0.0, 0.0)
+    lost: tuple[float, float] = (0.0, 0.0)
+
+
+def _make_room(
+    interval: Interval, evidence: Evidence, weights: FloatArray, known: Known, scheme: str
+) -> _Room:
+    """Widen an interval by outcomes that may be unseen, and by episodes that leave the support."""
+    outcomes = known.outcomes
+    unseen = outcomes.unseen(evidence.value, evidence.ess, weights)
+    interval = widened(interval, evidence.value, *unseen)
+    shifted = outcomes.shifted(interval, known.lost(scheme) or 0.0)
+    moved = interval.low - shifted.low, shifted.high - interval.high
+    lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN
+    return _Room(outcomes.cut(shifted), unseen, lost)
+
+
+def _doubts_of_interval(
+    evidence: Evidence, interval: Interval, known: Known, scheme: str
+) -> tuple[Reason, ...]:
+    """Return what speaks against the interval: lost draws, lost bets, no reward to go by."""
+    reasons = []
+    if evidence.replicates is not None:
+        size = evidence.replicates.size
+        lost = size - int(np.count_nonzero(np.isfinite(evidence.replicates)))
+        if lost:
+            reasons.append(Reason("draws_without_weight", lost=lost, draws=size))
+    if evidence.bets is None:
+        if known.outcomes.allowed is None:
+            reasons.append(Reason("rewards_all_zero"))
+        return tuple(reasons)
+    if scheme != "basic" and known.sample.regime in ("adaptive", "in-sample"):
+        reasons.append(Reason("bets_adaptive"))
+    if np.isnan(interval.low):
+        reasons.append(Reason("bets_all_lost"))
+    return tuple(reasons)
 
 
 def value_alone(
@@ -197,50 +259,31 @@ def value_alone(
         known: makes the facts about the data.
         level: confidence level of the interval that is not made.
     """
-    nothing: Any = None
-    found = Estimate(
+    later: Any = None
+    estimate = Estimate(
         name,
         computed.value,
         np.nan,
         undefined(level, "none"),
-        nothing,
-        nothing,
+        later,
+        later,
         computed.influence,
         sample,
         report=dict(computed.report),
-        basis=computed.basis,
         bias=computed.bias,
         freedom=computed.freedom,
     )
-    return found.judged_by(partial(_judge_weights, composition, computed, known))
+    return estimate.judged_by(partial(_judge_weights, composition.scheme, computed, known))
 
 
 def _judge_weights(
-    composition: Composition, computed: Computed, known: Callable[[], Known]
+    scheme: str, computed: Computed, known: Callable[[], Known]
 ) -> tuple[Diagnostics, Verdict]:
     """Describe the weights of a value alone, and judge by them."""
-    facts, scheme = known(), composition.scheme
-    sample = facts.sample
-    diagnostics = dataclasses.replace(
-        weight_diagnostics(
-            computed, facts.ids, sample.counts.size, facts.support.get(scheme), facts.calibration
-        ),
-        missing_mass=facts.missing.get(scheme or "fused"),
-    )
-    alarms, cautions = _reasons(computed, facts, scheme, None)
-    findings = Findings(
-        computed.value,
-        np.nan,
-        alarms=tuple(alarms),
-        cautions=tuple(cautions),
-        notes=facts.notes if scheme not in ("", "basic") else (),
-        in_sample=sample.regime == "in-sample" and not facts.held_out,
-        effective=computed.freedom if computed.by_model else None,
-        certain=facts.certain and bool(scheme),
-        value_alone=True,
-        unsupported=_unsupported(facts, scheme),
-    )
-    return diagnostics, judge(diagnostics, findings, sample.counts, sample.behaviours)
+    about = known()
+    diagnostics = about.describe(computed, scheme)
+    facts = about.facts(computed, scheme, diagnostics, np.nan)
+    return diagnostics, judge(dataclasses.replace(facts, error_wanted=False))
 
 
 def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
@@ -257,45 +300,9 @@ def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     return dataclasses.replace(known, deviation=deviation)
 
 
-def _reasons(
-    computed: Computed, known: Known, scheme: str, replicates: FloatArray | None
-) -> tuple[list[str], list[str]]:
-    """Collect the reasons that make an estimate red, and those that make it amber."""
-    alarms = [*known.alarms, *computed.notes]
-    regime = known.sample.regime
-    cautions = [*computed.cautions, *regimes.cautions(regime, scheme, known.held_out)]
-    cautions += known.doubts
-    steps = known.support.get("fused", 0)
-    if not scheme and steps and "fused" not in known.missing:  # no weights to say how often
-        cautions.append(
-            f"at {steps} visited steps the target may take an action that no recorded policy "
-            "takes; only weights can say how often, so ask for NFIS, too"
-        )
-    value, allowed = computed.value, known.outcomes.allowed
-    if allowed is not None and not _within(value, allowed):
-        alarms.append(
-            f"the value {value:.4g} lies outside of what the recorded rewards allow, "
-            f"[{allowed[0]:.4g}, {allowed[1]:.4g}]"
-        )
-    if replicates is not None:
-        lost = int(np.count_nonzero(~np.isfinite(replicates)))
-        if lost:
-            alarms.append(f"{lost} of {replicates.size} bootstrap replicates have no weight left")
-    return alarms, cautions
-
-
 def _guess(allowed: tuple[float, float] | None) -> float:
     """Return the standard error of a value drawn evenly from those that the rewards allow."""
     return np.inf if allowed is None else (allowed[1] - allowed[0]) / np.sqrt(12.0) or np.inf
-
-
-def _unsupported(known: Known, scheme: str) -> bool:
-    """Tell whether the target takes actions that no recorded policy takes.
-
-    Where there are weights that say how often, rare ones do not count.
-    """
-    missing = known.missing.get(scheme or "fused")
-    return known.support.get("fused", 0) > 0 if missing is None else missing > NOTED_LOSS
 
 
 def _within(value: float, allowed: tuple[float, float]) -> bool:

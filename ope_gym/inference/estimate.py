@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
-from ope_gym.inference.diagnostics import Diagnostics, Verdict
+from ope_gym.inference.diagnostics import Diagnostics
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import Interval, ess_t, percentile, widened, with_bias
 from ope_gym.inference.regimes import label
+from ope_gym.verdict import Reason, Verdict
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,26 @@ class PartialMixture:
         return f"partial mixtures of {self.size:,} of {self.behaviours:,} behaviours"
 
 
+@dataclass(frozen=True)
+class Behaviour:
+    """A policy, a sequence of policies or a logger that acted in some of the episodes.
+
+    Args:
+        name: As tables show it: "policy 3", "policy 3, then 4 from step 17", "Ward A (fold 2)".
+        policies: Numbers of the policies that acted, one after the other.
+        logger: Name of the logger whose propensities were estimated; empty if they were recorded.
+    """
+
+    name: str
+    policies: tuple[int, ...] = ()
+    logger: str = ""
+
+    @property
+    def collector(self) -> str:
+        """Whom to ask for more such episodes; empty for a sequence of policies."""
+        return "" if len(self.policies) > 1 else self.logger or self.name
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Describe the trajectories that estimates rest on.
@@ -52,36 +73,39 @@ class Sample:
         trajectories: number of episodes.
         steps: number of steps in all of them.
         strata: (n,) the groups within which trajectories are alike.
-        behaviours: (K,) names of the behaviours.
+        behaviours: (K,) who acted.
         counts: (K,) trajectories of each.
         gamma: discount.
         regime: what the learner saw of the data, one of `ope_gym.inference.regimes.REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
         q_model: name of the q model; None if no estimator uses one.
-        propensities: in words, how they were estimated; empty if they were recorded.
+        propensities: how they were estimated; None if they were recorded.
     """
 
     trajectories: int
     steps: int
     strata: IntArray = field(repr=False)
-    behaviours: tuple[str, ...] = field(repr=False)
+    behaviours: tuple[Behaviour, ...] = field(repr=False)
     counts: IntArray = field(repr=False)
     gamma: float
     regime: str
     fingerprint: tuple[float, ...] = field(repr=False)
     mixture: PartialMixture | None = None
     q_model: str | None = None
-    propensities: str = ""
+    propensities: Reason | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return how much data there is, as plain numbers and strings."""
         return {
             "trajectories": self.trajectories,
             "steps": self.steps,
-            "behaviours": dict(zip(self.behaviours, self.counts.tolist(), strict=True)),
+            "behaviours": {
+                behaviour.name: count
+                for behaviour, count in zip(self.behaviours, self.counts.tolist(), strict=True)
+            },
             "gamma": self.gamma,
-            "propensities": self.propensities or None,
+            "propensities": str(self.propensities) if self.propensities else None,
         }
 
 
@@ -126,7 +150,6 @@ class Estimate:
             its return over the squared standard error; NaN if unknown.
         unseen: by how much outcomes with a probability of 1 / ESS that were not seen would lower
             and raise the value.
-        basis: in words, what it rests on besides the weights.
         bias: bound on a bias that the influence values do not show; it is in the standard error.
         freedom: effective number of trajectories where it rests on more than the weights; None for
             that of the weights.
@@ -147,7 +170,6 @@ class Estimate:
     report: dict[str, float] = field(default_factory=dict, repr=False)
     fresh_episodes: float = np.nan
     unseen: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
-    basis: str = ""
     bias: float = field(default=0.0, repr=False)
     freedom: float | None = field(default=None, repr=False)
     lost: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
@@ -237,16 +259,8 @@ class Estimate:
                 "level": self.interval.level,
                 "method": self.interval.method,
             },
-            "verdict": {
-                "colour": self.verdict.colour,
-                "reasons": list(self.verdict.reasons),
-                "advice": list(self.verdict.advice),
-                "alarms": list(self.verdict.alarms),
-                "precision": self.verdict.precision,
-                "notes": list(self.verdict.notes),
-            },
+            "verdict": self.verdict.to_dict(),
             "fresh_episodes": finite(self.fresh_episodes),
             "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},
-            "basis": self.basis,
         }

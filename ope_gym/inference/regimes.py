@@ -14,7 +14,10 @@
 
 from __future__ import annotations
 
+from ope_gym.verdict import Reason
+
 REGIMES = ("held-out", "fresh", "adaptive", "in-sample", "unstated")
+IN_SAMPLE = ("in_sample", "in_sample_though_held_out")  # reasons of that regime
 LABELS = {"in-sample": "in-sample, optimistic"}
 
 
@@ -23,23 +26,16 @@ def label(regime: str) -> str:
     return LABELS.get(regime, regime)
 
 
-def cautions(regime: str, scheme: str, held_out: bool = False) -> tuple[str, ...]:
+def doubts(regime: str, scheme: str, held_out: bool = False) -> tuple[Reason, ...]:
     """Return the reasons why a result of this regime is amber at best; empty if it is not.
 
     Args:
-        regime: one of `REGIMES`.
-        scheme: of the weights.
-        held_out: whether some of the episodes are held out, so that they could be used alone.
+        regime: One of `REGIMES`.
+        scheme: Weighting scheme; empty without weights.
+        held_out: Whether some of the episodes are held out, so that they could be used alone.
     """
     if regime == "in-sample":
-        remedy = "; evaluate it on the held-out ones alone" if held_out else ""
-        return (
-            "optimistic, because the policy learned, or may have learned, from these episodes "
-            f"(in-sample){remedy}",
-        )
+        return (Reason("in_sample_though_held_out" if held_out else "in_sample"),)
     if regime == "adaptive" and scheme != "basic":
-        return (
-            "adaptive: which episodes there are depends on earlier rewards, which biases mixtures "
-            "and averages; BIS and ADR stay right",
-        )
+        return (Reason("adaptive"),)
     return ()

@@ -24,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, one_blas_thread
+from ope_gym.inference.judging import judge_free
 from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, latest_steps, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked, check_target
+from ope_gym.verdict import Verdict
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
@@ -87,7 +89,6 @@ class FreeEstimate:
     steep: bool = False
 
     def __str__(self) -> str:
-        """Say the value first; `ope_gym.report.free_values.free_headline` adds a verdict."""
         state = "settled" if self.settled else "provisional"
         return (
             f"{self.value:.5g} in [{self.low:.5g}, {self.high:.5g}], as sure as about "
@@ -105,6 +106,23 @@ class FreeEstimate:
         """About how many fresh episodes would make you as sure; where `few`, no more than these."""
         count = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
         return min(count, float(self.ended)) if self.few and self.ended is not None else count
+
+    @property
+    def played(self) -> bool:
+        """Whether it rests on fresh episodes alone."""
+        return self.shares == {"fresh": 1.0}
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether to trust it, and why."""
+        return judge_free(
+            self.fresh_episodes,
+            episodes=self.episodes,
+            ended=self.ended,
+            played=self.played,
+            steady=self.steady,
+            steep=self.steep,
+        )
 
     def possible(self, value: float) -> float:
         """Return a value within the bounds: a mean cannot lie beyond all returns."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray
-from ope_gym.inference.diagnostics import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.estimate import Estimate
+from ope_gym.inference.judging import AMBER_ESS, GREEN_ESS
 from ope_gym.report.canvas import (
     BANDS,
     COLOURS,

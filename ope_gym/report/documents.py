@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arrays import evenly
-from ope_gym.inference.diagnostics import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.estimate import Estimate
+from ope_gym.inference.judging import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
 from ope_gym.report.curves import (
@@ -157,10 +157,10 @@ def _estimate(name: str, e: Estimate) -> dict[str, Any]:
         "fresh_episodes": _number(e.fresh_episodes),
         "share": _number(d.max_share),
         "verdict": verdict.colour,
-        "reasons": [shorten(reason, _TEXT) for reason in verdict.reasons[:6]],
-        "advice": [shorten(advice, _TEXT) for advice in verdict.advice[:3]],
-        "notes": [shorten(note, _TEXT) for note in verdict.notes[:3]],
-        "basis": shorten(e.basis, _TEXT),
+        "reasons": [shorten(str(reason), _TEXT) for reason in verdict.reasons[:6]],
+        "advice": [shorten(str(advice), _TEXT) for advice in verdict.advice[:3]],
+        "notes": [shorten(str(n), _TEXT) for n in verdict.notes if n.effect == "note"][:3],
+        "basis": shorten("; ".join(map(str, verdict.basis)), _TEXT),
     }
 
 
@@ -203,7 +203,7 @@ def _behaviours(e: Estimate) -> dict[str, Any]:
     sample, shares = e.sample, e.diagnostics.behaviour_shares
     order = np.sort(np.argsort(shares, kind="stable")[::-1][:_POLICIES])
     return {
-        "names": [shorten(sample.behaviours[k], 24) for k in order],
+        "names": [shorten(sample.behaviours[k].name, 24) for k in order],
         "episodes": [_number(c / sample.trajectories) for c in sample.counts[order].tolist()],
         "weight": [_number(share) for share in shares[order].tolist()],
         "left_out": len(sample.behaviours) - order.size,

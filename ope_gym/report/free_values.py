@@ -12,27 +12,14 @@ from typing import TYPE_CHECKING
 from ope_gym.report import events, text
 from ope_gym.report.documents import PLUGIN, encode, free_document
 from ope_gym.report.scalars import VERDICTS
+from ope_gym.verdict import Reason
 
 if TYPE_CHECKING:
     from ope_gym.online import FreeEstimate
 
-__all__ = ["FreeWriter", "band_in_words", "colour", "free_headline", "free_scalars", "in_words"]
+__all__ = ["FreeWriter", "band_in_words", "free_headline", "free_scalars", "in_words"]
 
-_AMBER, _GREEN = 4.0, 10.0  # fresh episodes
 _KINDS = ("provisional", "settled", "fresh")
-
-
-def colour(estimate: FreeEstimate) -> str:
-    """Return red below 4 fresh episodes, amber below 10, else green.
-
-    Where all recent episodes returned about the same, the count means little, because one fresh
-    episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
-    """
-    fresh = round(estimate.fresh_episodes, 6)  # ten played ones are ten, whatever is rounded
-    if fresh >= _AMBER:
-        return "amber" if fresh < _GREEN else "green"
-    enough = estimate.ended is None or estimate.ended >= _AMBER
-    return "amber" if estimate.steady and enough else "red"
 
 
 def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, float]:
@@ -50,7 +37,7 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     if kind == "provisional":
         if math.isfinite(estimate.fresh_episodes) and not estimate.steady:
             found["ope/fresh_episodes"] = float(estimate.fresh_episodes)
-        found["ope/verdict"] = float(VERDICTS.index(colour(estimate)))
+        found["ope/verdict"] = float(VERDICTS.index(estimate.verdict.colour))
     return found
 
 
@@ -60,13 +47,12 @@ def free_headline(
     """Say in a sentence or two what the policy is worth, how sure that is, and whether to use it.
 
     Args:
-        estimate: to show.
-        level: of its interval.
-        subject: of the sentence.
+        estimate: Value to show.
+        level: Confidence level of its interval.
+        subject: Who is worth that.
     """
-    said = in_words(estimate, level)
-    verb = "" if said.startswith("may be ") else "is "
-    return f"{subject} after {estimate.timesteps:,} timesteps {verb}{said}"
+    verb = "" if estimate.verdict.colour == "red" else "is "  # or "may be worth"
+    return f"{subject} after {estimate.timesteps:,} timesteps {verb}{in_words(estimate, level)}"
 
 
 def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
@@ -75,34 +61,18 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     As in "worth 412 (95 %: 380 to 444), as sure as about 23 fresh episodes would make you." A value
     that is red "may be worth" that. Red and amber are named, with the reason.
     """
-    fresh, verdict = estimate.fresh_episodes, colour(estimate)
-    band = band_in_words(estimate.value, estimate.low, estimate.high, level)
-    played = estimate.shares == {"fresh": 1.0}  # nothing else counts
-    enough = f"{_GREEN:g} would be enough" + (f" (n_eval_episodes={_GREEN:g})" if played else "")
-    ended = f"only {estimate.ended} episode{'' if estimate.ended == 1 else 's'} ended so far"
-    if verdict == "red":
-        why = f"it is no surer than {text.episodes(fresh)} fresh episodes would make you"
-        if estimate.few and fresh == estimate.ended:
-            why = ended
-        elif math.isnan(fresh):
-            why = "its error is unknown"
-        elif played:
-            episodes = f"{estimate.episodes} fresh episode{'' if estimate.episodes == 1 else 's'}"
-            why = f"it rests on {episodes}; {enough}"
-        elif estimate.steep:
-            why = "the policy has changed so much lately that the steps so far say little about it"
-        return f"may be worth {band}, but do not use this number (red): {why}."
-    said, why = f"worth {band}", enough
+    verdict = estimate.verdict
+    worth = f"worth {band_in_words(estimate.value, estimate.low, estimate.high, level)}"
+    why = "; ".join(map(str, verdict.against))
+    if verdict.colour == "red":
+        return f"may be {worth}, but do not use this number (red): {why}."
     if estimate.steady:
-        said += "; all recent episodes returned about the same"
-        why = "how often other returns occur is unknown"
-    elif played:
-        said += f", from {estimate.episodes} fresh episodes"
-    elif math.isfinite(fresh):
-        said += f", as sure as about {text.episodes(fresh)} fresh episodes would make you"
-    if estimate.few:
-        why = ended
-    return f"{said}." + (f" Use with care (amber): {why}." if verdict == "amber" else "")
+        worth += "; all recent episodes returned about the same"
+    elif estimate.played:
+        worth += f", from {estimate.episodes} fresh episodes"
+    elif math.isfinite(estimate.fresh_episodes):
+        worth += f", {Reason('sure', fresh=estimate.fresh_episodes)}"
+    return f"{worth}." + (f" Use with care (amber): {why}." if why else "")
 
 
 def band_in_words(value: float, low: float, high: float, level: float = 0.95) -> str:
@@ -153,7 +123,7 @@ class FreeWriter(events.Closing):
         document = free_document(
             estimate,
             kind,
-            verdict=colour(estimate),
+            verdict=estimate.verdict.colour,
             headline=free_headline(estimate, self._level),
             level=self._level,
         )

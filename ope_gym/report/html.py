@@ -35,10 +35,7 @@ def estimate_table(estimates: Mapping[str, Estimate]) -> str:
 def reasons(estimates: Mapping[str, Estimate]) -> str:
     """Return what speaks against the estimates, and what would help the first of them."""
     verdicts = {name: e.verdict for name, e in estimates.items()}
-    doubted = {k: v.reasons if v.colour != "green" else () for k, v in verdicts.items()}
-    lines = text.itemised(doubted)
-    lines += [f"what would help: {words}" for words in next(iter(verdicts.values())).advice]
-    lines += text.reasons({name: e.basis for name, e in estimates.items() if e.basis})
+    lines = text.remarks(verdicts) + text.bases(verdicts)
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 

@@ -6,13 +6,15 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ope_gym.arrays import finite
 from ope_gym.estimators.table import RECOMMENDED
 from ope_gym.inference.estimate import Estimate, Sample
+from ope_gym.inference.regimes import IN_SAMPLE
+from ope_gym.verdict import Verdict
 
 _LARGE = 1e9  # numbers from here on are written with an exponent
 
@@ -31,7 +33,7 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
     e, verdict = estimate, estimate.verdict
     in_sample = e.sample.regime == "in-sample"
     by = "" if e.name in RECOMMENDED else f" by {e.name}"
-    reason = verdict.reasons[0] if verdict.reasons else ""
+    reason = next(iter(verdict.reasons), None)
     if not math.isfinite(e.value):
         what = "Its value" if name == "it" else f"The value of {name}"
         return f"{what}{by} is unknown: {reason}."
@@ -48,8 +50,8 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
     who = sentence(name)
     if verdict.colour == "red":
         return f"{who} may be worth {said}, but do not use this number: {reason}."
-    if in_sample:
-        reason = next((r for r in verdict.reasons if "in-sample" in r), reason)
+    if in_sample:  # the more important reason, whatever else there is too little of
+        reason = next((r for r in verdict.reasons if r.code in IN_SAMPLE), reason)
     elif known and math.isfinite(e.fresh_episodes):
         said += f", as sure as about {episodes(e.fresh_episodes)} fresh episodes would make you"
     care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
@@ -167,17 +169,12 @@ def grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     return names
 
 
-def reasons(given: Mapping[str, str]) -> list[str]:
-    """Return one line for each distinct reason, headed by the names that have it."""
-    return [f"{', '.join(names)}: {reason}" for reason, names in grouped(given).items()]
-
-
-def itemised(given: Mapping[str, Sequence[str]], every: str = "all") -> list[str]:
+def itemised(given: Mapping[str, Iterable[object]], every: str = "all") -> list[str]:
     """Return one line for each distinct sentence, headed by the names that share it.
 
     Args:
-        given: sentences by name.
-        every: what to call the names where all of several share a sentence.
+        given: Sentences, or reasons, by name.
+        every: What to call the names where all of several share a sentence.
 
     >>> itemised({"a": ["few", "old"], "b": ["few"], "c": ["few"]})
     ['all: few', 'a: old']
@@ -185,11 +182,32 @@ def itemised(given: Mapping[str, Sequence[str]], every: str = "all") -> list[str
     names: dict[str, list[str]] = {}
     for name, sentences in given.items():
         for sentence in sentences:
-            names.setdefault(sentence, []).append(name)
+            names.setdefault(str(sentence), []).append(name)
     return [
         f"{every if len(who) == len(given) > 2 else ', '.join(who)}: {sentence}"
         for sentence, who in names.items()
     ]
+
+
+def remarks(verdicts: Mapping[str, Verdict], verbose: bool = False) -> list[str]:
+    """Return what speaks against estimates, and what would help.
+
+    Args:
+        verdicts: By name, that of the recommended estimate first.
+        verbose: Whether to give advice for all of them rather than the first.
+    """
+    lines = itemised({name: verdict.against for name, verdict in verdicts.items()})
+    if verbose:
+        advice = itemised({name: verdict.advice for name, verdict in verdicts.items()})
+        lines += [f"what would help {line}" for line in advice]
+    else:
+        lines += [f"what would help: {words}" for words in next(iter(verdicts.values())).advice]
+    return lines
+
+
+def bases(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Return what estimates rest on besides the weights."""
+    return itemised({name: verdict.basis for name, verdict in verdicts.items()})
 
 
 def wrap(text: str, indent: str = "    ") -> str:
@@ -240,21 +258,20 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def actors(sample: Sample) -> str:
-    """Describe who acted: "3 behaviours", or "16 policies (33 sequences of them)"."""
-    acted = [name for name, n in zip(sample.behaviours, sample.counts, strict=True) if n]
-    if not any(", then " in name for name in acted):
+    """Describe who acted: "3 behaviours", "2 loggers", "16 policies (33 sequences of them)"."""
+    acted = [b for b, n in zip(sample.behaviours, sample.counts, strict=True) if n]
+    if sample.propensities:  # folds of one logger are one
+        return count(len({b.logger or b.name for b in acted}), "logger")
+    if all(len(b.policies) <= 1 for b in acted):
         return count(len(acted), "behaviour")
-    policies = {k for name in acted for k in re.findall(r"(?:policy|then|,) (\d+)", name)}
+    policies = {k for b in acted for k in b.policies}
     return f"{count(len(policies), 'policy', 'policies')} ({len(acted):,} sequences of them)"
 
 
 def size(sample: Sample) -> str:
     """Describe how much data a sample has: "90 episodes, 812 steps, 3 behaviours"."""
-    who = actors(sample)
-    if sample.propensities:  # folds of one logger are one
-        loggers = {name.rpartition(" (fold ")[0] or name for name in sample.behaviours}
-        who = count(len(loggers), "logger")
-    return f"{count(sample.trajectories, 'episode')}, {count(sample.steps, 'step')}, {who}"
+    counts = count(sample.trajectories, "episode"), count(sample.steps, "step")
+    return f"{counts[0]}, {counts[1]}, {actors(sample)}"
 
 
 def plain(row: object) -> dict[str, Any]:

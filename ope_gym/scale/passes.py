@@ -35,6 +35,7 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import Snapshot, asked, is_ours
 from ope_gym.scale.sources import Section, Source, Task, changed
 from ope_gym.scale.workers import Workers
+from ope_gym.verdict import Reason
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
@@ -224,8 +225,8 @@ class Job:
         data: Trajectories,
         behaviours: Behaviours,
         first: int,
-    ) -> str:
-        """Add log weights for a target with log-probability 0; return a mismatch in words."""
+    ) -> Reason | None:
+        """Add log weights for a target with log-probability 0; return a mismatch, if any."""
         density, model = has_densities(data), self.reward_model
         given = model if isinstance(model, tuple) else None
         if self.parted and missing != ["basic"]:
@@ -267,12 +268,12 @@ class Shared:
     Args:
         bases: by scheme, log weights for a target with log-probability 0; adding a target's own
             prefix sum gives its weights.
-        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+        mismatch: first logged number that its policy contradicts; None if none does.
         kept: by name, other numbers.
     """
 
     bases: dict[str, FloatArray] = field(default_factory=dict)
-    mismatch: str = ""
+    mismatch: Reason | None = None
     kept: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -284,14 +285,14 @@ class Recorded:
         data: the episodes.
         behaviours: who could have recorded them.
         groups: (K,) of partial mixtures; None for the mixture of all.
-        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+        mismatch: first logged number that its policy contradicts; None if none does.
         own: (S,) log-probabilities under the target; empty if no weights are needed.
     """
 
     data: Trajectories
     behaviours: Behaviours
     groups: IntArray | None
-    mismatch: str
+    mismatch: Reason | None
     own: FloatArray
 
 
@@ -409,7 +410,7 @@ class Gathered:
         rewards: what possible returns follow from.
         log_probs: (n,) log-probability of its last action, 0 where it is not known.
         propensities: checks of the recorded propensities against the policies.
-        mismatch: in words, the first logged number that its policy contradicts; empty if none.
+        mismatch: first logged number that its policy contradicts; None if none does.
     """
 
     returns: FloatArray
@@ -417,7 +418,7 @@ class Gathered:
     rewards: RewardSums
     log_probs: FloatArray
     propensities: PropensityReport
-    mismatch: str
+    mismatch: Reason | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -468,7 +469,7 @@ class _GatheredPart:
     sums: Arrays
     rewards: RewardSums
     propensities: PropensitySums
-    mismatch: str
+    mismatch: Reason | None
 
     def merge(self, other: _GatheredPart) -> None:
         self.sums.merge(other.sums)

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Workers:
-    """Who computes the items.
+    """The executor of the items.
 
     >>> list(Workers().in_order(abs, [-1, -2]))
     [1, 2]

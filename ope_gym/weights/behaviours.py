@@ -19,6 +19,7 @@ from ope_gym.data.roster import Roster
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.policies.estimated import EstimatedPolicy
+from ope_gym.verdict import Reason
 
 ROWS = 1 << 15  # steps evaluated at once
 _MISMATCH = 1e-4  # logged and recomputed log-probabilities may differ by this (float32 networks)
@@ -122,14 +123,14 @@ class BehaviourRows:
         behaviours: their behaviours.
         only_own: evaluate no policy: all rows hold the logged numbers (enough for basic weights).
         episodes: (n,) numbers of the trajectories in messages; 0, 1, ... unless given.
-        mismatch: in words, the first logged number that its snapshot contradicts; empty if none.
+        mismatch: first logged number that its snapshot contradicts; None if none does.
     """
 
     data: Trajectories
     behaviours: Behaviours
     only_own: bool = False
     episodes: IntArray | None = None
-    mismatch: str = field(default="", init=False)
+    mismatch: Reason | None = field(default=None, init=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -160,16 +161,19 @@ class BehaviourRows:
 
     def _compare(self, recomputed: FloatArray, logged: FloatArray, rows: IntArray) -> None:
         gap = ~(np.abs(recomputed - logged) <= _MISMATCH * (1.0 + np.abs(logged)))  # NaN too
-        if not self.mismatch and gap.any():
+        if self.mismatch is None and gap.any():
             first = int(np.argmax(gap))
             row = int(rows[first])
             episode = int(np.searchsorted(self.data.offsets, row, side="right")) - 1
             step = row - int(self.data.offsets[episode])
             number = episode if self.episodes is None else int(self.episodes[episode])
-            self.mismatch = (
-                f"logged propensities contradict the policy: episode {number}, step {step} has "
-                f"{logged[first]:.6g} but policy {self.data.policy_ids[row]} gives "
-                f"{recomputed[first]:.6g}"
+            self.mismatch = Reason(
+                "propensity_contradicted",
+                episode=number,
+                step=step,
+                logged=float(logged[first]),
+                policy=int(self.data.policy_ids[row]),
+                given=float(recomputed[first]),
             )
 
 

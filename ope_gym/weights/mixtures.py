@@ -27,6 +27,7 @@ from ope_gym.arrays import FloatArray, IntArray, positive
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy
 from ope_gym.policies.estimated import estimated_folds
+from ope_gym.verdict import Reason
 from ope_gym.weights.behaviours import Behaviours
 from ope_gym.weights.formula import log_weights
 
@@ -143,7 +144,7 @@ def partial_log_weights(
     density: bool = False,
     reward_model: tuple[FloatArray, FloatArray] | None = None,
     first: int = 0,
-) -> tuple[dict[str, FloatArray], str]:
+) -> tuple[dict[str, FloatArray], Reason | None]:
     """Compute log weights (S,) for a target with log-probability 0, each group by itself.
 
     Adding a target's own prefix sums gives its weights.
@@ -158,9 +159,10 @@ def partial_log_weights(
         first: number of the first trajectory, for messages.
 
     Returns:
-        The weights, and in words the first logged number that its policy contradicts.
+        The weights, and the first logged number that its policy contradicts.
     """
-    wanted, mismatch = list(schemes), ""
+    wanted: list[str] = list(schemes)
+    mismatch: Reason | None = None
     result = {scheme: np.empty(data.n_steps) for scheme in wanted}
     for part in parts(data, behaviours, groups):
         rows = part.behaviours.rows(part.data, episodes=first + part.episodes)

@@ -13,6 +13,7 @@ from ope_gym.arrays import FloatArray, IntArray, one_step_earlier
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
+from ope_gym.verdict import Reason
 from ope_gym.weights.behaviours import ROWS, Behaviours
 from ope_gym.weights.formula import SCHEMES
 from ope_gym.weights.mixtures import parts
@@ -20,7 +21,6 @@ from ope_gym.weights.mixtures import parts
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
 _TESTS = 3  # that share it: each policy, all policies in one direction, all in any direction
 _RATIO_LIMIT = 3.5  # standard errors: both sides together are rarer than such an alarm
-_NAMED = 5  # policies to name in one sentence
 _UNSEEN = 7.0  # steps with ratio 0 that may be missing: -ln(1e-3)
 _LARGEST = 0.02  # share of one ratio in the sum of squares from which on the tail is too heavy
 _FEWEST = 100  # steps: with fewer it cannot be told how heavy the tail is
@@ -58,47 +58,26 @@ class PropensityReport:
     missing: dict[str, float]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence for the policies that raise an alarm, or for all together."""
+    def reasons(self) -> tuple[Reason, ...]:
+        """Evidence against recorded propensities: of some policies, or of all together."""
+        z = self.calibration
         if self.alarms:
-            worst = max((self.calibration[k] for k in self.alarms), key=abs)
-            named = ", ".join(str(k) for k in self.alarms[:_NAMED])
-            if len(self.alarms) == 1:
-                return (
-                    f"the propensities of policy {named} look wrongly recorded (Z = {worst:.1f})",
-                )
-            more = len(self.alarms) - _NAMED
-            others = f" and {more} more" if more > 0 else ""
-            return (
-                f"the propensities of policies {named}{others} look wrongly recorded (Z up to "
-                f"{worst:.1f})",
-            )
+            worst = max((float(z[k]) for k in self.alarms), key=abs)
+            return (Reason("propensities_wrong", policies=self.alarms, z=worst),)
         if not self.together:
             return ()
-        return (
-            "the propensities of the policies look wrongly recorded, by their actions taken "
-            f"together ({self._said}): look for a temperature, a mask or a clip that "
-            "acted but is not in the recorded policy",
-        )
-
-    @property
-    def _said(self) -> str:
-        """Name what the alarm about all policies together rests on: their sum, or their squares."""
         if abs(self.pooled) >= np.sqrt(2 * np.log(2 * _TESTS / _FALSE_ALARM)):
-            return f"Z = {self.pooled:.1f}"
-        z = self.calibration[np.isfinite(self.calibration) & (self.calibration != 0.0)]
-        return f"Z² of a policy is {np.mean(z**2):.1f} on average, not about 1"
+            return (Reason("propensities_wrong_together", z=self.pooled),)
+        square = float(np.mean(z[np.isfinite(z) & (z != 0.0)] ** 2))
+        return (Reason("propensities_wrong_squared", square=square),)
 
     @property
-    def unfit(self) -> tuple[str, ...]:
-        """One sentence where estimated propensities do not fit the actions of left-out episodes."""
+    def misfit(self) -> tuple[Reason, ...]:
+        """Evidence against estimated propensities: the actions of left-out episodes."""
         if not self.alarms and not self.together:
             return ()
-        size = max([self.pooled, *self.calibration[list(self.alarms)]], key=abs)
-        return (
-            "the estimated propensities do not fit the actions of episodes that were left out (Z = "
-            f"{size:.1f})",
-        )
+        largest = max([self.pooled, *self.calibration[list(self.alarms)]], key=abs)
+        return (Reason("estimated_propensities_misfit", z=float(largest)),)
 
 
 @dataclass
@@ -143,24 +122,17 @@ class StepRatios:
         steps, top, total, square = sums.tolist()
         return _RatioSums(int(steps), top, total, square)
 
-    def total(self, merged: _RatioSums) -> tuple[str, ...]:
-        """Return the alarm in words; empty if there is none."""
+    def total(self, merged: _RatioSums) -> tuple[Reason, ...]:
+        """Return what speaks against the propensities; empty if nothing does."""
         total, square = merged.total, merged.square
         if merged.steps == 0 or merged.top > np.exp(_HUGE):
             return ()  # so large a ratio would decide alone
         top, mean = merged.top - 1.0, 1.0 + total / merged.steps
         if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
-            return (
-                f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
-                "instead of 1: the propensities look wrongly recorded",
-            )
+            return (Reason("ratios_high", mean=mean),)
         even = merged.steps >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
         if even and total + 2 * top < -_RATIO_LIMIT * np.sqrt(square + 2 * top**2):
-            return (
-                f"the ratios of the target's probabilities to the recorded ones average {mean:.3f} "
-                "instead of 1: the propensities look wrongly recorded, or the recorded policies "
-                "hardly ever do some of what the target does",
-            )
+            return (Reason("ratios_low", mean=mean),)
         return ()
 
 

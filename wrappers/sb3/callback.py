@@ -18,7 +18,7 @@ from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
 from ope_gym.options import Options, estimator_names
 from ope_gym.policies import Policy
-from ope_gym.report.free_values import colour, in_words
+from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
 from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
@@ -436,7 +436,7 @@ class OPECallback(EventCallback):
             if self._checkpoints.revise(settled):
                 leader = self._checkpoints.estimate
                 self._models.promote(leader.timesteps)
-                if self.verbose and colour(leader) != "red":
+                if self.verbose and leader.verdict.colour != "red":
                     after = f"the policy after {leader.timesteps:,} timesteps"
                     print(f"Now that more is known, {after} is the one to keep")
                 self._tell_of_best()

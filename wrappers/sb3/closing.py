@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ope_gym.online import FreeEstimate
 from ope_gym.report import text
-from ope_gym.report.free_values import band_in_words, colour, free_headline
+from ope_gym.report.free_values import band_in_words, free_headline
 from wrappers.sb3.checkpoints import BestCheckpoint
 
 __all__ = ["closing_lines", "leading", "no_value", "weighted_line"]
@@ -67,7 +67,7 @@ def leading(estimate: FreeEstimate, highest: float) -> str:
         estimate: of the policy.
         highest: value of any policy.
     """
-    if colour(estimate) == "red":
+    if estimate.verdict.colour == "red":
         return ""
     best = estimate.value >= highest
     return " The best so far." if best else f" The safest choice so far: {_SAFEST}."
@@ -103,7 +103,7 @@ def _best_line(
         return f"No other policy was evaluated.{where}"
     e, this = best.estimate, best.timesteps == last.timesteps
     reason = _SAFEST if select == "lower" else "it has the highest value"
-    if colour(e) == "red":
+    if e.verdict.colour == "red":
         which = "this one" if this else f"the one after {e.timesteps:,} timesteps"
         return f"No policy can be called the best: {which} has a red value, but {reason}.{where}"
     name = "this one"
