@@ -171,26 +171,23 @@ def test_the_interval_of_a_quantile_inverts_that_of_the_probability() -> None:
     assert ends.high == w.returns[len(lower) - lower[::-1].index(False)]
 
 
-def test_percentile_intervals_and_the_band_are_those_of_the_replicates() -> None:
+def test_the_band_is_that_of_the_replicates() -> None:
     """Each replicate once more by plain loops over episodes."""
     found = recorded(5, (10, 15), horizon=3)
-    result = distribution(found.trajectories, found.target, interval="percentile", resamples=40)
+    result = distribution(found.trajectories, found.target, resamples=40)
     w = result.weighted
     factors = Resamples(result.sample.strata, 40, 0).factors(0, 25)
-    cvars, gaps = [], []
+    gaps = []
     for row in factors[:, w.order]:
         shares = [f * p for f, p in zip(row, w.shares, strict=True)]
         total = math.fsum(shares)
         shares = [p / total for p in shares]
-        cvars.append(plain_cvar(list(w.returns), shares, 0.25))
         gaps.append(
             max(
                 abs(math.fsum(s for s, g in zip(shares, w.returns, strict=True) if g <= x) - f)
                 for x, f in zip(result.band.x, result.band.value, strict=True)
             )
         )
-    ends = result.cvar(0.25).interval
-    assert (ends.low, ends.high) == pytest.approx(np.quantile(cvars, [0.025, 0.975]), rel=1e-9)
     drawn = w.bootstrap_band(result.draws, 0.95)
     assert drawn == pytest.approx(np.quantile(gaps, 0.95), rel=1e-9)
     bound = math.sqrt(math.log(40) / (2 * result.ess))
@@ -304,7 +301,6 @@ def test_ranking_by_tail_value_or_lower_end() -> None:
     ("options", "words"),
     [
         ({"weights": "optimal"}, "weights is 'optimal'; choose one of fused, basic"),
-        ({"interval": "bca"}, "interval is 'bca'; choose one of ess-t, percentile"),
         ({"resamples": 1}, "resamples is 1; give at least 2"),
         ({"gamma": 2.0}, "gamma"),
     ],

@@ -4,9 +4,6 @@ Each episode counts with the weight of all its actions, P_e / sum_k rho_k P_k at
 the weights are normalised. A return is one number for the whole episode, so unlike a mean it cannot
 be taken apart into steps: where per-decision weights keep early rewards usable, here the last
 weight alone decides. The verdict is that of NFIS, which has the same weights.
-
-With a q model the numbers are those of `auto`, which corrects the weights as far as the data bear
-the model out; see `ope_gym.analysis.scored_returns`.
 """
 
 from __future__ import annotations
@@ -14,31 +11,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ope_gym.analysis.ranking import named_targets
-from ope_gym.analysis.scored_returns import ScoredReturns
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.diagnostics import Diagnostics
 from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.inference.intervals import Interval, percentile, widened
+from ope_gym.inference.intervals import Interval, widened
 from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
 from ope_gym.inference.regimes import label
-from ope_gym.inference.weighted_returns import (
-    Statistic,
-    WeightedReturns,
-    cvar_of,
-    mean_of,
-    quantile_of,
-    variance_of,
-)
-from ope_gym.models import QModel
+from ope_gym.inference.weighted_returns import WeightedReturns
 from ope_gym.policies import Target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source
@@ -52,13 +40,9 @@ TAIL = 0.1
 BY = ("cvar", "quantile", "mean")
 FEW = 10.0  # effective episodes below which a number is marked as a guess
 _WEIGHTS = {"fused": "NFIS", "basic": "NBIS"}
-_KINDS = ("ess-t", "percentile")
 _OTHER_MEAN = (
     "all lines use the weights of whole episodes; evaluate weighs each step by the actions up to "
     "it, and auto uses a q model, too: their mean differs and is usually more precise"
-)
-_BY_AUTO = (
-    "by auto, with a q model that also sees the return so far; the ESS is that of the weights"
 )
 
 
@@ -110,22 +94,16 @@ class Distribution:
     Args:
         weighted: returns with their weights.
         level: confidence level of all intervals.
-        kind: kind of the intervals: "ess-t" or "percentile".
         draws: bootstrap draws.
         outcomes: returns that are possible.
         estimate: the mean by NFIS (or NBIS), which has the same weights.
-        auto: the mean by auto, with a q model; None without one.
-        scored: numbers of the distribution with a q model; None without one.
     """
 
     weighted: WeightedReturns = field(repr=False)
     level: float
-    kind: str
     draws: Resamples = field(repr=False)
     outcomes: Outcomes = field(repr=False)
     estimate: Estimate = field(repr=False)
-    auto: Estimate | None = field(default=None, repr=False)
-    scored: ScoredReturns | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -148,28 +126,23 @@ class Distribution:
         return self.weighted.ess
 
     def mean(self) -> Quantity:
-        """Return the mean; `ope_gym.evaluate` has better estimates of it, by steps."""
-        if self.auto is not None:
-            return Quantity("mean", self.auto.value, self.auto.interval, self.ess)
-        return self._quantity("mean", mean_of, self._mean_interval(), self.ess)
+        """Return the mean, with room for outcomes that were not seen.
 
-    def _mean_interval(self) -> Interval:
-        """Return the interval of the mean, with room for outcomes that were not seen."""
-        found, w = self.weighted.mean_interval(self.level), self.weighted
+        `ope_gym.evaluate` has better estimates of it, by steps.
+        """
+        w, value = self.weighted, self.weighted.mean
+        ends = w.mean_interval(self.level)
         if w.known:
             shares = np.empty_like(w.shares)
             shares[w.order] = w.shares  # in the order of the data
-            value = float(mean_of(w.returns, w.shares))
-            found = widened(found, value, *self.outcomes.unseen(value, w.ess, shares))
-        return self._cut(self.outcomes.shifted(found, self.diagnostics.missing_mass or 0.0))
+            ends = widened(ends, value, *self.outcomes.unseen(value, w.ess, shares))
+        ends = self.outcomes.shifted(ends, self.diagnostics.missing_mass or 0.0)
+        return Quantity("mean", value, self.outcomes.cut(ends), self.ess)
 
     def variance(self) -> Quantity:
         """Return the variance of one return."""
-        corrected = self.scored and self.scored.variance(self.mean().value)
-        if corrected:
-            return Quantity("variance", *corrected, self.ess)
-        found = self.weighted.variance_interval(self.level)
-        return self._quantity("variance", variance_of, found, self.ess)
+        ends = self.weighted.variance_interval(self.level)
+        return Quantity("variance", self.weighted.variance, ends, self.ess)
 
     def deviation(self) -> Quantity:
         """Return the standard deviation of one return."""
@@ -184,14 +157,11 @@ class Distribution:
         Args:
             level: within (0, 1), 0.5 for the median.
         """
-        _check_share(level, "level")
-        few = self.weighted.smaller_side(self.weighted.quantile(level))
-        name = f"{100 * level:g} % quantile"
-        corrected = self.scored and self.scored.quantile(level)
-        if corrected:
-            return Quantity(name, corrected[0], self._cut(corrected[1]), few)
-        ends = self.weighted.quantile_interval(level, self.level)
-        return self._quantity(name, partial(_quantile, level), self._cut(ends), few)
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level is {level!r}; give a share within (0, 1), such as 0.05")
+        w, name = self.weighted, f"{100 * level:g} % quantile"
+        value, ends = w.quantile(level), self.outcomes.cut(w.quantile_interval(level, self.level))
+        return Quantity(name, value, ends, w.smaller_side(value))
 
     def cvar(self, tail: float = TAIL) -> Quantity:
         """Return the mean of the worst share of the episodes (conditional value at risk).
@@ -203,26 +173,20 @@ class Distribution:
         """
         if not 0.0 < tail <= 1.0:
             raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
-        name = f"CVaR {100 * tail:g} %"
+        w, name = self.weighted, f"CVaR {100 * tail:g} %"
         if tail == 1.0:
             return dataclasses.replace(self.mean(), name=name)
-        few = self.weighted.tail_ess(tail)
-        corrected = self.scored and self.scored.cvar(tail)
-        if corrected:
-            return Quantity(name, corrected[0], self._cut(corrected[1]), few)
-        ends = self.weighted.cvar_interval(tail, self.level, self.outcomes.seen[0])
-        return self._quantity(name, partial(_cvar, tail), self._cut(ends), few)
+        ends = self.outcomes.cut(w.cvar_interval(tail, self.level, self.outcomes.seen[0]))
+        return Quantity(name, w.cvar(tail), ends, w.tail_ess(tail))
 
     def below(self, x: float) -> Quantity:
         """Return the probability of a return below x: of failure, if x is what must be reached."""
         if not np.isfinite(x):
             raise ValueError(f"x is {x!r}; give a finite return")
-        name, few = f"P(return < {x:g})", self.weighted.smaller_side(x)
-        corrected = self.scored and self.scored.probability(x)
-        if corrected:
-            return Quantity(name, *corrected, few)
-        ends = self.weighted.probability_interval(x, self.level)
-        return self._quantity(name, partial(_below, x), ends, few)
+        w, name = self.weighted, f"P(return < {x:g})"
+        return Quantity(
+            name, w.probability(x), w.probability_interval(x, self.level), w.smaller_side(x)
+        )
 
     @cached_property
     def band(self) -> Band:
@@ -249,20 +213,6 @@ class Distribution:
             *(self.below(x) for x in below),
         )
 
-    def _quantity(
-        self, name: str, statistic: Statistic, interval: Interval, rests_on: float
-    ) -> Quantity:
-        w = self.weighted
-        if not w.known:
-            return Quantity(name, np.nan, interval, 0.0)
-        if self.kind == "percentile":
-            interval = percentile(w.replicates(statistic, self.draws), self.level)
-        return Quantity(name, float(statistic(w.returns, w.shares)), interval, rests_on)
-
-    def _cut(self, interval: Interval) -> Interval:
-        """Return the interval without returns that the recorded rewards do not allow."""
-        return self.outcomes.cut(interval)
-
     # Show ------------------------------------------------------------------------------------
 
     def table(
@@ -285,8 +235,7 @@ class Distribution:
         lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in found):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
-        lines.append(text.wrap(_OTHER_MEAN if self.scored is None else _BY_AUTO))
-        return "\n".join(lines)
+        return "\n".join([*lines, text.wrap(_OTHER_MEAN)])
 
     def __str__(self) -> str:
         return self.table()
@@ -357,9 +306,7 @@ def distribution(
     weights: str = "fused",
     origin: str | None = None,
     held_out: bool | None = None,
-    q_model: QModel | str | None = None,
     gamma: float = 1.0,
-    interval: str = "ess-t",
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -374,30 +321,17 @@ def distribution(
             unknown, and for adaptive data.
         origin: as in `ope_gym.evaluate`.
         held_out: as in `ope_gym.evaluate`.
-        q_model: "default" or a model, as in `ope_gym.evaluate`: all numbers but the band are then
-            those of auto, which needs ess-t intervals, fused weights and all episodes in memory.
         gamma: discount of the returns, within [0, 1].
-        interval: "ess-t": Student's t for means, Clopper and Pearson with effective numbers for
-            probabilities, and their inversion for quantiles; "percentile": of the bootstrap.
-        level: confidence level.
-        resamples: bootstrap replicates, of the band and of percentile intervals.
+        level: confidence level. Intervals are Student's t for means, those of Clopper and Pearson
+            with effective numbers for probabilities, and their inversion for quantiles.
+        resamples: bootstrap replicates, of the band.
         seed: seed of the bootstrap draws.
 
     Returns:
         A `Distribution`; print it for a table.
     """
-    _check(weights, interval, resamples, q_model)
-    evaluator = Evaluator(
-        episodes,
-        _named(weights, q_model),
-        held_out=held_out,
-        q_model=q_model,
-        gamma=gamma,
-        level=level,
-        seed=seed,
-    )
-    returns = _returns(evaluator.source, evaluator.options.gamma)
-    return _distribution(evaluator, target, origin, interval, resamples, *returns)
+    given = {"held_out": held_out, "gamma": gamma, "level": level, "seed": seed}
+    return _Recorded(episodes, weights, resamples, **given).distribution(target, origin)
 
 
 def rank_by(
@@ -426,60 +360,45 @@ def rank_by(
     """
     if by not in BY:
         raise ValueError(f"by is {by!r}; choose one of {', '.join(BY)}")
-    given = {"weights": "fused", "interval": "ess-t", "resamples": 1000, **options}
-    weights, interval, resamples = (given.pop(k) for k in ("weights", "interval", "resamples"))
-    q_model = given.setdefault("q_model", None)
-    _check(weights, interval, resamples, q_model)
-    evaluator = Evaluator(episodes, _named(weights, q_model), **given)
-    returns = _returns(evaluator.source, evaluator.options.gamma)
-    found = {}
-    for key, policy in named_targets(targets, evaluator.source).items():
-        one = _distribution(evaluator, policy, origin, interval, resamples, *returns)
-        found[key] = (
-            one.mean() if by == "mean" else one.cvar(share) if by == "cvar" else one.quantile(share)
-        )
+    recorded = _Recorded(episodes, **options)
+    numbers = {}
+    for key, policy in named_targets(targets, recorded.evaluator.source).items():
+        returns = recorded.distribution(policy, origin)
+        if by == "mean":
+            numbers[key] = returns.mean()
+        else:
+            numbers[key] = returns.cvar(share) if by == "cvar" else returns.quantile(share)
 
     def badness(key: str) -> float:
-        number = found[key].interval.low if cautious else found[key].value
+        number = numbers[key].interval.low if cautious else numbers[key].value
         return np.inf if np.isnan(number) else -number
 
-    return {key: found[key] for key in sorted(found, key=badness)}
+    return {key: numbers[key] for key in sorted(numbers, key=badness)}
 
 
-def _distribution(
-    evaluator: Evaluator,
-    target: Target,
-    origin: str | None,
-    kind: str,
-    resamples: int,
-    returns: FloatArray,
-    outcomes: Outcomes,
-) -> Distribution:
-    found = evaluator.evaluate(target, origin=origin)
-    (name,) = found.keys() - {"auto"}
-    estimate, auto = found[name], found.get("auto")
-    strata, options = estimate.sample.strata, evaluator.options
-    weighted = WeightedReturns.of(returns, estimate.diagnostics.log_last, strata)
-    draws = Resamples(strata, resamples, options.seed)
-    scored = None
-    if auto is not None and weighted.known:
-        data = evaluator.source.data
-        if data is None:
-            raise ValueError(
-                "q_model needs all episodes in memory: load the files with Trajectories.load, or "
-                "leave q_model out"
-            )
-        scored = ScoredReturns.of(
-            data,
-            evaluator.source.policy(target),
-            options.gamma,
-            weighted,
-            origin=origin,
-            q_model=options.q_model,
-            level=options.level,
-            seed=options.seed,
-        )
-    return Distribution(weighted, options.level, kind, draws, outcomes, estimate, auto, scored)
+class _Recorded:
+    """Recorded episodes with their returns, of which the distributions of targets are made."""
+
+    def __init__(
+        self, episodes: Episodes, weights: str = "fused", resamples: int = 1000, **options: Any
+    ) -> None:
+        if weights not in _WEIGHTS:
+            raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
+        if not resamples >= 2 or resamples % 1:
+            raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
+        self.name, self.resamples = _WEIGHTS[weights], resamples
+        self.evaluator = Evaluator(episodes, self.name, q_model=None, **options)
+        gamma = self.evaluator.options.gamma
+        self.returns, self.outcomes = _returns(self.evaluator.source, gamma)
+
+    def distribution(self, target: Target, origin: str | None) -> Distribution:
+        """Return the distribution of a target's returns."""
+        estimate = self.evaluator.evaluate(target, origin=origin)[self.name]
+        options = self.evaluator.options
+        strata, log_weights = estimate.sample.strata, estimate.diagnostics.log_last
+        weighted = WeightedReturns.of(self.returns, log_weights, strata)
+        draws = Resamples(strata, self.resamples, options.seed)
+        return Distribution(weighted, options.level, draws, self.outcomes, estimate)
 
 
 def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
@@ -497,38 +416,3 @@ def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
         rewards.merge(sums)
     returns, roster = np.concatenate(found), source.roster
     return returns, Outcomes.of(returns, rewards, gamma, roster.longest, roster.limited)
-
-
-def _named(weights: str, q_model: QModel | str | None) -> list[str]:
-    return [_WEIGHTS[weights]] if q_model is None else [_WEIGHTS[weights], "auto"]
-
-
-def _check(weights: str, interval: str, resamples: int, q_model: QModel | str | None) -> None:
-    if weights not in _WEIGHTS:
-        raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
-    if interval not in _KINDS:
-        raise ValueError(f"interval is {interval!r}; choose one of {', '.join(_KINDS)}")
-    if not resamples >= 2 or resamples % 1:
-        raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
-    if q_model is not None and (weights != "fused" or interval != "ess-t"):
-        raise ValueError(
-            f"q_model goes with fused weights and ess-t intervals, not with {weights} and "
-            f"{interval}: leave q_model out"
-        )
-
-
-def _check_share(share: float, name: str) -> None:
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"{name} is {share!r}; give a share within (0, 1), such as 0.05")
-
-
-def _quantile(level: float, returns: FloatArray, shares: FloatArray) -> FloatArray:
-    return quantile_of(returns, shares, level)
-
-
-def _cvar(tail: float, returns: FloatArray, shares: FloatArray) -> FloatArray:
-    return cvar_of(returns, shares, tail)
-
-
-def _below(x: float, returns: FloatArray, shares: FloatArray) -> FloatArray:
-    return np.asarray(shares[..., : int(np.searchsorted(returns, x, "left"))].sum(axis=-1))

@@ -155,7 +155,7 @@ def rank(
 
 @takes(
     lambda: ope_gym.distribution,
-    *("origin", "q_model", "gamma", "interval", "level", "resamples", "seed"),
+    *("origin", "gamma", "level", "resamples", "seed"),
 )
 def distribution(
     recorded: Recorded,
@@ -178,8 +178,6 @@ def distribution(
         quantiles: Levels of the quantiles, within (0, 1).
         tail: Worst share of the episodes, whose mean is the CVaR.
         below: Numbers; the probability of a return below each is shown.
-        q_model: Model that also sees the return so far, to correct the weights by auto: default,
-            tabular, linear, dynamics, network or none.
         level: Confidence level of the intervals.
     """
     source, policy = recorded.load(), target_named(target)

@@ -30,29 +30,28 @@ from ope_gym.inference.outcomes import EQUAL
 
 _ROUNDING = 1e-12  # of sums of normalised weights
 _GRID = 128  # places at which an interval of F is inverted
-Statistic = Callable[[FloatArray, FloatArray], FloatArray]  # (returns, shares (..., n)) -> (...)
 
 
-def quantile_of(returns: FloatArray, shares: FloatArray, level: float) -> FloatArray:
+def quantile_of(returns: FloatArray, shares: FloatArray, level: float) -> float:
     """Return the lowest return up to which at least `level` of the shares lie.
 
     Args:
         returns: (n,) ascending.
-        shares: (..., n) normalised weights.
+        shares: (n,) normalised weights.
         level: within (0, 1).
     """
-    below = np.cumsum(shares, axis=-1) < level - _ROUNDING
-    return np.asarray(returns[np.minimum(below.sum(axis=-1), returns.size - 1)])
+    below = int(np.count_nonzero(np.cumsum(shares) < level - _ROUNDING))
+    return float(returns[min(below, returns.size - 1)])
 
 
-def cvar_of(returns: FloatArray, shares: FloatArray, tail: float) -> FloatArray:
+def cvar_of(returns: FloatArray, shares: FloatArray, tail: float) -> float:
     """Return the mean of the lowest `tail` of the distribution, (1 / a) integral_0^a F^-1(u) du.
 
     An episode at the edge counts with the part of its share that is inside.
     """
-    inside = np.minimum(np.cumsum(shares, axis=-1), tail)
-    inside[..., -1] = tail  # sums may fall short of 1 by rounding
-    return np.asarray(np.diff(inside, axis=-1, prepend=0.0) @ returns / tail)
+    inside = np.minimum(np.cumsum(shares), tail)
+    inside[-1] = tail  # sums may fall short of 1 by rounding
+    return float(np.diff(inside, prepend=0.0) @ returns / tail)
 
 
 def _first(n: int, reached: Callable[[int], bool]) -> int:
@@ -84,19 +83,12 @@ def binomial_interval(p: float, error: float, ess: float, level: float) -> Inter
     return Interval(low, high, level, "binomial")
 
 
-def mean_of(returns: FloatArray, shares: FloatArray) -> FloatArray:
-    """Return the weighted mean."""
-    return np.asarray(shares @ returns)
-
-
-def variance_of(returns: FloatArray, shares: FloatArray) -> FloatArray:
+def variance_of(returns: FloatArray, shares: FloatArray) -> float:
     """Return the weighted variance times ESS / (ESS - 1): divisor n - 1 for equal weights."""
-    centred = returns - returns.mean()  # cancels less
-    mean = shares @ centred
-    plain = shares @ centred**2 - mean**2
-    squares = np.sum(shares**2, axis=-1)  # 1 / ESS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(squares < 1.0, np.maximum(plain, 0.0) / (1 - squares), np.nan))
+    squares = float(shares @ shares)  # 1 / ESS
+    return (
+        float(shares @ (returns - shares @ returns) ** 2) / (1 - squares) if squares < 1 else np.nan
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +148,23 @@ class WeightedReturns:
         psi = self.returns.size * self.shares * (inside - p)
         return binomial_interval(p, cautious_error(psi, self.strata), self.ess, level)
 
+    @property
+    def mean(self) -> float:
+        """Weighted mean."""
+        return float(self.shares @ self.returns)
+
+    @property
+    def variance(self) -> float:
+        """Variance of one return, see `variance_of`."""
+        return variance_of(self.returns, self.shares)
+
     def quantile(self, q: float) -> float:
         """Return the lowest return up to which at least q of the weight lies."""
-        return float(quantile_of(self.returns, self.shares, q))
+        return quantile_of(self.returns, self.shares, q) if self.known else np.nan
+
+    def cvar(self, tail: float) -> float:
+        """Return the mean of the lowest `tail` of the distribution."""
+        return cvar_of(self.returns, self.shares, tail)
 
     def quantile_interval(self, q: float, level: float) -> Interval:
         """Return where the interval of F holds q; infinite where the returns do not reach.
@@ -182,14 +188,12 @@ class WeightedReturns:
 
     def mean_interval(self, level: float) -> Interval:
         """Return an interval of the mean."""
-        mean = float(mean_of(self.returns, self.shares))
-        return self._ess_t(mean, self.returns - mean, self.ess, level)
+        return self._ess_t(self.mean, self.returns - self.mean, self.ess, level)
 
     def variance_interval(self, level: float) -> Interval:
         """Return an interval of the variance."""
-        mean = float(mean_of(self.returns, self.shares))
-        value = float(variance_of(self.returns, self.shares))
-        found = self._ess_t(value, (self.returns - mean) ** 2 - value, self.ess, level)
+        value = self.variance
+        found = self._ess_t(value, (self.returns - self.mean) ** 2 - value, self.ess, level)
         return Interval(max(found.low, 0.0), found.high, level, found.method)
 
     def cvar_interval(self, tail: float, level: float, floor: float = np.inf) -> Interval:
@@ -209,7 +213,7 @@ class WeightedReturns:
         if not self.known:
             return undefined(level, "ess-t")
         edge = self.quantile(tail)
-        value = float(cvar_of(self.returns, self.shares, tail))
+        value = self.cvar(tail)
         terms = edge - np.maximum(edge - self.returns, 0.0) / tail - value
         ess = self.tail_ess(tail)
         found = self._ess_t(value, terms, ess, level)
@@ -240,7 +244,7 @@ class WeightedReturns:
         shares = np.array(self.shares)
         shares[:place] *= rare / float(shares[:place].sum())
         shares[place:] *= (1.0 - rare) / upper
-        return float(cvar_of(self.returns, shares, tail))
+        return cvar_of(self.returns, shares, tail)
 
     def smaller_side(self, x: float) -> float:
         """Return the effective number of episodes below x or of the others: the smaller."""
@@ -261,10 +265,6 @@ class WeightedReturns:
         return ess_t(value, spread.cautious, ess, level, spread.tails)
 
     # Bootstrap -------------------------------------------------------------------------------
-
-    def replicates(self, statistic: Statistic, draws: Resamples) -> FloatArray:
-        """Return (R,) replicates of a statistic; NaN where a replicate has no weight."""
-        return np.concatenate([statistic(self.returns, shares) for shares in self._drawn(draws)])
 
     def band(self, draws: Resamples, level: float) -> float:
         """Return half the height of a band that holds the whole distribution function.
