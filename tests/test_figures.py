@@ -19,6 +19,7 @@ from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import UnavailablePolicy, Uniform
 from ope_gym.report import curve_figures, figures
+from ope_gym.report.text import episodes
 from tests import builders
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def test_forest_tells_values_verdicts_sizes_and_the_truth(held_out: Evaluation) 
     steps = held_out.sample.steps
     told = texts(axes)
     assert f"90 episodes, {steps:,} steps, 3 behaviours; 95 % intervals (ess-t)" in told
-    assert ["ESS", *(f"{e.diagnostics.ess:.1f}" for e in held_out.values())] == told[:4]
+    assert ["ESS", *(episodes(e.diagnostics.ess) for e in held_out.values())] == told[:4]
     shape = {"green": "o", "amber": "D", "red": "X"}
     assert markers(axes) == {
         y: (e.value, shape[e.verdict.colour]) for y, e in enumerate(held_out.values())

@@ -31,6 +31,7 @@ from ope_gym.inference.errors import covariance_within, standard_error
 from ope_gym.inference.estimate import Estimate
 from ope_gym.policies import LinearSigmoid, SoftmaxLinear, UnavailablePolicy
 from ope_gym.report.tensorboard import EvaluationWriter
+from ope_gym.report.text import chance
 from tests import builders, small_mdps
 from tests.builders import Table
 
@@ -453,14 +454,14 @@ def test_progress_is_told_after_each_policy(made: builders.Recorded) -> None:
 
 def test_figure_draws_every_policy_and_its_interval(ranking: Ranking) -> None:
     figure = ranking.plot()
-    left, right = figure.axes
-    labels = [text.get_text() for text in left.get_yticklabels()]
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == list(ranking)
-    points = [line for line in left.lines if line.get_marker() in ("o", "D", "X")]
+    points = [line for line in axes.lines if line.get_marker() in ("o", "D", "X")]
     values = [float(x) for line in points for x in np.asarray(line.get_xdata())]
     assert values == [r.estimate.value for r in ranking.values()]
-    bars: list[Any] = list(right.patches)
-    assert [bar.get_width() for bar in bars] == [r.probability_best for r in ranking.values()]
+    column = ["P(best)", *(chance(r.probability_best) for r in ranking.values())]
+    assert set(column) <= {text.get_text() for text in axes.texts}
     few = ranking.plot(limit=2)
     assert len(few.axes[0].get_yticks()) == 2
     with pytest.raises(ValueError, match="limit is 0"):

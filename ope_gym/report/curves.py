@@ -48,21 +48,6 @@ def distinct(curves: Mapping[str, FloatArray]) -> list[tuple[list[str], FloatArr
     return groups
 
 
-def same_weights(estimates: Mapping[str, Estimate]) -> list[list[str]]:
-    """Group the names of estimates whose last weights are equal."""
-    groups: list[list[str]] = []
-    for name, estimate in estimates.items():
-        log_last = estimate.diagnostics.log_last
-        for names in groups:
-            other = estimates[names[0]].diagnostics.log_last
-            if log_last is other or np.array_equal(log_last, other):
-                names.append(name)
-                break
-        else:
-            groups.append([name])
-    return groups
-
-
 def shorten(name: str, most: int) -> str:
     """Return a name of at most `most` characters.
 

@@ -22,7 +22,6 @@ from ope_gym.report.curves import (
     concentration,
     distinct,
     heaviest,
-    same_weights,
     shorten,
     weighted,
 )
@@ -186,15 +185,10 @@ def _concentration(evaluation: Mapping[str, Estimate]) -> dict[str, Any]:
     shown = weighted(evaluation)
     n = next(iter(shown.values())).sample.trajectories
     taken = heaviest(n, _POINTS)
-    alike = {
-        names[0]: (names, concentration(shown[names[0]].diagnostics.log_last)[taken - 1])
-        for names in same_weights(shown)
-    }
-    groups = distinct({first: curve for first, (_, curve) in alike.items()})
-    joined = [([n for first in firsts for n in alike[first][0]], c) for firsts, c in groups]
+    curves = {name: concentration(e.diagnostics.log_last)[taken - 1] for name, e in shown.items()}
     return {
         "x": [_number(share) for share in (taken / n).tolist()],
-        "curves": [_curve(names, values) for names, values in joined[:_CURVES]],
+        "curves": [_curve(names, values) for names, values in distinct(curves)[:_CURVES]],
     }
 
 

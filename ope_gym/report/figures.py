@@ -57,16 +57,8 @@ def forest_figure(
     for axes, evaluation in zip(panels, evaluations, strict=True):
         if truth is not None:
             _truth(axes, truth, truth_error)
-        _rows(axes, evaluation, list(evaluation), limits, rows)
-        _beside(axes, "ESS", (1, 1), (38, 3), ha="right", fontweight="bold")
-        for y, e in enumerate(evaluation.values()):
-            ess = (
-                f"{e.diagnostics.ess:.1f}"
-                if e.diagnostics.ess < 100
-                else f"{e.diagnostics.ess:,.0f}"
-            )
-            across = axes.get_yaxis_transform()
-            _beside(axes, ess, (1, y), (38, 0), xycoords=across, ha="right", va="center")
+        _rows(axes, evaluation, limits, rows)
+        _column(axes, "ESS", [text.episodes(e.diagnostics.ess) for e in evaluation.values()])
         _head(axes, next(iter(evaluation.values())))
     _legend(figure, panels)
     return figure
@@ -75,7 +67,7 @@ def forest_figure(
 def ranking_figure(
     estimates: Mapping[str, Estimate], chances: Sequence[float], *, limit: int = 30
 ) -> Figure:
-    """Draw policies from the best down: values with intervals on the left, P(best) on the right.
+    """Draw policies from the best down: values with intervals, and P(best) on the right.
 
     Args:
         estimates: Estimates by name of the policy, the best first.
@@ -87,21 +79,19 @@ def ranking_figure(
     shown = dict(list(estimates.items())[:limit])
     best = next(iter(shown.values()))
     row = 0.3 if len(shown) <= 14 else 0.2
-    figure = new_figure(7.0, 2.0 + row * max(len(shown), 3))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
+    figure = new_figure(6.0, 2.0 + row * max(len(shown), 3))
+    axes = figure.add_subplot()
     if np.isfinite(best.value):
-        left.axvline(best.value, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-    names = [shorten(name, 28) for name in shown]
-    _rows(left, shown, names, _limits(list(shown.values()), []), len(shown))
-    _chances(right, chances[:limit])
-    title(left, f"Value by {best.name}, {100 * best.interval.level:g} % intervals", 25)
-    title(right, "P(best)", 25)
-    _legend(figure, [left])
+        axes.axvline(best.value, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    _rows(axes, shown, _limits(list(shown.values()), []), len(shown))
+    _column(axes, "P(best)", ["?" if np.isnan(p) else text.chance(p) for p in chances[:limit]])
+    title(axes, f"Value by {best.name}, {100 * best.interval.level:g} % intervals", 25)
+    _legend(figure, [axes])
     regimes = dict.fromkeys(label(e.sample.regime) for e in shown.values())
     note = f"dotted: the best estimate; data: {' / '.join(regimes)}"
     if len(shown) < len(estimates):
         note += f"; {len(estimates) - len(shown):,} lower policies are not drawn"
-    _beside(left, note, (0, 1), (0, 8), color=GREY)
+    _beside(axes, note, (0, 1), (0, 8), color=GREY)
     return figure
 
 
@@ -115,11 +105,7 @@ def _truth(axes: Axes, truth: float, error: float) -> None:
 
 
 def _rows(
-    axes: Axes,
-    estimates: Mapping[str, Estimate],
-    labels: Sequence[str],
-    limits: tuple[float, float],
-    rows: int,
+    axes: Axes, estimates: Mapping[str, Estimate], limits: tuple[float, float], rows: int
 ) -> None:
     """Draw the estimates from the top down, on an axis for so many rows."""
     axes.set_xlim(*limits)
@@ -133,7 +119,7 @@ def _rows(
             axes.text(0.015, y, "undefined", transform=across, fontsize=8, **style)
     dress(axes, "value of the policy", "")
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(estimates)), [shorten(name, 28) for name in estimates])
     axes.tick_params(axis="y", length=0, labelsize=9)
 
 
@@ -157,18 +143,12 @@ def _interval(axes: Axes, y: int, e: Estimate) -> None:
         axes.plot(e.value, y, _MARKERS[e.verdict.colour], color=ink, markersize=7, **edge)
 
 
-def _chances(axes: Axes, chances: Sequence[float]) -> None:
-    """Draw the probabilities of being best as bars."""
-    lengths = np.nan_to_num(chances)
-    axes.barh(range(len(chances)), lengths, height=0.62, color="#7f9db9", zorder=2)
-    for y, chance in enumerate(chances):
-        told = "?" if np.isnan(chance) else text.chance(chance)
-        axes.text(lengths[y] + 0.03, y, told, va="center", fontsize=7.5, color=INK)
-    axes.set_xlim(0, 1.42)
-    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    dress(axes, "", "")
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0, labelleft=False)
+def _column(axes: Axes, head: str, cells: Sequence[str]) -> None:
+    """Write a column to the right of the axes, a cell for each row."""
+    _beside(axes, head, (1, 1), (44, 3), ha="right", fontweight="bold")
+    for y, cell in enumerate(cells):
+        across = axes.get_yaxis_transform()  # x as a share of the width, y in data
+        _beside(axes, cell, (1, y), (44, 0), xycoords=across, ha="right", va="center")
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
