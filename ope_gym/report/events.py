@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 10  # seen while training goes on
 _KEPT, _DENSE = 10, 100  # documents of a tag that TensorBoard keeps; one of every n / 100 stays
-# A chart of the Custom Scalars page: ("lines", regular expressions of tags), or ("band", the tags
-# of value, low and high).
-Chart: TypeAlias = tuple[str, Sequence[str]]
 
 
 class Closing:
@@ -132,19 +129,23 @@ def document(tag: str, content: bytes, plugin: str, about: bytes = b"") -> Summa
     return _tensor(tag, content, plugin, data_class=DATA_CLASS_TENSOR, about=about)
 
 
-def layout(categories: Mapping[str, Mapping[str, Chart]]) -> Summary:
-    """Return the charts of the Custom Scalars page, by title, by category."""
-    made = layout_pb2.Layout()
-    for title, charts in categories.items():
-        category = made.category.add(title=title)
-        for name, (kind, tags) in charts.items():
-            chart = category.chart.add(title=name)
-            if kind == "band":
-                value, low, high = tags
-                chart.margin.series.add(value=value, lower=low, upper=high)
-            else:
-                chart.multiline.tag.extend(tags)
-    return _tensor("custom_scalars__config__", made.SerializeToString(), "custom_scalars", shape=())
+def layout(bands: Mapping[str, str], lines: Mapping[str, Sequence[str]]) -> Summary:
+    """Return the charts of the Custom Scalars page, by title.
+
+    Bands have a category of their own: within one, TensorBoard shows them after the lines.
+
+    Args:
+        bands: Folder of the tags `value`, `low` and `high`.
+        lines: Regular expressions of tags.
+    """
+    page = layout_pb2.Layout()
+    first, more = (page.category.add(title=title) for title in ("Value of the policy", "More"))
+    for title, folder in bands.items():
+        band = first.chart.add(title=title).margin.series.add(value=f"{folder}/value")
+        band.lower, band.upper = f"{folder}/low", f"{folder}/high"
+    for title, tags in lines.items():
+        more.chart.add(title=title).multiline.tag.extend(tags)
+    return _tensor("custom_scalars__config__", page.SerializeToString(), "custom_scalars", shape=())
 
 
 def hparams(

@@ -15,6 +15,8 @@ from ope_gym.report.scalars import VERDICTS
 from ope_gym.verdict import Reason
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
     from ope_gym.online import FreeEstimate
 
 __all__ = ["FreeWriter", "band_in_words", "free_headline", "free_scalars", "in_words"]
@@ -117,7 +119,7 @@ class FreeWriter(events.Closing):
         if not numbers:
             return
         if not self._laid_out:
-            self._log.add(events.layout(_layout(kind)), 0)
+            self._log.add(_layout(kind), 0)
             self._laid_out = True
         self._log.add(events.scalars(numbers), estimate.timesteps)
         document = free_document(
@@ -141,28 +143,17 @@ def _checked(kind: str | None, estimate: FreeEstimate) -> str:
     return kind
 
 
-def _layout(first: str) -> dict[str, dict[str, events.Chart]]:
+def _layout(first: str) -> Summary:
     """Return the charts of the Custom Scalars page.
 
-    Bands have a category of their own: within one, TensorBoard shows them after the lines, and in
-    reverse.
-
     Args:
-        first: kind of the first value; of a run that begins with a fresh one, there are no others.
+        first: Kind of the first value; of a run that begins with a fresh one, there are no others.
     """
     alone = first == "fresh"
-    bands: dict[str, events.Chart] = {
-        f"{kind}, with its interval": (
-            "band",
-            [f"ope/{kind}/{end}" for end in ("value", "low", "high")],
-        )
-        for kind in (("fresh",) if alone else ("settled", "provisional"))
-    }
-    returns = "rollout/(return|ep_rew_mean)$"
+    bands = ("fresh",) if alone else ("settled", "provisional")
     values = [f"ope/{kind}/value$" for kind in _KINDS]
-    more: dict[str, events.Chart] = {
-        "all values, return of rollouts": ("lines", [*values, returns, "eval/mean_reward$"])
-    }
+    returns = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
+    lines = {"all values, return of rollouts": [*values, *returns]}
     if not alone:
-        more["as sure as this many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
-    return {"Value of the policy": bands, "More": more}
+        lines["as sure as this many fresh episodes"] = ["ope/fresh_episodes$"]
+    return events.layout({f"{kind}, with its interval": f"ope/{kind}" for kind in bands}, lines)

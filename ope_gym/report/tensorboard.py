@@ -27,6 +27,8 @@ from ope_gym.report.scalars import band, scalars, undefined_ends
 from ope_gym.results import Evaluation
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
     from ope_gym.analysis.distribution import Distribution
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
@@ -179,7 +181,7 @@ class EvaluationWriter(events.Closing):
         """
         evaluation = _charted(evaluation)
         if not self._laid_out:
-            self._logs[""].add(events.layout(_layout(evaluation)), 0)
+            self._logs[""].add(_layout(evaluation), 0)
             self._laid_out = True
         numbers = scalars(evaluation)
         if not self._answers:
@@ -251,22 +253,15 @@ def _charted(evaluation: Evaluation) -> Evaluation:
     return evaluation.select({*RECOMMENDED, by_recommendation(evaluation)[0]})
 
 
-def _layout(evaluation: Evaluation) -> dict[str, dict[str, events.Chart]]:
-    """Return the charts of the Custom Scalars page, the recommended estimate first.
-
-    It has a category of its own: within one, TensorBoard shows bands after lines.
-    """
+def _layout(evaluation: Evaluation) -> Summary:
+    """Return the charts of the Custom Scalars page, the recommended estimate first."""
     best = by_recommendation(evaluation)[0]
-    values = [f"ope/{re.escape(name)}/value$" for name in evaluation]
     estimate = f"ope/({re.escape(best)}|settled|provisional|fresh)/value$"
-    more: dict[str, events.Chart] = {
-        f"{best}, return of rollouts, fresh evaluations": ("lines", [estimate, *_RETURNS])
-    }
-    if len(values) > 1:
-        more["all estimators"] = ("lines", values)
-    more["as sure as this many fresh episodes"] = ("lines", ["ope/fresh_episodes$"])
-    first = [f"ope/{best}/{end}" for end in ("value", "low", "high")]
-    return {"Value of the policy": {f"{best} with its interval": ("band", first)}, "More": more}
+    lines = {f"{best}, return of rollouts, fresh evaluations": [estimate, *_RETURNS]}
+    if len(evaluation) > 1:
+        lines["all estimators"] = [f"ope/{re.escape(name)}/value$" for name in evaluation]
+    lines["as sure as this many fresh episodes"] = ["ope/fresh_episodes$"]
+    return events.layout({f"{best} with its interval": f"ope/{best}"}, lines)
 
 
 def _plain(value: Any) -> bool | int | float | str:
