@@ -150,6 +150,11 @@ _RED: dict[str, Words] = {
         "no more accurate than a guess between the worst and the best return that the recorded "
         "rewards allow"
     ),
+    # a gate
+    "gate_failed": "fail: the new policy is worse",
+    "gate_failed_beyond": (
+        "fail: the new policy is worse by more than the {allowed:g} that is allowed"
+    ),
     # too little is known of a policy in training
     "ended_too_few": "only {episodes:#episode} ended so far",
     "error_unknown": "its error is unknown",
@@ -245,6 +250,12 @@ _AMBER: dict[str, Words] = {
         "value, and others may be missing"
     ),
     "weight_share": "one episode holds {share:.1%} of the weight",
+    # a duel, a gate and a ranking
+    "duel_open": "open",
+    "duel_undecided": "limit of {pairs:#pair} reached, nothing decided",
+    "gate_undecided": "undecided: the limit of {pairs:#pair} is reached",
+    "best_doubtful": "others may be better: P(best) {chance:?}",
+    "best_unknown": "how sure it is that this policy is the best cannot be known",
     # the same of a policy in training
     "ended_few": "only {episodes:#episode} ended so far",
     "played_few": "{enough:g} would be enough (n_eval_episodes={enough:g})",
@@ -254,6 +265,14 @@ _AMBER: dict[str, Words] = {
 
 _GREEN: dict[str, Words] = {
     "precise": _precise,
+    # a duel, and a gate
+    "a_better": "a is better",
+    "b_better": "b is better",
+    "too_close": "too close, at most {margin:g} apart",
+    "gate_passed": "pass: the new policy is better",
+    "gate_passed_within": (
+        "pass: the new policy is at most {worse:.5g} worse, and {allowed:g} is allowed"
+    ),
     "sure": "as sure as about {fresh:~} fresh episodes would make you",
 }
 
@@ -276,6 +295,20 @@ _NOTES: dict[str, Words] = {
         "the policy changed during episodes: where one follows the other, its start depends on how "
         "long the last one lived, and weights against a mixture are not exactly unbiased"
     ),
+}
+
+_RANKING: dict[str, Words] = {
+    "safest": ("cautious choice: {policy}, whose interval has the highest lower end, {low:.4g}"),
+    "chances_rough": "P(best) is rough where verdicts are red",
+    "chances_partial": lambda facts: (
+        f"P(best) leaves out {', '.join(facts['unknown'])}: the error is not known"
+    ),
+}
+
+_SKIPPED: dict[str, Words] = {  # policies that cannot be compared with their own episodes
+    "unavailable": "the policy cannot be asked for probabilities: {remedy}",
+    "few_own": "fewer than 2 episodes of its own",
+    "no_others": "there are no episodes of others",
 }
 
 _ADVICE: dict[str, Words] = {
@@ -303,20 +336,30 @@ _EFFECTS = {  # what a reason does, the worst first
     "amber": _AMBER,
     "green": _GREEN,
     "basis": _BASIS,
-    "note": _NOTES,
+    "note": _NOTES | _RANKING | _SKIPPED,
     "advice": _ADVICE,
 }
 EFFECT = {code: effect for effect, group in _EFFECTS.items() for code in group}
 WORDS = {code: words for group in _EFFECTS.values() for code, words in group.items()}
 
 
+def chance(value: float) -> str:
+    """Word a probability that was estimated from draws, never as 0 or 1."""
+    if math.isnan(value):
+        return "undefined"
+    return "<0.1 %" if value < 0.001 else ">99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
+
+
 class _Format(string.Formatter):
     """Format facts as prose: 12.5 % with a space, `{n:#episode}` as 1 episode or 2 episodes.
 
-    `{n:~}` is an estimated number of episodes, with a decimal below ten.
+    `{n:~}` is an estimated number of episodes, with a decimal below ten; `{p:?}` a probability from
+    draws, never 0 or 1.
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "?":
+            return chance(value)
         if format_spec == "~":
             return f"{value:,.{1 if value < 9.95 else 0}f}"
         if format_spec.startswith("#"):

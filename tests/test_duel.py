@@ -278,7 +278,7 @@ def test_a_duel_finds_the_better_policy_and_plays_by_its_seeds() -> None:
     good, poor = leaning(0.9), leaning(0.1)
     duel = ope_gym.duel(poor, good, bounds=(0, 2), limit=200)
     assert duel.next() == "a"
-    assert duel.verdict is None
+    assert duel.decision is None
     assert duel.play(Coin()) == "b"
     assert duel.next() is None
     assert duel.interval.high < 0 < -duel.difference
@@ -393,7 +393,7 @@ def test_symmetric_duels_play_independent_episodes() -> None:
             assert duel.seed != a
             assert duel.rng().random() != draws
             duel.add("b", (np.random.default_rng(duel.seed).random() + 0.05) % 1.0)
-        winners += duel.verdict is not None
+        winners += duel.decision is not None
     assert winners <= 2
     for terms in ({"bounds": (0, 1)}, {"deviation": 1.0}):
         duel = ope_gym.duel(Uniform(2), Uniform(2), **terms)
@@ -444,11 +444,11 @@ def test_the_limit_ends_every_duel() -> None:
 
 def test_returns_alone_are_enough() -> None:
     duel = ope_gym.duel(Uniform(2), Uniform(2), bounds=(0, 1))
-    while duel.verdict is None:
+    while duel.decision is None:
         name = duel.next()
         assert name is not None
         duel.add(name, 1.0 if name == "a" else 0.0)
-    assert duel.verdict == "a"
+    assert duel.decision == "a"
     assert duel.rounds < 20
 
 

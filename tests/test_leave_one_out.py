@@ -18,6 +18,7 @@ from ope_gym.cli import main as command
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Betting, ess_t
 from ope_gym.policies import UnavailablePolicy
+from ope_gym.verdict import Reason
 from tests import builders, small_mdps
 from tests.test_evaluate import clocked, may_stop
 
@@ -117,7 +118,7 @@ def test_an_unknown_error_agrees_with_nothing_and_contradicts_nothing(found: Cal
 def test_policies_that_cannot_be_checked_are_named(made: builders.Recorded) -> None:
     data = made.trajectories
     found = leave_one_policy_out(data, estimator="NFIS", q_model=None)
-    assert found.skipped == {3: "fewer than 2 episodes of its own"}
+    assert found.skipped == {3: Reason("few_own")}
     assert "skipped 3: fewer than 2 episodes of its own" in str(found)
     with pytest.raises(KeyError, match="policy 3 was not checked: fewer than 2"):
         found[3]
@@ -125,9 +126,9 @@ def test_policies_that_cannot_be_checked_are_named(made: builders.Recorded) -> N
     found = leave_one_policy_out(gone, estimator="BIS", q_model=None)
     assert list(found) == [1, 2]
     asked = "the policy cannot be asked for probabilities: no class of that kind is registered"
-    assert found.skipped[0].startswith(asked)
+    assert str(found.skipped[0]).startswith(asked)
     alone = leave_one_policy_out(data.select(policies=1), q_model=None)
-    assert alone.skipped == {1: "there are no episodes of others"}
+    assert alone.skipped == {1: Reason("no_others")}
     assert "no policy could be checked" in str(alone)
     assert math.isnan(alone.rmse + alone.coverage + alone.expected_coverage)
 
@@ -139,7 +140,7 @@ def test_episodes_that_could_have_changed_their_policy_are_no_own_ones() -> None
     assert list(found) == [1]
     assert found[1].episodes == 4
     assert found[1].estimate.sample.trajectories == 4
-    assert found.skipped == {0: "fewer than 2 episodes of its own"}
+    assert found.skipped == {0: Reason("few_own")}
 
 
 def test_held_out_episodes_are_taken_where_there_are_any() -> None:

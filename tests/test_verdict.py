@@ -23,6 +23,9 @@ FACTS: dict[str, Fact] = {  # those that are no numbers
     "fixed": (),
     "model": "logit",
     "behaviour": "policy 3",
+    "policy": "last",
+    "remedy": "register it",
+    "unknown": ("a", "b"),
 }
 
 

@@ -27,6 +27,7 @@ from ope_gym.options import Options
 from ope_gym.policies import POLICY_KINDS, Policy, Target, check_target
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
+from ope_gym.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -91,7 +92,7 @@ class Duel:
 
     Made by `ope_gym.duel`; print it for a summary.
 
-        while duel.verdict is None:
+        while duel.decision is None:
             name = duel.next()
             episode = play(policies[name], seed=duel.seed)  # yours
             duel.add(name, episode)
@@ -118,8 +119,8 @@ class Duel:
     # Play ------------------------------------------------------------------------------------
 
     def next(self) -> str | None:
-        """Return which policy to play next, "a" or "b"; None once there is a verdict."""
-        return self._whom() if self.verdict is None else None
+        """Return which policy to play next, "a" or "b"; None once there is a decision."""
+        return self._whom() if self.decision is None else None
 
     def _whom(self) -> str:
         """Return who plays the next episode of this round."""
@@ -225,11 +226,11 @@ class Duel:
     def play(
         self, env: gym.Env[Any, Any], episodes: int | None = None, *, gate: bool = False
     ) -> str | None:
-        """Play until there is a verdict, and return it.
+        """Play until there is a decision, and return it.
 
         Args:
             env: a single environment, as the policies know it; it is reset with seeds.
-            episodes: stop after so many more, verdict or not; a round that is open stays open.
+            episodes: stop after so many more, decided or not; a round that is open stays open.
             gate: play until `not_worse` is certain instead, or the limit is reached.
         """
         if isinstance(env, str):
@@ -237,16 +238,16 @@ class Duel:
         if hasattr(env, "num_envs"):
             raise TypeError(f"env is {env}, a vector environment: give a single one")
         last = np.inf if episodes is None else self.episodes + episodes
-        while self.episodes < last and not (self._gated if gate else self.verdict is not None):
+        while self.episodes < last and not (self._gated if gate else self.decision is not None):
             name = self._whom()
             self.add(name, play_episode(env, self._policies[name], self.seed, self.rng()))
-        return self.verdict
+        return self.decision
 
     # Conclude --------------------------------------------------------------------------------
 
     @property
-    def verdict(self) -> str | None:
-        """The decision: "a" or "b" if it is better, "too close", or None if it is open.
+    def decision(self) -> str | None:
+        """The better one: "a" or "b" if it is better, "too close", or None if it is open.
 
         "too close" if they differ by at most the margin, or if the limit is reached and nothing is
         decided; print the duel to see which.
@@ -257,6 +258,40 @@ class Duel:
         if wealth.below[0, 0]:
             return "b"
         return "too close" if self._within_margin or self._at_limit else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The decision with its facts: green once something is certain, else amber."""
+        if self.decision == "a":
+            reason = Reason("a_better")
+        elif self.decision == "b":
+            reason = Reason("b_better")
+        elif self._within_margin:
+            reason = Reason("too_close", margin=self.rules.margin)
+        elif self._at_limit:
+            reason = Reason("duel_undecided", pairs=self.rules.limit)
+        else:
+            reason = Reason("duel_open")
+        return Verdict.of([reason])
+
+    @property
+    def gate_verdict(self) -> Verdict:
+        """Whether a may replace b: green if it is not worse, red if it is, else amber."""
+        allowed, low = self.rules.margin, self.interval.low
+        passed = self.not_worse()
+        if passed is None:
+            reason = Reason("duel_open")
+            if self._at_limit:
+                reason = Reason("gate_undecided", pairs=self.rules.limit)
+        elif not passed:
+            reason = Reason("gate_failed")
+            if allowed:
+                reason = Reason("gate_failed_beyond", allowed=allowed)
+        elif allowed and low < 0.0:
+            reason = Reason("gate_passed_within", worse=min(-low, allowed), allowed=allowed)
+        else:
+            reason = Reason("gate_passed")
+        return Verdict.of([reason])
 
     @property
     def _within_margin(self) -> bool:
@@ -301,12 +336,9 @@ class Duel:
 
     def __str__(self) -> str:
         ends = self.interval
-        close = f"too close, at most {self.rules.margin:g} apart,"
-        if not self._within_margin:
-            close = f"limit of {text.count(self.rules.limit, 'pair')} reached, nothing decided,"
-        words = {None: "open", "a": "a is better", "b": "b is better", "too close": close}
+        comma = "," if self.decision == "too close" else ""
         return (
-            f"{words[self.verdict]} after {text.count(self.episodes, 'fresh episode')} "
+            f"{self.verdict.reasons[0]}{comma} after {text.count(self.episodes, 'fresh episode')} "
             f"({self.confidence()})\nvalue of a minus value of b: "
             f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)}"
         )
@@ -327,12 +359,13 @@ class Duel:
     # Keep ------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings: terms, verdict, and every round."""
+        """Return plain numbers and strings: terms, decision, and every round."""
         ends = self.interval
         return {
             "rules": _plain(self.rules),
             "policies": {name: _digest(policy) for name, policy in self._policies.items()},
-            "verdict": self.verdict,
+            "decision": self.decision,
+            "verdict": self.verdict.to_dict(),
             "difference": self.difference if self._rounds else None,
             "interval": [x if np.isfinite(x) else None for x in (ends.low, ends.high)],
             "kind": self._kind,

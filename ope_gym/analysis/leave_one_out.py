@@ -31,7 +31,7 @@ from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
 from ope_gym.policies.estimated import logger_name
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
-from ope_gym.verdict import COLOURS
+from ope_gym.verdict import COLOURS, Reason
 from ope_gym.weights.behaviours import behaviours_of
 
 if TYPE_CHECKING:
@@ -122,17 +122,17 @@ def by_logger(policies: Sequence[Policy], own: Mapping[int, IntArray]) -> dict[i
     return found
 
 
-def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> str:
-    """Say why a policy cannot be checked; empty if it can."""
+def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> Reason | None:
+    """Return why a policy cannot be checked; None if it can."""
     policy = data.policies[k]
     if isinstance(policy, UnavailablePolicy):
-        return f"the policy cannot be asked for probabilities: {policy.remedy}"
+        return Reason("unavailable", remedy=policy.remedy)
     count = own[k].size if k in own else 0
     if count < 2:
-        return "fewer than 2 episodes of its own"
+        return Reason("few_own")
     if count == len(data):
-        return "there are no episodes of others"
-    return ""
+        return Reason("no_others")
+    return None
 
 
 def _number(source: Source, policy: int | str) -> int:
@@ -246,7 +246,7 @@ class Calibration(Mapping[int, Check]):
     """
 
     def __init__(
-        self, checks: Sequence[Check], skipped: Mapping[int, str], data: str, left_out: int = 0
+        self, checks: Sequence[Check], skipped: Mapping[int, Reason], data: str, left_out: int = 0
     ) -> None:
         self._checks = {check.policy: check for check in checks}
         self.skipped = dict(skipped)
@@ -255,7 +255,7 @@ class Calibration(Mapping[int, Check]):
 
     def __getitem__(self, policy: int) -> Check:
         if policy not in self._checks:
-            why = self.skipped.get(policy, f"there are {', '.join(map(str, self._checks))}")
+            why = self.skipped.get(policy) or f"there are {', '.join(map(str, self._checks))}"
             raise KeyError(f"policy {policy} was not checked: {why}")
         return self._checks[policy]
 
@@ -325,7 +325,7 @@ class Calibration(Mapping[int, Check]):
                 }
                 for k, c in self.items()
             },
-            "skipped": {str(k): why for k, why in self.skipped.items()},
+            "skipped": {str(k): why.to_dict() for k, why in self.skipped.items()},
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -342,7 +342,7 @@ class Calibration(Mapping[int, Check]):
             lines.append(
                 f"{self._left_out:,} more policies were left out: raise limit to check all"
             )
-        for why, names in text.grouped({f"{k}": w for k, w in self.skipped.items()}).items():
+        for why, names in text.grouped({f"{k}": str(w) for k, w in self.skipped.items()}).items():
             lines.append(text.wrap(f"skipped {', '.join(names)}: {why}"))
         return "\n".join(lines)
 

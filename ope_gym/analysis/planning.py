@@ -256,8 +256,9 @@ def _candidates(fused: FusedWeights, policy: Target | None) -> list[tuple[str, i
         name = "the given policy" if number is None else f"policy {number}"
         return [(name, number, fused.source.policy(policy, "policy"))]
     found: list[tuple[str, int | None, Policy]] = []
+    recorded = False
     for k in np.unique(fused.data.policy_ids[fused.data.offsets[:-1]]).tolist():
         itself = type(policies[k]) is type(target) and policies[k] == target
+        recorded = recorded or itself
         found.append((f"policy {k}, {ITSELF}" if itself else f"policy {k}", k, policies[k]))
-    known = any(name.endswith(ITSELF) for name, _, _ in found)
-    return found if known else [*found, (ITSELF, None, target)]
+    return found if recorded else [*found, (ITSELF, None, target)]

@@ -14,9 +14,12 @@ from ope_gym.arrays import FloatArray, finite
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
+from ope_gym.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LIKELY = 0.5  # probability from which the best policy is more likely than all others together
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +131,7 @@ class Ranking(Mapping[str, Ranked]):
         who = text.sentence(best.name)
         if np.isnan(chance):
             first = f"{who} has the largest estimate of {size:,}; how sure that is cannot be known."
-        elif chance < 0.5:
+        elif chance < LIKELY:
             first = (
                 f"{who} has the largest estimate of {size:,}, but others may be better: "
                 f"P(best) {text.chance(chance)}."
@@ -143,6 +146,30 @@ class Ranking(Mapping[str, Ranked]):
         """Return the cautious choice: the policy whose interval has the highest lower end."""
         lows = [r.estimate.interval.low for r in self.values()]
         return list(self.values())[int(np.argmax(np.nan_to_num(lows, nan=-np.inf)))]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether to trust the choice: the value of the best policy, and its place."""
+        best, reasons = self.best, self._notes()
+        if len(self) > 1 and np.isnan(best.probability_best):
+            reasons.append(Reason("best_unknown"))
+        elif best.probability_best < LIKELY:
+            reasons.append(Reason("best_doubtful", chance=best.probability_best))
+        of_best = best.estimate.verdict
+        return Verdict.of([*of_best.reasons, *of_best.advice, *of_best.notes, *reasons])
+
+    def _notes(self) -> list[Reason]:
+        """Return what a careful reader should know of the places."""
+        notes = []
+        if self.safest is not self.best:
+            low = self.safest.estimate.interval.low
+            notes.append(Reason("safest", policy=self.safest.name, low=low))
+        if any(r.estimate.verdict.colour == "red" for r in self.values()):
+            notes.append(Reason("chances_rough"))
+        unknown = tuple(r.name for r in self.values() if np.isnan(r.probability_best))
+        if unknown:
+            notes.append(Reason("chances_partial", unknown=unknown))
+        return notes
 
     @property
     def sample(self) -> Sample:
@@ -179,6 +206,7 @@ class Ranking(Mapping[str, Ranked]):
             **self.sample.to_dict(),
             "best": self.best.name,
             "safest": self.safest.name,
+            "verdict": self.verdict.to_dict(),
             "policies": {name: r.to_dict() for name, r in self.items()},
         }
 
@@ -277,15 +305,4 @@ class Ranking(Mapping[str, Ranked]):
         mixtures = {r.name: r.estimate.sample.mixture for r in self.values()}
         remarks = text.remarks(verdicts, verbose)
         remarks += text.itemised({name: [part] if part else [] for name, part in mixtures.items()})
-        if self.safest is not self.best:
-            low = self.safest.estimate.interval.low
-            remarks.append(
-                f"cautious choice: {self.safest.name}, whose interval has the highest lower end, "
-                f"{text.number(low, 4)}"
-            )
-        if any(v.colour == "red" for v in verdicts.values()):
-            remarks.append("P(best) is rough where verdicts are red")
-        left_out = [r.name for r in self.values() if np.isnan(r.probability_best)]
-        if left_out:
-            remarks.append(f"P(best) leaves out {', '.join(left_out)}: the error is not known")
-        return remarks
+        return remarks + [str(note) for note in self._notes()]

@@ -88,7 +88,7 @@ def gate(
     made.close()
     outcome = {True: Outcome.PASS, False: Outcome.FAIL, None: Outcome.UNDECIDED}[duel.not_worse()]
     names = _name(source, policy, new), _name(source, rival, old)
-    return CommandResult(_worded(duel, outcome, *names), [(json, duel.save)], outcome)
+    return CommandResult(_worded(duel, *names), [(json, duel.save)], outcome)
 
 
 def previous_policy(source: Source) -> int:
@@ -103,24 +103,11 @@ def previous_policy(source: Source) -> int:
     return order[-2]
 
 
-def _worded(duel: Duel, outcome: Outcome, new: str, old: str) -> str:
+def _worded(duel: Duel, new: str, old: str) -> str:
     """Return the answer: the outcome, how sure it is, and the difference."""
-    margin, (low, high) = duel.rules.margin, (duel.interval.low, duel.interval.high)
-    answer = {
-        Outcome.PASS: "pass: the new policy is better",
-        Outcome.FAIL: "fail: the new policy is worse",
-        Outcome.UNDECIDED: "undecided: the limit of "
-        f"{text.count(duel.rules.limit, 'pair')} is reached",
-    }[outcome]
-    if margin and outcome == Outcome.FAIL:
-        answer += f" by more than the {margin:g} that is allowed"
-    elif margin and outcome == Outcome.PASS and low < 0.0:
-        answer = (
-            f"pass: the new policy is at most {min(-low, margin):.5g} worse, and {margin:g} is "
-            "allowed"
-        )
+    low, high = duel.interval.low, duel.interval.high
     return (
-        f"{answer} ({duel.confidence()})\n"
+        f"{duel.gate_verdict.reasons[0]} ({duel.confidence()})\n"
         f"{new} (new) - {old} (old): {duel.difference:.5g}, within [{low:.5g}, {high:.5g}], after "
         f"{text.count(duel.episodes, 'fresh episode')}"
     )

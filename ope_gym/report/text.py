@@ -15,6 +15,7 @@ from ope_gym.estimators.table import RECOMMENDED
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.regimes import IN_SAMPLE
 from ope_gym.verdict import Verdict
+from ope_gym.verdict import chance as chance
 
 _LARGE = 1e9  # numbers from here on are written with an exponent
 
@@ -239,13 +240,6 @@ def share(value: float) -> str:
     if 0 < value < 0.001:
         return "<0.1 %"
     return f"{100 * value:.1f} %"
-
-
-def chance(value: float) -> str:
-    """Return a probability that was estimated from draws, never as 0 or 1."""
-    if math.isnan(value):
-        return "undefined"
-    return "<0.1 %" if value < 0.001 else ">99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
 def count(number: int, one: str, many: str = "") -> str:
