@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if sys.version_info >= (3, 12) or TYPE_CHECKING:
-    from functools import cached_property as cached_property
-else:
-
-    class cached_property:
-        """functools' own, without its lock: one thread held it for all objects of a class."""
-
-        def __init__(self, function: Callable[[Any], Any]) -> None:
-            self.function, self.__doc__ = function, function.__doc__
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            self.name = name
-
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            if instance is None:
-                return self
-            value = instance.__dict__[self.name] = self.function(instance)
-            return value
-
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -272,50 +251,27 @@ def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return call(item) of all items, in their order, made on all cores at once.
 
     It pays for calls that release the GIL and take a tenth of a millisecond or more. If some fail,
-    the error of the first one is raised.
+    the error of the first one is raised, and those that have not begun are left out.
     """
-    if len(items) == 1:
-        return [call(items[0])]
-    results: list[Any] = [None] * len(items)
-    errors: dict[int, BaseException] = {}
-    waiting = deque(range(len(items)))
-
-    def work() -> None:
-        while waiting:
-            try:
-                i = waiting.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                results[i] = call(items[i])
-            except BaseException as error:
-                errors[i] = error
-                waiting.clear()
-
-    helpers = [threading.Thread(target=work) for _ in range(min(cores(), len(items)) - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
-    if errors:
-        raise errors[min(errors)]
-    return results
-
-
-def at_once(rows: int, *calls: Callable[[], Any]) -> list[Any]:
-    """Return what each call returns; they run at the same time if they are about many rows."""
-    return [call() for call in calls] if rows < MANY else in_threads(lambda call: call(), calls)
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(cores(), len(items))) as threads:
+        calls = [threads.submit(call, item) for item in items]
+        try:
+            return [future.result() for future in calls]
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
 
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Let the C library keep what a task frees for the next task, which needs as much.
+    """Raise malloc's mmap threshold so that freed arrays are reused.
 
-    It gives large arrays back to the system, and the next task gets them page by page, which took
-    up to a quarter of its time. After an array of nearly 32 MiB was freed, glibc takes all smaller
-    ones from its heap, and keeps up to 64 MiB at the end of that. The array is never touched, and
-    so takes no memory.
+    Large arrays go back to the system otherwise, and the next task gets them page by page, which
+    took up to a quarter of its time. After an array of nearly 32 MiB was freed, glibc takes smaller
+    ones from its heap and keeps up to 64 MiB at its end. The array is never touched, and so takes
+    no memory.
     """
     np.empty(2**25 - 2**16, dtype=np.uint8)
 

@@ -14,7 +14,6 @@ from ope_gym.arrays import (
     FloatArray,
     IntArray,
     as_floats,
-    at_once,
     check_column,
     check_finite,
     check_offsets,
@@ -116,13 +115,9 @@ def evaluate_log_probs(
         )
     if steps >= MANY:
         keep_freed_memory()  # each evaluation takes some arrays of as many numbers
-    whole, (ids, counts), ends = at_once(
-        steps,
-        partial(check_offsets, offsets, steps),
-        partial(check_ids, behaviour_ids, offsets.size - 1, rows.shape[0]),
-        partial(check_finite, rewards, "rewards", offsets),
-    )
-    offsets = np.asarray(whole, np.int64)
+    offsets = check_offsets(offsets, steps)
+    ids, counts = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+    ends = check_finite(rewards, "rewards", offsets)
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
     offer = Offer(

@@ -19,7 +19,6 @@ from ope_gym.estimators.auto import (
     model_bias,
     rest_on,
     wary_error,
-    wary_errors,
     weighted_blend,
 )
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
@@ -417,16 +416,6 @@ def test_moving_an_estimate_towards_the_model_by_hand() -> None:
     assert (found.by_model, found.reasons) == (False, weights.reasons)
     passed = dataclasses.replace(model, markov=MarkovCheck(0.5))
     assert rest_on(weights, passed, np.zeros(n), setting_for(n)).report["s"] > share
-
-
-@pytest.mark.parametrize("groups", [np.repeat([0, 1, 2, 4], [40, 1, 9, 10]), np.arange(60)])
-def test_wary_errors_of_rows_are_those_of_each(groups: IntArray) -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(8, 60)) * np.array([1, 1e-200, 1e200, 1, 0, 1, 1, 1])[:, None]
-    rows[3], rows[5, 7], rows[6, 8] = np.eye(60)[5], np.nan, np.inf
-    ess = [np.inf, np.inf, np.inf, np.inf, 5.0, np.inf, np.inf, 1.1]
-    alone = [wary_error(row, groups, one) for row, one in zip(rows, ess, strict=True)]
-    np.testing.assert_allclose(wary_errors(rows, groups, ess), alone, rtol=1e-12)
 
 
 def test_resting_on_a_model_that_passed_by_hand() -> None:

@@ -28,12 +28,12 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import cached_property
 from ope_gym.data.spaces import NUMERIC_DTYPES
 
 MAGIC = b"OPEGYM\x00\x01"

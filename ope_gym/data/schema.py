@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import arrays, batches
-from ope_gym.arrays import cached_property
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.schedules import Schedule

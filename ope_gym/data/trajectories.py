@@ -6,13 +6,12 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym.arrays import cached_property
 from ope_gym.batches import Tree
 from ope_gym.data import blocks, files, spaces
 from ope_gym.data.block_writer import replacing

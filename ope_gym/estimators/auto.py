@@ -57,7 +57,6 @@ residuals nor in the gaps; and the error knows nothing of q where no episode wen
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -79,7 +78,6 @@ from ope_gym.verdict import Reason
 
 _APART = 3.0  # standard errors between two estimates that chance explains
 _LEAST = 1.2  # effective trajectories below which an error counts as unknown
-_FEW = 4_096  # values of which several rows are summed at once
 _DOUBT = 0.25  # of a squared standard error beside which a correction counts
 
 
@@ -139,13 +137,12 @@ def _share(
     if passed and ess > 0.0:
         least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
     distances = [(model.influence - model.start) / unit, *(model.gaps / unit)]
-    rows = np.stack([*distances, own - steady, own])
-    *errors, apart, error = wary_errors(rows, groups, [np.inf] * len(distances) + [ess, ess])
-    if not passed:  # a model that failed the check is not taken because the weights are noisy
-        error = cautious_error(own, groups)
+    errors = [wary_error(distance, groups) for distance in distances]
+    errors.append(max(wary_error(own - steady, groups, ess), least))
+    # a model that failed the check is not taken because the weights are noisy
+    error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
     direct, by_weights = model.direct / unit, weights.value / unit
     gaps = np.array([model.value / unit - direct, *np.mean(distances[1:], axis=1)])
-    errors.append(max(apart, least))
     bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), passed)
     calm = cautious_error(steady, groups)
     if not np.isfinite(error):  # nothing is known of the weights, or of any spread
@@ -178,31 +175,6 @@ def wary_error(influence: FloatArray, groups: IntArray, ess: float = np.inf) -> 
     if not ess > _LEAST:
         return np.nan
     return float(error * stdtrit(ess - 1.0, 0.975) / ndtri(0.975) * np.sqrt(ess / (ess - 1.0)))
-
-
-def wary_errors(influence: FloatArray, groups: IntArray, ess: Sequence[float]) -> list[float]:
-    """Return `wary_error` of several rows (m, n) of influence values, few values all at once."""
-    from scipy.special import ndtri, stdtrit
-
-    strata, (m, n) = join_single(groups), influence.shape
-    counts = np.bincount(strata)
-    if n >= _FEW or counts.max() < 2:
-        return [wary_error(row, groups, one) for row, one in zip(influence, ess, strict=True)]
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # NaN is what is unknown
-        unit = np.maximum(np.abs(influence).max(axis=1), np.finfo(np.float64).tiny)
-        scaled = influence / unit[:, None]  # so that no square overflows
-        places = strata + counts.size * np.arange(m)[:, None]
-        means = np.bincount(places.ravel(), scaled.ravel(), m * counts.size).reshape(m, -1) / counts
-        away = scaled - means[:, strata]
-        u = away * np.sqrt(counts / (counts - 1.0))[strata]
-        ends = np.minimum(u.min(axis=1), 0.0), np.maximum(u.max(axis=1), 0.0)
-        error = np.sqrt((u * u).sum(axis=1) + ends[0] ** 2 + ends[1] ** 2)
-        squares = (away / error[:, None]) ** 2
-        size = np.minimum(ess, squares.sum(axis=1) ** 2 / (squares * squares).sum(axis=1))
-        size[~(size > _LEAST)] = np.nan
-        wide = stdtrit(size - 1.0, 0.975) / ndtri(0.975) * np.sqrt(size / (size - 1.0))
-    error *= unit / n
-    return [float(x) for x in np.where(error > 0.0, error * wide, error)]
 
 
 def model_bias(gaps: FloatArray, errors: FloatArray, passed: bool) -> float:

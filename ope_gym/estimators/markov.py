@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.arrays import FloatArray, IntArray, cached_property
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.weighted import Steps
 from ope_gym.verdict import Reason

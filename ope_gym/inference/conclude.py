@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, at_once
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed
@@ -145,12 +145,7 @@ def conclude(
     sample, scheme, value = known.sample, composition.scheme, computed.value
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
     influence = computed.influence if computed.spread is None else computed.spread
-    sizes = None if computed.pooled else known.sizes
-    spread, described = at_once(
-        influence.size,
-        lambda: spread_of(influence, strata, sizes),
-        lambda: known.describe(computed, scheme),
-    )
+    spread, described = spread_of(influence, strata), known.describe(computed, scheme)
     if spread.error <= _ROUNDING * abs(value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))

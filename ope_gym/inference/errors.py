@@ -51,21 +51,15 @@ class Spread:
     tails: Tails
 
 
-def spread_of(
-    influence: FloatArray, strata: IntArray | None = None, sizes: IntArray | None = None
-) -> Spread:
+def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     """Describe the spread of influence values inside strata of like trajectories.
 
     Args:
         influence: (n,).
         strata: (n,); by default one of all.
-        sizes: how many trajectories each stratum has, if it is known.
     """
     n = influence.size
-    if strata is None:
-        strata, sizes = np.zeros(n, dtype=np.int64), np.array([n])
-    if sizes is None or sizes.min() < 2:
-        strata, sizes = _groups(strata)
+    strata, sizes = _groups(np.zeros(n, dtype=np.int64) if strata is None else strata)
     with np.errstate(invalid="ignore"):  # of values that are not finite
         means = np.bincount(strata, influence) / sizes
     if sizes.max() < 2 or not np.all(np.isfinite(means)):

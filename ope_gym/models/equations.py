@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import comb
 from typing import Protocol
 
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, cached_property
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import CrossFitted, bounds_of_others, reward_bounds
 from ope_gym.models.features import Phi

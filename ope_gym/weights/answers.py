@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 
 import numpy as np
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, cached_property
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy
 from ope_gym.weights.behaviours import ROWS, policy_log_probs, stack_log_probs, stacks

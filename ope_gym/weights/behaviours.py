@@ -198,17 +198,6 @@ def follow_plans(table: FloatArray, behaviours: Behaviours, steps: IntArray) -> 
     return block
 
 
-def gather_plans(block: FloatArray, behaviours: Behaviours, steps: IntArray) -> FloatArray:
-    """Add up values (K, m) of behaviours by the policy (P, m) that each would follow."""
-    used, plans = behaviours.policies, behaviours.plans
-    table, columns = np.zeros((used.size, steps.size)), np.arange(steps.size)
-    for row, plan in zip(block, plans, strict=True):
-        begins, acts = zip(*plan, strict=True)
-        phase = np.searchsorted(begins, steps, side="right") - 1
-        table[np.searchsorted(used, acts)[phase], columns] += row
-    return table
-
-
 def stacks(policies: Sequence[Policy]) -> bool:
     """Tell whether the policies are of one class, which can be asked for all of them at once."""
     kind = type(policies[0])

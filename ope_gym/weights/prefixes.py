@@ -5,10 +5,12 @@ Importing this module imports numba; `ope_gym.weights.formula` does so when it f
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from ope_gym import kernels
-from ope_gym.arrays import FloatArray, IntArray, cached_property
+from ope_gym.arrays import FloatArray, IntArray
 
 _TILE = 256  # steps whose prefixes under four behaviours stay in the first-level cache
 _NEGLIGIBLE = -40.0  # log of a p below which f(p) is p in float64
