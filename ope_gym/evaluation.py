@@ -25,9 +25,9 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, one_blas_thread, step_numbers
 from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.chunks import Weighted
 from ope_gym.estimators.empirical_average import OneStep
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.run import Reduce, aim, ask, merge_all, reduce_chunk, run, together
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting

@@ -20,8 +20,8 @@ from ope_gym.arrays import (
     keep_freed_memory,
     longest_of,
 )
+from ope_gym.estimators.chunks import Weighted, within_discount
 from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.reductions import Weighted, within_discount
 from ope_gym.estimators.run import ask, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.estimators import run as engine
+from ope_gym.estimators.chunks import Column, Weighted
 from ope_gym.estimators.magic import (
     Magic,
     _payer,
@@ -19,7 +20,7 @@ from ope_gym.estimators.magic import (
     mix,
     spread_cuts,
 )
-from ope_gym.estimators.reductions import Column, Payer, Replicates, StepSums, Weighted
+from ope_gym.estimators.step_sums import Payer, Replicates, StepSums
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import standard_error

@@ -21,6 +21,7 @@ from ope_gym.estimators.auto import (
     wary_error,
     weighted_blend,
 )
+from ope_gym.estimators.chunks import Column, Weighted
 from ope_gym.estimators.marginal import Corrections, Marginal, marginal
 from ope_gym.estimators.markov import (
     ALPHA,
@@ -32,7 +33,7 @@ from ope_gym.estimators.markov import (
     _chance,
     check_markov,
 )
-from ope_gym.estimators.reductions import Column, Reduction, Weighted
+from ope_gym.estimators.reductions import Reduction
 from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed

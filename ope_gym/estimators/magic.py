@@ -35,17 +35,10 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import (
-    Column,
-    Columns,
-    Influence,
-    Payer,
-    Replicates,
-    Starts,
-    StepSums,
-    discounts,
-)
+from ope_gym.estimators.chunks import Column, discounts
+from ope_gym.estimators.reductions import Starts
 from ope_gym.estimators.run import ask, together
+from ope_gym.estimators.step_sums import Columns, Influence, Payer, Replicates, StepSums
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps, normalise
 from ope_gym.inference.computed import Computed

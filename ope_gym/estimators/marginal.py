@@ -26,8 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import FloatArray
+from ope_gym.estimators.chunks import LARGEST, Weighted
 from ope_gym.estimators.markov import MarkovCheck, check_markov
-from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Weighted
+from ope_gym.estimators.reductions import Arrays, Starts
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import Weighted
+from ope_gym.estimators.chunks import Weighted
 from ope_gym.estimators.weighted import Steps
 from ope_gym.verdict import Reason
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from ope_gym.estimators.adaptive import adaptive
 from ope_gym.estimators.auto import auto
+from ope_gym.estimators.chunks import Column
 from ope_gym.estimators.empirical_average import empirical_average
 from ope_gym.estimators.magic import magic
 from ope_gym.estimators.marginal import direct, mdr
-from ope_gym.estimators.reductions import Bets, Column
+from ope_gym.estimators.reductions import Bets
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.estimators.weighted import Setting, Steps, weighted

@@ -14,14 +14,9 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, in_threads
-from ope_gym.estimators.reductions import (
-    Column,
-    Reduction,
-    StepSums,
-    StepTotals,
-    Weighted,
-    pieces,
-)
+from ope_gym.estimators.chunks import Column, Weighted, pieces
+from ope_gym.estimators.reductions import Reduction
+from ope_gym.estimators.step_sums import StepSums, StepTotals
 from ope_gym.estimators.weighted import Setting, Steps, weigh_column
 from ope_gym.inference.computed import Computed
 

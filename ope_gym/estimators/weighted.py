@@ -10,17 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import (
-    Column,
-    Influence,
-    Payer,
-    Reduction,
-    Replicates,
-    Starts,
-    StepSums,
-    StepTotals,
-    discounts,
-)
+from ope_gym.estimators.chunks import Column, discounts
+from ope_gym.estimators.reductions import Reduction, Starts
+from ope_gym.estimators.step_sums import Influence, Payer, Replicates, StepSums, StepTotals
 from ope_gym.estimators.table import Composition
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.computed import Computed

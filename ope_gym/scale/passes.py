@@ -27,7 +27,8 @@ from ope_gym.arrays import (
     step_numbers,
 )
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.reductions import Arrays, Weighted, within_discount
+from ope_gym.estimators.chunks import Weighted, within_discount
+from ope_gym.estimators.reductions import Arrays
 from ope_gym.estimators.run import Aimed, merge_all, parts_of
 from ope_gym.inference.outcomes import RewardSums, tally
 from ope_gym.models.base import Baseline, CrossFitted, baselines

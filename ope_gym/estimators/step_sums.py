@@ -1,0 +1,319 @@
+"""Sums of the weights over all trajectories at each step, and influence values made from them.
+
+Sums at step t are divided by exp(M_t), M_t the log of the largest weight so far. When chunks are
+merged the larger M_t wins, and the sums of the other chunk are multiplied by
+exp(M_old - M_new) <= 1 (by its square for sum w^2), so nothing overflows. Another chunk may have
+longer episodes: beyond its own longest one all trajectories of a chunk have ended and keep their
+last weight, so its sums are extended by the sums of its last weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ope_gym.arrays import FloatArray, IntArray, longest_of, step_numbers
+from ope_gym.estimators.chunks import Column, Weighted, discounts
+from ope_gym.estimators.reductions import Arrays
+from ope_gym.inference.bootstrap import ReplicateSums, Resamples
+
+_FAR = 1e300  # stands for infinity where that less itself would be NaN
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Sums of the weights over trajectories at each step; T is the longest episode.
+
+    Args:
+        peak: (T,) M_t, log of the largest weight at t; -inf if all weights are zero.
+        sums: (3, T) sum w, sum w^2, sum w r at t, with weights scaled by exp(-M_t).
+    """
+
+    peak: FloatArray
+    sums: FloatArray
+
+    @classmethod
+    def of_ended(cls, log_last: FloatArray) -> Columns:
+        """Sum the last weights (n,) of trajectories at one step after their ends."""
+        peak = np.array([log_last.max()])
+        w = _scaled(log_last, np.inf, float(peak[0]))
+        return cls(peak, np.array([[w.sum()], [np.sum(w * w)], [0.0]]))
+
+    def value(self, gamma: float) -> float:
+        """Return J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
+        if not np.all(self.sums[0] > 0):
+            return np.nan
+        return float(np.sum(discounts(gamma, self.peak.size) * self.sums[2] / self.sums[0]))
+
+    def __add__(self, other: Columns) -> Columns:
+        peak = np.maximum(self.peak, other.peak)
+        return Columns(peak, self._rescaled(peak) + other._rescaled(peak))
+
+    def _rescaled(self, peak: FloatArray) -> FloatArray:
+        """Return the sums scaled by other peaks."""
+        # where both are -inf the sums are 0 already
+        change = np.subtract(self.peak, peak, out=np.zeros_like(peak), where=self.peak != peak)
+        return np.asarray(self.sums * np.exp(np.array([[1.0], [2.0], [1.0]]) * change))
+
+    def extended(self, horizon: int, ended: Columns) -> Columns:
+        """Return the columns of more steps, at which the trajectories have ended."""
+        more = horizon - self.peak.size
+        return Columns(
+            np.append(self.peak, np.repeat(ended.peak, more)),
+            np.hstack([self.sums, np.repeat(ended.sums, more, axis=1)]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StepTotals:
+    """The answer to `StepSums`.
+
+    Args:
+        columns: sums of the weights at each step.
+        psi: (n,) plain influence values sum_t gamma^t w r; NaN if all weights are zero.
+        log_last: (n,) log of each trajectory's last weight, after the cap.
+        capped_share: share of the steps whose weight was clipped by the cap.
+        clipped_share: share of the steps whose weight was above the clip.
+    """
+
+    columns: Columns
+    psi: FloatArray
+    log_last: FloatArray
+    capped_share: float
+    clipped_share: float
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """Sum the weights at each step, and along each trajectory.
+
+    Args:
+        column: which weights.
+        gamma: discount.
+    """
+
+    column: Column
+    gamma: float
+    in_threads: ClassVar[bool] = True
+
+    def part(self, chunk: Weighted) -> _StepState:
+        """Sum over a chunk."""
+        (log_w, pay, offsets), log_cap = self.column.of(chunk), self.column.log_cap
+        peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
+            psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
+        elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
+            psi = np.zeros(psi.size)
+        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        capped = clipped = 0
+        if self.column.cap is not None:
+            capped = int(np.count_nonzero(log_w > log_cap))
+        if self.column.clip is not None:
+            clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w)
+        counts = np.array([log_w.size, capped, clipped])
+        return _StepState(Columns(peak, sums), Arrays(psi), Arrays(last), counts)
+
+    def total(self, merged: _StepState) -> StepTotals:
+        """Return the sums over all trajectories."""
+        columns, psi = merged.columns, merged.psi.joined()
+        if columns.peak.max() == -np.inf:  # no weight at all is no estimate, not one of 0
+            psi = np.full(psi.size, np.nan)
+        steps, capped, clipped = merged.counts.tolist()
+        return StepTotals(columns, psi, merged.log_last.joined(), capped / steps, clipped / steps)
+
+
+@dataclass
+class _StepState:
+    """Sums over the chunks so far.
+
+    Args:
+        columns: sums at each step.
+        psi: plain influence values.
+        log_last: last log weights.
+        counts: steps, steps whose weight was clipped by the cap, and by the clip.
+        ended: the sums at a step at which all trajectories have ended; made for the first merge.
+    """
+
+    columns: Columns
+    psi: Arrays
+    log_last: Arrays
+    counts: IntArray
+    ended: Columns | None = None
+
+    def merge(self, other: _StepState) -> None:
+        """Add the sums of later chunks."""
+        mine = self.ended or Columns.of_ended(self.log_last.joined())
+        theirs = other.ended or Columns.of_ended(other.log_last.joined())
+        horizon = max(self.columns.peak.size, other.columns.peak.size)
+        self.columns = self.columns.extended(horizon, mine) + other.columns.extended(
+            horizon, theirs
+        )
+        self.ended = mine + theirs
+        self.psi.merge(other.psi)
+        self.log_last.merge(other.log_last)
+        self.counts = self.counts + other.counts
+
+
+def _column_sums(
+    log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
+    from ope_gym import kernels
+
+    n, horizon = offsets.size - 1, longest_of(offsets)
+    if horizon == 1:  # many bandits have a million of them, and need no loops over steps
+        top = np.array([min(float(log_w.max()), log_cap)])
+        w = _scaled(log_w, log_cap, top[0])
+        sums = np.array([[w.sum()], [np.sum(w * w)], [np.sum(w * pay)]])
+        return top, sums, w * pay * _exp_of(top)
+    peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
+    kernels.peaks(log_w, log_cap, offsets, peak, gone)
+    peak = np.maximum(peak, np.maximum.accumulate(gone)[:-1])
+    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    paid, weight = discounts(gamma, horizon) * _exp_of(peak), np.empty(horizon)
+    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
+    # the trajectories that have ended by t keep their last weights
+    power = np.array([[1.0], [2.0]])
+    with np.errstate(divide="ignore"):
+        kept = np.logaddexp.accumulate(np.log(ended) + power * gone, axis=1)[:, :-1]
+    sums[:2] += np.exp(kept - power * np.maximum(peak, -_FAR))
+    return peak, sums, psi
+
+
+def _exp_of(peak: FloatArray) -> FloatArray:
+    """Return exp(M_t) within floats; 1 where no weight is above 0."""
+    return np.exp(np.minimum(np.where(peak > -np.inf, peak, 0.0), 700.0))
+
+
+def _scaled(log_w: FloatArray, log_cap: float, peak: float) -> FloatArray:
+    """Return weights divided by exp(peak), at most exp(log_cap) each; zeros if all are."""
+    return np.exp(np.minimum(log_w, log_cap) - max(peak, -_FAR))
+
+
+def _overflowing(log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float) -> FloatArray:
+    """Compute influence values of plain weights some of which exceed the largest float."""
+    steps = step_numbers(offsets)
+    with np.errstate(all="ignore"):
+        discount = np.log(discounts(gamma, int(np.diff(offsets).max())))
+        paid = np.exp(log_w + discount[steps]) * pay
+        paid[pay == 0] = 0.0
+        return np.add.reduceat(paid, offsets[:-1])
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Compute normalised influence values: (n,), or (m, n) of m stretches of steps.
+
+    psi_i = sum_t gamma^t n w_i,t / W_t (r_i,t - R_t), with W_t and R_t from the sums over all
+    trajectories, which the pass before made.
+
+    Args:
+        column: which weights.
+        gamma: discount.
+        columns: the sums over all trajectories.
+        trajectories: n.
+        ends: one past the last step of each stretch; empty for one value over all steps.
+    """
+
+    column: Column
+    gamma: float
+    columns: Columns
+    trajectories: int
+    ends: tuple[int, ...] = ()
+    in_threads: ClassVar[bool] = True
+
+    def part(self, chunk: Weighted) -> Arrays:
+        """Compare the trajectories of a chunk with the means over all."""
+        log_w, pay, offsets = self.column.of(chunk)
+        psi = normalised_influence(
+            log_w,
+            self.column.log_cap,
+            pay,
+            offsets,
+            self.columns,
+            discounts(self.gamma, self.columns.peak.size) * self.trajectories,
+            self.ends,
+        )
+        return Arrays(psi if self.ends else psi[0])
+
+    def total(self, merged: Arrays) -> FloatArray:
+        """Return the values of all trajectories."""
+        return merged.joined()
+
+
+def normalised_influence(
+    log_w: FloatArray,
+    log_cap: float,
+    pay: FloatArray,
+    offsets: IntArray,
+    columns: Columns,
+    counted: FloatArray,
+    ends: tuple[int, ...] = (),
+) -> FloatArray:
+    """Return influence values (m, n) of m stretches of steps; NaN if some step has no weight.
+
+    Args:
+        log_w: (S,) log weights.
+        log_cap: upper bound put on them.
+        pay: (S,) what they multiply.
+        offsets: (n + 1,).
+        columns: the sums over all trajectories.
+        counted: (T,) gamma^t times the number of all trajectories.
+        ends: one past the last step of each stretch; empty for one over all steps.
+    """
+    from ope_gym import kernels
+
+    peak, sums = columns.peak, columns.sums
+    psi = np.full((max(len(ends), 1), offsets.size - 1), np.nan)
+    if np.all(sums[0] > 0):
+        factor, mean = counted / sums[0], sums[2] / sums[0]
+        if peak.size == 1:
+            psi[0] = factor * _scaled(log_w, log_cap, peak[0]) * (pay - mean)
+            return psi
+        cuts = np.array(ends or (peak.size,), dtype=np.int64)
+        floor, tail = np.empty((2, peak.size))  # scratch
+        kernels.segment_influence(
+            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
+        )
+    return psi
+
+
+@dataclass(frozen=True, eq=False)
+class Payer:
+    """How much (T, m) the mean reward of each step counts; compared by identity."""
+
+    shares: FloatArray
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Compute (R, m) bootstrap replicates of sums of normalised mean rewards.
+
+    Args:
+        column: which weights.
+        columns: the sums over all trajectories.
+        draws: of the bootstrap.
+        payer: what the mean reward of each step counts.
+    """
+
+    column: Column
+    columns: Columns
+    draws: Resamples
+    payer: Payer
+
+    def part(self, chunk: Weighted) -> ReplicateSums:
+        """Sum the weights of a chunk in every replicate."""
+        log_w, pay, offsets = self.column.of(chunk)
+        log_w = np.minimum(log_w, self.column.log_cap)
+        return ReplicateSums.of(self.draws, chunk.first, log_w, pay, offsets, self.columns.peak)
+
+    def total(self, merged: ReplicateSums) -> FloatArray:
+        """Divide the sums; NaN where some step of a replicate has no weight at all."""
+        return merged.paid(self.payer.shares)
+
+    def slice(self, trajectories: slice) -> Replicates:
+        """Keep the draws of some trajectories."""
+        return dataclasses.replace(self, draws=self.draws.part(trajectories))
