@@ -112,7 +112,7 @@ class StepSums:
         if self.column.cap is not None:
             capped = int(np.count_nonzero(log_w > log_cap))
         if self.column.clip is not None:
-            clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w)
+            clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
         counts = np.array([log_w.size, capped, clipped])
         return _StepState(Columns(peak, sums), Arrays(psi), Arrays(last), counts)
 
