@@ -52,14 +52,14 @@ class LoggerFit:
     """Say how well the actions of one logger are predicted, in episodes that were left out.
 
     Args:
-        name: of the logger.
-        episodes: that it recorded.
-        steps: in them.
-        log_loss: mean of -ln of the estimated probability of the action.
-        marginal: the same for the shares of its actions, which ignore the observations.
-        slope: exponent that fits the probabilities to the actions best: 1 if they are right, below
+        name: Name of the logger.
+        episodes: Number of episodes that it recorded.
+        steps: Number of steps in them.
+        log_loss: Mean of -ln of the estimated probability of the action.
+        marginal: The same for the shares of its actions, which ignore the observations.
+        slope: Exponent that fits the probabilities to the actions best: 1 if they are right, below
             1 if they are too sure, above 1 if too cautious. NaN for shares: none is defined.
-        slope_error: its standard error, by episodes.
+        slope_error: Its standard error, by episodes.
     """
 
     name: str
@@ -81,6 +81,22 @@ class LoggerFit:
         if not np.isfinite(self.slope_error):
             return None
         return abs(self.slope - 1.0) <= _STEEP * self.slope_error
+
+    def cells(self) -> list[str]:
+        """Return a row of the table of all loggers."""
+        numbers = [
+            f"{self.episodes:,}",
+            f"{self.steps:,}",
+            f"{self.log_loss:.4f}",
+            f"{self.marginal:.4f}",
+            f"{100 * self.explained:.1f} %",
+        ]
+        if np.isnan(self.slope):
+            return [self.name, *numbers, "", ""]
+        verdict = "calibrated" if self.slope_error <= _KNOWN else "too few to tell"
+        if self.calibrated is False:
+            verdict = "NOT calibrated"
+        return [self.name, *numbers, f"{self.slope:.2f} ± {self.slope_error:.2f}", verdict]
 
 
 @dataclass(frozen=True)
@@ -112,10 +128,10 @@ class BehaviourFit:
 
     Attributes:
         trajectories: the episodes, to be given to `ope_gym.evaluate` and all other functions.
-        policies: by name of the logger, the policy fitted to all of its episodes.
+        policies: Policies fitted to all episodes of a logger, by its name.
         model: name of the one that was fitted.
         losses: log loss per left-out step of every model that was tried.
-        loggers: how well the actions of each are predicted.
+        loggers: Quality of the fit to each logger.
         reliability: estimated probabilities against frequencies, over all loggers.
     """
 
@@ -129,7 +145,7 @@ class BehaviourFit:
     @property
     def calibrated(self) -> bool | None:
         """Whether the probabilities of all loggers agree with their actions, as far as is known."""
-        told = {one.calibrated for one in self.loggers}
+        told = {logger.calibrated for logger in self.loggers}
         return False if False in told else None if None in told else True
 
     def overlap(self, target: Target) -> TargetOverlap:
@@ -151,25 +167,7 @@ class BehaviourFit:
         tried = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         folds = len({p.fold for p in self.trajectories.policies})  # type: ignore[attr-defined]
         rows = [["logger", "episodes", "steps", "log loss", "marginal", "explained", "slope", ""]]
-        for one in self.loggers:
-            rows.append(
-                [
-                    one.name,
-                    f"{one.episodes:,}",
-                    f"{one.steps:,}",
-                    f"{one.log_loss:.4f}",
-                    f"{one.marginal:.4f}",
-                    f"{100 * one.explained:.1f} %",
-                    "" if np.isnan(one.slope) else f"{one.slope:.2f} ± {one.slope_error:.2f}",
-                    ""
-                    if np.isnan(one.slope)
-                    else "NOT calibrated"
-                    if one.calibrated is False
-                    else "calibrated"
-                    if one.slope_error <= _KNOWN
-                    else "too few to tell",
-                ]
-            )
+        rows += [logger.cells() for logger in self.loggers]
         lines = [
             f"propensities estimated by {self.model}, cross-fitted in {folds} folds; log loss of "
             f"left-out steps: {tried}",
@@ -191,11 +189,13 @@ class BehaviourFit:
             "calibrated": self.calibrated,
             "loggers": [
                 {
-                    **{k: finite(v) if isinstance(v, float) else v for k, v in vars(one).items()},
-                    "explained": finite(one.explained),
-                    "calibrated": one.calibrated,
+                    **{
+                        k: finite(v) if isinstance(v, float) else v for k, v in vars(logger).items()
+                    },
+                    "explained": finite(logger.explained),
+                    "calibrated": logger.calibrated,
                 }
-                for one in self.loggers
+                for logger in self.loggers
             ],
             "reliability": {name: getattr(r, name).tolist() for name in vars(r)},
         }
@@ -233,9 +233,9 @@ def fit_behaviour(
             whole numbers), "logit" (multinomial), "logit2" (with products of numbers), "network";
             or "auto", the one of shares, counts, logit and logit2 that predicts left-out steps
             best. Logits and networks are those of scikit-learn, the extra `behaviour`.
-        by: who acted: "policy" for the recorded policy numbers, None for one logger of all
+        by: loggers: "policy" for the recorded policy numbers, None for one logger of all
             episodes, or (n,) a name for each episode, such as its hospital.
-        actions: how many there are; by default what the action space says, or the largest seen.
+        actions: number of actions; by default what the action space says, or the largest seen.
         folds: number of folds into which the episodes of each logger are split.
         seed: seed of the network, and of the draws of estimation errors.
     """
@@ -252,7 +252,7 @@ def fit_behaviour(
     _check_model(model, data)
     tried = candidates(data.observations) if model == "auto" else (model,)
     fitted = {name: task.cross_fit(LEARNERS[name]) for name in tried}
-    losses = {name: -float(task.log_probs(found).mean()) for name, found in fitted.items()}
+    losses = {name: -float(task.log_probs(models).mean()) for name, models in fitted.items()}
     best = min(losses, key=lambda name: losses[name])
     return task.report(best, fitted[best], losses)
 
@@ -264,11 +264,11 @@ class _Task:
     Args:
         data: the episodes.
         chosen: (S,) number of the action.
-        size: how many actions there are.
+        size: Number of actions.
         names: (G,) of the loggers.
         logger: (n,) of each episode.
         fold: (n,) of each episode.
-        seed: of the learner.
+        seed: Seed of the learner.
     """
 
     data: Trajectories
@@ -304,11 +304,11 @@ class _Task:
 
     def _own(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> FloatArray:
         """Return (S, A) the probabilities of all actions by the model that left the step out."""
-        found = np.empty((self.data.n_steps, self.size))
+        probs = np.empty((self.data.n_steps, self.size))
         for (g, k), policy in fitted.items():
             rows = np.flatnonzero(((self.logger == g) & (self.fold == k))[self.data.episode_ids])
-            found[rows] = policy.probs(batches.take(self.data.observations, rows))
-        return found
+            probs[rows] = policy.probs(batches.take(self.data.observations, rows))
+        return probs
 
     def report(
         self,
@@ -318,24 +318,26 @@ class _Task:
     ) -> BehaviourFit:
         """Put the estimated propensities into the episodes, and say how good they are."""
         probs = self._own(fitted)
-        own = np.log(probs[np.arange(self.chosen.size), self.chosen])
+        log_probs = np.log(probs[np.arange(self.chosen.size), self.chosen])
         number = {pair: i for i, pair in enumerate(fitted)}
         pairs = zip(self.logger.tolist(), self.fold.tolist(), strict=True)
         ids = np.array([number[pair] for pair in pairs])
         data = dataclasses.replace(
             self.data,
-            log_probs=own,
+            log_probs=log_probs,
             policy_ids=ids[self.data.episode_ids].astype(np.int32),
             policies=tuple(fitted.values()),
             schedules=(),
             schedule_ids=np.full(len(self.data), -1, self.data.schedule_ids.dtype),
         )
         whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
-        loggers = tuple(self._logger_fit(name, g, probs, own) for g in range(len(self.names)))
+        loggers = tuple(self._logger_fit(name, g, probs, log_probs) for g in range(len(self.names)))
         curve = reliability(probs, self.chosen, self.data.episode_ids)
         return BehaviourFit(data, whole, name, losses, loggers, curve)
 
-    def _logger_fit(self, model: str, g: int, probs: FloatArray, own: FloatArray) -> LoggerFit:
+    def _logger_fit(
+        self, model: str, g: int, probs: FloatArray, log_probs: FloatArray
+    ) -> LoggerFit:
         mine = self.logger == g
         rows = np.flatnonzero(mine[self.data.episode_ids])
         episode, chosen = self.data.episode_ids[rows], self.chosen[rows]
@@ -348,7 +350,7 @@ class _Task:
             self.names[g],
             int(np.count_nonzero(mine)),
             rows.size,
-            -float(own[rows].mean()),
+            -float(log_probs[rows].mean()),
             marginal_loss(chosen, self.fold[episode], self.size),
             slope,
             error,
@@ -358,14 +360,14 @@ class _Task:
 def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
     """Return the number (S,) of each action and how many there are, or raise."""
     plain = not isinstance(data.actions, dict | tuple)
-    found = np.asarray(data.actions) if plain else np.empty((data.n_steps, 0))
-    if found.dtype.kind not in "iub" or found.size != data.n_steps:
+    numbers = np.asarray(data.actions) if plain else np.empty((data.n_steps, 0))
+    if numbers.dtype.kind not in "iub" or numbers.size != data.n_steps:
         raise ValueError(
-            f"actions have type {found.dtype} and shape {found.shape}: fit_behaviour estimates "
+            f"actions have type {numbers.dtype} and shape {numbers.shape}: fit_behaviour estimates "
             "probabilities of whole numbers 0, 1, ..., one a step; make classes of continuous "
             "actions first, or use DM and MDR"
         )
-    chosen: IntArray = found.reshape(-1).astype(np.int64)
+    chosen: IntArray = numbers.reshape(-1).astype(np.int64)
     space = getattr(data.action_space, "n", None)
     size = int(actions if actions is not None else space if space is not None else chosen.max() + 1)
     if chosen.min() < 0 or chosen.max() >= size:
@@ -400,13 +402,13 @@ def _loggers(data: Trajectories, by: str | ArrayLike | None) -> tuple[tuple[str,
                 "logger, or a name for each episode"
             )
         labels: NDArray[Any] = first
-        found, ids = np.unique(labels, return_inverse=True)
-        return tuple(f"policy {k}" for k in found), ids.astype(np.int64)
+        distinct, ids = np.unique(labels, return_inverse=True)
+        return tuple(f"policy {k}" for k in distinct), ids.astype(np.int64)
     labels = np.asarray(by)
     if labels.shape != (len(data),):
         raise ValueError(f"by has shape {labels.shape}: give one name for each of {len(data)}")
-    found, ids = np.unique(labels.astype(str), return_inverse=True)
-    return tuple(str(name) for name in found), ids.astype(np.int64)
+    distinct, ids = np.unique(labels.astype(str), return_inverse=True)
+    return tuple(str(name) for name in distinct), ids.astype(np.int64)
 
 
 def _folds(names: Sequence[str], logger: IntArray, folds: int) -> IntArray:
@@ -423,14 +425,14 @@ def _folds(names: Sequence[str], logger: IntArray, folds: int) -> IntArray:
 
 def _probs(data: Trajectories) -> FloatArray:
     """Return (S, A) the probabilities of all actions by the policy that acted."""
-    found: FloatArray | None = None
+    probs: FloatArray | None = None
     for k in np.unique(data.policy_ids):
         rows = np.flatnonzero(data.policy_ids == k)
-        own = data.policies[k].probs(batches.take(data.observations, rows))
-        found = np.empty((data.n_steps, own.shape[1])) if found is None else found
-        found[rows] = own
-    assert found is not None
-    return found
+        given = data.policies[k].probs(batches.take(data.observations, rows))
+        probs = np.empty((data.n_steps, given.shape[1])) if probs is None else probs
+        probs[rows] = given
+    assert probs is not None
+    return probs
 
 
 def _check_actions(target: int, loggers: int) -> None:

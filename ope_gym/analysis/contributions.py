@@ -26,8 +26,8 @@ class Contribution:
     """Hold what the episodes of one policy bring to an estimate.
 
     Args:
-        name: of the policy.
-        episodes: their number n_k.
+        name: Name of the policy.
+        episodes: Their number n_k.
         weight_share: their share of the last weights.
         ess: effective sample size of their last weights.
         ess_share: its share of the sum over all policies.
@@ -149,12 +149,12 @@ def contributions(
         gamma: discount within [0, 1].
     """
     fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
-    found, strata = fused.current, fused.behaviours.strata
+    current, strata = fused.current, fused.behaviours.strata
     groups, group = np.unique(strata, return_inverse=True)
-    last = found.last
+    last = current.last
     total, square = _sums(group, last), _sums(group, last**2)
     ess = np.divide(total**2, square, out=np.zeros(groups.size), where=square > 0)
-    variance = _sums(group, _variance(found.influence, strata))
+    variance = _sums(group, _variance(current.influence, strata))
     rows = []
     for g in range(groups.size):
         mine = group == g
@@ -171,8 +171,8 @@ def contributions(
             ess_without=effective,
         )
         rows.append(row)
-    error = standard_error(found.influence, strata)
-    return Contributions(tuple(rows), estimator, found.value, error, float(found.ess.min()))
+    error = standard_error(current.influence, strata)
+    return Contributions(tuple(rows), estimator, current.value, error, float(current.ess.min()))
 
 
 def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
@@ -205,9 +205,9 @@ def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, f
             np.bincount(ids[kept], minlength=fused.behaviours.counts.size),
         )
     log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
-    found = weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
-    error = standard_error(found.influence, fused.behaviours.strata[kept])
-    return found.value, error, float(found.ess.min())
+    others = weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
+    error = standard_error(others.influence, fused.behaviours.strata[kept])
+    return others.value, error, float(others.ess.min())
 
 
 def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:

@@ -77,7 +77,7 @@ class Band:
         value: (m,) estimated probability of a return up to x.
         low: (m,) lower edge.
         high: (m,) upper edge.
-        level: with which the whole function lies inside.
+        level: probability with which the whole function lies inside.
     """
 
     x: FloatArray
@@ -222,9 +222,9 @@ class Distribution:
         below: Sequence[float] = (),
     ) -> str:
         """Return a table of the numbers of `quantities`, and the verdict."""
-        found = self.quantities(quantiles, tail, below)
+        quantities = self.quantities(quantiles, tail, below)
         rows = [["", "value", f"{100 * self.level:g} % interval", "rests on"]]
-        for q in found:
+        for q in quantities:
             ends = text.interval(q.interval.low, q.interval.high)
             few = " " if q.rests_on >= FEW else "?"
             rows.append([q.name, text.number(q.value), ends, f"{q.rests_on:.1f}{few}"])
@@ -233,7 +233,7 @@ class Distribution:
             f"data: {label(self.sample.regime)}; ESS {self.ess:.1f}"
         )
         lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
-        if any(q.rests_on < FEW for q in found):
+        if any(q.rests_on < FEW for q in quantities):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
         return "\n".join([*lines, text.wrap(_OTHER_MEAN)])
 
@@ -253,7 +253,7 @@ class Distribution:
 
     def scalars(self, tail: float = TAIL) -> dict[str, float]:
         """Return all finite numbers by tag, `distribution/<quantity>/value|low|high`."""
-        found: dict[str, float] = {"distribution/ess": self.ess}
+        tags: dict[str, float] = {"distribution/ess": self.ess}
         named = {
             "deviation": self.deviation(),
             "median": self.quantile(0.5),
@@ -261,8 +261,8 @@ class Distribution:
         }
         for name, q in {**named, "quantile_05": self.quantile(0.05)}.items():
             ends = {"value": q.value, "low": q.interval.low, "high": q.interval.high}
-            found |= {f"distribution/{name}/{end}": number for end, number in ends.items()}
-        return {tag: float(number) for tag, number in found.items() if np.isfinite(number)}
+            tags |= {f"distribution/{name}/{end}": number for end, number in ends.items()}
+        return {tag: float(number) for tag, number in tags.items() if np.isfinite(number)}
 
     def to_dict(
         self,
@@ -350,7 +350,7 @@ def rank_by(
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         targets: policies by name, or a list of them, as in `ope_gym.rank`.
         by: "cvar", "quantile" or "mean".
-        share: of the tail, or the level of the quantile.
+        share: share of the tail, or level of the quantile.
         cautious: whether to rank by the lower end of the interval instead of the value.
         origin: as in `ope_gym.evaluate`, of all targets.
         options: others of `distribution`.
@@ -403,7 +403,7 @@ class _Recorded:
 
 def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
     """Return the discounted returns of all episodes, and which returns are possible."""
-    found: list[FloatArray] = []
+    parts: list[FloatArray] = []
     rewards = RewardSums(np.inf, -np.inf, 0.0, 0)
     chunks = (
         [source.data]
@@ -411,8 +411,8 @@ def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:
         else (chunk for task in source.tasks for _, chunk in source.chunks(task))
     )
     for chunk in chunks:
-        _, own, sums = tally(chunk.rewards, chunk.offsets, gamma)
-        found.append(own)
+        _, returns, sums = tally(chunk.rewards, chunk.offsets, gamma)
+        parts.append(returns)
         rewards.merge(sums)
-    returns, roster = np.concatenate(found), source.roster
+    returns, roster = np.concatenate(parts), source.roster
     return returns, Outcomes.of(returns, rewards, gamma, roster.longest, roster.limited)

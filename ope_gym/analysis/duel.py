@@ -56,7 +56,7 @@ class Rules:
         level: probability with which all statements hold.
         gamma: discount.
         limit: pairs of episodes after which a duel ends undecided, as "too close".
-        seed: of environments and actions.
+        seed: seed of environments and actions.
     """
 
     bounds: tuple[float, float] | None
@@ -558,9 +558,9 @@ def play_episode(
 
     Args:
         env: a single environment.
-        policy: that plays.
-        seed: of the reset.
-        rng: of the actions.
+        policy: policy that plays.
+        seed: seed of the reset.
+        rng: generator of the actions.
     """
     observation, _ = env.reset(seed=seed)
     observations, actions, rewards = [], [], []

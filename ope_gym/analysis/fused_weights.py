@@ -87,9 +87,9 @@ class FusedWeights:
         """Return (S,) the log-probability of the actions up to each step."""
         from ope_gym.kernels import prefix_sums
 
-        own = policy_log_probs(policy, name, self.data)
-        check_log_probs(own, name, self.data.offsets, True)
-        return np.asarray(prefix_sums(own, self.data.offsets))
+        log_probs = policy_log_probs(policy, name, self.data)
+        check_log_probs(log_probs, name, self.data.offsets, True)
+        return np.asarray(prefix_sums(log_probs, self.data.offsets))
 
     def influence(self, log_w: FloatArray) -> FloatArray:
         """Return (n,) influence values with other weights, but today's means over the data."""

@@ -104,22 +104,22 @@ def own_episodes(data: Trajectories) -> dict[int, IntArray]:
     estimated, the first of a logger's models stands for it, with all episodes of the logger.
     """
     behaviours = behaviours_of(data)
-    own: dict[int, IntArray] = {int(k): np.empty(0, np.int64) for k in behaviours.policies}
+    episodes: dict[int, IntArray] = {int(k): np.empty(0, np.int64) for k in behaviours.policies}
     for b, plan in enumerate(behaviours.plans):
         if len(plan) == 1:
-            own[plan[0][1]] = np.flatnonzero(behaviours.ids == b)
-    return by_logger(data.policies, own)
+            episodes[plan[0][1]] = np.flatnonzero(behaviours.ids == b)
+    return by_logger(data.policies, episodes)
 
 
 def by_logger(policies: Sequence[Policy], own: Mapping[int, IntArray]) -> dict[int, IntArray]:
     """Put the episodes of all models of one logger together, under the first of them."""
     first: dict[int, int] = {}
-    found: dict[int, IntArray] = {}
+    joined: dict[int, IntArray] = {}
     for k, episodes in own.items():
         policy = policies[k]
         stands = first.setdefault(policy.logger, k) if isinstance(policy, EstimatedPolicy) else k
-        found[stands] = np.sort(np.append(found.get(stands, np.empty(0, np.int64)), episodes))
-    return found
+        joined[stands] = np.sort(np.append(joined.get(stands, np.empty(0, np.int64)), episodes))
+    return joined
 
 
 def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> Reason | None:
@@ -154,9 +154,9 @@ class Check:
         episodes: number of its own episodes.
         own: mean return of these.
         own_error: standard error of that mean.
-        estimate: from the others' episodes.
+        estimate: estimate from the others' episodes.
         level: confidence level of the comparison.
-        name: of the logger, where propensities were estimated.
+        name: name of the logger, where propensities were estimated.
     """
 
     policy: int
@@ -240,7 +240,7 @@ class Calibration(Mapping[int, Check]):
 
     Args:
         checks: one for each policy.
-        skipped: why other policies could not be checked.
+        skipped: reasons why other policies could not be checked, by number.
         data: "held-out" or "all".
         left_out: number of policies beyond the limit.
     """

@@ -42,9 +42,9 @@ class Need:
     """Hold how many more episodes of one policy are needed.
 
     Args:
-        name: of the policy.
+        name: name of the policy.
         policy: its number; None if it is not recorded.
-        episodes: how many more; None if not reached with as many as were allowed.
+        episodes: number of further episodes; None if not reached with as many as were allowed.
         standard_error: predicted with so many, or with as many as were allowed; NaN if no recorded
             episode is possible under this policy.
         ess: effective number of recorded episodes behind the prediction: those that look like this
@@ -67,7 +67,7 @@ class Plan:
         needs: one for each policy, the fewest episodes first.
         wanted: the standard error to reach.
         standard_error: the present one.
-        trajectories: how many there are.
+        trajectories: number of recorded episodes.
         estimator: "NFIS" or "FIS".
         limit: most episodes that were considered.
     """
@@ -255,10 +255,10 @@ def _candidates(fused: FusedWeights, policy: Target | None) -> list[tuple[str, i
         number = fused.source.number(policy, "policy")
         name = "the given policy" if number is None else f"policy {number}"
         return [(name, number, fused.source.policy(policy, "policy"))]
-    found: list[tuple[str, int | None, Policy]] = []
+    candidates: list[tuple[str, int | None, Policy]] = []
     recorded = False
     for k in np.unique(fused.data.policy_ids[fused.data.offsets[:-1]]).tolist():
         itself = type(policies[k]) is type(target) and policies[k] == target
         recorded = recorded or itself
-        found.append((f"policy {k}, {ITSELF}" if itself else f"policy {k}", k, policies[k]))
-    return found if recorded else [*found, (ITSELF, None, target)]
+        candidates.append((f"policy {k}, {ITSELF}" if itself else f"policy {k}", k, policies[k]))
+    return candidates if recorded else [*candidates, (ITSELF, None, target)]

@@ -80,10 +80,12 @@ def rank(
     unknown = [name for name in origins if name not in named]
     if unknown:
         raise ValueError(f"origin names {unknown[0]!r}; the targets are {', '.join(named)}")
-    found = evaluator.evaluate_all(
+    evaluations = evaluator.evaluate_all(
         list(named.values()), origins=[origins.get(name) for name in named], done=progress
     )
-    estimates = {name: one[estimator] for name, one in zip(named, found, strict=True)}
+    estimates = {
+        name: evaluation[estimator] for name, evaluation in zip(named, evaluations, strict=True)
+    }
     return ranked(estimates, draws=draws, seed=evaluator.options.seed)
 
 
@@ -121,8 +123,8 @@ def ranked(estimates: Mapping[str, Estimate], *, draws: int = DRAWS, seed: int =
     for name, chance in zip(order, chances, strict=True):
         difference = None
         if name != order[0]:
-            found = estimates[name].difference(best)
-            difference = dataclasses.replace(found, minuend=name, subtrahend=order[0])
+            gap = estimates[name].difference(best)
+            difference = dataclasses.replace(gap, minuend=name, subtrahend=order[0])
         rows.append(Ranked(name, estimates[name], difference, float(chance)))
     return Ranking(rows)
 
@@ -154,9 +156,9 @@ def probability_best(
     An estimate whose error is unknown has probability NaN and takes no part.
 
     Args:
-        estimates: of one estimator on the same trajectories.
-        draws: how many, where bootstrap replicates do not set their number.
-        seed: of the draws.
+        estimates: estimates by one estimator on the same trajectories.
+        draws: number of joint draws, where bootstrap replicates do not set their number.
+        seed: seed of the draws.
     """
     result = np.full(len(estimates), np.nan)
     known = [
@@ -251,16 +253,16 @@ def _widening(ess: FloatArray, uniform: FloatArray) -> FloatArray:
         # gammaincinv(a, u) is half the u-quantile of a chi2 with 2 a degrees of freedom
         half = gammaincinv(freedom / 2, u[:, None])
         with np.errstate(divide="ignore", over="ignore"):
-            found = 0.5 * (np.log((freedom + 1.0) / freedom) + np.log(freedom / 2) - np.log(half))
-        return np.asarray(np.minimum(found, np.log(_WIDEST)))
+            log_f = 0.5 * (np.log((freedom + 1.0) / freedom) + np.log(freedom / 2) - np.log(half))
+        return np.asarray(np.minimum(log_f, np.log(_WIDEST)))
 
     z, cheb = ndtri(uniform), np.polynomial.chebyshev
     near, smooth = np.abs(z) < _FAR, freedom >= 1.0
     nodes = cheb.chebpts1(_NODES)
     series = cheb.chebfit(nodes, log_factor(ndtr(_FAR * nodes), freedom[smooth]), _NODES - 1)
-    found = cheb.chebvander(np.where(near, z / _FAR, 0.0), _NODES - 1) @ series
+    log_f = cheb.chebvander(np.where(near, z / _FAR, 0.0), _NODES - 1) @ series
     if not smooth.all():
-        found, some = np.empty((z.size, ess.size)), found
-        found[:, smooth], found[:, ~smooth] = some, log_factor(uniform, freedom[~smooth])
-    found[~near] = log_factor(uniform[~near], freedom)
-    return np.exp(found, out=found)
+        log_f, some = np.empty((z.size, ess.size)), log_f
+        log_f[:, smooth], log_f[:, ~smooth] = some, log_factor(uniform, freedom[~smooth])
+    log_f[~near] = log_factor(uniform[~near], freedom)
+    return np.exp(log_f, out=log_f)

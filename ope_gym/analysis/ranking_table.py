@@ -27,10 +27,11 @@ class Ranked:
     """Hold one policy of a ranking.
 
     Args:
-        name: of the policy.
+        name: name of the policy.
         estimate: its value, error, interval, diagnostics and verdict.
         difference: paired difference to the best, this minus best; None for the best itself.
-        probability_best: that it is the best of those ranked; NaN if its error is unknown.
+        probability_best: probability that it is the best of all; NaN if its error is
+            unknown.
     """
 
     name: str
@@ -63,10 +64,10 @@ class Pairwise:
         names: (P,) best first.
         left_out: number of further policies, for which there was no room.
         values: differences of the estimates.
-        standard_errors: of the differences.
+        standard_errors: their standard errors.
         low: lower ends of their intervals.
         high: upper ends.
-        level: of each interval by itself, not of all together.
+        level: level of each interval by itself, not of all together.
     """
 
     names: tuple[str, ...]
@@ -178,8 +179,8 @@ class Ranking(Mapping[str, Ranked]):
 
     def difference(self, minuend: str, subtrahend: str) -> Difference:
         """Return the paired difference of two of the policies."""
-        found = self[minuend].estimate.difference(self[subtrahend].estimate)
-        return dataclasses.replace(found, minuend=minuend, subtrahend=subtrahend)
+        gap = self[minuend].estimate.difference(self[subtrahend].estimate)
+        return dataclasses.replace(gap, minuend=minuend, subtrahend=subtrahend)
 
     def differences(self, *, limit: int = 30) -> Pairwise:
         """Return the paired differences of every two policies.

@@ -204,7 +204,7 @@ class Rounds:
         """Take the outcome of one round in every duel.
 
         Args:
-            plan: of this round.
+            plan: plan of this round.
             who: (runs,) 0 for a or 1 for b, drawn to play a single episode.
             returns: (runs, 2) of a and b; for a single episode the other one is not looked at.
             log_ratios: (runs, 2) L of their episodes.

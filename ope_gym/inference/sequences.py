@@ -100,7 +100,7 @@ class Wealth:
     Attributes:
         above: (runs, P) whether D > m is certain.
         below: (runs, P) whether D < m is certain.
-        rounds: how many there were.
+        rounds: number of rounds so far.
     """
 
     def __init__(

@@ -193,8 +193,8 @@ class WeightedReturns:
     def variance_interval(self, level: float) -> Interval:
         """Return an interval of the variance."""
         value = self.variance
-        found = self._ess_t(value, (self.returns - self.mean) ** 2 - value, self.ess, level)
-        return Interval(max(found.low, 0.0), found.high, level, found.method)
+        ends = self._ess_t(value, (self.returns - self.mean) ** 2 - value, self.ess, level)
+        return Interval(max(ends.low, 0.0), ends.high, level, ends.method)
 
     def cvar_interval(self, tail: float, level: float, floor: float = np.inf) -> Interval:
         """Return an interval of the mean of the lowest `tail` of the distribution.
@@ -216,16 +216,16 @@ class WeightedReturns:
         value = self.cvar(tail)
         terms = edge - np.maximum(edge - self.returns, 0.0) / tail - value
         ess = self.tail_ess(tail)
-        found = self._ess_t(value, terms, ess, level)
+        ends = self._ess_t(value, terms, ess, level)
         lump = self.majority(tail)
         if lump == 0.0 or tail == 1.0:
-            return found
+            return ends
         chance = min(1.0, -float(np.log((1.0 - level) / 2)) / ess)
         low = value - lump * chance * max(0.0, value - floor)
         high = value + lump * (self._cvar_if_rarer(tail, level) - value)
-        if np.isnan(found.low):  # a single effective episode
-            return Interval(low, high, level, found.method)
-        return Interval(min(found.low, low), max(found.high, high), level, found.method)
+        if np.isnan(ends.low):  # a single effective episode
+            return Interval(low, high, level, ends.method)
+        return Interval(min(ends.low, low), max(ends.high, high), level, ends.method)
 
     def majority(self, tail: float) -> float:
         """Return 2 s - 1 if one return has a share s above one half of the tail, else 0."""

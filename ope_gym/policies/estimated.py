@@ -73,8 +73,8 @@ class StateTable(_FromProbs):
         rows = np.ascontiguousarray(observations, dtype=np.int64)
         distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
         last = len(self.states)
-        found = [self._numbers.get(row.tobytes(), last) for row in distinct]
-        return self.table[np.array(found, dtype=np.int64)[inverse.ravel()]]
+        places = [self._numbers.get(row.tobytes(), last) for row in distinct]
+        return self.table[np.array(places, dtype=np.int64)[inverse.ravel()]]
 
 
 # a file holds the position of the class: only ever append
@@ -95,7 +95,7 @@ class EstimatedPolicy(_FromProbs):
         logger: number of the logger whose episodes it learned from.
         fold: fold that it did not learn from, or `ALL`.
         scatter: (R, ...) draws of the estimation error of the weights of a logit; None if unknown.
-        name: of the logger, where it has one.
+        name: name of the logger, where it has one.
     """
 
     kind: ClassVar[str] = "estimated"
@@ -126,23 +126,23 @@ class EstimatedPolicy(_FromProbs):
 
     def probs(self, observations: Tree) -> FloatArray:
         """Return the estimated probability of every action, shape (n, A)."""
-        found = np.zeros((batches.length(observations), self.taken.size))
-        found[:, self.taken] = self.policy.probs(encode(observations, self.columns, self.degree))
-        return found
+        probs = np.zeros((batches.length(observations), self.taken.size))
+        probs[:, self.taken] = self.policy.probs(encode(observations, self.columns, self.degree))
+        return probs
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return everything as numbers."""
-        found = {f"{_INNER}{k}": v for k, v in self.policy.arrays().items()}  # type: ignore[attr-defined]
+        arrays = {f"{_INNER}{k}": v for k, v in self.policy.arrays().items()}  # type: ignore[attr-defined]
         if self.columns is not None:
             scale = {f.name: getattr(self.columns, f.name) for f in fields(self.columns)}
-            found |= {f"{_COLUMNS}{name}": value for name, value in scale.items()}
+            arrays |= {f"{_COLUMNS}{name}": value for name, value in scale.items()}
         if self.scatter is not None:
-            found["scatter"] = self.scatter
+            arrays["scatter"] = self.scatter
         if self.name:
-            found["name"] = np.frombuffer(self.name.encode(errors="replace"), dtype=np.uint8)
+            arrays["name"] = np.frombuffer(self.name.encode(errors="replace"), dtype=np.uint8)
         numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
         numbers["class"] = _CLASSES.index(type(self.policy))
-        return found | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
+        return arrays | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EstimatedPolicy:
