@@ -45,11 +45,8 @@ from ope_gym.models.base import (
     QModel,
     Visits,
     check_baseline,
-    cross_fit,
-    cross_fit_targets,
-    past_only,
 )
-from ope_gym.models.linear import LinearQ
+from ope_gym.models.folds import cross_fit, cross_fit_targets, past_only
 from ope_gym.options import (
     Compute,
     Offer,
@@ -519,6 +516,11 @@ class Evaluator:
             return None
         if isinstance(model, type):
             raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
+        if not isinstance(model, QModel | Baseline | str | None):
+            raise TypeError(
+                f"q_model is {_short(model)}: give a model of ope_gym.models, one of your own "
+                "derived from ope_gym.models.QModel, a Baseline, a name or None"
+            )
         return model
 
     def _model(self, target: Policy) -> QModel | Baseline | None:
@@ -526,7 +528,8 @@ class Evaluator:
         model = self._model_given()
         if isinstance(model, str) and model != "default":
             model = named_model(model)
-        if self._data is None and not (model is None or isinstance(model, LinearQ | str)):
+        in_chunks = not isinstance(model, QModel) or model.survey(target) is not None
+        if self._data is None and (isinstance(model, Baseline) or not in_chunks):
             raise TypeError(
                 f"q_model is {_short(model)}, but episodes that are read from files in blocks take "
                 "a LinearQ, 'default' or None: load them with Trajectories.load, or raise "

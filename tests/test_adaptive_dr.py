@@ -14,7 +14,8 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.adaptive import AdaptiveDR, adaptive_dr
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.inference.errors import standard_error
-from ope_gym.models.base import Baseline, Problem, past_only
+from ope_gym.models.base import ActionValues, Baseline, Problem, QModel
+from ope_gym.models.folds import past_only
 from ope_gym.weights.behaviours import behaviours_of
 from ope_gym.weights.formula import log_weights
 from ope_gym.weights.rounds import stable_weights
@@ -297,14 +298,14 @@ def test_actions_that_a_behaviour_cannot_take_give_finite_weights(probs: list[li
 
 
 @dataclasses.dataclass
-class ByAction:
+class ByAction(QModel):
     """q of an action: a multiple of the mean reward it got in the data; remembers the data."""
 
     scale: float = 1.0
     offer_all: bool = True
     seen: list[Trajectories] = dataclasses.field(default_factory=list)
 
-    def fit(self, data: Trajectories, problem: Problem) -> Any:
+    def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
         self.seen.append(data)
         actions = np.asarray(data.actions)
         counts = np.maximum(np.bincount(actions, minlength=3), 1)
@@ -313,7 +314,7 @@ class ByAction:
 
 
 @dataclasses.dataclass
-class _Single:
+class _Single(ActionValues):
     table: Array
 
     def q(self, observations: Any, actions: Any, steps: Ints) -> Array:
@@ -321,7 +322,7 @@ class _Single:
 
 
 class _Table(_Single):
-    def q_all(self, observations: Any, steps: Ints) -> Array:
+    def q_all(self, observations: Any, steps: Ints, actions: int = 0) -> Array:
         return np.tile(self.table, (steps.size, 1))
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ope_gym import Trajectories
 from ope_gym.models import dynamics
-from ope_gym.models.base import Problem, QModel, cross_fit
+from ope_gym.models.base import Problem, QModel
 from ope_gym.models.dynamics import Environment, Played, Steps, fit_ending, learn, sampling
 from ope_gym.models.dynamics_q import (
     DynamicsQ,
@@ -23,6 +23,7 @@ from ope_gym.models.dynamics_q import (
     recorded_steps,
 )
 from ope_gym.models.features import monomials
+from ope_gym.models.folds import cross_fit
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Uniform
 from studies.cartpole.simulation import mean_return as true_return
 from studies.cartpole.simulation import rollouts

@@ -39,7 +39,8 @@ from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import cautious_error, standard_error
 from ope_gym.models import Baseline, TabularQ
-from ope_gym.models.base import Problem, Visits, cross_fit
+from ope_gym.models.base import Problem, Visits
+from ope_gym.models.folds import cross_fit
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale.passes import past_columns
 from ope_gym.verdict import Reason

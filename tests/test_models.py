@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories, evaluate
-from ope_gym.arrays import folds_within, offsets_of
+from ope_gym.arrays import folds_within
 from ope_gym.models import (
     ActionValues,
     Baseline,
@@ -28,13 +28,13 @@ from ope_gym.models import (
     TabularQ,
     cross_fit,
     default_model,
-    equations,
 )
-from ope_gym.models.base import SAMPLES, q_all
+from ope_gym.models.base import SAMPLES
+from ope_gym.models.folds import baselines, cross_fit_targets
 from ope_gym.models.linear import FeatureSurvey
 from ope_gym.models.linear_values import near_weights
 from ope_gym.options import Compute
-from ope_gym.policies import DiagonalGaussian, SoftmaxLinear, Uniform
+from ope_gym.policies import DiagonalGaussian, Uniform
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
 from tests import small_mdps
@@ -233,7 +233,8 @@ def test_one_pass_for_all_folds_is_one_fit_for_each(model: Any) -> None:
     data = record.trajectories
     fold = folds_within(behaviours_of(data).ids, 4)
     task = problem(record.target, 0.9, 6)
-    together = list(model.fit_folds(data, fold, task))
+    (values,) = model.fit_folds(data, fold, [task])
+    together = list(values)
     assert len(together) == 5  # one for each fold, and one that learned from all
     weighted = isinstance(model, LinearQ) and model.nearness > 0
     for k, values in enumerate(together):
@@ -264,12 +265,12 @@ def test_the_values_of_an_episode_do_not_know_its_rewards(model: Any) -> None:
 
 
 @dataclasses.dataclass
-class Fixed:
+class Fixed(QModel, ActionValues):
     """Known values, which also are a model."""
 
     table: Floats
 
-    def fit(self, *_: Any, **__: Any) -> Fixed:
+    def fit(self, data: Trajectories, problem: Problem) -> Fixed:
         return self
 
     def q(self, observations: Any, actions: Any, steps: Ints) -> Floats:
@@ -280,10 +281,7 @@ def test_v_is_the_mean_of_the_clipped_q() -> None:
     record = recorded(6, (6, 6), rewards=(0.0, 1.0))
     data, target = record.trajectories, record.target
     table = seeded(1).normal(scale=8.0, size=(3, 3))
-    model = Fixed(table)
-    assert isinstance(model, QModel)
-    assert isinstance(model, ActionValues)
-    found = fitted_across(model, record)
+    found = fitted_across(Fixed(table), record)
     left = np.array([sum(0.9**j for j in range(6 - t)) for t in data.steps])
     clipped = np.clip(table[data.observations], 0.0, left[:, None])
     assert not np.array_equal(clipped, table[data.observations])
@@ -311,17 +309,6 @@ def test_cross_fit_refuses_one_episode_and_values_that_are_not_finite() -> None:
         fitted_across(TabularQ(), one)
     with pytest.raises(ValueError, match=r"not finite at episode \d+, step \d+"):
         fitted_across(Fixed(np.full((3, 3), np.nan)), record)
-
-
-@pytest.mark.parametrize(
-    ("fold", "message"),
-    [([0, 1], "need"), ([0, 0, 2, 2], "each at least once"), ([0.0, 1.0, 0.0, 1.0], "whole")],
-)
-def test_bad_folds_are_named(fold: Any, message: str) -> None:
-    record = recorded(8, (4,))
-    for model in (TabularQ(), LinearQ()):
-        with pytest.raises(ValueError, match=message):
-            model.fit_folds(record.trajectories, np.array(fold), problem(record.target, 1.0, 6))
 
 
 # -- continuous actions ------------------------------------------------------------------------
@@ -370,7 +357,6 @@ def test_linear_q_of_continuous_actions_nears_the_exact_values() -> None:
     data, target = pushed(0, 3000, 4)
     model = LinearQ(time=3, nearness=0.0, ridge=1e-8)
     values = model.fit(data, problem(target, 1.0, 4))
-    assert not hasattr(values, "q_all")
     x, a = seeded(1).normal(size=(2, 200))
     for t in range(4):
         found = values.q(x[:, None], a[:, None], np.full(200, t))
@@ -381,8 +367,8 @@ def test_linear_q_of_continuous_actions_nears_the_exact_values() -> None:
 def test_cross_fit_draws_the_target_s_continuous_actions() -> None:
     data, target = pushed(1, 60, 3)
 
-    class Action:
-        def fit(self, *_: Any, **__: Any) -> Action:
+    class Action(QModel, ActionValues):
+        def fit(self, data: Trajectories, problem: Problem) -> Action:
             return self
 
         def q(self, observations: Any, actions: Any, steps: Ints) -> Floats:
@@ -475,46 +461,30 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
     record = recorded(2, (400, 400))
     data, target = record.trajectories, Table(np.eye(3)[[1, 0, 2]])
     last = data.select(episodes=[len(data) - 1])
-    found = near_weights(data, 0.35, Answers(target, data))[-last.n_steps :]
-    np.testing.assert_array_equal(found, near_weights(last, 0.35, Answers(target, last)))
+    found = near_weights(Answers(target, data), 0.35)[-last.n_steps :]
+    np.testing.assert_array_equal(found, near_weights(Answers(target, last), 0.35))
     never = dataclasses.replace(data, actions=np.minimum(data.actions, 1))
     target = Table(np.eye(3)[[2, 2, 2]])
-    assert not near_weights(never, 0.35, Answers(target, never)).any()
+    assert not near_weights(Answers(target, never), 0.35).any()
     task = problem(target, 0.9, 6)
     one, alike = (LinearQ(nearness=nearness).fit(never, task).theta for nearness in (0.35, 0.0))
     np.testing.assert_array_equal(one, alike)
 
 
-def test_many_targets_are_summed_as_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three actions, with many steps of a number, which are cut, and with one of some."""
-    rng = np.random.default_rng(3)
-    lengths = np.array([9, *rng.integers(1, 5, size=60)])
-    steps = int(lengths.sum())
-    data = Trajectories.from_arrays(
-        rng.normal(size=(steps, 2)),
-        rng.integers(3, size=steps),
-        rng.normal(size=steps),
-        np.full(steps, -np.log(3.0)),
-        offsets=offsets_of(lengths),
-        policies=[Uniform(3)],
-        terminated=True,
-    )
-    targets = [SoftmaxLinear(rng.normal(size=(3, 2))) for _ in range(3)]
-    fold, found = rng.integers(2, size=lengths.size), list[NDArray[np.float64]]()
-    monkeypatch.setattr(equations, "_ALIKE", 2.0)
-    for many, run, products in ((9, 128, 1 << 17), (3, 128, 1 << 17), (3, 4, 1)):
-        monkeypatch.setattr(equations, "_MANY", many)
-        monkeypatch.setattr(equations, "_RUN", run)
-        monkeypatch.setattr(equations, "_RUNS", 2)
-        monkeypatch.setattr(equations, "_PRODUCTS", products)
-        survey = FeatureSurvey(LinearQ(), targets[0])
-        survey.update(data)
-        own = survey.equations_of(targets, gamma=0.9, horizon=9, folds=2)
-        equations.update_all(own, data, fold, [Answers(target, data) for target in targets])
-        found.append(np.stack([one.sums for one in own]))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found[2], found[0], rtol=1e-12, atol=1e-12)
-    assert not np.array_equal(found[1], found[0])  # it was another way
+@pytest.mark.parametrize("model", [LinearQ(), TabularQ()])
+def test_several_targets_are_fitted_as_one_is(model: Any) -> None:
+    record = recorded(3, (20, 25))
+    data, groups = record.trajectories, behaviours_of(record.trajectories).ids
+    tables = np.random.default_rng(3).dirichlet(np.ones(3), (3, 3))
+    problems = [problem(Table(table), 0.9, 6) for table in tables]
+    together = cross_fit_targets(model, data, groups, problems)
+    for task, found in zip(problems, together, strict=True):
+        alone = cross_fit(model, data, groups, task)
+        np.testing.assert_allclose(found.q, alone.q, atol=1e-10)
+        np.testing.assert_allclose(found.v, alone.v, atol=1e-10)
+        assert found.visits is not None
+        assert alone.visits is not None
+        np.testing.assert_allclose(found.visits.ratio, alone.visits.ratio, atol=1e-10)
 
 
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,16 +537,17 @@ def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> N
     survey.merge(other)
     folds = folds_within(groups, 5)
     fold = [folds[slice(*span)] for span in spans]
-    sums = [survey.equations(folds=5, **options) for _ in range(3)]
+    sums = [survey.equations(1, folds=5, **options) for _ in range(3)]
+    answers = [Answers(target, chunk) for chunk in chunks]
     for i, (chunk, own) in enumerate(zip(chunks, fold, strict=True)):
-        sums[i % 2].update(chunk, own)
+        sums[i % 2].update(chunk, own, [answers[i]])
     sums[0].merge(sums[1])
-    sums[2].update(data, folds)
+    sums[2].update(data, folds, [Answers(target, data)])
     for name in ("sums", "starts", "bounds"):
         one, all_ = (getattr(sums[i], name) for i in (0, 2))
         np.testing.assert_allclose(one, all_, rtol=0, atol=1e-12 * np.abs(all_).max())
-    fitted_values = sums[0].cross_fitted()
-    found = [fitted_values.of(chunk, own) for chunk, own in zip(chunks, fold, strict=True)]
+    values = sums[0].cross_fitted()
+    found = [baselines(values, own, [asked])[0] for own, asked in zip(fold, answers, strict=True)]
     q, v = (np.concatenate([getattr(part, name) for part in found]) for name in "qv")
     tolerance = 0.0 if len(chunks) == 1 else 1e-9
     np.testing.assert_allclose(q, whole.q, rtol=tolerance, atol=tolerance)
@@ -588,20 +559,22 @@ def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
     data = record.trajectories
     survey = FeatureSurvey(LinearQ(OneHot()), record.target)
     with pytest.raises(ValueError, match="there is no episode to learn from"):
-        survey.equations(gamma=1.0, horizon=6, folds=2)
+        survey.equations(1, gamma=1.0, horizon=6, folds=2)
     survey.update(data)
     with pytest.raises(ValueError, match=r"OneHot\(limit=2000\), which learns from all episodes"):
         survey.update(data)
     shape = (data.n_steps, 1)
     moved = dataclasses.replace(data, observations=np.ones(shape), actions=np.ones(shape))
     zero = np.zeros(1)
-    survey = FeatureSurvey(LinearQ(), DiagonalGaussian(zero[:, None], zero, zero))
+    target = DiagonalGaussian(zero[:, None], zero, zero)
+    survey = FeatureSurvey(LinearQ(), target)
     survey.update(moved)
-    equations = survey.equations(gamma=1.0, horizon=6, folds=2)
+    equations = survey.equations(1, gamma=1.0, horizon=6, folds=2)
     fold = np.arange(len(data)) % 2
-    equations.update(moved, fold)
+    rngs = [seeded()]
+    equations.update(moved, fold, [Answers(target, moved)], rngs)
     with pytest.raises(ValueError, match=r"target is DiagonalGaussian.*in several chunks"):
-        equations.update(moved, fold)
+        equations.update(moved, fold, [Answers(target, moved)], rngs)
 
 
 @pytest.mark.parametrize(
@@ -754,7 +727,6 @@ def test_a_network_learns_continuous_actions() -> None:
     data, target = pushed(3, 300, 3)
     model = dataclasses.replace(SMALL, hidden=(32, 32))
     values = model.fit(data, problem(target, 1.0, 3))
-    assert not hasattr(values, "q_all")
     x, a = 0.7 * seeded(1).normal(size=(2, 300))
     for t in (0, 2):
         exact = quadratic_q(x, a, 3 - t)
@@ -779,7 +751,7 @@ def edged(episodes: int) -> Trajectories:
 
 def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> None:
     data, task = edged(1500), problem(Uniform(2), 1.0, 1)
-    linear = q_all(LinearQ().fit(data, task), data.observations, data.steps, 2)
+    linear = LinearQ().fit(data, task).q_all(data.observations, data.steps)
     start = dataclasses.replace(SMALL, linear=True, learning_rate=1e-12, epochs=2)
     found = start.fit(data, task)
     np.testing.assert_allclose(

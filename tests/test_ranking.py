@@ -99,8 +99,7 @@ def test_sharing_between_targets_changes_no_number(
 ) -> None:
     """LinearQ, mixtures and passes over files are shared; some targets lack support."""
     monkeypatch.setattr("ope_gym.evaluation._TOGETHER", 3)
-    small = {"models.equations": {"_MANY": 2, "_ALIKE": 1.0, "_RUN": 8, "_RUNS": 3}}
-    small |= {"estimators.markov": {"_MANY": 2, "_PIECE": 50}}
+    small = {"estimators.markov": {"_MANY": 2, "_PIECE": 50}}
     for module, limits in small.items():
         for name, value in limits.items():
             monkeypatch.setattr(f"ope_gym.{module}.{name}", value)

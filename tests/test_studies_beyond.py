@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ope_gym import Trajectories, evaluate, models
-from ope_gym.models import Problem
+from ope_gym.models import ActionValues, Problem, QModel
 from ope_gym.policies import Uniform
 from studies.beyond.cases import GRID_Q, Mistaken, cases, grid_q
 from studies.beyond.study import NAMES, Beyond
@@ -76,12 +76,15 @@ def test_the_exact_q_is_the_truth_and_the_wrong_one_is_not() -> None:
 
 
 def test_a_mistaken_model_takes_left_for_right() -> None:
-    class Seen:
+    class Seen(QModel, ActionValues):
         actions: Any = None
 
-        def fit(self, data: Trajectories, problem: Problem) -> Any:
+        def fit(self, data: Trajectories, problem: Problem) -> ActionValues:
             self.actions = np.asarray(data.actions)
             return self
+
+        def q(self, observations: Any, actions: Any, steps: Any) -> Any:
+            return np.zeros(len(steps))
 
     data = Trajectories.from_arrays(
         np.zeros((3, 1)),

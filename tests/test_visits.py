@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray, folds_within
 from ope_gym.models import Baseline, LinearQ, TabularQ
-from ope_gym.models.base import Problem, cross_fit
+from ope_gym.models.base import Problem
+from ope_gym.models.folds import cross_fit
 from ope_gym.models.process import Process
+from ope_gym.weights.answers import Answers
 from tests.builders import Table, buffer_of, recorded
 from tests.small_mdps import Path
 
@@ -44,7 +46,8 @@ def fitted(model: Any, data: Trajectories, problem: Problem) -> tuple[FloatArray
     q = values.q_all(seen, data.steps)
     target: Any = problem.target
     v = (target.probs(seen) * q).sum(axis=1)
-    ratio, residuals = values.visits(data, np.arange(data.n_steps))
+    visits = values.visits(Answers(target, data), np.arange(data.n_steps))
+    ratio, residuals = visits.ratio, visits.residuals
     if residuals is None:
         own = Baseline(q[np.arange(seen.size), np.asarray(data.actions)], v)
         residuals = own.residuals(data.rewards, offsets, problem.gamma)

@@ -29,8 +29,8 @@ from ope_gym.analysis.reliability import (
 )
 from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import FOLDS
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
+from ope_gym.models.folds import FOLDS
 from ope_gym.policies import FinitePolicy, Target, resolve_policy
 from ope_gym.policies.encoding import flat_leaves
 from ope_gym.policies.estimated import ALL, EstimatedPolicy

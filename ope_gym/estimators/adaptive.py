@@ -4,7 +4,7 @@
     J = sum_i h_b(i) Gamma_i / sum_i h_b(i)
 
 Behaviours 0, 1, ... are rounds in the order of time. The q of round k is learned from earlier
-rounds alone (`past_only` in `ope_gym.models.base`), the weights are basic, and h_k is known before
+rounds alone (`past_only` in `ope_gym.models.folds`), the weights are basic, and h_k is known before
 round k: given the past, each Gamma has the mean J, so h (Gamma - J) is a sequence of martingale
 differences. Fused weights have no such property: their mixture contains policies shaped by later
 rewards.

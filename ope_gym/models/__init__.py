@@ -9,10 +9,11 @@ Critic     the values that the learner already has
 
 from ope_gym import batches
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import ActionValues, Baseline, Problem, QModel, cross_fit
+from ope_gym.models.base import ActionValues, Baseline, Problem, QModel
 from ope_gym.models.critic import Critic
 from ope_gym.models.dynamics_q import DynamicsQ
 from ope_gym.models.features import Fourier, OneHot, Polynomial
+from ope_gym.models.folds import cross_fit
 from ope_gym.models.linear import MOST_NUMBERS, LinearQ, default_linear
 from ope_gym.models.network import NetworkQ
 from ope_gym.models.tabular import TabularQ

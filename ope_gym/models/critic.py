@@ -12,13 +12,13 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, of_chosen
+from ope_gym.models.base import ActionValues, Problem, QModel, of_chosen
 
 Values: TypeAlias = Callable[..., Any]  # a function of numpy batches, or a torch module
 
 
 @dataclass(frozen=True)
-class Critic:
+class Critic(QModel):
     """Use the critic of the learner; nothing is fitted.
 
         q(s, a) = q(observations, actions), or v(observations) for every action if only v is given
@@ -61,7 +61,7 @@ class Critic:
 
 
 @dataclass(frozen=True)
-class CriticValues:
+class CriticValues(ActionValues):
     """The critic's q, or its v for every action."""
 
     critic: Critic
@@ -76,7 +76,7 @@ class CriticValues:
 
 
 @dataclass(frozen=True)
-class AllActionValues:
+class AllActionValues(ActionValues):
     """The values of all actions at once."""
 
     critic: Critic
@@ -85,7 +85,7 @@ class AllActionValues:
         """Return q (n,) of the chosen actions."""
         return of_chosen(self.q_all(observations, steps), actions)
 
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return q (n, A) of every action."""
         assert self.critic.q is not None
         return _column("q", _ask(self.critic.q, observations), (len(steps), None))

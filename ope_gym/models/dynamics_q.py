@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, of_chosen
+from ope_gym.models.base import ActionValues, Problem, QModel, of_chosen
 from ope_gym.models.dynamics import ActionRule, Environment, Played, Steps, learn
 from ope_gym.models.features import monomials
 from ope_gym.policies import FinitePolicy, Policy
@@ -44,7 +44,7 @@ Probs: TypeAlias = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
-class DynamicsQ:
+class DynamicsQ(QModel):
     """q from a learned model of the environment.
 
         q(s, a, t) = r(s, a) + γ P(on | s, a) V(s + f_a(s), t + 1)
@@ -163,7 +163,7 @@ class DynamicsQ:
 
 
 @dataclass(frozen=True, eq=False)
-class DynamicsValues:
+class DynamicsValues(ActionValues):
     """The fitted q of DynamicsQ.
 
     Args:
@@ -184,7 +184,7 @@ class DynamicsValues:
     bounds: FloatArray
     resampled: Callable[[], FloatArray]
 
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return the expected return (n, A) from step `steps` on, after every action."""
         following, rewards, ends = self.environment.outcomes(_states(observations))
         after = np.stack([self.value(states, steps + 1) for states in following])

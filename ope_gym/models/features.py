@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import SAMPLES
 from ope_gym.models.tabular import StateNumbers
-from ope_gym.policies import Policy
 from ope_gym.policies.encoding import Columns, flat_leaves
+from ope_gym.weights.answers import Answers
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 _Real = TypeVar("_Real", np.float32, np.float64)
@@ -174,7 +173,6 @@ class Phi:
 
     Args:
         features: from a batch to (n, columns).
-        target: the policy to evaluate.
         actions: how many; 0 where they are continuous.
         columns: how many the features have.
         powers: highest power of the share of the horizon that is left.
@@ -182,7 +180,6 @@ class Phi:
     """
 
     features: Map
-    target: Policy
     actions: int
     columns: int
     powers: int
@@ -240,7 +237,11 @@ class Phi:
         return found
 
     def expected_next(
-        self, data: Trajectories, rows: slice, ends: NDArray[np.bool_], rng: np.random.Generator
+        self,
+        answers: Answers,
+        rows: slice,
+        ends: NDArray[np.bool_],
+        rng: np.random.Generator,
     ) -> FloatArray:
         """Return E_pi of the next step's features, (columns, n), 0 at an end, without their time.
 
@@ -250,24 +251,25 @@ class Phi:
         on = np.flatnonzero(~ends)
         if on.size:
             following = np.arange(rows.start, rows.stop)[on] + 1
-            ahead[:, on] = self._mean(batches.take(data.observations, following), on.size, rng)
+            ahead[:, on] = self._mean(answers, following, rng)
         return ahead
 
-    def expected(self, data: Trajectories, rows: IntArray, rng: np.random.Generator) -> FloatArray:
+    def expected(self, answers: Answers, rows: IntArray, rng: np.random.Generator) -> FloatArray:
         """Return E_pi phi, (d,), summed over some recorded steps, with continuous actions."""
-        seen, steps = batches.take(data.observations, rows), data.steps[rows]
-        return np.asarray(self._timed(self._mean(seen, rows.size, rng), steps).sum(axis=0))
+        plain = self._mean(answers, rows, rng)
+        return np.asarray(self._timed(plain, answers.data.steps[rows]).sum(axis=0))
 
     def _timed(self, plain: FloatArray, steps: IntArray) -> FloatArray:
         """Return phi (n, d) of features (columns, n) at some steps."""
         return self.raised(plain, self.left(steps), self.powers + 1).T
 
-    def _mean(self, seen: Tree, n: int, rng: np.random.Generator) -> FloatArray:
+    def _mean(self, answers: Answers, rows: IntArray, rng: np.random.Generator) -> FloatArray:
         """Return the mean (columns, n) of the features over actions that the target draws."""
-        found = np.zeros((self.columns, n))
+        seen = batches.take(answers.data.observations, rows)
+        total = np.zeros((self.columns, rows.size))
         for _ in range(SAMPLES):
-            found += self.plain((seen, self.target.sample(seen, rng)), n) / SAMPLES
-        return found
+            total += self.plain((seen, answers.target.sample(seen, rng)), rows.size) / SAMPLES
+        return total
 
 
 def columns_of(batch: Tree) -> Columns:

@@ -9,26 +9,27 @@ which is linear in theta (LSTD-Q, the fixed point of fitted Q evaluation). Both 
 steps, and what a fold may learn from is the sum over all other folds. So the sums can be gathered
 chunk by chunk, by several processes, and merged; episodes in memory are the case of one chunk:
 
-    survey = FeatureSurvey(model, target)
+    survey = model.survey(target)
     for chunk in chunks:
-        survey.update(chunk)                              # first pass: the scale of the features
-    equations = survey.equations(gamma=gamma, horizon=horizon, folds=folds)
+        survey.update(chunk)                        # first pass: the scale of the features
+    equations = survey.equations(len(targets), gamma=gamma, horizon=horizon, folds=folds)
     for chunk in chunks:
-        equations.update(chunk, fold)                     # second pass: the sums, by fold
+        equations.update(chunk, fold, answers)      # second pass: the sums, by fold
     fitted = equations.cross_fitted()
-    baseline = fitted.of(chunk, fold)                     # q and v of the steps of any chunk
+    baselines(fitted, fold, answers)                # q and v of the steps of any chunk
 
-where `fold` (n,) holds the folds of the chunk's episodes. Other processes begin with an empty
-`FeatureSurvey(model, target)` or `survey.equations(...)`, and `merge(other)` adds what they have
-gathered. Memory is that of the sums and of one chunk. Two things need all episodes in one chunk:
-continuous actions, because the mean over the target is estimated by draws, which would depend on
-the chunks, and features that learn more than a scale.
+where `fold` (n,) holds the folds of the chunk's episodes, and `answers` what each target says of
+it. Other processes begin with an empty survey or `survey.equations(...)`, and `merge(other)` adds
+what they have gathered. Memory is that of the sums and of one chunk. Two things need all episodes
+in one chunk: continuous actions, because the mean over the target is estimated by draws, which
+would depend on the chunks, and features that learn more than a scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,12 +37,11 @@ from ope_gym import batches
 from ope_gym.arrays import IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, checked_fold
-from ope_gym.models.equations import NormalEquations, update_all
+from ope_gym.models.base import ActionValues, Problem, QModel
+from ope_gym.models.equations import NormalEquations
 from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
-from ope_gym.models.linear_values import FiniteLinearValues, LinearValues
+from ope_gym.models.linear_values import LinearValues
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.weights.answers import Answers
 
 _TOGETHER = 1 << 24  # elements of the sums of targets that are fitted together
 MOST_NUMBERS = 64  # in an observation, for a default
@@ -49,7 +49,7 @@ WIDEST = 4000  # weights to solve for: features times powers of time times actio
 
 
 @dataclass(frozen=True)
-class LinearQ:
+class LinearQ(QModel):
     """Linear fitted Q evaluation: q(s, a, t) = phi(s, t)·theta_a solves the projected equation.
 
         A theta = b,   A = sum_t w_t phi_t (phi_t - gamma E_pi phi_{t+1})' + penalty
@@ -81,6 +81,9 @@ class LinearQ:
             steps count alike) to 1.
     """
 
+    one_pass: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
     features: Map | Learned | None = None
     ridge: float = 1e-5
     pull: float = 1e-2
@@ -100,48 +103,45 @@ class LinearQ:
                 f"features is {self.features!r}: give a callable from a batch to (n, d)"
             )
 
-    def fit(self, data: Trajectories, problem: Problem) -> LinearValues | FiniteLinearValues:
+    def fit(self, data: Trajectories, problem: Problem) -> LinearValues:
         """Return the values learned from all episodes."""
         nobody = np.zeros(len(data), dtype=np.int64)
-        return next(self._gather(data, nobody, [problem])).whole()
+        (equations,) = self._gather(data, nobody, [problem])
+        return equations.values(0, [None])[0]
 
     def fit_folds(
-        self, data: Trajectories, fold: IntArray, problem: Problem
-    ) -> Iterator[LinearValues | FiniteLinearValues]:
-        """Return for each fold the values learned from the others, then those learned from all.
-
-        The scale of the features is that of all observations; rewards stay in their folds.
-        """
-        return self.fit_targets(data, fold, [problem])[0]
-
-    def fit_targets(
         self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
-    ) -> list[Iterator[LinearValues | FiniteLinearValues]]:
-        """Return for each of several targets what `fit_folds` does; the features are made once.
+    ) -> list[Iterable[ActionValues | None]]:
+        """Return for each target the values of each fold, then those learned from all episodes.
 
-        The problems differ in the target alone.
+        The features are made once. Their scale is that of all observations; rewards stay in their
+        folds.
         """
-        fold = checked_fold(fold, len(data))
-        equations = self._gather(data, fold, problems)
-        return [iter(own.fold_values()) for own in equations]
+        return [
+            fitted.values
+            for equations in self._gather(data, fold, problems)
+            for fitted in equations.cross_fitted()
+        ]
+
+    def survey(self, target: Policy) -> FeatureSurvey:
+        """Return what gathers the scale of the features."""
+        return FeatureSurvey(self, target)
 
     def _gather(
         self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
     ) -> Iterator[NormalEquations]:
-        """Yield the equations of each target; of as many at once as the memory allows."""
-        first, folds = problems[0], int(fold.max()) + 1
-        survey = FeatureSurvey(self, first.target)
+        """Yield the equations of the targets, of as many at once as the memory allows."""
+        first, folds = problems[0], int(fold.max(initial=0)) + 1
+        survey = self.survey(first.target)
         survey.update(data)
-        answers = [problem.answers or Answers(problem.target, data) for problem in problems]
         for some in survey.at_once(first.horizon, folds, len(problems)):
-            found = survey.equations_of(
-                [problem.target for problem in problems[some]],
-                gamma=first.gamma,
-                horizon=first.horizon,
-                folds=folds,
+            part = problems[some]
+            equations = survey.equations(
+                len(part), gamma=first.gamma, horizon=first.horizon, folds=folds
             )
-            update_all(found, data, fold, answers[some], first.rng)
-            yield from found
+            answers = [problem.asked(data) for problem in part]
+            equations.update(data, fold, answers, [problem.rng for problem in part])
+            yield equations
 
 
 @dataclass
@@ -206,22 +206,17 @@ class FeatureSurvey:
         shape = np.shape(features(self._batch(*self.example)))
         if len(shape) != 2:
             raise ValueError(f"features gave shape {shape} for one step; expected (1, d)")
-        return Phi(features, target, actions, shape[1], int(self.model.time), horizon)
+        return Phi(features, actions, shape[1], int(self.model.time), horizon)
 
-    def equations(self, *, gamma: float, horizon: int, folds: int) -> NormalEquations:
+    def equations(self, targets: int, *, gamma: float, horizon: int, folds: int) -> NormalEquations:
         """Return empty normal equations for these features.
 
         Args:
+            targets: how many, all with the same actions.
             gamma: discount.
             horizon: longest possible episode.
             folds: number of folds.
         """
-        return self.equations_of([self.target], gamma=gamma, horizon=horizon, folds=folds)[0]
-
-    def equations_of(
-        self, targets: Sequence[Policy], *, gamma: float, horizon: int, folds: int
-    ) -> list[NormalEquations]:
-        """Return empty normal equations of several targets with the same actions."""
         phi = self.phi(horizon)
         if phi.weights > WIDEST:
             raise ValueError(
@@ -230,8 +225,7 @@ class FeatureSurvey:
                 "Give features= with fewer columns"
             )
         model = self.model if self.known else replace(self.model, nearness=0.0)
-        phis = [replace(phi, target=target) for target in targets]
-        return [NormalEquations.empty(model, own, gamma, folds) for own in phis]
+        return NormalEquations.empty(model, phi, gamma, folds, targets)
 
     def at_once(self, horizon: int, folds: int, targets: int) -> list[slice]:
         """Return which of so many targets to sum equations for at once: as memory allows."""

@@ -6,126 +6,113 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import of_chosen
+from ope_gym.models.base import ActionValues, Visits, of_chosen
 from ope_gym.models.features import Phi
-from ope_gym.policies import Policy
+from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 _LARGEST_LOG_WEIGHT = 3.0
+_CACHED = 1 << 16  # steps times targets whose values stay in the cache
+_FEWEST, _MOST = 1 << 10, 1 << 13  # steps at once: each call has its price, and features theirs
 
 
-@dataclass(frozen=True)
-class LinearValues:
-    """The fitted q of continuous actions.
+@dataclass(frozen=True, eq=False)
+class LinearValues(ActionValues):
+    """The fitted q.
 
     Args:
         phi: the features.
         theta: (A, d) weights; A is 1 for continuous actions.
         dual: (A, d) weights of the visits.
-        near: weights of the steps in the equations.
+        nearness: exponent of the weights of the steps in the equations.
     """
 
     phi: Phi
     theta: FloatArray
     dual: FloatArray
-    near: NearWeights
+    nearness: float
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
+        if self.phi.actions:
+            return of_chosen(self.q_all(observations, steps), actions)
         return np.asarray(self.phi((observations, actions), steps) @ self.theta[0])
 
-    def visits(self, data: Trajectories, rows: IntArray) -> tuple[FloatArray, None]:
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
+        """Return q (n, A) of every action, of which there are finitely many."""
+        plain = self.phi.plain(observations, len(steps))
+        return self.phi.weigh(self.theta, plain, self.phi.left(steps)).T
+
+    def visits(self, answers: Answers, rows: IntArray) -> Visits:
         """Return the ratio of visits (n,) at recorded steps, w alpha·phi(s, a).
 
         The mean value at the start is b0'A^-1 b with b = sum w phi r, so a reward, or a residual,
         of that step counts w b0'A^-1 phi in it: no product of ratios over time.
         """
-        seen, actions = batches.take(data.observations, rows), batches.take(data.actions, rows)
-        return self.near.of(data)[rows] * self._visits(seen, actions, data.steps[rows]), None
+        if self.phi.actions:
+            seen = self.of_targets([self], [answers], rows, True)[1][0]
+            assert seen is not None
+            return seen
+        data = answers.data
+        batch = batches.take(data.observations, rows), batches.take(data.actions, rows)
+        dual = self.phi(batch, data.steps[rows]) @ self.dual[0]
+        return Visits(near_weights(answers, self.nearness)[rows] * dual)
 
-    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        return np.asarray(self.phi((observations, actions), steps) @ self.dual[0])
-
-
-class FiniteLinearValues(LinearValues):
-    """The fitted q of a finite action set."""
-
-    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        """Return q (n,) of the chosen actions."""
-        return of_chosen(self.q_all(observations, steps), actions)
-
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
-        """Return q (n, A) of every action."""
-        plain = self.phi.plain(observations, len(steps))
-        return self.phi.weigh(self.theta, plain, self.phi.left(steps)).T
-
-    @staticmethod
+    @classmethod
     def of_targets(
-        values: Sequence[FiniteLinearValues], data: Trajectories, rows: IntArray, action: int
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return q (P, A, n) and alpha·phi (P, n), as in `visits`, at recorded steps of P targets.
-
-        The features are made once for all of them.
-
-        Args:
-            values: of each target.
-            data: the episodes.
-            rows: (n,) the steps.
-            action: of which alpha·phi is wanted: that of all these steps.
-        """
-        phi = values[0].phi
+        cls,
+        values: Sequence[LinearValues],
+        answers: Sequence[Answers],
+        rows: IntArray,
+        visits: bool,
+    ) -> tuple[FloatArray, list[Visits | None]]:
+        """Return q (P, A, n) and visits of P targets; the features are made once for all."""
+        phi, data = values[0].phi, answers[0].data
         plain = phi.plain(batches.take(data.observations, rows), rows.size)
-        thetas, duals = [own.theta for own in values], [own.dual[action][None] for own in values]
-        found = phi.weigh(np.concatenate([*thetas, *duals]), plain, phi.left(data.steps[rows]))
-        q, visited = np.split(found, [len(values) * phi.actions])
-        return q.reshape(len(values), phi.actions, -1), visited
+        left = phi.left(data.steps[rows])
+        q = phi.weigh(np.concatenate([own.theta for own in values]), plain, left)
+        everything = q.reshape(len(values), phi.actions, -1)
+        if not visits:
+            return everything, [None] * len(values)
+        chosen = choices(data.actions, data.n_steps, phi.actions)[rows]
+        dual = np.empty((len(values), rows.size))
+        for a in np.unique(chosen):
+            some = _neighbours(chosen == a)
+            weights = np.stack([own.dual[a] for own in values])
+            dual[:, some] = phi.weigh(weights, plain[:, some], left[some])
+        return everything, [
+            Visits(near_weights(asked, own.nearness)[rows] * row)
+            for asked, own, row in zip(answers, values, dual, strict=True)
+        ]
 
-    def visit_weights(self, answers: Answers) -> FloatArray:
-        """Return the weights w (S,) of `visits`, of the episodes the target was asked about."""
-        return self.near.of(answers.data, answers)
-
-    def _visits(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
-        plain = self.phi.plain(observations, len(steps))
-        return of_chosen(self.phi.weigh(self.dual, plain, self.phi.left(steps)).T, actions)
-
-
-class NearWeights:
-    """The weights of the steps in the equations; those of the last episodes are kept.
-
-    Args:
-        target: the policy to evaluate.
-        nearness: of the model.
-    """
-
-    def __init__(self, target: Policy, nearness: float) -> None:
-        self._target, self._nearness = target, nearness
-        self._last: tuple[Trajectories, FloatArray] | None = None
-
-    def of(self, data: Trajectories, answers: Answers | None = None) -> FloatArray:
-        """Return the weights (S,) of episodes; `answers` if the target was asked about them."""
-        if self._last is None or self._last[0] is not data:
-            answers = Answers(self._target, data) if answers is None else answers
-            self._last = data, near_weights(data, self._nearness, answers)
-        return self._last[1]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_last": None}  # other processes have other episodes
+    @classmethod
+    def at_once(cls, targets: int) -> int:
+        """Return how many steps to evaluate at once."""
+        return int(np.clip(_CACHED // targets, _FEWEST, _MOST))
 
 
-def near_weights(data: Trajectories, nearness: float, answers: Answers) -> FloatArray:
+def _neighbours(mask: NDArray[np.bool_]) -> slice | IntArray:
+    """Return where a mask is true, as a slice if these are neighbours, which need no copy."""
+    rows = np.flatnonzero(mask)
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, last) if last - first == rows.size else rows
+
+
+def near_weights(answers: Answers, nearness: float) -> FloatArray:
     """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
+    data = answers.data
     if nearness == 0:
         return np.ones(data.n_steps)
     from ope_gym.kernels import prefix_sums
 
-    found = answers.near.get(nearness)
-    if found is not None:
-        return found
+    known = answers.near.get(nearness)
+    if known is not None:
+        return known
     ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
     total: FloatArray = prefix_sums(ratio, data.offsets.astype(np.int64, copy=False))
     total *= nearness

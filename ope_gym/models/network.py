@@ -13,7 +13,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import ActionValues, Problem, of_chosen, q_all
+from ope_gym.models.base import ActionValues, Problem, QModel, of_chosen
 from ope_gym.models.features import columns_of
 from ope_gym.models.images import Image, convolutions, scaled, split
 from ope_gym.models.linear import default_linear, widest_fit
@@ -29,7 +29,7 @@ _DRAWS = 4  # of the target's continuous actions at each next state
 
 
 @dataclass(frozen=True)
-class NetworkQ:
+class NetworkQ(QModel):
     """Fitted Q evaluation with a multilayer perceptron that starts from the values of LinearQ.
 
         minimise the mean of (r_t + gamma sum_a' pi(a'|s_{t+1}) q'(s_{t+1}, a') - q(s_t, a_t))²
@@ -160,8 +160,8 @@ class _Start:
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
         low, high = self._ends(steps)
-        found = q_all(self.values, observations, steps, self.actions)
-        return np.clip(found, low[:, None], high[:, None])
+        values = self.values.q_all(observations, steps, self.actions)
+        return np.clip(values, low[:, None], high[:, None])
 
     def q_own(self, data: Trajectories) -> FloatArray:
         """Return q (S,) of the recorded actions."""
@@ -240,7 +240,7 @@ class Inputs:
         return self.columns(tuple(split(batch)[1]) if self.images else batch)
 
 
-class NetworkValues:
+class NetworkValues(ActionValues):
     """The fitted q of NetworkQ; `actions` is 0 where they are continuous."""
 
     def __init__(
@@ -248,8 +248,6 @@ class NetworkValues:
     ) -> None:
         self._net, self._inputs, self._actions, self._unit = net, inputs, actions, unit
         self._start = start
-        if actions:
-            self.q_all = self._all
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
@@ -257,7 +255,7 @@ class NetworkValues:
         own = of_chosen(found, actions) if self._actions else found[:, 0]
         return own if self._start is None else own + self._start.q(observations, actions, steps)
 
-    def _all(self, observations: Tree, steps: IntArray) -> FloatArray:
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return q (n, A) of every action."""
         found = self._ask(observations, None, steps)
         return found if self._start is None else found + self._start.q_all(observations, steps)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,14 +13,15 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import Problem, checked_fold, of_chosen
+from ope_gym.models.base import ActionValues, Problem, QModel, Visits, of_chosen
 from ope_gym.models.process import Process
 from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
+from ope_gym.weights.answers import Answers
 
 
 @dataclass(frozen=True)
-class TabularQ:
+class TabularQ(QModel):
     """Fitted Q evaluation in closed form, from counts.
 
         q_1 = r(s, a),   q_{j+1} = r(s, a) + gamma sum_s' p(s'|s, a) sum_a' pi(a'|s') q_j(s', a')
@@ -43,6 +44,8 @@ class TabularQ:
         time: whether q depends on the steps that are left.
     """
 
+    one_pass: ClassVar[bool] = True
+
     time: bool = True
 
     def fit(self, data: Trajectories, problem: Problem) -> TableValues:
@@ -52,11 +55,11 @@ class TabularQ:
         return values
 
     def fit_folds(
-        self, data: Trajectories, fold: IntArray, problem: Problem
-    ) -> Iterator[TableValues]:
-        """Yield for each fold the values learned from the others, then those learned from all."""
-        fold = checked_fold(fold, len(data))
-        return self._fit(data, fold, int(fold.max()) + 2, problem)  # no episode is in the last fold
+        self, data: Trajectories, fold: IntArray, problems: Sequence[Problem]
+    ) -> list[Iterable[ActionValues | None]]:
+        """Return for each target the values of each fold, then those learned from all episodes."""
+        folds = int(fold.max()) + 2  # no episode is in the last one
+        return [self._fit(data, fold, folds, problem) for problem in problems]
 
     def _fit(
         self, data: Trajectories, fold: IntArray, folds: int, problem: Problem
@@ -104,7 +107,8 @@ class TabularQ:
                 probs,
                 problem.gamma,
             )
-            yield TableValues(states, process, horizon if self.time else None, recorded)
+            share = float(np.mean(fold == k))
+            yield TableValues(states, process, horizon if self.time else None, recorded, share)
 
     def _next(
         self, data: Trajectories, state: IntArray, end: int, horizon: int
@@ -144,21 +148,34 @@ class _Recorded:
     start: FloatArray
 
 
-class TableValues:
-    """The fitted q of TabularQ, computed when it is needed: no (T, S, A) array is kept."""
+class TableValues(ActionValues):
+    """The fitted q of TabularQ, computed when it is needed: no (T, S, A) array is kept.
+
+    Args:
+        states: the numbers of the states.
+        process: what was learned.
+        horizon: longest possible episode; None for the fixed point.
+        recorded: all recorded steps.
+        share: share of the episodes that were left out.
+    """
 
     def __init__(
-        self, states: StateNumbers, process: Process, horizon: int | None, recorded: _Recorded
+        self,
+        states: StateNumbers,
+        process: Process,
+        horizon: int | None,
+        recorded: _Recorded,
+        share: float,
     ) -> None:
         self._states, self._process, self._horizon = states, process, horizon
-        self._recorded = recorded
+        self._recorded, self._share = recorded, share
         self._fixed = process.q(process.fixed_point()) if horizon is None else None
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
         return of_chosen(self.q_all(observations, steps), actions)
 
-    def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return q (n, A) of every action."""
         state = self._states.numbers(observations)
         found = np.empty((state.size, self._process.probs.shape[1]))
@@ -176,27 +193,22 @@ class TableValues:
                 self._put(found, rows, state[rows], self._process.q(v))
         return found
 
-    def visits(self, data: Trajectories, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    def visits(self, answers: Answers, rows: IntArray) -> Visits:
         """Return for recorded steps the ratio of visits (n,) and the residual at these visits (n,).
 
         Their product is the influence of the step on the value, see `ope_gym.models.process`. The
         visits of the target are those in the process of the other folds, the recorded ones are
         counted over all folds, so that no step counts more than the target comes by.
-
-        Args:
-            data: all recorded episodes.
-            rows: (n,) which of their steps.
         """
         pair, transition = self._recorded.pair[rows], self._recorded.transition[rows]
         ratio, moves = self._ratios
-        paid = data.rewards[rows] - self._process.rewards.ravel()[pair]
+        paid = answers.data.rewards[rows] - self._process.rewards.ravel()[pair]
         influence = ratio[pair] * paid + np.append(moves, 0.0)[transition]  # 0 where it is -1
         unseen = self._process.seen.ravel()[pair] == 0
         influence[unseen & (transition < 0)] = 0.0  # a guess of q that no next state corrects
         share = np.divide(influence, ratio[pair], out=np.zeros(rows.size), where=ratio[pair] > 0)
         # what only this fold has seen corrects the guess of this fold alone, one part of all
-        fold = np.unique(data.episode_ids[rows]).size / len(data)
-        return np.where(unseen, fold, 1.0) * ratio[pair], share
+        return Visits(np.where(unseen, self._share, 1.0) * ratio[pair], share)
 
     @cached_property
     def _ratios(self) -> tuple[FloatArray, FloatArray]:

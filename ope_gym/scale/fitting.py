@@ -1,4 +1,4 @@
-"""Fit a linear q model to episodes that are read in chunks, in two passes."""
+"""Fit a q model to episodes that are read in chunks, in two passes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ope_gym.arrays import IntArray, folds_within
-from ope_gym.estimators.run import merge_all
-from ope_gym.models.base import FOLDS, CrossFitted
-from ope_gym.models.equations import NormalEquations, update_all
-from ope_gym.models.linear import FeatureSurvey, LinearQ
+from ope_gym.models.base import CrossFitted, FoldSums, QModel, Survey
+from ope_gym.models.folds import FOLDS
 from ope_gym.policies import FinitePolicy
 from ope_gym.scale.passes import Item, Items, Job, one_pass
 from ope_gym.scale.workers import Workers
@@ -18,7 +16,7 @@ from ope_gym.weights.answers import Answers
 
 
 def fit_chunks(
-    job: Job, model: LinearQ, ids: IntArray, horizon: int, workers: Workers
+    job: Job, model: QModel, ids: IntArray, horizon: int, workers: Workers
 ) -> tuple[tuple[CrossFitted, ...], IntArray]:
     """Fit a q model to chunks; return for each target its cross-fitted values, and the folds (n,).
 
@@ -41,37 +39,37 @@ def fit_chunks(
         )
     fold = folds_within(ids, folds)
     items = Items(job.source.tasks, ids, fold)
-    survey = FeatureSurvey(model, job.targets[0])
+    survey = model.survey(job.targets[0])
+    assert survey is not None  # an evaluation refuses models that cannot be fitted to chunks
     for seen in one_pass(job, workers, partial(_survey, model), items):
         survey.merge(seen)
     fitted: list[CrossFitted] = []
     for some in survey.at_once(horizon, folds, len(job.targets)):
         part = dataclasses.replace(job, targets=job.targets[some])
         make = partial(
-            survey.equations_of, part.targets, gamma=job.gamma, horizon=horizon, folds=folds
+            survey.equations, len(part.targets), gamma=job.gamma, horizon=horizon, folds=folds
         )
         equations = make()
         for others in one_pass(part, workers, partial(_equations, make), items):
-            merge_all(equations, others)
-        fitted += [own.cross_fitted() for own in equations]
+            equations.merge(others)
+        fitted += equations.cross_fitted()
     return tuple(fitted), fold
 
 
-def _survey(model: LinearQ, job: Job, item: Item) -> FeatureSurvey:
-    """Survey the features of the chunks of a task."""
-    found = FeatureSurvey(model, job.targets[0])
+def _survey(model: QModel, job: Job, item: Item) -> Survey:
+    """Survey the chunks of a task."""
+    survey = model.survey(job.targets[0])
+    assert survey is not None
     for _, chunk, _ in job.chunks(item.task, item.ids):
-        found.update(chunk)
-    return found
+        survey.update(chunk)
+    return survey
 
 
-def _equations(
-    make: Callable[[], list[NormalEquations]], job: Job, item: Item
-) -> list[NormalEquations]:
-    """Accumulate the normal equations of each target over the chunks of a task."""
-    found = make()
+def _equations(make: Callable[[], FoldSums], job: Job, item: Item) -> FoldSums:
+    """Sum the equations of all targets over the chunks of a task."""
+    equations = make()
     assert item.fold is not None
     for _, chunk, here in job.chunks(item.task, item.ids):
         answers = [Answers(target, chunk) for target in job.targets]
-        update_all(found, chunk, item.fold[here], answers)
-    return found
+        equations.update(chunk, item.fold[here], answers)
+    return equations

@@ -31,7 +31,8 @@ from ope_gym.estimators.chunks import Weighted, within_discount
 from ope_gym.estimators.reductions import Arrays
 from ope_gym.estimators.run import Aimed, merge_all, parts_of
 from ope_gym.inference.outcomes import RewardSums, tally
-from ope_gym.models.base import Baseline, CrossFitted, baselines
+from ope_gym.models.base import Baseline, CrossFitted
+from ope_gym.models.folds import baselines
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import Snapshot, asked, is_ours
 from ope_gym.scale.sources import Section, Source, Task, changed

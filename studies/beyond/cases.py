@@ -51,7 +51,7 @@ def cases() -> list[Case]:
 
 
 @dataclass(frozen=True)
-class Mistaken:
+class Mistaken(QModel):
     """A wrong q model: it learns from episodes in which the two actions are swapped."""
 
     model: QModel
