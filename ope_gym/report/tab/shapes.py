@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-VERDICTS = ("red", "amber", "green")  # as numbers: 0, 1, 2
+VERDICTS = ("red", "amber", "green")  # as numbers: 0, 1, 2; as in ope_gym.report.scalars
 _NUMBER, _COUNT = (int, float), int
 _MAYBE = (int, float, None)
 _VALUE = {**dict.fromkeys(("value", "low", "high", "fresh_episodes"), _MAYBE), "verdict": VERDICTS}
