@@ -1,13 +1,12 @@
 """Policies in closed form: linear, tabular, uniform and Gaussian ones.
 
 A snapshot copies its parameters as read-only arrays, is equal to another by content and answers
-for n rows at once. Finite policies number their actions 0 … A-1. `log_prob` is the `log_prob_stack`
-of one policy, so there is one formula a class.
+for n rows at once. Classes that many policies of a run belong to are asked for all of them at once,
+`log_prob_stack`, which takes a third to a sixth of the time of asking one after the other.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,33 +18,29 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import Snapshot, register_policy
+from ope_gym.policies.base import register_policy
+from ope_gym.policies.families import Finite, Gaussian
 from ope_gym.policies.numerics import (
     action_count,
     cells,
     choices,
+    epsilon_greedy,
     features,
     log_sigmoid,
-    log_sigmoid_stack,
-    log_softmax_stack,
+    log_softmax,
     parameters,
-    parts,
     refuse_nan,
     same_shape,
-    sample_rows,
     tiles,
+    with_one,
     within,
 )
 
 _SHOWN = 24  # actions that a repr lists
 
 
-class _Finite(Snapshot):
-    """Base of finite policies; a subclass gives `probs` and `log_prob_stack`."""
-
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return the probability of every action, shape (n, A)."""
-        raise NotImplementedError
+class _Stacked(Finite):
+    """Base of policies that are asked many at a time; one of them is a stack of one."""
 
     @classmethod
     def log_prob_stack(
@@ -59,14 +54,10 @@ class _Finite(Snapshot):
         (log_probs,) = self.log_prob_stack([self], observations, actions)
         return np.asarray(log_probs)
 
-    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw one action a row; one uniform number each decides."""
-        return sample_rows(self.probs(observations), rng)
-
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearSigmoid(_Finite):
+class LinearSigmoid(_Stacked):
     """Two actions, P(a = 1 | x) = σ(x·θ + bias).
 
     >>> LinearSigmoid(theta=[0.0, 1.0]).probs(np.array([[5.0, 0.0]]))
@@ -87,21 +78,19 @@ class LinearSigmoid(_Finite):
     ) -> FloatArray:
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("theta", [policy.theta for policy in policies])
-        theta = np.empty((len(policies), policies[0].theta.size + 1))
-        for row, policy in zip(theta, policies, strict=True):
-            row[:-1], row[-1] = policy.theta, policy.bias
+        theta = np.array([[*policy.theta, policy.bias] for policy in policies])
         x = features(observations, theta.shape[1] - 1)
-        return log_sigmoid_stack(theta, x, choices(actions, len(x), 2))
+        signs = 2.0 * choices(actions, len(x), 2) - 1.0
+        columns = with_one(x) * signs  # d + 1 signs a row instead of K
+        out = np.empty((len(theta), len(x)))
+        for k, rows in tiles(*out.shape):
+            out[k, rows] = log_sigmoid(theta[k] @ columns[:, rows])
+        return out
 
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return [P(0), P(1)] for each row, shape (n, 2)."""
+    def log_table(self, observations: Tree) -> FloatArray:
+        """Return [ln P(0), ln P(1)] for each row, shape (n, 2)."""
         score = self._score(observations)
-        small = np.exp(-np.abs(score))  # cannot overflow
-        large = 1.0 / (1.0 + small)
-        small *= large
-        likely, found = score >= 0.0, np.empty((2, score.size))
-        found[0], found[1] = np.where(likely, small, large), np.where(likely, large, small)
-        return found.T
+        return log_sigmoid(np.stack([-score, score])).T
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw one action a row; written out because rollouts ask for one row at a time."""
@@ -115,7 +104,7 @@ class LinearSigmoid(_Finite):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxLinear(_Finite):
+class SoftmaxLinear(_Stacked):
     """A actions, P(a | x) = softmax(W x + bias)_a.
 
     >>> SoftmaxLinear(weights=[[0.0], [0.0]], bias=[0.0, np.log(3.0)]).probs(np.ones((1, 1)))
@@ -144,21 +133,23 @@ class SoftmaxLinear(_Finite):
     ) -> FloatArray:
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("weights", [policy.weights for policy in policies])
-        stacked = np.stack([policy._joined() for policy in policies])  # (K, A, d + 1)
-        x = features(observations, stacked.shape[2] - 1)
-        chosen = choices(actions, len(x), stacked.shape[1])
-        if stacked.shape[1] == 2:  # two actions are a sigmoid of the difference, which is faster
-            return log_sigmoid_stack(stacked[:, 1] - stacked[:, 0], x, chosen)
-        return log_softmax_stack(stacked, x, chosen)
+        weights = np.stack([policy._joined() for policy in policies])  # (K, A, d + 1)
+        _, n_actions, width = weights.shape
+        x = features(observations, width - 1)
+        chosen, columns = choices(actions, len(x), n_actions), with_one(x)
+        out = np.empty((len(weights), len(x)))
+        for k, rows in tiles(*out.shape, depth=n_actions):
+            scores = weights[k].reshape(-1, width) @ columns[:, rows]
+            scores = scores.reshape(-1, n_actions, scores.shape[1])  # (k, A, rows)
+            scores -= scores.max(axis=1, keepdims=True)
+            picked = scores[:, chosen[rows], np.arange(scores.shape[2])]
+            out[k, rows] = picked - np.log(np.exp(scores, out=scores).sum(axis=1))
+        return out
 
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return the softmax, shape (n, A)."""
+    def log_table(self, observations: Tree) -> FloatArray:
+        """Return the log-softmax, shape (n, A)."""
         x = features(observations, self.weights.shape[1])
-        scores: FloatArray = x @ self.weights.T + np.asarray(self.bias)
-        scores -= scores.max(axis=1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=1, keepdims=True)
-        return scores
+        return log_softmax(x @ self.weights.T + np.asarray(self.bias))
 
     def _joined(self) -> FloatArray:
         return np.column_stack([self.weights, np.asarray(self.bias)])
@@ -166,7 +157,7 @@ class SoftmaxLinear(_Finite):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class EpsilonGreedyTable(_Finite):
+class EpsilonGreedyTable(_Stacked):
     """A greedy action for every state; with probability ε, one of all A actions instead.
 
     States are the cells of a table: one Discrete space (observations an int array) or several
@@ -216,26 +207,23 @@ class EpsilonGreedyTable(_Finite):
         states = cells(observations, policies[0].greedy.shape)
         chosen = choices(actions, len(states), min(policy.n_actions for policy in policies))
         out = np.empty((len(policies), len(states)))
-        for _, rows in tiles(1, len(states)):  # the states stay in cache for all policies
-            for k, policy in enumerate(policies):
-                hit = policy.greedy.take(states[rows]) == chosen[rows]
-                # Looked up with the bool as a number: np.where waits for mispredicted branches.
-                policy._log_levels.take(hit.view(np.int8), out=out[k, rows], mode="clip")
+        for row, policy in zip(out, policies, strict=True):
+            is_greedy = policy.greedy.take(states) == chosen
+            # Looked up with the bool as a number: np.where waits for mispredicted branches.
+            policy._log_levels.take(is_greedy.view(np.int8), out=row, mode="clip")
         return out
 
     def probs(self, observations: Tree) -> FloatArray:
         """Return ε/A for each action, and 1 - ε more for the greedy one; shape (n, A)."""
-        best = self.greedy.ravel()[cells(observations, self.greedy.shape)]
-        probs = np.full((len(best), self.n_actions), self.epsilon / self.n_actions)
-        probs[np.arange(len(best)), best] += 1.0 - self.epsilon
-        return probs
+        best = self.greedy.take(cells(observations, self.greedy.shape))
+        return epsilon_greedy(best, self.epsilon, self.n_actions)
 
     @cached_property
     def _log_levels(self) -> FloatArray:
         """Return the log-probability of an action that is not greedy, and of the greedy one."""
         other = self.epsilon / self.n_actions
-        best = other + (1.0 - self.epsilon)
-        return np.array([math.log(other) if other > 0 else -math.inf, math.log(best)])
+        with np.errstate(divide="ignore"):
+            return np.log([other, other + (1.0 - self.epsilon)])
 
     def __repr__(self) -> str:
         shares = np.bincount(self.greedy.ravel(), minlength=min(self.n_actions, _SHOWN))
@@ -249,7 +237,7 @@ class EpsilonGreedyTable(_Finite):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class Uniform(Snapshot):
+class Uniform(Finite):
     """Every action equally likely, whatever is observed.
 
     >>> Uniform(4).probs(np.zeros((1, 3)))
@@ -262,11 +250,6 @@ class Uniform(Snapshot):
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_actions", action_count(self.n_actions))
 
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return -ln A, shape (n,)."""
-        chosen = choices(actions, batches.length(observations), self.n_actions)
-        return np.full(len(chosen), -math.log(self.n_actions))
-
     def probs(self, observations: Tree) -> FloatArray:
         """Return 1/A, shape (n, A)."""
         return np.full((batches.length(observations), self.n_actions), 1.0 / self.n_actions)
@@ -278,7 +261,7 @@ class Uniform(Snapshot):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class DiagonalGaussian(Snapshot):
+class DiagonalGaussian(Gaussian):
     """Continuous actions of m parts, a ~ N(W x + bias, diag exp(log_std)²); a density.
 
     >>> standard = DiagonalGaussian(weights=[[0.0]], bias=[0.0], log_std=[0.0])
@@ -303,38 +286,8 @@ class DiagonalGaussian(Snapshot):
         for name, value in (("weights", weights), ("bias", bias), ("log_std", log_std)):
             object.__setattr__(self, name, value)
 
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return the log density of the action; shape (n,)."""
-        actions = parts(actions, batches.length(observations), len(self.bias))
-        standardised = actions - self._mean(observations)
-        standardised *= np.exp(-self.log_std)
-        np.square(standardised, out=standardised)
-        return np.asarray(-0.5 * standardised.sum(axis=1) - self._log_scale())
-
-    @classmethod
-    def log_prob_stack(
-        cls, policies: Sequence[DiagonalGaussian], observations: Tree, actions: Tree
-    ) -> FloatArray:
-        """Return `log_prob` of K policies as one (K, n) array."""
-        return np.stack([policy.log_prob(observations, actions) for policy in policies])
-
-    def sample(self, observations: Tree, rng: np.random.Generator) -> FloatArray:
-        """Draw one normal number for each part of the action, shape (n, m)."""
-        mean = self._mean(observations)
-        return mean + np.exp(self.log_std) * rng.standard_normal(mean.shape)
-
-    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
-        """Return mean and variance of the log density of its own actions.
-
-        The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2.
-        """
-        n, m = batches.length(observations), len(self.bias)
-        return np.full(n, -0.5 * m - self._log_scale()), np.full(n, 0.5 * m)
-
-    def _mean(self, observations: Tree) -> FloatArray:
+    def mean(self, observations: Tree) -> FloatArray:
+        """Return W x + bias, shape (n, m)."""
         mean: FloatArray = features(observations, self.weights.shape[1]) @ self.weights.T
         mean += self.bias
         return mean
-
-    def _log_scale(self) -> float:
-        return float(self.log_std.sum() + 0.5 * len(self.bias) * math.log(2 * math.pi))

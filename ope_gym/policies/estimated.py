@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import FinitePolicy, Policy, Snapshot, register_policy
+from ope_gym.policies.base import FinitePolicy, Policy, register_policy
 from ope_gym.policies.closed_form import SoftmaxLinear
 from ope_gym.policies.encoding import Columns, flat_leaves
+from ope_gym.policies.families import Finite
 from ope_gym.policies.mlp import SoftmaxMlp
-from ope_gym.policies.numerics import choices, sample_rows
 
 ALL = -1  # fold of a policy that learned from all episodes
 _LONGEST = 60  # characters of a name that are shown
@@ -30,28 +30,9 @@ _INNER = "policy."
 _COLUMNS = "columns."
 
 
-class _FromProbs(Snapshot):
-    """Base of finite policies that are no more than their `probs`."""
-
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return the probability of every action, shape (n, A)."""
-        raise NotImplementedError
-
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
-        probs = self.probs(observations)
-        chosen = choices(actions, *probs.shape)
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(probs[np.arange(chosen.size), chosen]))
-
-    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw one action a row; one uniform number each decides."""
-        return sample_rows(self.probs(observations), rng)
-
-
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class StateTable(_FromProbs):
+class StateTable(Finite):
     """Probabilities by state, a row of whole numbers; other states have those of the last row.
 
     >>> table = StateTable(np.array([[3], [5]]), np.array([[1.0, 0.0], [0.2, 0.8], [0.5, 0.5]]))
@@ -84,7 +65,7 @@ _MODELS = ("counts", "logit", "network")
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class EstimatedPolicy(_FromProbs):
+class EstimatedPolicy(Finite):
     """A behaviour policy as it was estimated from its own episodes.
 
     Args:

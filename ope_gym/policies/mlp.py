@@ -7,31 +7,20 @@ policy's: logits, values of actions, or a mean.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 from ope_gym.policies.base import Snapshot, register_policy
-from ope_gym.policies.numerics import (
-    HALF_LOG_2PI,
-    choices,
-    moments_of,
-    parts,
-    sample_rows,
-    within,
-)
-
-ROWS = 4_096  # rows a pass: the activations of a layer stay in cache
+from ope_gym.policies.families import Finite, Gaussian
+from ope_gym.policies.numerics import epsilon_greedy, log_softmax, within
 
 Layer: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Weights (outputs, inputs) and bias (outputs,)."""
@@ -119,27 +108,20 @@ class Network:
             )
         object.__setattr__(self, "layers", layers)
 
-    def __call__(self, observations: Tree, dtype: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield the last layer (rows, outputs) in blocks of rows; one empty block for no rows."""
-        n = batches.length(observations)
+    def __call__(self, observations: Tree, dtype: Any = np.float32) -> NDArray[Any]:
+        """Return the last layer (n, outputs)."""
         seen = np.asarray(observations)
         if seen.ndim == 0:
             raise TypeError(
                 f"observations are a {type(observations).__name__}: the network needs one array"
             )
-        layers = [
-            (w.T.astype(dtype, copy=False), b.astype(dtype, copy=False)) for w, b in self.layers
-        ]
-        act = ACTIVATIONS[self.activation]
-        for start in range(0, max(n, 1), ROWS):
-            rows = slice(start, min(start + ROWS, n))
-            x = self._inputs(seen[rows]).astype(dtype, copy=False)
-            for depth, (weights, bias) in enumerate(layers):
-                x = x @ weights
-                x += bias
-                if depth < len(layers) - 1:
-                    x = act(x)
-            yield rows, x
+        x = self._inputs(seen).astype(dtype, copy=False)
+        for depth, (weights, bias) in enumerate(self.layers):
+            if depth:
+                x = ACTIVATIONS[self.activation](x)
+            x = x @ weights.T.astype(dtype, copy=False)
+            x += bias.astype(dtype, copy=False)
+        return x
 
     def _inputs(self, block: NDArray[Any]) -> NDArray[np.float32]:
         width = self.layers[0][0].shape[1]
@@ -203,82 +185,43 @@ def parameter(name: str, value: ArrayLike) -> NDArray[np.float32]:
     return array
 
 
-class _MlpPolicy(Snapshot):
-    """Base of networks, compared by a digest: their content would double the memory of many."""
+class _NetworkPolicy(Snapshot):
+    """Base of policies that are a network and numbers."""
 
     network: Network
 
-    @cached_property
-    def _content(self) -> tuple[Any, ...]:
-        digest = hashlib.blake2b(self.kind.encode(), digest_size=16)
-        for name, array in sorted(self.arrays().items()):
-            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return (self.kind, digest.digest())
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the network, and the numbers."""
+        numbers = (field.name for field in fields(self) if field.name != "network")  # type: ignore[arg-type]
+        return self.network.arrays() | {name: np.asarray(getattr(self, name)) for name in numbers}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the policy whose `arrays()` these are."""
+        numbers = [field.name for field in fields(cls) if field.name != "network"]  # type: ignore[arg-type]
+        return cls(Network.from_arrays(arrays), *(arrays[name][()] for name in numbers))  # type: ignore[call-arg]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.network!r})"
 
 
-class _FiniteMlp(_MlpPolicy):
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield normalised log-probabilities (rows, A), a block of rows at a time."""
-        raise NotImplementedError
-
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return the log-probability of each action, shape (n,)."""
-        n, n_actions = batches.length(observations), len(self.network.layers[-1][1])
-        chosen = choices(actions, n, n_actions)
-        out = np.empty(n)
-        for rows, logs in self._log_probs(observations):
-            out[rows] = logs[np.arange(len(logs)), chosen[rows]]
-        return out
-
-    def probs(self, observations: Tree) -> FloatArray:
-        """Return the probability of every action, shape (n, A)."""
-        return np.concatenate([np.exp(logs) for _, logs in self._log_probs(observations)])
-
-    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw one action a row; one uniform number each decides."""
-        return sample_rows(self.probs(observations), rng)
-
-    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
-        """Return mean and variance of the log-probability of its own actions."""
-        return moments_of(self.probs(observations))
-
-
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxMlp(_FiniteMlp):
+class SoftmaxMlp(_NetworkPolicy, Finite):
     """P(a | x) = softmax(network(x))_a."""
 
     kind: ClassVar[str] = "softmax-mlp"
     network: Network
 
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
-        for rows, scores in self.network(observations, np.float32):
-            logs = scores.astype(np.float64)
-            logs -= logs.max(axis=1, keepdims=True)
-            logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
-            yield rows, logs
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the network."""
-        return self.network.arrays()
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> SoftmaxMlp:
-        """Return the policy whose `arrays()` these are."""
-        return cls(Network.from_arrays(arrays))
+    def log_table(self, observations: Tree) -> FloatArray:
+        """Return the log-softmax of the outputs, shape (n, A)."""
+        return log_softmax(self.network(observations).astype(np.float64))
 
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class EpsilonGreedyMlp(_FiniteMlp):
-    """The action of the largest output with probability 1 - ε, else any, each equally likely.
-
-    Computed in float64: which of two outputs is larger must not depend on how rows are batched.
-    """
+class EpsilonGreedyMlp(_NetworkPolicy, Finite):
+    """The action of the largest output with probability 1 - ε, else any, each equally likely."""
 
     kind: ClassVar[str] = "epsilon-greedy-mlp"
     network: Network
@@ -289,21 +232,11 @@ class EpsilonGreedyMlp(_FiniteMlp):
             raise ValueError(f"epsilon is {self.epsilon}: it is a probability")
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
-    def _log_probs(self, observations: Tree) -> Iterator[tuple[slice, FloatArray]]:
-        for rows, values in self.network(observations, np.float64):
-            probs = np.full(values.shape, self.epsilon / values.shape[1])
-            probs[np.arange(len(values)), values.argmax(axis=1)] += 1.0 - self.epsilon
-            with np.errstate(divide="ignore"):
-                yield rows, np.log(probs)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the network, and ε."""
-        return self.network.arrays() | {"epsilon": np.array(self.epsilon)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpsilonGreedyMlp:
-        """Return the policy whose `arrays()` these are."""
-        return cls(Network.from_arrays(arrays), float(arrays["epsilon"]))
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return ε/A for each action, and 1 - ε more for the greedy one; shape (n, A)."""
+        # float64: which of two outputs is larger must not depend on how rows are batched
+        values = self.network(observations, np.float64)
+        return epsilon_greedy(values.argmax(axis=1), self.epsilon, values.shape[1])
 
     def __repr__(self) -> str:
         return f"EpsilonGreedyMlp({self.network!r}, epsilon={self.epsilon:.4g})"
@@ -311,7 +244,7 @@ class EpsilonGreedyMlp(_FiniteMlp):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class GaussianMlp(_MlpPolicy):
+class GaussianMlp(_NetworkPolicy, Gaussian):
     """Continuous actions, a ~ N(network(x), diag exp(log_std)²); a density."""
 
     kind: ClassVar[str] = "gaussian-mlp"
@@ -324,42 +257,6 @@ class GaussianMlp(_MlpPolicy):
             raise ValueError(f"log_std has shape {log_std.shape}: the network has {width} outputs")
         object.__setattr__(self, "log_std", log_std)
 
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return the log density of each action, shape (n,)."""
-        n = batches.length(observations)
-        given = np.asarray(actions)
-        flat = given.reshape(len(given), math.prod(given.shape[1:]))
-        chosen = parts(flat, n, len(self.log_std))
-        out, scale = np.empty(n), np.exp(self.log_std.astype(np.float64))
-        for rows, mean in self.network(observations, np.float32):
-            out[rows] = -0.5 * np.square((chosen[rows] - mean) / scale).sum(axis=1)
-        return out - self._log_scale()
-
-    def sample(self, observations: Tree, rng: np.random.Generator) -> FloatArray:
-        """Draw one normal number for each part of the action, shape (n, m)."""
-        mean = np.concatenate([x for _, x in self.network(observations, np.float32)])
-        scale = np.exp(self.log_std.astype(np.float64))
-        return np.asarray(mean + scale * rng.standard_normal(mean.shape))
-
-    def action_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
-        """Return mean and variance of each part of the action, (n, m) each."""
-        mean = np.concatenate([x for _, x in self.network(observations, np.float32)])
-        variance = np.exp(2.0 * self.log_std.astype(np.float64))
-        return mean.astype(np.float64), np.broadcast_to(variance, mean.shape)
-
-    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
-        """Return mean and variance of the log density, a constant minus half a χ² of m parts."""
-        n, m = batches.length(observations), len(self.log_std)
-        return np.full(n, -0.5 * m - self._log_scale()), np.full(n, 0.5 * m)
-
-    def _log_scale(self) -> float:
-        return float(self.log_std.sum(dtype=np.float64)) + len(self.log_std) * HALF_LOG_2PI
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the network, and the log standard deviations."""
-        return self.network.arrays() | {"log_std": self.log_std}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> GaussianMlp:
-        """Return the policy whose `arrays()` these are."""
-        return cls(Network.from_arrays(arrays), arrays["log_std"])
+    def mean(self, observations: Tree) -> FloatArray:
+        """Return the outputs, shape (n, m)."""
+        return self.network(observations).astype(np.float64)

@@ -21,8 +21,6 @@ from ope_gym.batches import Tree
 BLOCK = 32_768  # elements of a (K, rows) tile: its few float64 temporaries stay in cache
 MOST_ACTIONS = 2**16  # a row of probabilities then takes half a mebibyte
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_TILE = 256  # rows of which a compiled loop has the scores of one policy in the cache
-SMALL = 4_096  # elements below which loading the compiled kernels is not worth it
 
 # Arguments ------------------------------------------------------------------------------------
 
@@ -184,35 +182,6 @@ def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice,
             yield slice(k, min(k + tall, n_policies)), slice(row, min(row + wide, n_rows))
 
 
-def log_sigmoid_stack(theta: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
-    """Return ln σ(±θ_k·(x, 1)), (K, n), plus for action 1: theta (K, d + 1), x (n, d)."""
-    if len(theta) * len(x) <= SMALL:
-        columns = with_one(x)
-        columns *= 2.0 * chosen - 1.0  # d + 1 signs a row instead of K
-        return log_sigmoid(theta @ columns)
-    from ope_gym import kernels  # numba takes a moment to load
-
-    out, (columns, total) = np.empty((len(theta), len(x))), np.empty((2, theta.shape[1], _TILE))
-    kernels.log_sigmoids(theta, np.ascontiguousarray(x), chosen, columns, total[0], out)
-    return out
-
-
-def log_softmax_stack(weights: FloatArray, x: FloatArray, chosen: NDArray[np.intp]) -> FloatArray:
-    """Return the log-softmax (K, n) of the chosen action: weights (K, A, d + 1), x (n, d)."""
-    out = np.empty((len(weights), len(x)))
-    for k, rows in tiles(*out.shape, depth=weights.shape[1]):
-        columns = with_one(x[rows])
-        flat = weights[k].reshape(-1, weights.shape[2]) @ columns
-        scores = flat.reshape(-1, weights.shape[1], columns.shape[1])  # (k, A, rows)
-        scores -= scores.max(axis=1, keepdims=True)
-        picked = scores[:, chosen[rows], np.arange(columns.shape[1])]
-        np.exp(scores, out=scores)
-        total = scores.sum(axis=1)
-        np.log(total, out=total)
-        np.subtract(picked, total, out=out[k, rows])
-    return out
-
-
 def with_one(rows: FloatArray) -> FloatArray:
     """Transpose features (b, d) to (d + 1, b), with a last line of 1 for the bias.
 
@@ -231,3 +200,17 @@ def log_sigmoid(x: FloatArray) -> FloatArray:
     np.exp(tail, out=tail)
     np.log1p(tail, out=tail)
     return np.subtract(np.minimum(x, 0.0), tail, out=tail)
+
+
+def log_softmax(scores: FloatArray) -> FloatArray:
+    """Return the log of the softmax of each row of (n, A); `scores` is overwritten."""
+    scores -= scores.max(axis=1, keepdims=True)
+    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return scores
+
+
+def epsilon_greedy(best: NDArray[np.intp], epsilon: float, n_actions: int) -> FloatArray:
+    """Return (n, A) probabilities: ε/A for each action, and 1 - ε more for the best one."""
+    probs = np.full((len(best), n_actions), epsilon / n_actions)
+    probs[np.arange(len(best)), best] += 1.0 - epsilon
+    return probs
