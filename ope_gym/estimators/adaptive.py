@@ -71,6 +71,9 @@ class AdaptiveDR:
 def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
     """Compute the stabilised doubly robust estimate.
 
+    Hadad et al. (2021), https://arxiv.org/abs/1911.02768; Bibaut et al. (2021),
+    https://arxiv.org/abs/2106.00418.
+
     The trajectories come with the residuals of a q model that learned from earlier rounds alone,
     and with the weights (K,) of the rounds.
     """

@@ -133,32 +133,46 @@ def _share(
 ) -> tuple[float, float, FloatArray]:
     """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
     groups, ess, passed = setting.groups, float(np.min(weights.ess)), not model.markov.failed
-    unit = _size(weights.influence, model.influence, model.gaps, returns)
+    # in a unit by which squares stay within floats
+    unit = _largest(weights.influence, model.influence, model.gaps, returns)
     own, steady = weights.influence / unit, (model.influence - model.value) / unit
-    least = 0.0
+    floor = 0.0  # a smaller error than that of ESS returns is luck
     if passed and ess > 0.0:
-        least = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
-    distances = [(model.influence - model.start) / unit, *(model.gaps / unit)]
-    errors = [wary_error(distance, groups) for distance in distances]
-    errors.append(max(wary_error(own - steady, groups, ess), least))
+        floor = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
+    apart = max(wary_error(own - steady, groups, ess), floor)
+    bias = _bias(model, weights.value, apart, unit, groups)
     # a model that failed the check is not taken because the weights are noisy
     error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
-    direct, by_weights = model.direct / unit, weights.value / unit
-    gaps = np.array([model.value / unit - direct, *np.mean(distances[1:], axis=1)])
-    bias = model_bias(np.append(gaps, by_weights - direct), np.array(errors), passed)
     calm = cautious_error(steady, groups)
     if not np.isfinite(error):  # nothing is known of the weights, or of any spread
         stay = np.isfinite(weights.value) and (np.isnan(calm) or not passed)
         return (0.0 if stay else 1.0), bias * unit, np.eye(2)
     spread = covariance_within(np.stack([own, steady]), groups)
-    share = least_error(max(error, least), calm, float(spread[0, 1]), bias)
+    share = least_error(max(error, floor), calm, float(spread[0, 1]), bias)
     return share, bias * unit, spread
 
 
-def _size(*arrays: FloatArray) -> float:
-    """Return the largest absolute value, by which squares stay within floats; 1 if it is 0."""
-    found = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in arrays)
-    return found if found > 0.0 else 1.0
+def _bias(model: Marginal, by_weights: float, apart: float, unit: float, groups: IntArray) -> float:
+    """Return b: the distances of MDR from M, of the rows of memory from MDR, and of A from M.
+
+    Args:
+        model: M, and the evidence for it.
+        by_weights: value of A.
+        apart: error of A - M, in units.
+        unit: of the result.
+        groups: (n,) behaviours.
+    """
+    influence = [(model.influence - model.start) / unit, *(model.gaps / unit)]
+    gaps = [(model.value - model.direct) / unit, *(row.mean() for row in influence[1:])]
+    errors = [*(wary_error(row, groups) for row in influence), apart]
+    gaps.append((by_weights - model.direct) / unit)
+    return model_bias(np.array(gaps), np.array(errors), not model.markov.failed)
+
+
+def _largest(*arrays: FloatArray) -> float:
+    """Return the largest finite absolute value; 1 if it is 0."""
+    largest = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in arrays)
+    return largest if largest > 0.0 else 1.0
 
 
 def wary_error(influence: FloatArray, groups: IntArray, ess: float = np.inf) -> float:
@@ -240,15 +254,15 @@ def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
     else:
         clipped_sums = _clipped(calmer, setting)
         plain, robust, (calm, clipped) = yield from together(nfis, fwdr, clipped_sums)
-    found = blend(plain, calm.influence, robust, start, setting.groups)
-    return dataclasses.replace(found, report={**found.report, "truncated": clipped})
+    blended = blend(plain, calm.influence, robust, start, setting.groups)
+    return dataclasses.replace(blended, report={**blended.report, "truncated": clipped})
 
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:
     """Compute NFIS with clipped weights, and the share of the weights that were clipped."""
     (totals,) = yield (StepSums(column, setting.gamma),)
-    found = yield from normalise(column, totals, None, dataclasses.replace(setting, draws=None))
-    return found, totals.clipped_share
+    computed = yield from normalise(column, totals, None, dataclasses.replace(setting, draws=None))
+    return computed, totals.clipped_share
 
 
 def clip_of(columns: Columns, n: int) -> Clip | None:
@@ -281,18 +295,18 @@ def blend(
     gap = robust.value - float(start.mean())
     kept = believed(gap, robust.influence - start, groups)  # of d: without the spread of starts
     left_out = share * (1.0 - kept) * gap if share else 0.0
-    found = dataclasses.replace(
+    computed = dataclasses.replace(
         plain,
         reasons=_contradiction(agreed),
         report={"c": share, "k": kept, "left out": left_out},
     )
     if share == 0.0:
-        return found
+        return computed
     replicates = None
     if plain.replicates is not None and robust.replicates is not None:
         replicates = (1.0 - share) * plain.replicates + share * robust.replicates - left_out
     return dataclasses.replace(
-        found,
+        computed,
         value=(1.0 - share) * plain.value + share * robust.value - left_out,
         influence=(1.0 - share) * plain.influence + share * robust.influence,
         replicates=replicates,

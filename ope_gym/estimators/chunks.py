@@ -62,17 +62,17 @@ class Weighted:
         """Return what `make` does of numbers that do not depend on the target, made once."""
         if name not in self.kept:
             self.kept[name] = make()
-        found: T = self.kept[name]
-        return found
+        value: T = self.kept[name]
+        return value
 
     def clipped(self, scheme: str, clip: Clip) -> FloatArray:
         """Return log weights (S,) after a clip; those of the last one are kept, for all who ask."""
-        found = self.last_clipped.get((scheme, clip))
-        if found is None:
-            found = np.minimum(self.log_weights[scheme], clip.limit.take(self.steps))
+        log_w = self.last_clipped.get((scheme, clip))
+        if log_w is None:
+            log_w = np.minimum(self.log_weights[scheme], clip.limit.take(self.steps))
             self.last_clipped.clear()
-            self.last_clipped[scheme, clip] = found
-        return found
+            self.last_clipped[scheme, clip] = log_w
+        return log_w
 
     @property
     def steps(self) -> IntArray:

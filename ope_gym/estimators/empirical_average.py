@@ -39,7 +39,9 @@ class OneStep:
 
 
 def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute the empirical average.
+    """Compute the empirical average, EA of Nedelec, Le Roux & Perchet (2017).
+
+    https://arxiv.org/abs/1704.00773
 
     Influence values: psi_i = v(x_i) + w_i (r_i - r(x_i, a_i)), w_i = n_x pi_e(a_i|x_i) / n_x,a.
     For the standard error residuals are scaled by sqrt(n_x,a / (n_x,a - 1)).

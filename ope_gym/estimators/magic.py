@@ -87,6 +87,8 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
 
     The bias of the blend is only known to lie within FWDR's own interval, so the spread of the
     blend alone, which may be the q model's, says too little.
+
+    Thomas & Brunskill (2016), https://arxiv.org/abs/1604.00923.
     """
     column = setting.column(c)
     totals, start = yield StepSums(column, setting.gamma), Starts()
@@ -96,17 +98,17 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
     if setting.draws is not None and np.isfinite(columns.value(setting.gamma)):
         payer = Payer(_payer(cuts, columns.peak.size, setting.gamma))
         wanted.append(ask(Replicates(column, columns, setting.draws, payer)))
-    found: Magic
+    mixed: Magic
     shown: Computed
-    found, shown, *drawn = yield from together(*wanted)
-    weight = float(found.weights[0])
+    mixed, shown, *drawn = yield from together(*wanted)
+    weight = float(mixed.weights[0])
     replicates = None
-    if setting.draws is not None and drawn and np.isfinite(found.value):
-        replicates = bootstrap_magic(found, drawn[0], setting.draws.means(start))
+    if setting.draws is not None and drawn and np.isfinite(mixed.value):
+        replicates = bootstrap_magic(mixed, drawn[0], setting.draws.means(start))
     return dataclasses.replace(
         shown,
-        value=found.value,
-        influence=found.influence,
+        value=mixed.value,
+        influence=mixed.influence,
         spread=shown.influence,
         replicates=replicates,
         reasons=(Reason("mostly_direct", share=weight),) if weight > 0.5 else (),
@@ -194,19 +196,21 @@ def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
 
 def _payer(cuts: IntArray, horizon: int, gamma: float) -> FloatArray:
     """Return (T, m) gamma^t in the column of the stretch of steps to which t belongs."""
-    found = np.zeros((horizon, cuts.size))
-    found[np.arange(horizon), np.searchsorted(cuts, np.arange(horizon))] = discounts(gamma, horizon)
-    return found
+    shares = np.zeros((horizon, cuts.size))
+    shares[np.arange(horizon), np.searchsorted(cuts, np.arange(horizon))] = discounts(
+        gamma, horizon
+    )
+    return shares
 
 
-def bootstrap_magic(found: Magic, stretches: FloatArray, starts: FloatArray) -> FloatArray:
+def bootstrap_magic(magic: Magic, stretches: FloatArray, starts: FloatArray) -> FloatArray:
     """Return replicates (R,): all parts drawn anew, mixed by the weights that their biases give.
 
     The covariance and the width of the interval are those of the data; a replicate in which some
     step has no weight at all is NaN.
 
     Args:
-        found: MAGIC on the data.
+        magic: MAGIC on the data.
         stretches: (R, m) normalised residuals of the stretches between cuts in each replicate.
         starts: (R,) mean of v at the start in each replicate.
     """
@@ -214,7 +218,7 @@ def bootstrap_magic(found: Magic, stretches: FloatArray, starts: FloatArray) -> 
     parts[:, 0] += starts
     parts = np.cumsum(parts, axis=1)
     result = np.empty(len(parts))
-    shift = parts[:, -1] - found.parts[-1]
+    shift = parts[:, -1] - magic.parts[-1]
     for r, (part, by) in enumerate(zip(parts, shift, strict=True)):
-        result[r] = blend(found.covariance, distance(part - by, found.interval)) @ part
+        result[r] = blend(magic.covariance, distance(part - by, magic.interval)) @ part
     return result

@@ -61,7 +61,7 @@ class Corrections:
         if chunk.visits is None:
             return Arrays(np.full((len(self.memories), n), np.nan))
         (ratio, residuals), begins = chunk.visits, chunk.offsets[:-1]
-        found = [np.add.reduceat(ratio * residuals, begins)]
+        rows = [np.add.reduceat(ratio * residuals, begins)]
         since, reached = chunk.step_ratios, 1  # log weight of the last actions, and how many
         for k in self.memories[1:]:
             assert chunk.step_ratios is not None  # whoever compares memories asks for them
@@ -77,22 +77,22 @@ class Corrections:
             # 1 where the memory reaches the start, where both visit alike
             weight *= _earlier(ratio, k, chunk, 1.0)
             weight *= residuals
-            found.append(np.add.reduceat(weight, begins))
-        return Arrays(np.stack(found))
+            rows.append(np.add.reduceat(weight, begins))
+        return Arrays(np.stack(rows))
 
     def total(self, merged: Arrays) -> FloatArray:
         """Return the sums of all trajectories; NaN if the ratios of any of them are unknown."""
-        found = merged.joined()
-        return found if np.isfinite(found[0]).all() else np.full_like(found, np.nan)
+        rows = merged.joined()
+        return rows if np.isfinite(rows[0]).all() else np.full_like(rows, np.nan)
 
 
 def _earlier(values: FloatArray, k: int, chunk: Weighted, start: float) -> FloatArray:
     """Return the values (S,) of k steps earlier, `start` at steps when an episode had not begun."""
-    found = np.empty(values.size)
-    found[k:] = values[: max(values.size - k, 0)]
+    shifted = np.empty(values.size)
+    shifted[k:] = values[: max(values.size - k, 0)]
     early = chunk.once(("early", k), lambda: np.flatnonzero(chunk.steps < k))
-    found[early] = start
-    return found
+    shifted[early] = start
+    return shifted
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,23 +135,30 @@ def marginal(setting: Setting, memories: tuple[int, ...] = (0,)) -> Steps[Margin
 
 
 def mdr(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute MDR, the marginalised doubly robust estimate."""
-    found = yield from marginal(setting)
-    computed = _computed(found.value, found.influence, setting)
-    if not found.known:
+    """Compute MDR, the marginalised doubly robust estimate.
+
+    Kallus & Uehara (2020), Double reinforcement learning, https://arxiv.org/abs/1908.08526.
+    """
+    model = yield from marginal(setting)
+    computed = _computed(model.value, model.influence, setting)
+    if not model.known:
         return dataclasses.replace(computed, reasons=(Reason("visits_unknown"),))
-    return dataclasses.replace(computed, reasons=found.markov.reasons)
+    return dataclasses.replace(computed, reasons=model.markov.reasons)
 
 
 def direct(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q."""
-    found = yield from marginal(setting)
-    if not found.known:
-        spread = found.start - found.start.mean() + found.direct
-        computed = _computed(found.direct, spread, setting)
+    """Compute DM, the mean of v at the start. Cost: the fit of q; weakness: as wrong as q.
+
+    With q by regression on the next step's value: fitted Q evaluation, Le, Voloshin & Yue (2019),
+    https://arxiv.org/abs/1903.08738.
+    """
+    model = yield from marginal(setting)
+    if not model.known:
+        spread = model.start - model.start.mean() + model.direct
+        computed = _computed(model.direct, spread, setting)
         return dataclasses.replace(computed, reasons=(Reason("visits_guessed"),))
-    computed = _computed(found.direct, found.influence - found.value + found.direct, setting)
-    return dataclasses.replace(computed, reasons=found.markov.reasons)
+    computed = _computed(model.direct, model.influence - model.value + model.direct, setting)
+    return dataclasses.replace(computed, reasons=model.markov.reasons)
 
 
 def _computed(value: float, influence: FloatArray, setting: Setting) -> Computed:

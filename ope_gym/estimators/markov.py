@@ -174,8 +174,8 @@ class PastColumns:
         key = ("past columns", *((x.shape, x.dtype.str) for x in chunk.past))
         if key not in chunk.kept:
             chunk.kept[key] = cls(chunk)
-        found: PastColumns = chunk.kept[key]
-        return found
+        past_columns: PastColumns = chunk.kept[key]
+        return past_columns
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Return what `make` does, made once if the chunk is small."""
@@ -183,8 +183,8 @@ class PastColumns:
             return make()
         if key not in self._made:
             self._made[key] = make()
-        found: T = self._made[key]
-        return found
+        value: T = self._made[key]
+        return value
 
     @property
     def sizes(self) -> list[int]:
@@ -224,18 +224,18 @@ class PastColumns:
         """Return the columns (p, n) of the second set, at some steps."""
         steps, actions = self.steps[rows], self._actions
         early = np.flatnonzero(steps < _LAGS)
-        found, row = np.zeros((self.sizes[1], steps.size)), 0
+        plain, row = np.zeros((self.sizes[1], steps.size)), 0
         lags = [(actions, k) for k in range(1, _LAGS + 1)]
         for columns, k in (*lags, (self._others, 1), (self._rewards[:, None], 1)):
-            own = found[row : row + columns.shape[1]]
+            own = plain[row : row + columns.shape[1]]
             first = max(rows.start - k, 0)
             own[:, first + k - rows.start :] = columns[first : max(rows.stop - k, first)].T
             own[:, early[steps[early] < k]] = 0.0
             row += len(own)
         scale = 1.0 / np.sqrt(np.maximum(steps, 1))
-        np.multiply(self._taken(rows).T, scale, out=found[row:-1])
-        np.multiply(self._total[rows], scale, out=found[-1])
-        return found
+        np.multiply(self._taken(rows).T, scale, out=plain[row:-1])
+        np.multiply(self._total[rows], scale, out=plain[-1])
+        return plain
 
     def _taken(self, rows: slice) -> FloatArray:
         """Return the sums (n, actions) of all actions before each step of its episode."""
@@ -400,18 +400,18 @@ class PastSums:
     @staticmethod
     def parts(requests: Sequence[PastSums], chunks: Sequence[Weighted]) -> list[_Sums]:
         """Sum over a chunk for several targets; where all their steps count, together."""
-        found: list[_Sums] = [_Sums([], [], np.zeros(3), known=False) for _ in chunks]
+        totals: list[_Sums] = [_Sums([], [], np.zeros(3), known=False) for _ in chunks]
         for places, blocks in alike(chunks):
             for design in blocks:
                 for place, some in zip(places, _sums(design), strict=True):
-                    if found[place].known:
-                        found[place].merge(some)
+                    if totals[place].known:
+                        totals[place].merge(some)
                     else:
-                        found[place] = some
-        for own, chunk in zip(found, chunks, strict=True):
+                        totals[place] = some
+        for own, chunk in zip(totals, chunks, strict=True):
             own.past = chunk.rewards.size > chunk.offsets.size - 1
             own.numbers = chunk.past is not None and chunk.past[1].shape[1] > 0
-        return found
+        return totals
 
     def total(self, merged: _Sums) -> _Sums:
         """Return the sums over all trajectories."""
@@ -455,7 +455,7 @@ class PastSquares:
     @staticmethod
     def parts(requests: Sequence[PastSquares], chunks: Sequence[Weighted]) -> list[_Squares]:
         """Sum over a chunk for several targets; where all their steps count, together."""
-        found = [_Squares([np.zeros(2 * x.map.shape[:1]) for x in r.roots]) for r in requests]
+        totals = [_Squares([np.zeros(2 * x.map.shape[:1]) for x in r.roots]) for r in requests]
         maps = [tuple(root.map.tobytes() for root in r.roots) for r in requests]
         for places, blocks in alike(chunks, maps):
             roots = [requests[place].roots for place in places]
@@ -468,11 +468,11 @@ class PastSquares:
                     for j, (rows, put) in enumerate(part.sets):
                         sums = _squares(part.columns[rows], inflation[j], e, fitted[j][:, put])
                         for place, square in zip(places, sums, strict=True):
-                            found[place].sums[j][put, put] += square
-        for own, request in zip(found, requests, strict=True):
+                            totals[place].sums[j][put, put] += square
+        for own, request in zip(totals, requests, strict=True):
             pairs = zip(own.sums, request.roots, strict=True)
             own.sums = [r.map.T @ square @ r.map for square, r in pairs]
-        return found
+        return totals
 
     def total(self, merged: _Squares) -> _Squares:
         """Return the sums over all trajectories."""
@@ -511,6 +511,6 @@ def _squares(
         for i, end in enumerate(ends):
             np.multiply(some[i:], some[i], out=products[end - len(columns) + i : end])
         sums += rest @ products.T
-    found = np.empty((len(residuals), len(columns), len(columns)))
-    found[:, first, second] = found[:, second, first] = sums
-    return found
+    matrices = np.empty((len(residuals), len(columns), len(columns)))
+    matrices[:, first, second] = matrices[:, second, first] = sums
+    return matrices

@@ -47,6 +47,6 @@ def estimator(name: str, setting: Setting, betting: Betting | None = None) -> St
     assert betting.horizon is not None
     column = Column(c.scheme, setting.cap if c.capped else None)
     bets = Bets(column, setting.gamma, betting.reward_range, betting.horizon)
-    found: Computed
-    found, sums = yield from together(steps, ask(bets))
-    return dataclasses.replace(found, bets=sums)
+    computed: Computed
+    computed, sums = yield from together(steps, ask(bets))
+    return dataclasses.replace(computed, bets=sums)

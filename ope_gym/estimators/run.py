@@ -149,8 +149,8 @@ def parts_of(requests: Sequence[Any], chunk: Any) -> list[Any]:
     known: dict[Any, Any] = {}
     for kind, some in together.items():
         if len(some) > 1:
-            found = kind.parts([one.request for one in some], [chunk[one.target] for one in some])  # type: ignore[attr-defined]
-            known |= zip(some, found, strict=True)
+            parts = kind.parts([one.request for one in some], [chunk[one.target] for one in some])  # type: ignore[attr-defined]
+            known |= zip(some, parts, strict=True)
     return [known[r] if r in known else r.part(chunk) for r in requests]
 
 
@@ -177,9 +177,11 @@ def weigh_arrays(
     nobody = np.zeros(n, dtype=np.int64)
     setting = Setting(n, nobody, nobody, np.array([n]), gamma)
     chunk = Weighted(offsets, rewards, {"given": log_weights})
-    found: Computed
-    (found,) = run([weigh_column(Column("given", cap), normalised, setting)], reduce_chunk(chunk))
-    return found
+    computed: Computed
+    (computed,) = run(
+        [weigh_column(Column("given", cap), normalised, setting)], reduce_chunk(chunk)
+    )
+    return computed
 
 
 def sum_arrays(

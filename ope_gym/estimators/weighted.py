@@ -59,7 +59,13 @@ class Setting:
 
 
 def weighted(c: Composition, setting: Setting) -> Steps[Computed]:
-    """Compute a plain or normalised, capped or not, doubly robust or not, weighted estimate."""
+    """Compute a plain or normalised, capped or not, doubly robust or not, weighted estimate.
+
+    Basic, fused and optimal weights: Nedelec, Le Roux & Perchet (2017),
+    https://arxiv.org/abs/1704.00773. With a q model: DR of Jiang & Li (2016),
+    https://arxiv.org/abs/1511.03722; WDR of Thomas & Brunskill (2016),
+    https://arxiv.org/abs/1604.00923.
+    """
     return (yield from weigh_column(setting.column(c), c.normalised, setting))
 
 
@@ -72,12 +78,12 @@ def weigh_column(column: Column, normalised: bool, setting: Setting) -> Steps[Co
         return (yield from normalise(column, totals, start, setting))
     with np.errstate(invalid="ignore"):
         value = float(totals.psi.mean())
-    found = _computed(value, totals.psi, totals)
+    computed = _computed(value, totals.psi, totals)
     if start is not None:
-        found = dataclasses.replace(
-            found, value=value + float(start.mean()), influence=totals.psi + start
+        computed = dataclasses.replace(
+            computed, value=value + float(start.mean()), influence=totals.psi + start
         )
-    return dataclasses.replace(found, replicates=setting.drawn(found.influence))
+    return dataclasses.replace(computed, replicates=setting.drawn(computed.influence))
 
 
 def normalise(
@@ -97,16 +103,16 @@ def normalise(
         payer = Payer(discounts(gamma, columns.peak.size)[:, None])
         wanted = (*wanted, Replicates(column, columns, setting.draws, payer))
     influence, *drawn = yield wanted
-    found = _computed(value, influence, totals)
+    computed = _computed(value, influence, totals)
     if drawn:
-        found = dataclasses.replace(found, replicates=drawn[0][:, 0])
+        computed = dataclasses.replace(computed, replicates=drawn[0][:, 0])
     if start is None:
-        return found
+        return computed
     mean = float(start.mean())
-    moved = dataclasses.replace(found, value=value + mean, influence=influence + (start - mean))
-    if found.replicates is None or setting.draws is None:
+    moved = dataclasses.replace(computed, value=value + mean, influence=influence + (start - mean))
+    if computed.replicates is None or setting.draws is None:
         return moved
-    return dataclasses.replace(moved, replicates=found.replicates + setting.draws.means(start))
+    return dataclasses.replace(moved, replicates=computed.replicates + setting.draws.means(start))
 
 
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:

@@ -296,6 +296,8 @@ def betting_lower(x: FloatArray, alpha: float) -> float:
     values come from strata whose means only average to m (fused weights). An average over bets
     keeps this, so by Markov it exceeds 1 / alpha with probability at most alpha; it falls in m, and
     the bound is where it crosses 1 / alpha. No order of the data and no randomness enter.
+
+    Waudby-Smith & Ramdas (2024), https://arxiv.org/abs/2010.09686.
     """
     total = float(x.mean())
     if total <= 0.0 or not np.isfinite(total):

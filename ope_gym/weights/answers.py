@@ -63,11 +63,11 @@ class Answers:
         actions = self._ask(slice(0, 1)).shape[1]
         if steps * actions > _KEPT:
             return None
-        found = np.empty((actions, steps))
+        probs = np.empty((actions, steps))
         for start in range(0, steps, ROWS):
             rows = slice(start, min(start + ROWS, steps))
-            found[:, rows] = self._ask(rows).T
-        return found
+            probs[:, rows] = self._ask(rows).T
+        return probs
 
     def _ask(self, rows: IntArray | slice) -> FloatArray:
         seen = batches.take(self.data.observations, rows)

@@ -199,13 +199,13 @@ def follow_plans(table: FloatArray, behaviours: Behaviours, steps: IntArray) -> 
 
 
 def stacks(policies: Sequence[Policy]) -> bool:
-    """Tell whether the policies are of one class, which can be asked for all of them at once."""
+    """Tell whether the policies are of base class, which can be asked for all of them at once."""
     kind = type(policies[0])
     if len(policies) < 2 or any(type(policy) is not kind for policy in policies):
         return False
-    for one in kind.__mro__:  # a subclass with another `log_prob` is asked for that
-        if "log_prob_stack" in vars(one) or "log_prob" in vars(one):
-            return "log_prob_stack" in vars(one)
+    for base in kind.__mro__:  # a subclass with another `log_prob` is asked for that
+        if "log_prob_stack" in vars(base) or "log_prob" in vars(base):
+            return "log_prob_stack" in vars(base)
     return False
 
 

@@ -12,6 +12,9 @@ the behaviour of trajectory i, rho_k = n_k / n.
 | optimal | p / (1 - a p) | OUIS, a = r^2 / (r^2 + V); a = 1 for deterministic rewards |
 
 The paper writes the last one as p / (r^2 (1 - p) + V): the same but for a factor that cancels.
+
+Reference: Nedelec, Le Roux & Perchet (2017), A comparative study of counterfactual estimators,
+https://arxiv.org/abs/1704.00773.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def partial_log_weights(
     for part in parts(data, behaviours, groups):
         rows = part.behaviours.rows(part.data, episodes=first + part.episodes)
         model = None if reward_model is None else tuple(x[part.rows] for x in reward_model)
-        found = log_weights(
+        log_ws = log_weights(
             np.zeros(part.rows.size),
             rows,
             part.behaviours.ids,
@@ -178,7 +178,7 @@ def partial_log_weights(
             reward_model=model,  # type: ignore[arg-type]
             names=(part.members, first + part.episodes),
         )
-        for scheme, log_w in found.items():
+        for scheme, log_w in log_ws.items():
             result[scheme][part.rows] = log_w
         mismatch = mismatch or rows.mismatch
     return result, mismatch

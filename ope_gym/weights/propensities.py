@@ -195,10 +195,10 @@ class PropensitySums:
         lost: FloatArray | None = None
         if groups is not None:
             for part in parts(data, behaviours, groups):
-                found = self.update(part.data, part.behaviours)
-                if found is not None:
+                lost_here = self.update(part.data, part.behaviours)
+                if lost_here is not None:
                     lost = np.zeros((2, data.n_steps)) if lost is None else lost
-                    lost[:, part.rows] = found
+                    lost[:, part.rows] = lost_here
             return lost
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
@@ -216,10 +216,10 @@ class PropensitySums:
             bounds = np.append(0, np.flatnonzero(np.diff(acting)) + 1)
             for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
                 seen = batches.take(observations, slice(begin, end))
-                found = self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
-                if found is not None:
+                lost_here = self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
+                if lost_here is not None:
                     lost = np.zeros((2, data.n_steps)) if lost is None else lost
-                    lost[:, start + order[begin:end]] = found
+                    lost[:, start + order[begin:end]] = lost_here
         self.acted += np.bincount(data.policy_ids, minlength=self.size)
         if kept is not None and self.finite and self.covered:
             kept["sums"], kept["actions"] = PropensitySums(self.target, self.size), wanted

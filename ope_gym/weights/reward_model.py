@@ -41,7 +41,7 @@ def cross_fitted_log_weights(
     log_w = np.empty(data.n_steps)
     for k in np.unique(fold):
         inside = row_fold == k
-        found = log_weights(
+        log_ws = log_weights(
             target_log_probs,
             rows,
             behaviours.ids,
@@ -50,7 +50,7 @@ def cross_fitted_log_weights(
             counts=np.bincount(behaviours.ids[fold == k], minlength=behaviours.counts.size),
             reward_model=None if inside.all() else fit_rewards(data, ~inside),
         )
-        log_w[inside] = found["optimal"][inside]
+        log_w[inside] = log_ws["optimal"][inside]
     return log_w
 
 
