@@ -60,9 +60,9 @@ def evaluation_document(
     """Return what the tab shows of one evaluation.
 
     Args:
-        evaluation: to show.
-        overlap: of the recorded policies and the target, if it is to be drawn.
-        truth: the value from fresh rollouts and its standard error (NaN if unknown), if known.
+        evaluation: Evaluation to show.
+        overlap: Overlap of the recorded policies and the target, if it is to be drawn.
+        truth: Value from fresh rollouts and its standard error (NaN if unknown), if known.
     """
     sample, ordered = evaluation.sample, evaluation.ranked()
     best, interval = next(iter(ordered)), evaluation.best.interval
@@ -112,11 +112,11 @@ def free_document(
     """Return what the tab shows of one value of `ope_gym.online`.
 
     Args:
-        estimate: to show.
-        kind: "provisional", "settled" or "fresh".
-        verdict: its colour.
-        headline: what it says, in a sentence.
-        level: of its interval.
+        estimate: Value to show.
+        kind: Its kind, "provisional", "settled" or "fresh".
+        verdict: Colour of its verdict.
+        headline: Sentence that says what it is worth.
+        level: Confidence level of its interval.
     """
     return {
         "kind": kind,

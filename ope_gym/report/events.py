@@ -47,7 +47,7 @@ class EventLog:
     """Append summaries to one run.
 
     Args:
-        destination: folder of the run; or a `SummaryWriter` of the training loop, which is then
+        destination: Folder of the run; or a `SummaryWriter` of the training loop, which is then
             written to and left open.
     """
 
@@ -94,9 +94,9 @@ class Documents:
     n / 100: any step has a document within one per cent of those so far, and memory is bounded.
 
     Args:
-        log: to write to.
-        folder: of the tags.
-        plugin: that reads them.
+        log: Run to write to.
+        folder: First part of the tags.
+        plugin: Name of the plugin that reads them.
     """
 
     def __init__(self, log: EventLog, folder: str, plugin: str) -> None:
