@@ -48,6 +48,6 @@ echo "installed in $SECONDS s"
 # warnings of old versions about each other are no fault of ours
 pytest -n 2 --dist loadfile -q -p no:cacheprovider -W default --override-ini addopts= \
   tests/test_evaluate.py tests/test_files.py tests/test_record.py tests/test_record_vector.py \
-  tests/test_record_crash.py tests/test_storage.py tests/test_spaces.py tests/test_policies.py \
+  tests/test_store.py tests/test_spaces.py tests/test_policies.py \
   tests/test_torch_policy.py tests/test_tensorboard.py tests/test_figures.py \
   tests/test_collect.py tests/test_sb3.py tests/test_train.py

@@ -13,14 +13,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from benchmarks.fuzz import write_episode
 from ope_gym import Compute, Evaluation, Evaluator, Trajectories, batches, evaluate
-from ope_gym.data.block_writer import BlockWriter
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.files import write_change, write_policy, write_spaces
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.spaces import stack
+from ope_gym.data.store import Store
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.builders import Table
 
@@ -124,29 +122,20 @@ def mixed_files(folder: Path) -> list[Path]:
 def record(data: Trajectories, path: Path) -> None:
     """Write episode by episode, as a recorder does, policies where they first act."""
     numbers: dict[int, int] = {}
-    with BlockWriter(path) as writer:
-        write_spaces(writer, data.observation_space, data.action_space, data.horizon)
-        clock = 0
-        for i, (start, stop) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
-            k = int(data.policy_ids[start])
+    clock = 0
+    with Store(path, data.observation_space, data.action_space, data.horizon) as store:
+        for i in range(len(data)):
+            episode = data.select(episodes=[i])
+            k = int(episode.policy_ids[0])
             if k not in numbers:
-                numbers[k] = len(numbers)
-                write_policy(writer, data.policies[k])
-            write_change(writer, numbers[k], clock, mid_episode=False)
-            write_episode(
-                writer,
-                data.observations[start:stop],
-                data.actions[start:stop],
-                data.rewards[start:stop],
-                data.log_probs[start:stop],
-                numbers[k],
-                terminated=True,
-                held_out=bool(data.held_out[i]),
-                start_clock=clock,
-                observation_space=data.observation_space,
-                action_space=data.action_space,
-            )
-            clock += int(stop - start)
+                numbers[k] = store.add_policy(data.policies[k])
+            store.change(0, clock, numbers[k], mid_episode=False)
+            changed = {"policy_ids": numbers[k], "schedule_ids": 0, "start_clock": clock}
+            columns = {
+                name: np.full_like(getattr(episode, name), value) for name, value in changed.items()
+            }
+            store.append(dataclasses.replace(episode, **columns))
+            clock += episode.n_steps
 
 
 def clocked(seed: int, tables: ArrayLike, episodes: int = 12) -> TrajectoryBuffer:

@@ -13,8 +13,8 @@ import pytest
 from gymnasium import spaces
 
 from ope_gym import Weighting, evaluate, evaluate_log_probs
-from ope_gym.data.blocks import DamagedFileError
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, plain_options, recorded
@@ -420,9 +420,9 @@ def test_foreign_and_damaged_files(tmp_path: Path) -> None:
     data = recorded(8)
     data.trajectories.save(good)
     content = bytearray(good.read_bytes())
-    content[len(content) // 2] ^= 0xFF
+    content[content.index(data.trajectories.rewards[:2].tobytes())] ^= 0xFF
     (tmp_path / "damaged").write_bytes(bytes(content))
-    with pytest.raises(DamagedFileError, match="byte"):
+    with pytest.raises(DamagedFileError, match="row 0 of chunks does not match its checksum"):
         Trajectories.load(tmp_path / "damaged")
     with pytest.raises(FileNotFoundError):
         Trajectories.load(tmp_path / "nowhere")

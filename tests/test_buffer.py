@@ -947,7 +947,7 @@ def test_every_space_survives_a_file(space: gym.Space[Any], tmp_path: Path) -> N
     assert data.observation_space == data.action_space == space
     assert data.discrete is buffer.view().discrete
     data.save(tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    assert same(fingerprint(Trajectories.load(tmp_path / "again")), fingerprint(data))
     merged = data.merge(buffer)
     assert batches.length(merged.observations) == 12
 

@@ -16,7 +16,6 @@ import pytest
 
 import ope_gym
 from ope_gym.cli import load
-from ope_gym.data.blocks import MAGIC
 from ope_gym.inference import intervals, judging, regimes
 from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
@@ -255,7 +254,6 @@ def test_file_format_names_every_registered_policy_and_the_magic() -> None:
     assert len(ours) >= 6
     for kind in ours:
         assert f"`{kind}`" in text, kind
-    assert repr(MAGIC)[2:-1] in text
 
 
 # The site ----------------------------------------------------------------------------------

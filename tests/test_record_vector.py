@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 import pickle
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.recording.autoreset import AUTORESETS
-from wrappers.recording.file import EpisodeFile
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
@@ -376,31 +374,6 @@ def test_a_policy_is_asked_once_however_often_the_buffer_gets_full(tmp_path: Pat
     take_steps(env, policy, 1_600)  # hand-overs are 256 steps apart, at ends of episodes
     assert env.buffer.view().n_steps == sum(policy.asked) == 3_200
     env.close()
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_in_a_write_ahead_shifts_and_doubles_nothing(
-    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, write_ahead = itertools.count(1), EpisodeFile.write_ahead
-
-    def interrupted(*given: Any) -> bool:
-        third = next(calls) == 3
-        done = (after or not third) and write_ahead(*given)
-        if third:
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(EpisodeFile, "write_ahead", interrupted)
-    path = tmp_path / "episodes"
-    env, policy = scored(path)
-    take_steps(env, policy, 60)
-    assert len(Trajectories.load(path)) == env.finished_episodes == 6
-    take_steps(env, policy, 600)
-    data = env.buffer.view()
-    assert_array_equal(data.log_probs, policy.of(data.observations))
-    env.close()
-    assert_array_equal(Trajectories.load(path).log_probs, data.log_probs)
 
 
 def test_a_mismatch_is_named_and_the_others_are_kept() -> None:

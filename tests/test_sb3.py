@@ -42,8 +42,8 @@ from stable_baselines3.common.vec_env import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
-from ope_gym.data import block_writer
-from ope_gym.data.blocks import read_blocks
+from ope_gym.data import store
+from ope_gym.data.stored import read_stored
 from ope_gym.policies import EpsilonGreedyMlp, GaussianMlp, SoftmaxMlp
 from ope_gym.policies.torch import TorchPolicy
 from wrappers import collect, vector
@@ -589,8 +589,8 @@ def test_a_disk_that_is_full_at_the_start_is_a_warning(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("wrappers.recording.file.BlockWriter", full)
-    with pytest.warns(UserWarning, match="device: the file cannot be written; the next") as seen:
+    monkeypatch.setattr("wrappers.recording.file.Store", full)
+    with pytest.warns(UserWarning, match="device: 0 episodes are in the buffer.*the next") as seen:
         ppo(envs("CartPole-v1")).learn(64, callback=ope)
     assert len(seen) == 1
 
@@ -823,9 +823,7 @@ def test_an_interrupted_run_leaves_its_file(tmp_path: Path) -> None:
     for _ in range(2):
         model.learn(128, callback=ope)
         assert_holds(path, ope)
-    kinds = [block.kind for block in read_blocks(path)]
-    assert kinds.count("spaces") == 1
-    assert kinds.count("policy") == len(ope.trajectories().policies)
+    assert len(read_stored(path).policies) == len(ope.trajectories().policies)
 
 
 _TRAIN = """
@@ -895,15 +893,14 @@ def test_a_file_has_the_first_evaluation_at_once(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_warning(
     until: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, full = block_writer._write_all, [False]
+    write, full = store._write_chunks, [False]
 
-    def write_some(file: Any, data: Any) -> None:
+    def write_some(*args: Any) -> int:
         if full[0]:
-            write(file, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(file, data)
+        return write(*args)
 
-    monkeypatch.setattr(block_writer, "_write_all", write_some)
+    monkeypatch.setattr(store, "_write_chunks", write_some)
     path = tmp_path / "run.ope"
     ope = OPECallback(envs("CartPole-v1"), eval_freq=1, path=path, verbose=0)
     moments = {200: lambda: full.insert(0, True), until: lambda: full.insert(0, False)}

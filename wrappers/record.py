@@ -9,7 +9,7 @@ import gymnasium as gym
 from gymnasium.error import ResetNeeded
 from numpy import ndarray
 
-from ope_gym.data import blocks
+from ope_gym.data.paths import PathLike
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
@@ -52,7 +52,7 @@ class RecordTrajectories(
         env: gym.Env[Any, Any],
         *,
         held_out: float = 0.0,
-        path: blocks.PathLike | None = None,
+        path: PathLike | None = None,
         append: bool | None = None,
         audit: bool = True,
     ) -> None:

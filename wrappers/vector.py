@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym.data import blocks
+from ope_gym.data.paths import PathLike
 from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
 from wrappers.recording.batched import BatchedSession
@@ -58,7 +58,7 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         env: VectorEnv[Any, Any, NDArray[Any]],
         *,
         held_out: float = 0.0,
-        path: blocks.PathLike | None = None,
+        path: PathLike | None = None,
         append: bool | None = None,
         audit: bool = True,
     ) -> None:

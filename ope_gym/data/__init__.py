@@ -8,10 +8,11 @@ schedules     which policy acts when, and the numbers of policies
 roster        who recorded each episode and how long it was
 spaces        Gymnasium spaces as columns
 space_json    Gymnasium spaces as JSON
-blocks        reading blocks of named arrays, the format of files
-block_writer  writing them so that crashes do no harm
-files         what is in the blocks: spaces, policies, changes, episodes
-reader        sections of a file, read chunk by chunk
+paths         paths of files, what may be wrong with them, replacing a file as a whole
+database      the SQLite file of recorded episodes: its schema, and one way to open it
+encoding      the bytes of chunks of steps and of policies
+store         appending episodes to a file
+stored        the episodes of a file, read chunk by chunk
 seen_files    the same file, found by several processes
 minari        Minari datasets
 tables        tables with a row for each step, and Parquet files

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.arrays import offsets_of, place, step_numbers
 from ope_gym.batches import Tree
-from ope_gym.data import blocks, spaces
+from ope_gym.data import spaces
 from ope_gym.data.checks import (
     CHANGES_NEED_A_CLOCK,
     Steps,
@@ -23,6 +23,7 @@ from ope_gym.data.checks import (
     check_steps,
     floats,
 )
+from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.data.schema import (
     COLUMNS,
@@ -493,7 +494,7 @@ class TrajectoryBuffer(Viewable):
         return self.view().has_propensities
 
     @classmethod
-    def load(cls, path: blocks.PathLike, *, recover: bool = False) -> TrajectoryBuffer:
+    def load(cls, path: PathLike, *, recover: bool = False) -> TrajectoryBuffer:
         """Return a buffer with the episodes of a file; its own clock starts anew."""
         buffer = cls()
         buffer.extend(Trajectories.load(path, recover=recover))

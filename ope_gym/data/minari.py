@@ -24,7 +24,7 @@ from ope_gym import batches
 from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
-from ope_gym.data.blocks import MALFORMED
+from ope_gym.data.paths import MALFORMED
 from ope_gym.data.schema import BY_EPISODE, read_only
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables import header

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import IntArray
-from ope_gym.data.reader import FileSection
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import agree
 from ope_gym.data.spaces import Space
+from ope_gym.data.stored import StoredEpisodes
 from ope_gym.data.tables.section import TableSection
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, UnknownPolicy
@@ -55,7 +55,7 @@ class Roster:
     recorded: bool = False
 
     @classmethod
-    def of(cls, data: Trajectories | FileSection | TableSection) -> Roster:
+    def of(cls, data: Trajectories | StoredEpisodes | TableSection) -> Roster:
         """List the episodes of trajectories, of a section of a file or of a table."""
         first = (
             data.policy_ids[data.offsets[:-1]]

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,20 @@ class Columns:
     def discrete(self) -> bool | None:
         """Whether actions have probabilities, not densities; None if their space is unknown."""
         return spaces.is_discrete(self.action_space)
+
+
+class Chunk(NamedTuple):
+    """Some episodes as they are in a file or a table, not checked yet.
+
+    Args:
+        offset: Number of their first row there.
+        first: Number of their first episode.
+        columns: The episodes.
+    """
+
+    offset: int
+    first: int
+    columns: Columns
 
 
 COLUMNS = tuple(Column(x.name, **x.metadata) for x in dataclasses.fields(Columns) if x.metadata)

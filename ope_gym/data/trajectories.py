@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.batches import Tree
-from ope_gym.data import blocks, files, spaces
-from ope_gym.data.block_writer import replacing
+from ope_gym.data import spaces
 from ope_gym.data.checks import checked
-from ope_gym.data.reader import FileSection, read_layout
+from ope_gym.data.paths import MALFORMED, PathLike, in_place_of
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Columns, Floats, Ints, join, latest_episodes, renumber, take
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
+from ope_gym.data.store import Store, require_closed
+from ope_gym.data.stored import StoredEpisodes, read_stored
 from ope_gym.data.tables.layout import Layout, Spec
 from ope_gym.data.tables.rows import is_parquet
 from ope_gym.data.tables.section import TableSection, open_frame, open_parquet
@@ -141,19 +142,21 @@ class Viewable:
                 step=int(step),
             )
 
-    def save(self, path: blocks.PathLike) -> None:
+    def save(self, path: PathLike) -> None:
         """Write everything to a file, which replaces an older one only when it is complete."""
         data = self.view()
-        with replacing(path) as writer:
-            files.write_spaces(writer, data.observation_space, data.action_space, data.horizon)
-            for policy in data.policies:
-                files.write_policy(writer, policy)
-            for s, schedule in enumerate(data.schedules):
-                files.write_changes(
-                    writer, schedule.clocks, schedule.policies, mid_episode=True, schedule=s
-                )
-            if len(data):
-                files.write_episodes(writer, data)
+        env = data.observation_space, data.action_space, data.horizon
+        with in_place_of(path) as temporary:
+            with Store(temporary, *env, whole=True) as store:
+                for policy in data.policies:
+                    store.add_policy(policy)
+                for s, schedule in enumerate(data.schedules):
+                    pairs = zip(schedule.clocks.tolist(), schedule.policies.tolist(), strict=True)
+                    for clock, k in pairs:
+                        store.change(s, clock, k, mid_episode=True)
+                if len(data):
+                    store.append(data)
+            require_closed(path)
 
     def to_frame(self, library: str = "pandas") -> Any:
         """Return a table with a row for each step; `Trajectories.from_frame` reads it back.
@@ -168,7 +171,7 @@ class Viewable:
         """
         return to_library(arrow_table(self.view()), library)
 
-    def to_parquet(self, path: blocks.PathLike) -> None:
+    def to_parquet(self, path: PathLike) -> None:
         """Write a Parquet file with a row for each step, and what `to_frame` has beside them.
 
         It replaces an older file only when it is complete. `evaluate`, the commands and
@@ -371,21 +374,20 @@ class Trajectories(Columns, Viewable):
         return self
 
     @classmethod
-    def load(cls, path: blocks.PathLike, *, recover: bool = False) -> Trajectories:
+    def load(cls, path: PathLike, *, recover: bool = False) -> Trajectories:
         """Read the trajectories of a file that `save`, `to_parquet` or a recorder wrote.
 
         Args:
-            path: The file, or a folder of Parquet files. If a recorder's file ends inside its last
-                block, that block is dropped, with a warning.
+            path: The file, or a folder of Parquet files.
             recover: Whether to read what precedes damage, instead of raising `DamagedFileError`;
                 not for Parquet files.
         """
         if is_parquet(SeenFile.unread(path)):
             return cls.from_frame(path)
-        return _joined(read_layout(path, recover=recover, keep=True))
+        return _joined([read_stored(path, recover=recover)])
 
 
-def _joined(sections: Sequence[FileSection | TableSection]) -> Trajectories:
+def _joined(sections: Sequence[StoredEpisodes | TableSection]) -> Trajectories:
     """Return the episodes of all sections."""
     parts = [part for section in sections for part in read_chunks(section)]
     return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
@@ -412,7 +414,7 @@ def nothing(
 
 
 def read_chunks(
-    section: FileSection | TableSection, steps: int | None = None
+    section: StoredEpisodes | TableSection, steps: int | None = None
 ) -> Iterator[Trajectories]:
     """Yield the episodes of a section of a file, about `steps` steps at a time; None yields all."""
     fields = [field.name for field in dataclasses.fields(Columns)]
@@ -423,7 +425,7 @@ def read_chunks(
             place = partial(_place, section, chunk.offset)
         try:
             found = checked(raw, copy=False, first=chunk.first, place=place)
-        except blocks.MALFORMED as error:
+        except MALFORMED as error:
             raise section.damaged(chunk.offset, error) from error
         yield found
 

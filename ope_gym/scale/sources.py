@@ -23,10 +23,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ope_gym.arrays import IntArray
-from ope_gym.data.reader import FileSection, read_layout
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.seen_files import SeenFile
+from ope_gym.data.stored import StoredEpisodes, read_stored
 from ope_gym.data.tables.layout import Layout, TableFiles
 from ope_gym.data.tables.rows import is_parquet
 from ope_gym.data.tables.section import TableSection, open_parquet
@@ -46,7 +46,7 @@ class HasBuffer(Protocol):
 
 _One: TypeAlias = str | os.PathLike[str] | TableFiles | Viewable | Callable[[], Viewable]
 Episodes: TypeAlias = "_One | HasBuffer | Source | Iterable[_One]"
-Section: TypeAlias = FileSection | TableSection
+Section: TypeAlias = StoredEpisodes | TableSection
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,12 @@ class _Part:
         roster: of its episodes.
         content: the section without its policies and its table, or the function.
         counts: (B,) episodes of each block.
-        last: checksum of the last block of the file; 0 without a file.
     """
 
     name: str
     roster: Roster
     content: Section | Callable[[], Viewable]
     counts: IntArray
-    last: int = 0
 
 
 def _parts(numbered: tuple[int, Any]) -> list[_Part]:
@@ -313,7 +311,6 @@ def _parts(numbered: tuple[int, Any]) -> list[_Part]:
                 Roster.of(section),
                 dataclasses.replace(section.part(0, len(section)), policies=()),
                 section.counts,
-                section.last,
             )
             for section in sections
         ]
@@ -330,7 +327,7 @@ def _sections(one: SeenFile | TableFiles) -> Sequence[Section]:
         return open_parquet(one.paths, one.layout)
     if is_parquet(one):
         return open_parquet([one], Layout())
-    return read_layout(one)
+    return [read_stored(one)]
 
 
 def _source(parts: Sequence[_Part], held_out: bool | None, block_steps: int) -> Source:
@@ -475,10 +472,9 @@ def _check_copies(parts: Sequence[_Part]) -> None:
     for part in parts:
         if isinstance(part.content, Section) and len(part.roster):
             for file in part.content.files:
-                mark = (file.mark, part.last)
-                again = mark in known and isinstance(part.content, TableSection)
-                same = known.setdefault(mark, file.name)
-                if again or same != file.name:  # a file of ours may have several sections
+                again = file.mark in known
+                same = known.setdefault(file.mark, file.name)
+                if again:
                     what = " twice" if same == file.name else f", a copy of {same}"
                     raise ValueError(
                         f"episodes has {file.name}{what}: its episodes would count twice; give "

@@ -138,28 +138,11 @@ class BatchedSession(Session):
                 self._begin(envs)
 
     def hand_over_if_due(self) -> None:
-        """Hand over the episodes that wait if there may be many; write the others to the file."""
-        if not self._waiting:
+        """Hand over the episodes that wait: with a file at once, else if there may be many."""
+        if not self._waiting or (self._file is None and self.clock < self._due):
             return
-        if self.clock < self._due:
-            if self._file is None or self._ahead == len(self._waiting):
-                return
-            if self._is_ahead():
-                return
         self._due = self.clock + self._patience
         self.hand_over()
-
-    def _is_ahead(self) -> bool:
-        """Write the last element of `_waiting` to the file, or return False if that is no way."""
-        envs, end, held_out, start, terminated, truncated, _ = self._waiting[-1]
-        columns = None
-        if end == self.clock and self._asks_policy():
-            columns = self.rows.raw(envs, start)
-        if columns is None:
-            return self._is_batch_ahead(self._table(self._waiting[-1:]))
-        lengths = end - start
-        table = self._packed(lengths, terminated, truncated, held_out, start)
-        return self._write_ahead(columns, min(start.tolist()), int(lengths.sum()), table)
 
     def drop(self, mask: NDArray[np.bool_] | None = None, *, warn: bool) -> None:
         """Forget the open episodes of all sub-envs, or of those in the mask."""

@@ -12,11 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.files import RawColumn, raw_column
 from ope_gym.data.spaces import Space
 from wrappers.recording.finished import GivenLogProbs
 
-_FEW = 8  # episodes that are read one by one: cheaper than the index of their rows
 _ROWS, _BYTES = 65_536, 2**24  # room at first: so many rows, but not more bytes of observations
 
 
@@ -170,35 +168,6 @@ class Rows:
         rows = self._index(envs, starts, lengths)
         given = (self._log_probs[rows], self._given[rows]) if self._ever_given else None
         return self._observations.read(rows), self._actions.read(rows), self._rewards[rows], given
-
-    def raw(
-        self, envs: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> list[RawColumn | None] | None:
-        """Return what `read` does of episodes that end at `clock`, as bytes without a copy between.
-
-        None if the loop has given log-probabilities, or if columns are not single arrays.
-        """
-        if self._ever_given or not (self._observations.plain and self._actions.plain):
-            return None
-        columns = (
-            ("observations", self._observations.arrays[0]),
-            ("actions", self._actions.arrays[0]),
-            ("rewards", self._rewards),
-        )
-        if len(envs) > _FEW:
-            rows = self._index(envs, starts, self.clock - starts)
-            return [raw_column(name, array.take(rows, axis=0)) for name, array in columns]
-        n, base, parts = self._num_envs, self._base, []
-        for env, start in zip(envs.tolist(), starts.tolist(), strict=True):
-            if start < base:
-                first = int(self._carried_at[env])
-                parts.append(slice(first, first + base - start))
-                start = base
-            parts.append(slice(self._carried + (start - base) * n + env, self._at, n))
-        return [
-            raw_column(name, array[:0], b"".join([array[part].tobytes() for part in parts]))
-            for name, array in columns
-        ]
 
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]

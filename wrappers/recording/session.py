@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.data import blocks
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.files import RawColumn, raw_column, says_its_probabilities
-from ope_gym.data.schema import BY_EPISODE
+from ope_gym.data.paths import PathLike
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
 from ope_gym.policies import Policy, acting_log_probs
@@ -99,7 +97,7 @@ class Settings:
     action_space: Space
     horizon: int | None
     held_out: float = 0.0
-    path: blocks.PathLike | None = None
+    path: PathLike | None = None
     audit: bool = True
     append: bool | None = None
 
@@ -139,12 +137,10 @@ class Session(ABC):
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
         # log-probabilities of those asked for already, by their place among these
         self._found: dict[int, NDArray[np.float64]] = {}
-        self._ahead = 0  # how many of these the file has already
         self._loop = -1  # number there
         if file is not None:
-            self._loop = file.join(self.buffer, self._changes, self.hand_over)
+            self._loop = file.join(self.buffer, self._changes)
         self._handing_over = False
-        self._asked = (-1, False)  # a policy, and whether a reader can ask it
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -195,7 +191,7 @@ class Session(ABC):
                 self._changes.append((clock, k, mid_episode))
                 self.policy_id = k
         if self._file is not None:
-            self._file.update()
+            self._file.write()
         return k
 
     def require_policy(self) -> None:
@@ -276,8 +272,6 @@ class Session(ABC):
             found = [self._found[i] for i in range(last + 1)] if asked else []
             error = self._store(self._batch(), np.concatenate(found) if asked else None)
             self._forget_waiting()
-            if self._file is not None:
-                self._file.write()
             if error is not None:
                 raise error
         except BaseException:
@@ -287,53 +281,7 @@ class Session(ABC):
         finally:
             self._handing_over = False
             if not self._waiting:
-                self._found, self._ahead = {}, 0
-
-    def _write_ahead(
-        self, columns: Sequence[RawColumn | None], start_clock: int, steps: int, episodes: bytes
-    ) -> bool:
-        """Write the last element of `_waiting` to the file; return False if that is no way.
-
-        Args:
-            columns: Observations, actions and rewards, and log_probs where the reader cannot ask
-                the policy; None for what is no plain array.
-            start_clock: Clock at which the first of the episodes began.
-            steps: Number of rows.
-            episodes: See `files.write_ahead`.
-        """
-        known = [column for column in columns if column is not None]
-        clock, policy, _ = self._changes[-1]
-        if (
-            self._file is None
-            or len(known) < len(columns)
-            or self._ahead < len(self._waiting) - 1
-            or start_clock < clock
-        ):
-            return False
-        ahead = self._ahead
-        self._ahead = -1  # so that after an interrupt nothing is written twice
-        if not self._file.write_ahead(self._loop, policy, known, steps, episodes):
-            self._ahead = ahead
-            return False
-        self._ahead = len(self._waiting)
-        return True
-
-    def _is_batch_ahead(self, batch: Any) -> bool:
-        """Write a batch, the last element of `_waiting`, ahead; return False if that is no way."""
-        finished = self._columns(batch)
-        start_clock = int(finished.start_clock.min())
-        columns = [
-            raw_column("observations", finished.observations),
-            raw_column("actions", finished.actions),
-            raw_column("rewards", finished.rewards),
-        ]
-        if finished.given is not None or not self._asks_policy():
-            if (log_probs := self._found_log_probs(finished)) is None:
-                return False
-            columns.append(raw_column("log_probs", log_probs))
-        by_episode = [getattr(finished, name) for name in BY_EPISODE[:-1]]
-        table = self._packed(finished.lengths, *by_episode)
-        return self._write_ahead(columns, start_clock, len(finished.rewards), table)
+                self._found = {}
 
     def _found_log_probs(self, finished: Finished) -> NDArray[np.float64] | None:
         """Return what `_log_probs` does, and keep it for the hand-over, which explains errors.
@@ -348,21 +296,6 @@ class Session(ABC):
         self._found[len(self._waiting) - 1] = found
         return found
 
-    def _packed(self, *columns: NDArray[Any]) -> bytes:
-        """Return the table of a block from its columns, lengths first, without the schedule."""
-        table = np.empty((len(columns[0]), len(columns) + 1), dtype=np.int64)
-        for i, column in enumerate(columns):
-            table[:, i] = column
-        table[:, -1] = self._loop
-        return table.tobytes()
-
-    def _asks_policy(self) -> bool:
-        """Return whether the reader of a file can ask the current policy for probabilities."""
-        k = self._changes[-1][1]
-        if self._asked[0] != k:
-            self._asked = k, says_its_probabilities(self.buffer.policies[k])
-        return self._asked[1]
-
     def __getstate__(self) -> dict[str, Any]:
         """Hand over first: a copy must not write episodes that wait here."""
         self.hand_over()
@@ -373,8 +306,6 @@ class Session(ABC):
         with held_back():
             try:
                 self.hand_over()
-                if self._file is not None:
-                    self._file.write()  # what an earlier error has left
             finally:
                 if self._file is not None:
                     self._file.close()
@@ -415,7 +346,7 @@ class Session(ABC):
             copy=False,
         )
         if self._file is not None:
-            self._file.add(self._loop, episodes)
+            self._file.append(self._loop, episodes)
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
         """Return (S,) which policy acted."""

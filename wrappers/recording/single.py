@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import struct
-import sys
-from array import array
 from bisect import bisect_left
 from typing import Any, TypeAlias
 
@@ -14,9 +11,6 @@ from numpy import ndarray
 
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.blocks import GAP
-from ope_gym.data.files import RawColumn, describe_rows, raw_column
-from ope_gym.data.schema import BY_EPISODE
 from wrappers.recording.finished import Finished
 from wrappers.recording.session import Session, Settings
 
@@ -36,11 +30,6 @@ _Rows: TypeAlias = tuple[
     "np.dtype[Any] | None",
     "tuple[int, ...] | None",
 ]
-
-
-_REWARDS = describe_rows("rewards", np.dtype("<f8"), ())
-_WHOLE_NUMBERS = describe_rows("actions", np.dtype("<i8"), ())
-_EPISODE = struct.Struct(f"<{1 + len(BY_EPISODE)}q")  # a row of the table of a block
 
 
 class SingleSession(Session):
@@ -63,9 +52,6 @@ class SingleSession(Session):
         self._number = 0  # of the open episode, in the order of start
         self._shape: tuple[int, ...] = ()  # of the very first observation
         self._n_bytes = 0
-        # Whether an episode is a few plain arrays, once its observations are all alike.
-        self._plain = spaces.is_column(settings.action_space) and sys.byteorder == "little"
-        self._described = ""  # what the bytes of observations are, for the file
 
     @property
     def clock(self) -> int:
@@ -90,8 +76,6 @@ class SingleSession(Session):
             self._n_bytes = observation.nbytes
             self._enough = min(_WAITING_STEPS, _WAITING_BYTES // max(1, self._n_bytes))
             shape = None if observation.ndim == 1 else self._shape
-            self._plain &= dtype.str in spaces.NUMERIC_DTYPES
-            self._described = describe_rows("observations", dtype, self._shape)
             self.rows = (*self.rows[:4], dtype, shape)
         alike = is_array and observation.dtype is dtype and observation.shape == self._shape
         observations.append(observation.tobytes() if alike else self.keep_unlike(observation))
@@ -115,11 +99,7 @@ class SingleSession(Session):
         self._first += n
         self._start += n
         self._number += 1
-        if self._file is not None:
-            may_wait = self._first < self._enough and self._is_ahead(labels)
-        else:
-            may_wait = self._first < self._enough and self._agrees()
-        if not may_wait:
+        if self._file is not None or self._first >= self._enough or not self._agrees():
             self.hand_over()
 
     def _agrees(self) -> bool:
@@ -129,25 +109,6 @@ class SingleSession(Session):
             return True
         finished = self._columns(self._waiting[-1:])
         return self._found_log_probs(finished) is not None
-
-    def _is_ahead(self, labels: tuple[int, ...]) -> bool:
-        """Write the last episode to the file as it is, or return False if that is no way."""
-        n, *flags, start, _ = labels
-        if n * self._n_bytes > GAP:  # there is no room for it
-            return False
-        observations, actions, rewards, given, dtype, _ = self.rows
-        if given or not (self._plain and self._all_alike and self._asks_policy()):
-            return self._is_batch_ahead(self._waiting[-1:])
-        rows = slice(self._first - n, self._first)
-        seen = b"".join(observations[rows])
-        if dtype is None or len(seen) != n * self._n_bytes:
-            return False
-        columns = (
-            RawColumn(self._described, seen),
-            _raw_actions(actions[rows]),
-            RawColumn(_REWARDS, array("d", rewards[rows]).tobytes()),
-        )
-        return self._write_ahead(columns, start, n, _EPISODE.pack(n, *flags, start, self._loop))
 
     def drop(self, *, warn: bool) -> None:
         """Forget the open episode."""
@@ -216,16 +177,6 @@ class SingleSession(Session):
         self._all_alike = self._all_alike or not left[0]
         # no call in between: an interrupt cannot leave half of it
         self._waiting, self.rows, self._first = [], left, 0
-
-
-def _raw_actions(actions: list[Any]) -> RawColumn | None:
-    """Return the bytes of actions, as `np.array` would have them, but faster for whole numbers."""
-    if actions[0].__class__ not in (int, np.int64):
-        return raw_column("actions", np.array(actions))
-    try:
-        return RawColumn(_WHOLE_NUMBERS, array("q", actions).tobytes())
-    except (TypeError, OverflowError):
-        return raw_column("actions", np.array(actions))
 
 
 def keep(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
-from ope_gym.data.blocks import PathLike
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.paths import PathLike
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
@@ -303,7 +303,7 @@ class OPECallback(EventCallback):
         if self._training is not None:
             self._training.begin()
         if self._file is not None:
-            self._file.update()
+            self._file.write()
 
     def _on_rollout_start(self) -> None:
         model: Any = self.model
@@ -343,7 +343,7 @@ class OPECallback(EventCallback):
             self._close()
         finally:
             if self._file is not None:
-                self._file.finish()
+                self._file.close()
 
     # Evaluation --------------------------------------------------------------------------
 

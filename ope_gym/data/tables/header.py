@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.data import space_json
-from ope_gym.data.blocks import MALFORMED
-from ope_gym.data.files import describe_policy
+from ope_gym.data.paths import MALFORMED
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.schema import Columns
 from ope_gym.data.spaces import NUMERIC_DTYPES, Space
+from ope_gym.data.store import describe_policy
 from ope_gym.policies import Policy, policy_from_arrays
 
 KEY = "ope_gym"

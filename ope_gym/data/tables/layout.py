@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from gymnasium import spaces
 
-from ope_gym.data.blocks import PathLike
+from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import LOG_PROB_TOLERANCE, offsets_of
 from ope_gym.data import spaces
-from ope_gym.data.blocks import PathLike
-from ope_gym.data.reader import Chunk
+from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule, check_schedules
-from ope_gym.data.schema import COLUMNS, Columns, Ints, space_of
+from ope_gym.data.schema import COLUMNS, Chunk, Columns, Ints, space_of
 from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables import cells
@@ -64,11 +63,6 @@ class TableSection:
     def files(self) -> tuple[SeenFile, ...]:
         """The files that it reads."""
         return self.rows.files
-
-    @property
-    def last(self) -> int:
-        """No checksum of the whole: pages have their own."""
-        return 0
 
     @property
     def name(self) -> str:

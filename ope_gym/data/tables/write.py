@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ope_gym.batches import Tree
-from ope_gym.data.block_writer import in_place_of
-from ope_gym.data.blocks import PathLike
+from ope_gym.data.paths import PathLike, in_place_of
 from ope_gym.data.schema import COLUMNS, Columns
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.header import KEY, header_to_json
