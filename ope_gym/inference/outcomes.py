@@ -14,14 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import (
-    MANY,
     FloatArray,
     IntArray,
     annuity_of,
-    cuts_of,
     ends_of,
     group_sums,
-    in_threads,
     longest_of,
     step_numbers,
 )
@@ -62,33 +59,24 @@ def tally(
 ) -> tuple[FloatArray, FloatArray, RewardSums]:
     """Sum rewards (S,): returns (n,), discounted returns (n,), and `RewardSums`.
 
-    `ends` are the lowest and the highest reward, where a check has looked for them already.
+    Args:
+        rewards: (S,).
+        offsets: (n + 1,) first step of each episode, and S.
+        gamma: Discount.
+        ends: The lowest and the highest reward, where a check has looked for them already.
     """
+    low, high = ends or ends_of(rewards)
     longest = longest_of(offsets)
     if longest == 1:
-        return rewards, rewards, RewardSums(*(ends or ends_of(rewards)), 0.0, 0)
-    discount = gamma ** np.arange(longest) if gamma != 1.0 else np.empty(0)
-
-    def sums_of(cut: tuple[int, int]) -> tuple[FloatArray, FloatArray, RewardSums]:
-        some = offsets[cut[0] : cut[1] + 1] - offsets[cut[0]]
-        paid = rewards[offsets[cut[0]] : offsets[cut[1]]]
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
-            returns = np.add.reduceat(paid, some[:-1])
-            running = float(np.sum(returns - paid[some[1:] - 1]))
-            discounted = returns
-            if discount.size:
-                discounted = np.add.reduceat(discount[step_numbers(some)] * paid, some[:-1])
-        sums = RewardSums(*(ends or ends_of(paid)), running, paid.size - returns.size)
-        return returns, discounted, sums
-
-    if rewards.size < MANY:
-        return sums_of((0, offsets.size - 1))
-    returns, discounted, parts = zip(*in_threads(sums_of, cuts_of(offsets, MANY // 2)), strict=True)
-    total = parts[0]
-    for part in parts[1:]:
-        total.merge(part)
-    joined = np.concatenate(returns)
-    return joined, np.concatenate(discounted) if discount.size else joined, total
+        return rewards, rewards, RewardSums(low, high, 0.0, 0)
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite return is judged later
+        returns = np.add.reduceat(rewards, offsets[:-1])
+        running = float(np.sum(returns - rewards[offsets[1:] - 1]))
+        discounted = returns
+        if gamma != 1.0:
+            discount = gamma ** np.arange(longest)
+            discounted = np.add.reduceat(discount[step_numbers(offsets)] * rewards, offsets[:-1])
+    return returns, discounted, RewardSums(low, high, running, rewards.size - returns.size)
 
 
 @dataclass(frozen=True, eq=False)

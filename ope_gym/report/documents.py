@@ -107,14 +107,13 @@ def ranking_document(ranking: Ranking) -> dict[str, Any]:
 
 
 def free_document(
-    estimate: FreeEstimate, kind: str, *, verdict: str, headline: str, level: float
+    estimate: FreeEstimate, kind: str, *, headline: str, level: float
 ) -> dict[str, Any]:
     """Return what the tab shows of one value of `ope_gym.online`.
 
     Args:
         estimate: Value to show.
         kind: Its kind, "provisional", "settled" or "fresh".
-        verdict: Colour of its verdict.
         headline: Sentence that says what it is worth.
         level: Confidence level of its interval.
     """
@@ -125,7 +124,7 @@ def free_document(
         "low": _number(estimate.low),
         "high": _number(estimate.high),
         "fresh_episodes": _number(estimate.fresh_episodes),
-        "verdict": verdict,
+        "verdict": estimate.verdict.colour,
         "level": level,
         "episodes": estimate.episodes,
         "shares": {name: _number(share) for name, share in estimate.shares.items()},

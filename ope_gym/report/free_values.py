@@ -125,7 +125,6 @@ class FreeWriter(events.Closing):
         document = free_document(
             estimate,
             kind,
-            verdict=estimate.verdict.colour,
             headline=free_headline(estimate, self._level),
             level=self._level,
         )
