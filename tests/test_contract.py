@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ope_gym import (
 )
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.run import sum_arrays, weigh_arrays
 from ope_gym.estimators.table import WEIGHTED, Composition
 from ope_gym.inference.intervals import KINDS
 from ope_gym.weights import formula
@@ -207,17 +205,6 @@ def test_basic_values_of_parts_average_to_that_of_the_whole() -> None:
     assert np.average(values, weights=[5, 3, 8]) == pytest.approx(whole, rel=1e-12)
 
 
-def test_saving_and_loading_changes_no_bit(tmp_path: Path) -> None:
-    for data in both_kinds(8):
-        data.trajectories.save(tmp_path / "data")
-        loaded = Trajectories.load(tmp_path / "data")
-        options: dict[str, Any] = {"gamma": 0.9, "interval": "bca", "resamples": 50}
-        assert_same(
-            evaluate(loaded, data.target, **plain_options(**options)),
-            evaluate(data.trajectories, data.target, **plain_options(**options)),
-        )
-
-
 @pytest.mark.parametrize("method", list(KINDS))
 def test_both_doors_give_the_same_numbers(method: str) -> None:
     data = recorded(9)
@@ -304,22 +291,6 @@ def test_block_size_and_threads_do_not_matter(
         assert_same(one, other, rtol=1e-10)
         monkeypatch.setattr("ope_gym.arrays.cores", lambda: 7)
         assert_same(run()[1], other)  # the number of threads never matters
-
-
-def test_it_does_not_matter_where_arrays_lie_in_memory() -> None:
-    """Vectorised sums may depend on it: the same data must give the same bits, run after run."""
-    data = heavy(12, spread=0.02)
-    arrays = (data.target_log_probs, data.behaviour_log_probs, data.behaviour_ids, data.offsets)
-    log_w = formula.log_weights(*arrays, ["optimal"])["optimal"]
-    rng, seen = np.random.default_rng(0), set()
-    for _ in range(400):
-        elsewhere = [np.empty(rng.integers(1, 3000)) for _ in range(10)]
-        columns = sum_arrays(log_w, data.rewards, data.offsets, 0.99)
-        rest = (log_w, data.rewards, data.offsets, 0.99)
-        psi = [weigh_arrays(*rest, normalised=kind).influence.tobytes() for kind in (True, False)]
-        seen.add((columns.columns.sums.tobytes(), *psi))
-        del elsewhere
-    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("behaviours", [1, 2, 3, 4, 5, 7, 8, 9])

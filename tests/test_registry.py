@@ -93,30 +93,6 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     np.testing.assert_array_equal(one.influence, two.influence)
 
 
-@every
-@pytest.mark.parametrize("factor", [3.0, -0.25])
-def test_rewards_scale_everything(name: str, factor: float) -> None:
-    data = data_for(name, 1)
-    old = data.trajectories
-    scaled = Trajectories.from_arrays(
-        old.observations,
-        old.actions,
-        old.rewards * factor,
-        old.log_probs,
-        offsets=old.offsets,
-        policies=old.policies,
-        terminated=old.terminated,
-        policy_ids=old.policy_ids,
-        held_out=old.held_out,
-        observation_space=old.observation_space,
-        action_space=old.action_space,
-        horizon=old.horizon,
-    )
-    one, two = ask(name, data, gamma=0.9), ask(name, data, scaled, gamma=0.9)
-    assert two.value == pytest.approx(factor * one.value, rel=1e-7, abs=1e-9)
-    assert two.standard_error == pytest.approx(abs(factor) * one.standard_error, rel=1e-6)
-
-
 def test_errors_are_of_about_the_right_size() -> None:
     """Over 60 data sets of one problem the mean SE is about the spread of the values.
 
