@@ -32,8 +32,8 @@ DRAWS = 20_000
 _MANY, _FIRST = 50, 2_000  # from so many policies on, so many draws say who takes part in the rest
 _TIE = 1e-9  # draws closer to the winner than this share of its spread tie with it
 _ROUNDING = 1e-13  # smaller shares of the largest eigenvalue are rounding, not variance
-_FAR = 5.0  # standard deviations beyond which hardly a draw lies
-_NODES = 64  # of the interpolation of a smooth function between these
+_FAR = 7.0  # standard deviations beyond which no draw lies
+_NODES = 128  # of the interpolation of a smooth function between these
 _WIDEST = 1e9  # largest factor by which few effective episodes widen a draw
 
 
@@ -242,27 +242,17 @@ def _replicates(estimates: Sequence[Estimate]) -> FloatArray | None:
 def _widening(ess: FloatArray, uniform: FloatArray) -> FloatArray:
     """Return (R, P) the factors f of `probability_best`.
 
-    f is smooth in the normal quantile z of the uniform number, so its log is interpolated between
-    Chebyshev nodes, within 1e-12: the quantile of chi2 itself takes a microsecond a number.
+    log f is smooth in the normal quantile z of the uniform number, so it is interpolated between
+    nodes, within 1e-7: the quantile of chi2 itself takes a microsecond a number.
     """
+    from scipy.interpolate import make_interp_spline
     from scipy.special import gammaincinv, ndtr, ndtri
 
-    freedom = ess - 1.0
-
-    def log_factor(u: FloatArray, freedom: FloatArray) -> FloatArray:
-        # gammaincinv(a, u) is half the u-quantile of a chi2 with 2 a degrees of freedom
-        half = gammaincinv(freedom / 2, u[:, None])
-        with np.errstate(divide="ignore", over="ignore"):
-            log_f = 0.5 * (np.log((freedom + 1.0) / freedom) + np.log(freedom / 2) - np.log(half))
-        return np.asarray(np.minimum(log_f, np.log(_WIDEST)))
-
-    z, cheb = ndtri(uniform), np.polynomial.chebyshev
-    near, smooth = np.abs(z) < _FAR, freedom >= 1.0
-    nodes = cheb.chebpts1(_NODES)
-    series = cheb.chebfit(nodes, log_factor(ndtr(_FAR * nodes), freedom[smooth]), _NODES - 1)
-    log_f = cheb.chebvander(np.where(near, z / _FAR, 0.0), _NODES - 1) @ series
-    if not smooth.all():
-        log_f, some = np.empty((z.size, ess.size)), log_f
-        log_f[:, smooth], log_f[:, ~smooth] = some, log_factor(uniform, freedom[~smooth])
-    log_f[~near] = log_factor(uniform[~near], freedom)
-    return np.exp(log_f, out=log_f)
+    nodes, freedom = np.linspace(-_FAR, _FAR, _NODES), ess - 1.0
+    # gammaincinv(a, u) is half the u-quantile of a chi2 with 2 a degrees of freedom
+    half = gammaincinv(freedom / 2, ndtr(nodes)[:, None])
+    with np.errstate(divide="ignore"):
+        log_f = 0.5 * (np.log(ess / 2) - np.log(half))
+    spline = make_interp_spline(nodes, np.minimum(log_f, np.log(_WIDEST)), k=5)
+    factors: FloatArray = spline(np.clip(ndtri(uniform), -_FAR, _FAR))
+    return np.exp(factors, out=factors)
