@@ -139,7 +139,7 @@ def test_contributions_print_and_go_to_json(made: builders.Recorded) -> None:
     assert math.isnan(alone[0].standard_error_without)
     assert "undefined?" in str(alone)
     assert "an ESS below 10" in str(alone)
-    assert alone[:] == alone.rows
+    assert tuple(alone) == alone.rows
 
 
 # --- prediction -------------------------------------------------------------------------------

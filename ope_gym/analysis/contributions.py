@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, eq=False)
-class Contributions(Sequence[Contribution]):
+class Contributions:
     """Hold the contributions of all policies, by number; prints as a table.
 
     Args:
@@ -67,11 +67,7 @@ class Contributions(Sequence[Contribution]):
     standard_error: float
     ess: float
 
-    @overload
-    def __getitem__(self, index: int) -> Contribution: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Contribution]: ...
-    def __getitem__(self, index: int | slice) -> Contribution | Sequence[Contribution]:
+    def __getitem__(self, index: int) -> Contribution:
         return self.rows[index]
 
     def __len__(self) -> int:
@@ -151,34 +147,23 @@ def contributions(
     fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
     current, strata = fused.current, fused.behaviours.strata
     groups, group = np.unique(strata, return_inverse=True)
-    last = current.last
-    total, square = _sums(group, last), _sums(group, last**2)
+    starters = fused.data.policy_ids[fused.data.offsets[:-1]]
+
+    def by_group(values: FloatArray) -> FloatArray:
+        return np.bincount(group, values, groups.size).astype(np.float64)
+
+    total, square = by_group(current.last), by_group(current.last**2)
     ess = np.divide(total**2, square, out=np.zeros(groups.size), where=square > 0)
-    variance = _sums(group, _variance(current.influence, strata))
+    shares = map(_shares, (total, ess, by_group(_variance(current.influence, strata))))
     rows = []
-    for g in range(groups.size):
+    for g, parts in enumerate(zip(*shares, strict=True)):
+        weight, effective, variance = parts
         mine = group == g
-        value, error, effective = _without(fused, mine)
-        row = Contribution(
-            name=f"policy {_number(fused, mine)}",
-            episodes=int(mine.sum()),
-            weight_share=_share(total, g),
-            ess=float(ess[g]),
-            ess_share=_share(ess, g),
-            variance_share=_share(variance, g),
-            value_without=value,
-            standard_error_without=error,
-            ess_without=effective,
-        )
-        rows.append(row)
-    error = standard_error(current.influence, strata)
-    return Contributions(tuple(rows), estimator, current.value, error, float(current.ess.min()))
-
-
-def _number(fused: FusedWeights, mine: NDArray[np.bool_]) -> int:
-    """Return the number of the policy that recorded these episodes."""
-    first = fused.data.offsets[:-1][mine][0]
-    return int(fused.data.policy_ids[first])
+        name, count = f"policy {starters[mine][0]}", int(mine.sum())
+        numbers = (weight, float(ess[g]), effective, variance, *_without(fused, mine))
+        rows.append(Contribution(name, count, *numbers))
+    error, least = standard_error(current.influence, strata), float(current.ess.min())
+    return Contributions(tuple(rows), estimator, current.value, error, least)
 
 
 def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, float, float]:
@@ -237,12 +222,7 @@ def _variance(influence: FloatArray, strata: IntArray) -> FloatArray:
     return np.asarray(scale[joined] * centre(influence, joined) ** 2 / influence.size**2)
 
 
-def _sums(group: IntArray, values: FloatArray) -> FloatArray:
-    """Return the sums of the values by group."""
-    return np.asarray(np.bincount(group, values), dtype=np.float64)
-
-
-def _share(parts: FloatArray, index: int) -> float:
-    """Return one part's share of the sum; NaN if all are 0."""
+def _shares(parts: FloatArray) -> list[float]:
+    """Return the parts as shares of their sum; NaN if all are 0."""
     whole = float(parts.sum())
-    return float(parts[index]) / whole if whole > 0 else np.nan
+    return [float(part) / whole if whole > 0 else np.nan for part in parts]

@@ -27,7 +27,7 @@ from ope_gym.options import (
     one_estimator,
     refuse_value_alone,
 )
-from ope_gym.policies import EstimatedPolicy, Policy, UnavailablePolicy
+from ope_gym.policies import EstimatedPolicy, UnavailablePolicy
 from ope_gym.policies.estimated import logger_name
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
@@ -104,22 +104,16 @@ def own_episodes(data: Trajectories) -> dict[int, IntArray]:
     estimated, the first of a logger's models stands for it, with all episodes of the logger.
     """
     behaviours = behaviours_of(data)
-    episodes: dict[int, IntArray] = {int(k): np.empty(0, np.int64) for k in behaviours.policies}
-    for b, plan in enumerate(behaviours.plans):
-        if len(plan) == 1:
-            episodes[plan[0][1]] = np.flatnonzero(behaviours.ids == b)
-    return by_logger(data.policies, episodes)
-
-
-def by_logger(policies: Sequence[Policy], own: Mapping[int, IntArray]) -> dict[int, IntArray]:
-    """Put the episodes of all models of one logger together, under the first of them."""
-    first: dict[int, int] = {}
-    joined: dict[int, IntArray] = {}
-    for k, episodes in own.items():
-        policy = policies[k]
-        stands = first.setdefault(policy.logger, k) if isinstance(policy, EstimatedPolicy) else k
-        joined[stands] = np.sort(np.append(joined.get(stands, np.empty(0, np.int64)), episodes))
-    return joined
+    first: dict[int, int] = {}  # model of each logger
+    stands = {}
+    for k in map(int, behaviours.policies):
+        policy = data.policies[k]
+        stands[k] = k
+        if isinstance(policy, EstimatedPolicy):
+            stands[k] = first.setdefault(policy.logger, k)
+    plays = [stands[plan[0][1]] if len(plan) == 1 else -1 for plan in behaviours.plans]
+    player = np.array(plays, dtype=np.int64)[behaviours.ids]  # of each episode
+    return {k: np.flatnonzero(player == k) for k in dict.fromkeys(stands.values())}
 
 
 def _unfit(data: Trajectories, own: Mapping[int, IntArray], k: int) -> Reason | None:
