@@ -25,6 +25,7 @@ from ope_gym.inference.sequences import CAP, Assumed, bet_sizes
 from ope_gym.policies import Uniform
 from ope_gym.scale.sources import open_source
 from ope_gym.scale.workers import Workers
+from ope_gym.verdict import Reason, Verdict
 from tests import small_mdps
 from tests.builders import Table
 
@@ -279,7 +280,10 @@ def test_a_duel_finds_the_better_policy_and_plays_by_its_seeds() -> None:
     duel = ope_gym.duel(poor, good, bounds=(0, 2), limit=200)
     assert duel.next() == "a"
     assert duel.decision is None
+    assert duel.verdict.reasons == duel.gate_verdict.reasons == (Reason("duel_open"),)
     assert duel.play(Coin()) == "b"
+    assert duel.verdict == Verdict((Reason("b_better"),))
+    assert duel.gate_verdict == Verdict((Reason("gate_failed"),))
     assert duel.next() is None
     assert duel.interval.high < 0 < -duel.difference
     assert duel.rounds < duel.episodes < 200  # some pairs, some played alone
@@ -348,6 +352,9 @@ def test_a_margin_ends_duels_of_equals() -> None:
     assert str(duel).startswith("too close, at most 0.4 apart, after")
     assert -0.4 <= duel.interval.low < 0 < duel.interval.high <= 0.4
     assert duel.not_worse() is True
+    assert (duel.verdict.colour, duel.gate_verdict.colour) == ("green", "green")
+    passed = Reason("gate_passed_within", worse=-duel.interval.low, allowed=0.4)
+    assert duel.gate_verdict.reasons == (passed,)
 
 
 def test_a_gate_plays_on_after_the_verdict() -> None:

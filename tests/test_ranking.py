@@ -422,6 +422,16 @@ def test_table_tells_order_differences_chances_and_caution(ranking: Ranking) -> 
     assert cautious == (ranking.safest is not ranking.best)
 
 
+def test_a_ranking_has_the_verdict_of_its_best_and_of_its_place(ranking: Ranking) -> None:
+    verdict, best = ranking.verdict, ranking.best
+    assert set(best.estimate.verdict.against) <= set(verdict.reasons)
+    doubtful = [reason for reason in verdict.reasons if reason.code == "best_doubtful"]
+    assert bool(doubtful) == (best.probability_best < 0.5)
+    cautious = [note["policy"] for note in verdict.notes if note.code == "safest"]
+    assert cautious == ([ranking.safest.name] if ranking.safest is not best else [])
+    assert ranking.to_dict()["verdict"]["colour"] == verdict.colour
+
+
 def test_regimes_are_shown_by_policy_where_they_differ() -> None:
     made = builders.recorded(3, (20, 20))
     text = str(rank(made.trajectories, [0, 1], q_model=None))

@@ -46,7 +46,7 @@ class Known:
         deviation: standard deviation of one return of the target; NaN if unknown.
         support: visited steps outside the behaviours' support, by scheme.
         missing: share of the target's episodes that leave the support, by scheme.
-        calibration: of the propensities of each policy.
+        calibration: Z score of the propensities of each policy.
         reasons: what was found out about the data.
         clocked: whether policies changed during episodes.
         held_out: whether some of the episodes are held out.
@@ -134,13 +134,13 @@ def conclude(
     """Add error, interval, diagnostics and verdict to what an estimator computed.
 
     Args:
-        name: of the estimator.
-        composition: its row in the table.
-        computed: its numbers.
-        known: facts about the data.
-        kind: of the interval.
-        level: confidence level.
-        seed: of the bootstrap draws.
+        name: Name of the estimator.
+        composition: Its row in the table.
+        computed: Its numbers.
+        known: Facts about the data.
+        kind: Way to make the interval.
+        level: Confidence level.
+        seed: Seed of the bootstrap draws.
     """
     sample, scheme, value = known.sample, composition.scheme, computed.value
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
@@ -247,9 +247,9 @@ def value_alone(
     """Return an estimate without error and interval; weights are judged when somebody asks.
 
     Args:
-        name: of the estimator.
-        composition: its row in the table.
-        computed: its numbers.
+        name: Name of the estimator.
+        composition: Its row in the table.
+        computed: Its numbers.
         sample: the trajectories.
         known: makes the facts about the data.
         level: confidence level of the interval that is not made.

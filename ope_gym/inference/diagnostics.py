@@ -102,9 +102,9 @@ def weight_diagnostics(
         computed: what the estimator computed.
         behaviour_ids: (n,) behaviour of each trajectory.
         behaviours: K.
-        support_violations: see `Diagnostics`.
-        missing_mass: see `Diagnostics`.
-        calibration: see `Diagnostics`.
+        support_violations: Field of `Diagnostics`.
+        missing_mass: Field of `Diagnostics`.
+        calibration: Field of `Diagnostics`.
     """
     ess_curve, log_last = computed.ess, computed.log_last
     least = float(ess_curve.min())

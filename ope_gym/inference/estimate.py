@@ -80,7 +80,7 @@ class Sample:
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
         q_model: name of the q model; None if no estimator uses one.
-        propensities: how they were estimated; None if they were recorded.
+        propensities: the model that estimated them; None if they were recorded.
     """
 
     trajectories: int
@@ -137,7 +137,7 @@ class Estimate:
     Args:
         name: name of the estimator.
         value: the estimate; NaN if the data do not support one.
-        standard_error: from the influence values, within strata; NaN if undefined.
+        standard_error: spread of the influence values within strata; NaN if undefined.
         interval: confidence interval, with `low`, `high` and `level`.
         diagnostics: diagnostics of the weights.
         verdict: whether to trust it, and why.
@@ -146,8 +146,8 @@ class Estimate:
         sample: the data it rests on.
         seed: seed of the bootstrap draws.
         report: numbers that only this estimator has: for "auto", the share `s` of the model in it.
-        fresh_episodes: how many fresh episodes of the target would tell as much: the variance of
-            its return over the squared standard error; NaN if unknown.
+        fresh_episodes: number of fresh episodes of the target that would tell as much: the
+            variance of its return over the squared standard error; NaN if unknown.
         unseen: by how much outcomes with a probability of 1 / ESS that were not seen would lower
             and raise the value.
         bias: bound on a bias that the influence values do not show; it is in the standard error.

@@ -28,7 +28,7 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     """Return the numbers of an estimate by tag; a band that is not finite is left out as a whole.
 
     Args:
-        estimate: to show.
+        estimate: Value to show.
         kind: "provisional", "settled" or "fresh"; by default one of the first two.
     """
     kind = _checked(kind, estimate)

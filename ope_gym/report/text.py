@@ -14,7 +14,7 @@ from ope_gym.arrays import finite
 from ope_gym.estimators.table import RECOMMENDED
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.regimes import IN_SAMPLE
-from ope_gym.verdict import Verdict
+from ope_gym.verdict import Reason, Verdict
 from ope_gym.verdict import chance as chance
 
 _LARGE = 1e9  # numbers from here on are written with an exponent
@@ -28,35 +28,34 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
     policy learned from is not compared with fresh episodes: it is optimistic, however precise.
 
     Args:
-        estimate: the value of the policy, as a rule `evaluation.best`.
-        name: of the policy, such as "policy 10"; "it" where it was named before.
+        estimate: Value of the policy, as a rule `evaluation.best`.
+        name: Name of the policy, such as "policy 10"; "it" where it was named before.
     """
-    e, verdict = estimate, estimate.verdict
-    in_sample = e.sample.regime == "in-sample"
-    by = "" if e.name in RECOMMENDED else f" by {e.name}"
+    ends, verdict = estimate.interval, estimate.verdict
+    by = "" if estimate.name in RECOMMENDED else f" by {estimate.name}"
     reason = next(iter(verdict.reasons), None)
-    if not math.isfinite(e.value):
+    if not math.isfinite(estimate.value):
         what = "Its value" if name == "it" else f"The value of {name}"
         return f"{what}{by} is unknown: {reason}."
-    digits = decimals(e)
-    said = rounded(e.value, digits) + by
-    known = not math.isnan(e.interval.low + e.interval.high)
-    if e.interval.method == "none":
-        said += " (no error was asked for)"
-    elif not known:
-        said += " (how sure that is cannot be known)"
+    digits = decimals(estimate)
+    worth = f"worth {rounded(estimate.value, digits)}{by}"
+    known = not math.isnan(ends.low + ends.high)
+    if ends.method == "none":
+        worth += " (no error was asked for)"
+    elif known:
+        low, high = rounded(ends.low, digits), rounded(ends.high, digits)
+        worth += f" ({level(ends.level)}: {low} to {high})"
     else:
-        ends = f"{rounded(e.interval.low, digits)} to {rounded(e.interval.high, digits)}"
-        said += f" ({level(e.interval.level)}: {ends})"
+        worth += " (how sure that is cannot be known)"
     who = sentence(name)
     if verdict.colour == "red":
-        return f"{who} may be worth {said}, but do not use this number: {reason}."
-    if in_sample:  # the more important reason, whatever else there is too little of
+        return f"{who} may be {worth}, but do not use this number: {reason}."
+    if estimate.sample.regime == "in-sample":  # matters more than how few episodes there are
         reason = next((r for r in verdict.reasons if r.code in IN_SAMPLE), reason)
-    elif known and math.isfinite(e.fresh_episodes):
-        said += f", as sure as about {episodes(e.fresh_episodes)} fresh episodes would make you"
+    elif known and math.isfinite(estimate.fresh_episodes):
+        worth += f", {Reason('sure', fresh=estimate.fresh_episodes)}"
     care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
-    return f"{who} is worth {said}.{care}"
+    return f"{who} is {worth}.{care}"
 
 
 def sentence(name: str) -> str:
@@ -116,9 +115,9 @@ def estimate_cells(estimate: Estimate, first: Estimate) -> list[str]:
     """Return value, standard error and interval, with the digits that the errors leave.
 
     Args:
-        estimate: of the row.
-        first: of the table, whose decimals all rows have; but a row with a much smaller error has
-            more of them, so that one digit of its error is seen.
+        estimate: Estimate of the row.
+        first: First estimate of the table, whose decimals all rows have; but a row with a much
+            smaller error has more of them, so that one digit of its error is seen.
     """
     digits, common, ends = decimals(estimate), decimals(first), estimate.interval
     if digits is not None and common is not None:

@@ -26,10 +26,10 @@ def closing_lines(
     """Return the answer first, then the best checkpoint, then what both rest on.
 
     Args:
-        estimate: of the last policy.
-        best: the best policy of the run.
-        level: of the intervals.
-        regime: of the steps, as everywhere; "" if fresh episodes are all there is.
+        estimate: Value of the last policy.
+        best: The best policy of the run.
+        level: Confidence level of the intervals.
+        regime: Regime of the steps; "" if fresh episodes are all there is.
         deterministic: whether the fresh episodes were played without drawing actions.
         saved: file of the best model, None if it is not kept.
         select: what the best policy was chosen by, "lower" or "value".
@@ -64,7 +64,7 @@ def leading(estimate: FreeEstimate, highest: float) -> str:
     """Return what to add to the line of a policy that has become the choice; nothing if it is red.
 
     Args:
-        estimate: of the policy.
+        estimate: Value of the policy.
         highest: value of any policy.
     """
     if estimate.verdict.colour == "red":
