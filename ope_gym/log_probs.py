@@ -20,26 +20,24 @@ from ope_gym.arrays import (
     keep_freed_memory,
     longest_of,
 )
+from ope_gym.estimation import Facts, Question
 from ope_gym.estimators.chunks import Weighted, within_discount
-from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.run import ask, reduce_chunk, run
+from ope_gym.estimators.run import ask, reduce_chunk
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Setting
+from ope_gym.estimators.weighted import Steps
 from ope_gym.inference import regimes
-from ope_gym.inference.bootstrap import fingerprint, make_draws, marked
-from ope_gym.inference.computed import Computed
-from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation
+from ope_gym.inference.bootstrap import fingerprint, marked
+from ope_gym.inference.conclude import Known
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Behaviour, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, tally
 from ope_gym.models.base import Baseline, check_baseline
 from ope_gym.options import (
-    Offer,
     Options,
     Weighting,
+    choose,
     estimator_names,
-    refuse_betting,
 )
 from ope_gym.results import Evaluation
 from ope_gym.verdict import Reason
@@ -120,27 +118,11 @@ def evaluate_log_probs(
     ends = check_finite(rewards, "rewards", offsets)
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
-    offer = Offer(
-        True,
-        baseline is not None,
-        options.kind.name == "betting",
-        observations=False,
-    )
-    names = offer.choose(estimator_names(estimators))
-    for name in names:
-        if ESTIMATORS[name].whole:
-            raise ValueError(
-                f"estimators has {name!r}, which needs observations and policies: use "
-                "evaluate(episodes, target)"
-            )
-        if ESTIMATORS[name].method == "marginal":
-            raise ValueError(
-                f"estimators has {name!r}, which needs observations to count visits: use "
-                "evaluate(episodes, target)"
-            )
-        if ESTIMATORS[name].baseline and baseline is None:
-            raise ValueError(f"estimators has {name!r}, which needs baseline=(q, v)")
-        refuse_betting(name, options.kind)
+    elsewhere = "arrays have none: use evaluate(episodes, target)"
+    lacks = dict.fromkeys(["visits", "rounds", "one step"], elsewhere) | options.lacks
+    if baseline is None:
+        lacks["q model"] = "there is none: give baseline=(q, v)"
+    names = choose(estimator_names(estimators), lacks)
     model = check_reward_model(weighting.reward_model, steps, offsets)
     if model == "cross-fit":
         raise ValueError(
@@ -169,20 +151,17 @@ def evaluate_log_probs(
             start=values.at_start(offsets),
             residuals=values.residuals(rewards, offsets, options.gamma),
         )
-    strata = joined(ids, counts)
-    setting = Setting(
-        ids.size,
-        strata,
-        ids,
-        counts,
-        options.gamma,
-        weighting.cap,
-        baseline is not None,
-        make_draws(strata, options.resamples, options.seed),
-        not options.value_alone,
-    )
-    betting = options.betting(None)
     chunk = within_discount(chunk, options.gamma)
+    strata = joined(ids, counts)
+    question = Question.about(
+        names,
+        options,
+        ids=ids,
+        counts=counts,
+        strata=strata,
+        groups=strata,
+        has_q=baseline is not None,
+    )
     sample = Sample(
         ids.size,
         steps,
@@ -193,29 +172,30 @@ def evaluate_log_probs(
         regime,
         (),
     )
-    facts = partial(_known, sample, ids, rewards, offsets, ends, counts if strata is ids else None)
-    level, seed = options.level, options.seed
-    estimates = [estimator(name, setting, betting) for name in names]
-    if options.value_alone:
-        kept = dataclasses.replace(chunk, whole={})  # not the matrix, which may be large
-        later = partial(_known_later, facts, kept, checked)
-        return Evaluation(
-            {
-                name: value_alone(name, ESTIMATORS[name], computed, sample, later, level)
-                for name, computed in zip(names, run(estimates, reduce_chunk(chunk)), strict=True)
-            }
-        )
-    # the ratios in the pass of the first sums, while the weights are in the cache
-    *all_computed, reasons = run([*estimates, ask(StepRatios(checked))], reduce_chunk(chunk))
-    found: dict[str, Computed] = dict(zip(names, all_computed, strict=True))
-    known = with_deviation(facts(reasons, rows), found)
-    kind = betting or options.kind
-    return Evaluation(
-        {
-            name: conclude(name, ESTIMATORS[name], computed, known, kind, level, seed)
-            for name, computed in found.items()
-        }
+    known = partial(_known, sample, ids, rewards, offsets, ends, counts if strata is ids else None)
+    facts = (
+        _later(sample, known, chunk, checked) if options.value_alone else _now(known, checked, rows)
     )
+    return question.answer(reduce_chunk([chunk]), [facts])[0]
+
+
+def _now(known: Callable[..., Known], scheme: str, rows: FloatArray) -> Steps[Facts]:
+    """Collect the facts in the pass of the first sums, while the weights are in the cache."""
+    made = known((yield from ask(StepRatios(scheme))), rows)
+    return Facts(made.sample, lambda: made)
+
+
+def _later(
+    sample: Sample, known: Callable[..., Known], chunk: Weighted, scheme: str
+) -> Steps[Facts]:
+    """Collect the facts when somebody asks for them, from the weights of a scheme."""
+
+    def make() -> Known:
+        (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
+        return known(reasons)
+
+    yield ()
+    return Facts(sample, make)
 
 
 def _known(
@@ -248,12 +228,6 @@ def _known(
         mark = fingerprint(returns, rows[chosen, stops - 1], stops - offsets[:-1][some], chosen)
         sample = dataclasses.replace(sample, fingerprint=mark)
     return Known(sample, ids, outcomes, reasons=reasons, sizes=sizes)
-
-
-def _known_later(facts: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
-    """Return the facts about the data, from the weights of a scheme that were kept."""
-    (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
-    return facts(reasons)
 
 
 def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:

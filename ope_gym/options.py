@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import positive
-from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS
+from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS, NEEDS
 from ope_gym.inference.intervals import (
     Betting,
     Bootstrap,
@@ -156,6 +156,11 @@ class Options:
                     f"{name} is {getattr(self, name)!r}; give {kind.__name__}(...) of ope_gym"
                 )
         object.__setattr__(self, "interval", interval_kind(self.interval))
+        if self.kind.name == "betting" and self.weighting.reward_model == "cross-fit":
+            raise ValueError(
+                "interval='betting' needs independent episodes, but the weights of "
+                "reward_model='cross-fit' learn from each other's rewards: give (mean, variance)"
+            )
         object.__setattr__(self, "gamma", float(self.gamma))
         object.__setattr__(self, "level", float(self.level))
         object.__setattr__(self, "seed", _seed(self.seed))
@@ -174,6 +179,13 @@ class Options:
     def resamples(self) -> int:
         """Number of bootstrap replicates, 0 without a bootstrap."""
         return self.kind.resamples if isinstance(self.kind, Bootstrap) else 0
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """Why needs of estimators are not met by the kind of interval, in words."""
+        if not isinstance(self.kind, Betting):
+            return {}
+        return {"standard error": "interval='betting' bounds weighted means: use FIS or BIS"}
 
     def betting(self, horizon: int | None) -> Betting | None:
         """Return the betting interval with its horizon, the recorded time limit unless given."""
@@ -230,48 +242,34 @@ def candidates(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-@dataclass(frozen=True)
-class Offer:
-    """The means that data and options offer to estimators: they decide what a group gives.
+def choose(names: Iterable[str], lacks: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the estimators of names and groups; of groups those that can be had.
 
     Args:
-        policies: whether all policies that acted can be asked.
-        q_model: whether there is a q model.
-        betting: whether intervals are by betting.
-        propensities: whether the probabilities of all actions were recorded.
-        observations: whether there are observations.
-        whole: which of the needs of `Composition.whole` can be met.
+        names: Names of estimators and groups.
+        lacks: Why a need of `ope_gym.estimators.table.NEEDS` is not met, in words.
     """
-
-    policies: bool
-    q_model: bool
-    betting: bool = False
-    propensities: bool = True
-    observations: bool = True
-    whole: frozenset[str] = frozenset()
-
-    def allows(self, name: str) -> bool:
-        """Return whether an estimator can be had."""
-        c = ESTIMATORS[name]
-        return (
-            (self.policies or c.scheme in ("", "basic"))
-            and (self.propensities or not c.scheme)
-            and (self.q_model or not c.baseline)
-            and (self.observations or c.method != "marginal")
-            and (bool(c.scheme) or not self.betting)
-            and (not c.whole or c.whole in self.whole)
-        )
-
-    def choose(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the estimators of names and groups; of groups those that can be had."""
-        chosen: list[str] = []
-        for name in names:
-            if name not in GROUPS:
-                chosen.append(name)
-                continue
-            lines = ([m for m in line if self.allows(m)] for line in GROUPS[name])
+    chosen: list[str] = []
+    for name in names:
+        if name in GROUPS:
+            lines = (
+                [one for one in line if not lacks.keys() & ESTIMATORS[one].needs]
+                for line in GROUPS[name]
+            )
             chosen += next(filter(None, lines), [])
-        return tuple(dict.fromkeys(chosen))
+            continue
+        for need in ESTIMATORS[name].needs:
+            if need in lacks:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs {NEEDS[need]}, but {lacks[need]}"
+                )
+        chosen.append(name)
+    if not chosen:
+        raise ValueError(
+            "episodes have no log_probs, so there are no weights, and without a q model "
+            "there is no estimate: give q_model a model of ope_gym.models"
+        )
+    return tuple(dict.fromkeys(chosen))
 
 
 def refuse_value_alone(options: Options, what: str) -> None:
@@ -280,14 +278,6 @@ def refuse_value_alone(options: Options, what: str) -> None:
         raise ValueError(
             f"interval is None, but {what} compares by standard errors: give 'ess-t' or another "
             "kind of interval"
-        )
-
-
-def refuse_betting(name: str, kind: IntervalKind) -> None:
-    """Raise if an estimator without weights is to be bounded by betting."""
-    if kind.name == "betting" and not ESTIMATORS[name].scheme:
-        raise ValueError(
-            f"interval='betting' bounds weighted means; {name} is not one: use FIS or BIS"
         )
 
 

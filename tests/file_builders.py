@@ -20,6 +20,8 @@ from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.spaces import stack
 from ope_gym.data.store import Store
 from ope_gym.policies import LinearSigmoid, Uniform
+from ope_gym.scale.sources import open_source
+from ope_gym.scale.workers import Workers
 from tests.builders import Table
 
 
@@ -74,18 +76,18 @@ def in_blocks(
     steps = sum(part.n_steps for part in parts)
     compute = Compute(block_steps=max(1, min(block_steps, steps - 1)))
     evaluator = Evaluator(functions(parts), estimators, compute=compute, **options)
-    assert evaluator._data is None
+    assert evaluator.source.data is None
     return evaluator.evaluate(target)
 
 
 def in_one_chunk(data: Trajectories, target: Any, estimators: Any, **options: Any) -> Evaluation:
     """Evaluate all episodes as a file that is read in blocks, but in a single chunk."""
-    evaluator = Evaluator(functions([data]), estimators, compute=Compute(block_steps=1), **options)
-    assert evaluator._data is None
-    evaluator.source = dataclasses.replace(evaluator.source, block_steps=data.n_steps)
-    (task,) = evaluator.source.tasks
-    assert len(list(evaluator.source.chunks(task))) == 1
-    return evaluator.evaluate(target)
+    source = open_source(functions([data]), options.get("held_out"), 1, Workers())
+    assert source.data is None
+    source = dataclasses.replace(source, block_steps=data.n_steps)
+    (task,) = source.tasks
+    assert len(list(source.chunks(task))) == 1
+    return Evaluator(source, estimators, **options).evaluate(target)
 
 
 def made(part: int, episodes: int = 40, length: int = 250) -> Trajectories:

@@ -21,7 +21,7 @@ from ope_gym.cli import main as command
 from ope_gym.estimators.table import ALIASES, GROUPS, PAPER
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Interval
-from ope_gym.options import Offer, estimator_names, one_estimator
+from ope_gym.options import choose, estimator_names, one_estimator
 from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, register_converter
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page
@@ -214,11 +214,13 @@ def test_groups_give_what_the_data_allow(made: Recorded) -> None:
 
 
 def test_a_group_is_empty_of_what_cannot_be_had() -> None:
-    nothing = Offer(policies=False, q_model=False)
-    assert nothing.choose(["default"]) == ("BIS", "NBIS")
-    models = Offer(policies=False, q_model=True, propensities=False)
-    assert models.choose(["default", "paper"]) == ("DM", "MDR")
-    assert models.choose(["paper", "NFIS"]) == ("NFIS",)  # a name is kept, to be refused in words
+    nothing = {"policies": "gone", "q model": "none"}
+    assert choose(["default"], nothing) == ("BIS", "NBIS")
+    models = {"policies": "gone", "propensities": "nobody knows", "one step": "long"}
+    assert choose(["default", "paper"], models) == ("DM", "MDR")
+    words = "'NFIS', which needs the probabilities of all actions, but nobody knows"
+    with pytest.raises(ValueError, match=words):
+        choose(["paper", "NFIS"], models)
     for name, lines in GROUPS.items():
         assert {member for line in lines for member in line} <= set(ESTIMATORS), name
 

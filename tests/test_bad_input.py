@@ -433,5 +433,5 @@ def test_policies_that_cannot_be_asked_say_how_to_get_them_back() -> None:
     data = recorded(9)
     lost = policy_from_arrays("somebody-elses", {"theta": np.ones(2)})
     gone = dataclasses.replace(data.trajectories, policies=(lost,) * 3)
-    with pytest.raises(RuntimeError, match=r"'somebody-elses'.*register_policy"):
+    with pytest.raises(ValueError, match=r"'somebody-elses'.*register_policy"):
         evaluate(gone, data.target, estimators="NFIS")

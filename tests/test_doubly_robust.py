@@ -418,7 +418,7 @@ def test_bad_baselines_are_named() -> None:
     assert named.value == model.value
     with pytest.raises(ValueError, match="q_model is 'lineal'; give 'default', 'tabular'"):
         evaluate(data.trajectories, data.target, estimators="DR", q_model="lineal")
-    with pytest.raises(ValueError, match="bounds weighted means; DM is not one"):
+    with pytest.raises(ValueError, match=r"'DM'.* interval='betting' bounds weighted"):
         evaluate(
             data.trajectories,
             data.target,

@@ -333,7 +333,7 @@ def test_policies_that_change_during_episodes(tmp_path: Path, interval: Any) -> 
     for block_steps in (1, 25, 150):
         assert_equal(in_blocks(parts, STEADY, names, block_steps=block_steps, **options), together)
         found = Evaluator(files, names, compute=Compute(block_steps=block_steps), **options)
-        assert found._data is None
+        assert found.source.data is None
         assert_equal(found.evaluate(STEADY), together)
     assert_equal(evaluate(files, STEADY, names, **options), together)  # read whole
 
@@ -455,7 +455,7 @@ def test_where_the_default_model_would_be_too_wide_there_is_none() -> None:
     found = in_blocks([data], Uniform(16), ["NFIS", "auto"], block_steps=9)
     assert found.sample.q_model == "none that can be fitted in blocks"
     assert found["auto"].value == found["NFIS"].value
-    with pytest.raises(ValueError, match=r"'FWDR', which needs a q model: give q_model a model"):
+    with pytest.raises(ValueError, match=r"'FWDR', which needs a q model, but there is none"):
         in_blocks([data], Uniform(16), ["FWDR"], block_steps=9)
 
 
@@ -489,7 +489,7 @@ def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) 
     def never(*args: Any, **keywords: Any) -> Any:
         raise AssertionError("weights against one's own policy were taken against a group")
 
-    monkeypatch.setattr("ope_gym.scale.passes.partial_log_weights", never)
+    monkeypatch.setattr("ope_gym.scale.weighing.partial_log_weights", never)
     found = in_blocks(parts, r.target, names, weighting=Weighting(mixture=4))
     assert_equal(found, together)
     assert found.sample.mixture is None

@@ -453,7 +453,7 @@ def test_options_that_cannot_be_are_refused_with_a_remedy() -> None:
     for steps in (0, "x", None):
         with pytest.raises(ValueError, match=f"block_steps is {steps!r}"):
             Compute(block_steps=steps)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'FWDR', which needs a q model: give q_model a model"):
+    with pytest.raises(ValueError, match="'FWDR', which needs a q model, but there is none"):
         in_blocks([data], r.target, ["NFIS", "FWDR"], q_model=None)
     with pytest.raises(ValueError, match="needs the range that every reward obeys"):
         in_blocks([data], r.target, "FIS", interval="betting")

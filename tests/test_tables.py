@@ -623,7 +623,7 @@ def test_a_log_that_does_not_fit_into_memory(
     files = ope_gym.tables.scan_parquet(tmp_path, **NAMES, policies=policies)
     names = ["NBIS", "NFIS", "FWDR", "auto"]
     evaluator = Evaluator(files, names, compute=Compute(block_steps=block_steps))
-    assert evaluator._data is None
+    assert evaluator.source.data is None
     source = evaluator.source
     seen = [chunk for task in source.tasks for _, chunk in source.chunks(task)]
     assert max(chunk.n_steps for chunk in seen) < 2 * block_steps + 17

@@ -40,6 +40,19 @@ class Composition:
     use: str = ""
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """Keys of `NEEDS` that it needs."""
+        conditions = {
+            "propensities": bool(self.scheme),
+            "policies": self.scheme not in ("", "basic"),
+            "q model": self.baseline,
+            "visits": self.method == "marginal",
+            "standard error": not self.scheme,
+            self.whole: bool(self.whole),
+        }
+        return tuple(need for need, wanted in conditions.items() if wanted)
+
+    @property
     def uses_q(self) -> bool:
         """Whether a q model changes the estimate."""
         return self.baseline or self.method == "auto"
@@ -125,6 +138,15 @@ ESTIMATORS: dict[str, Composition] = {
 }
 WEIGHTED = {name: c for name, c in ESTIMATORS.items() if c.method == "weighted" and not c.baseline}
 
+NEEDS = {  # of data and options, in words
+    "propensities": "the probabilities of all actions",
+    "policies": "the policies that acted",
+    "q model": "a q model",
+    "visits": "observations, to count visits",
+    "standard error": "an interval by standard errors",
+    "rounds": "all episodes in memory, and their probabilities under all behaviours",
+    "one step": "all episodes in memory, each a step with one of finitely many actions",
+}
 RECOMMENDED = ("auto", "NFIS")
 PAPER = ("BIS", "BCIS", "NBIS", "NBCIS", "FIS", "FCIS", "NFIS", "NFCIS", "OUIS", "NOUIS", "EA")
 # A group gives those of its members that the data allow. "default" gives the first of its lines

@@ -47,7 +47,11 @@ def fit_chunks(
     for some in survey.at_once(horizon, folds, len(job.targets)):
         part = dataclasses.replace(job, targets=job.targets[some])
         make = partial(
-            survey.equations, len(part.targets), gamma=job.gamma, horizon=horizon, folds=folds
+            survey.equations,
+            len(part.targets),
+            gamma=job.weighing.gamma,
+            horizon=horizon,
+            folds=folds,
         )
         equations = make()
         for others in one_pass(part, workers, partial(_equations, make), items):

@@ -47,6 +47,12 @@ class Behaviours:
     available: bool
 
     @property
+    def shared(self) -> Behaviours:
+        """These behaviours without the ids of trajectories, as all parts of the data share them."""
+        nobody = np.empty(0, dtype=np.int64)
+        return replace(self, ids=nobody, strata=nobody)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """(K,) names for messages: "policy 3", or "policy 3, then 4 from step 17"."""
         return tuple(_name(plan) for plan in self.plans)

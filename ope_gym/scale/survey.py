@@ -1,0 +1,197 @@
+"""Survey who recorded the episodes: what all estimates share, whoever the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ope_gym.arrays import IntArray
+from ope_gym.data.checks import repeated_episodes
+from ope_gym.data.roster import Roster
+from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.inference.bootstrap import fingerprint, marked
+from ope_gym.inference.conclude import Known
+from ope_gym.inference.errors import joined
+from ope_gym.inference.estimate import Behaviour, PartialMixture, Sample
+from ope_gym.inference.outcomes import Outcomes
+from ope_gym.policies import Policy, UnavailablePolicy
+from ope_gym.policies.estimated import fitted_models, logger_name, scatter_draws
+from ope_gym.scale.facts import Gathered
+from ope_gym.scale.sources import Source
+from ope_gym.verdict import Reason
+from ope_gym.weights.behaviours import Behaviours, behaviours_of
+from ope_gym.weights.mixtures import groups_of
+
+_UNKNOWN = (
+    "an unknown policy acted (trajectories.has_propensities is false): use DM or MDR, estimate "
+    "them with ope_gym.fit_behaviour, or select(policies=...) the episodes of known ones"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """The recorders of the episodes of a source; n trajectories, K behaviours.
+
+    Args:
+        source: The episodes.
+        behaviours: Who could have recorded each of them.
+        strata: (n,) groups of like trajectories.
+        groups: (K,) of partial mixtures.
+        estimated: Model that the propensities were estimated by; empty if they were recorded.
+        draws: How many draws of such models there are.
+    """
+
+    source: Source
+    behaviours: Behaviours
+    strata: IntArray
+    groups: IntArray
+    estimated: str
+    draws: int
+
+    @classmethod
+    def of(cls, source: Source, mixture: str | int) -> Survey:
+        """Survey a source whose episodes are weighed against such mixtures."""
+        behaviours, policies = behaviours_of(source.roster), source.policies
+        acted = [policies[k] for k in behaviours.policies]
+        return cls(
+            source,
+            behaviours,
+            joined(behaviours.strata),
+            groups_of(behaviours, policies, mixture),
+            fitted_models(acted),
+            scatter_draws(acted),
+        )
+
+    @property
+    def roster(self) -> Roster:
+        """The list of the episodes."""
+        return self.source.roster
+
+    @property
+    def parted(self) -> str:
+        """How mixtures are limited, in words; empty if they are of all behaviours."""
+        largest, count = int(np.bincount(self.groups).max()), self.groups.size
+        return f"at most {largest:,} of {count:,}" if self.groups.max() > 0 else ""
+
+    @cached_property
+    def has_propensities(self) -> bool:
+        """Whether the probability of every action is known."""
+        data = self.source.data
+        return self.roster.known if data is None else data.has_propensities
+
+    @cached_property
+    def lacks(self) -> dict[str, str]:
+        """Why needs of estimators (`ope_gym.estimators.table.NEEDS`) are not met, in words."""
+        lacks = {}
+        if not self.has_propensities:
+            lacks["propensities"] = _UNKNOWN
+        if not self.behaviours.available:
+            named = ((k, self.source.policies[k]) for k in self.behaviours.policies)
+            k, lost = next((k, p) for k, p in named if isinstance(p, UnavailablePolicy))
+            lacks["policies"] = f"policy {k} ({lost.kind!r}) cannot be asked: {lost.remedy}"
+        if self.parted:
+            lacks["rounds"] = (
+                f"mixtures are of {self.parted}: give Weighting(mixture='all') if you can wait"
+            )
+        return lacks
+
+    @cached_property
+    def _doubts(self) -> tuple[Reason, ...]:
+        """Reasons why every estimate is amber at best: repeats, unrecorded propensities."""
+        repeated = 0 if self.source.data is None else repeated_episodes(self.source.data)
+        reasons = []
+        if repeated:
+            size = len(self.roster)
+            reasons.append(Reason("episodes_repeated", repeated=repeated, trajectories=size))
+        if self.estimated:
+            reasons.append(Reason("propensities_estimated"))
+        elif not self.has_propensities:
+            reasons.append(Reason("propensities_unknown"))
+        return tuple(reasons)
+
+    @cached_property
+    def _who_acted(self) -> tuple[Behaviour, ...]:
+        """(K,) policies, or loggers where propensities were estimated."""
+        behaviours = []
+        for name, plan in zip(self.behaviours.names, self.behaviours.plans, strict=True):
+            first = self.source.policies[plan[0][1]]
+            shown = logger_name(first, fold=True) or name
+            numbers = tuple(policy for _, policy in plan)
+            behaviours.append(Behaviour(shown, numbers, logger_name(first)))
+        return tuple(behaviours)
+
+    def _propensity_model(self, names: Sequence[str], errors: bool) -> Reason | None:
+        """Say how propensities were estimated, and which intervals include their error."""
+        if not self.estimated:
+            return None
+        weighted = [name for name in names if errors and ESTIMATORS[name].scheme]
+        known = self.source.data is not None and self.draws > 0
+        drawn = tuple(name for name in weighted if known and not ESTIMATORS[name].whole)
+        fixed = tuple(name for name in weighted if name not in drawn)
+        return Reason("propensities_from", model=self.estimated, drawn=drawn, fixed=fixed)
+
+    def known(
+        self,
+        gathered: Gathered,
+        target: Policy,
+        names: Sequence[str],
+        *,
+        gamma: float,
+        origin: str | None = None,
+        q_model: str | None = None,
+        errors: bool = True,
+        deterministic: bool = False,
+    ) -> Known:
+        """Return the facts that verdicts about a target need.
+
+        Args:
+            gathered: What the first pass collected.
+            target: The policy to evaluate.
+            names: The estimators.
+            gamma: Discount.
+            origin: As in `ope_gym.evaluate`.
+            q_model: Name of the q model; None without one.
+            errors: Whether errors are wanted, not the values alone.
+            deterministic: Whether the target takes one action for certain.
+        """
+        roster, report = self.roster, gathered.propensities
+        some = marked(len(roster))
+        mark = fingerprint(
+            gathered.returns,
+            gathered.log_probs[some],
+            roster.lengths[some],
+            self.behaviours.ids[some],
+        )
+        mixed = not {ESTIMATORS[name].scheme for name in names} <= {"", "basic"}
+        reasons = report.misfit if self.estimated else report.reasons
+        if gathered.mismatch is not None:
+            reasons += (gathered.mismatch,)
+        return Known(
+            Sample(
+                len(roster),
+                roster.steps,
+                self.strata,
+                self._who_acted,
+                self.behaviours.counts,
+                gamma,
+                roster.regime(target, origin),
+                mark,
+                PartialMixture.of(self.groups) if mixed and not self.estimated else None,
+                q_model,
+                self._propensity_model(names, errors),
+            ),
+            self.behaviours.ids,
+            Outcomes.of(
+                gathered.discounted, gathered.rewards, gamma, roster.longest, roster.limited
+            ),
+            support=report.support,
+            missing=report.missing,
+            calibration=report.calibration,
+            reasons=reasons + self._doubts,
+            clocked=roster.clocked,
+            held_out=bool(roster.held_out.any()),
+            deterministic=deterministic,
+        )
