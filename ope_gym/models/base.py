@@ -1,4 +1,4 @@
-"""What a Q model is: the protocol of all models in this room.
+"""Define Q models: the protocol of all models in this room.
 
 A Q model learns q(s, a, t), the expected return of the target from step t on, from recorded
 episodes. Doubly robust estimators subtract it from the rewards; the direct method (DM) is its mean
