@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -192,59 +193,46 @@ class PropensitySums:
             (2, S) the probability with which the target does what its own behaviour, and what no
             behaviour, ever would; None if it is 0 everywhere.
         """
-        lost: FloatArray | None = None
+        lost = np.zeros((2, data.n_steps))
         if groups is not None:
             for part in parts(data, behaviours, groups):
-                lost_here = self.update(part.data, part.behaviours)
-                if lost_here is not None:
-                    lost = np.zeros((2, data.n_steps)) if lost is None else lost
-                    lost[:, part.rows] = lost_here
-            return lost
+                lost_there = self.update(part.data, part.behaviours)
+                if lost_there is not None:
+                    lost[:, part.rows] = lost_there
+            return lost if lost.any() else None
         known = (self.target, *(data.policies[k] for k in behaviours.policies))
         self.finite &= all(hasattr(policy, "probs") for policy in known)
-        wanted = self._actions(data) if self.finite else 0
-        if kept and self.finite and wanted == kept["actions"]:
+        actions = self._actions(data) if self.finite else 0
+        if kept and self.finite and actions == kept["actions"]:
             self.merge(kept["sums"])
             return None
-        block = _rows(data)
-        for start in range(0, data.n_steps, block):
-            rows = slice(start, min(start + block, data.n_steps))
-            acting = data.policy_ids[rows]
-            order = np.argsort(acting, kind="stable")
-            acting, logged = acting[order], data.log_probs[rows][order]
-            observations = batches.take(batches.take(data.observations, rows), order)
-            bounds = np.append(0, np.flatnonzero(np.diff(acting)) + 1)
-            for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
-                seen = batches.take(observations, slice(begin, end))
-                lost_here = self._add(data, behaviours, int(acting[begin]), seen, logged[begin:end])
-                if lost_here is not None:
-                    lost = np.zeros((2, data.n_steps)) if lost is None else lost
-                    lost[:, start + order[begin:end]] = lost_here
+        for k, rows, seen in by_policy(data):
+            probs = self._surprise(data.policies[k], k, seen, data.log_probs[rows])
+            if self.finite and probs is not None:
+                self._support(data, behaviours, k, probs, seen, rows, lost)
         self.acted += np.bincount(data.policy_ids, minlength=self.size)
         if kept is not None and self.finite and self.covered:
-            kept["sums"], kept["actions"] = PropensitySums(self.target, self.size), wanted
+            kept["sums"], kept["actions"] = PropensitySums(self.target, self.size), actions
             kept["sums"].merge(self)
-        return lost
+        return lost if lost.any() else None
 
     def _actions(self, data: Trajectories) -> int:
         """Return the number of actions of a finite target."""
         first = batches.take(data.observations, slice(0, 1))
         return int(self.target.probs(first).shape[1])  # type: ignore[attr-defined]
 
-    def _add(
-        self,
-        data: Trajectories,
-        behaviours: Behaviours,
-        k: int,
-        seen: batches.Tree,
-        logged: FloatArray,
+    def _surprise(
+        self, policy: Policy, k: int, seen: batches.Tree, logged: FloatArray
     ) -> FloatArray | None:
-        """Add steps at which policy k acted, with the logged log-probabilities of its actions.
+        """Add the surprises of policy k at steps where it acted; return its probabilities (m, A).
 
-        Returns what `update` does, of these steps.
+        Args:
+            policy: the policy.
+            k: its number.
+            seen: (m,) observations.
+            logged: (m,) log-probabilities of its actions.
         """
-        policy = data.policies[k]
-        probs = policy.probs(seen) if hasattr(policy, "probs") else None
+        probs: FloatArray | None = policy.probs(seen) if hasattr(policy, "probs") else None
         moments = (
             moments_of(probs)
             if probs is not None and not hasattr(policy, "log_prob_moments")
@@ -257,28 +245,46 @@ class PropensitySums:
         self.surprise[k] += np.sum(surprises)
         self.variance[k] += np.sum(moments[1])
         self.jump[k] = max(self.jump[k], np.abs(surprises).max())
-        if not self.finite or probs is None:
-            return None
+        return probs
+
+    def _support(
+        self,
+        data: Trajectories,
+        behaviours: Behaviours,
+        k: int,
+        probs: FloatArray,
+        seen: batches.Tree,
+        rows: IntArray,
+        lost: FloatArray,
+    ) -> None:
+        """Add up where the target may act as policy k, and all behaviours, never would.
+
+        Args:
+            data: the trajectories.
+            behaviours: who recorded them.
+            k: the policy that acted.
+            probs: (m, A) its probabilities.
+            seen: (m,) observations.
+            rows: (m,) steps.
+            lost: (2, S) written at these steps, as `update` returns it.
+        """
         covered = bool(probs.min() > 0)  # then the target's own probabilities do not matter
-        some = batches.take(seen, slice(0, 1)) if covered else seen
-        wanted = self.target.probs(some)  # type: ignore[attr-defined]
+        wanted = self.target.probs(batches.take(seen, slice(0, 1)) if covered else seen)  # type: ignore[attr-defined]
         if probs.shape[1] != wanted.shape[1]:
             raise ValueError(
                 f"target has {wanted.shape[1]} actions, but policy {k} has {probs.shape[1]}: both "
                 "must be policies of one environment"
             )
         if covered:
-            return None
+            return
         self.covered = False
-        own = np.sum(wanted * (probs == 0), axis=1)
-        gap = np.flatnonzero(own)
+        alone = np.sum(wanted * (probs == 0), axis=1)
+        gap = np.flatnonzero(alone)
         if not gap.size:
-            return None
-        lost = np.stack([own, np.zeros(own.size)])
-        lost[1, gap] = _uncovered(data, behaviours, batches.take(seen, gap), wanted[gap])
-        nowhere = int(np.count_nonzero(lost[1]))
-        self.gaps = self.gaps[0] + gap.size, self.gaps[1] + nowhere
-        return lost
+            return
+        nowhere = _uncovered(data, behaviours, batches.take(seen, gap), wanted[gap])
+        lost[0, rows], lost[1, rows[gap]] = alone, nowhere
+        self.gaps = self.gaps[0] + gap.size, self.gaps[1] + int(np.count_nonzero(nowhere))
 
     def leave(
         self, scheme: str, log_weights: FloatArray, offsets: IntArray, lost: FloatArray | None
@@ -360,6 +366,24 @@ class PropensitySums:
         limit = float(gammainccinv(np.count_nonzero(used) / 2, chance))
         any_way = float(exponent[used].sum())
         return surprise / np.sqrt(variance), one_way > np.log(2 / chance) or any_way > limit
+
+
+def by_policy(data: Trajectories) -> Iterator[tuple[int, IntArray, batches.Tree]]:
+    """Yield, block by block, each policy's number, the steps at which it acted, and what it saw.
+
+    Args:
+        data: the trajectories.
+    """
+    block = _rows(data)
+    for start in range(0, data.n_steps, block):
+        acting = data.policy_ids[start : start + block]
+        order = np.argsort(acting, kind="stable")
+        observations = batches.take(data.observations, slice(start, start + acting.size))
+        observations, acting = batches.take(observations, order), acting[order]
+        bounds = np.append(0, np.flatnonzero(np.diff(acting)) + 1)
+        for begin, end in zip(bounds, np.append(bounds[1:], acting.size), strict=True):
+            seen = batches.take(observations, slice(begin, end))
+            yield int(acting[begin]), start + order[begin:end], seen
 
 
 def _rows(data: Trajectories) -> int:
