@@ -27,6 +27,7 @@ _RIDGES = (64.0, 16.0, 4.0, 1.0)  # of the weights of standardised columns, stro
 _PLENTY = 100  # steps for each weight of a logit, from which on the ridge does not matter
 _HALF = 0.5  # of a step of each action, at the mean observation, before any was seen
 _FLAT = 1e-9  # of the largest curvature of a likelihood: a direction that no data can tell
+_ROUGH = 1e-4  # tolerance of logits that only help to choose a ridge
 _HIDDEN, _EPOCHS = (32, 32), 200  # of the network
 _HELD_OUT = 20  # steps for each action from which on a tenth can tell when to stop
 
@@ -101,7 +102,7 @@ def fit_logit(x: FloatArray, chosen: IntArray, actions: int, rng: np.random.Gene
         def loss(ridge: float) -> float:
             total = 0.0
             for out in (third == k for k in range(3)):
-                fitted = maximise_logit(x[~out], chosen[~out], actions, ridge)
+                fitted = maximise_logit(x[~out], chosen[~out], actions, ridge, _ROUGH)
                 total -= float(fitted.log_prob(x[out], chosen[out]).sum())
             return total
 
@@ -110,7 +111,9 @@ def fit_logit(x: FloatArray, chosen: IntArray, actions: int, rng: np.random.Gene
     return policy, scatter_logit(policy, x, ridge, rng)
 
 
-def maximise_logit(x: FloatArray, chosen: IntArray, actions: int, ridge: float) -> SoftmaxLinear:
+def maximise_logit(
+    x: FloatArray, chosen: IntArray, actions: int, ridge: float, tol: float = 1e-8
+) -> SoftmaxLinear:
     """Maximise the log-likelihood of a multinomial logit, less ridge / 2 times the squared weights.
 
     Half a step of each action, with x = 0, is added: the intercept of an action that was never
@@ -121,13 +124,14 @@ def maximise_logit(x: FloatArray, chosen: IntArray, actions: int, ridge: float) 
         chosen: Actions (n,).
         actions: Number of actions.
         ridge: Penalty of all weights but the intercepts.
+        tol: Largest slope of the mean log-likelihood at the end.
     """
     if actions == 1 or not x.shape[1]:
         return SoftmaxLinear(np.zeros((actions, x.shape[1])), np.log(_shares(chosen, actions)))
     # with two actions scikit-learn has one row of weights w, where ours are -w / 2 and w / 2
     two = actions == 2
     model = _sklearn("linear_model").LogisticRegression(
-        C=(2.0 if two else 1.0) / ridge, tol=1e-8, max_iter=1000
+        C=(2.0 if two else 1.0) / ridge, tol=tol, max_iter=1000
     )
     model.fit(
         np.vstack([x, np.zeros((actions, x.shape[1]))]),
