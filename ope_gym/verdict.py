@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 Fact = float | str | tuple[int, ...] | tuple[str, ...]
 Words = str | Callable[[Mapping[str, Any]], str]
 
@@ -64,7 +66,8 @@ def _estimated(facts: Mapping[str, Any]) -> str:
     return f"{words} (their error is in the intervals)" if drawn else words
 
 
-def _chance(facts: Mapping[str, Any]) -> str:
+def _p_value(facts: Mapping[str, Any]) -> str:
+    """Word the probability of such residuals by chance."""
     return "p < 0.001" if facts["p"] < 0.001 else f"p = {facts['p']:.2g}"
 
 
@@ -81,6 +84,7 @@ _CAPPED = (
 
 
 def _far(errors: float) -> str:
+    """Word how many standard errors two estimates are apart."""
     return f"{errors:.1f}" if math.isfinite(errors) else "far"
 
 
@@ -224,7 +228,7 @@ _AMBER: dict[str, Words] = {
         "spread of the starts, not the error of q"
     ),
     "markov_failed": lambda facts: (
-        f"past steps predict the residuals of the q model ({_chance(facts)}): the observation "
+        f"past steps predict the residuals of the q model ({_p_value(facts)}): the observation "
         "hides part of the state, or the q model has the wrong shape"
     ),
     "markov_untested": (
@@ -280,7 +284,7 @@ _BASIS: dict[str, Words] = {
     "no_past": "rests on the q model; there are no past steps that a state could hide",
     "markov_passed": lambda facts: (
         "assumes a Markov state; the test whether past steps predict the residuals passed "
-        f"({_chance(facts)})"
+        f"({_p_value(facts)})"
     ),
     "propensities_from": _estimated,
 }
@@ -364,7 +368,8 @@ class _Format(string.Formatter):
             return f"{value:,.{1 if value < 9.95 else 0}f}"
         if format_spec.startswith("#"):
             return f"{value:,} {format_spec[1:]}{'' if value == 1 else 's'}"
-        return str(super().format_field(value, format_spec)).replace("%", " %")
+        words = str(super().format_field(value, format_spec))
+        return words.replace("%", " %") if format_spec.endswith("%") else words
 
 
 _FORMAT = _Format()
@@ -386,7 +391,8 @@ class Reason:
         if code not in EFFECT:
             raise ValueError(f"code {code!r} is not in the tables of ope_gym.verdict")
         object.__setattr__(self, "code", code)
-        object.__setattr__(self, "facts", tuple(facts.items()))
+        plain = (fact.item() if isinstance(fact, np.generic) else fact for fact in facts.values())
+        object.__setattr__(self, "facts", tuple(zip(facts, plain, strict=True)))
 
     def __getitem__(self, fact: str) -> Any:
         return dict(self.facts)[fact]

@@ -64,6 +64,9 @@ def test_a_reason_is_its_code_and_facts() -> None:
     )
     assert len({reason, pickle.loads(pickle.dumps(reason))}) == 1
     assert json.loads(json.dumps(reason.to_dict()))["code"] == "ess_low"
+    named = Reason("collect_from", episodes=np.float64(2.0), behaviour="50% {off}")
+    assert str(named) == "collect about 2.0 more episodes of 50% {off}"
+    assert "float64" not in repr(named)
     assert Reason("blends_apart", errors=np.inf).to_dict()["errors"] is None
     with pytest.raises(ValueError, match="code 'few' is not in the tables"):
         Reason("few")
