@@ -311,6 +311,8 @@ def explained(name: str) -> Iterator[None]:
         if code == sqlite3.SQLITE_IOERR:
             raise OSError(errno.EIO, f"{os.strerror(errno.EIO)} ({error})", name) from error
         raise damaged(name, str(error)) from error
+    except UnicodeDecodeError as error:  # of a message of SQLite about damaged names
+        raise damaged(name, str(error)) from error
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
             raise ForeignFileError(f"{name} is not an ope_gym file; check the path") from error

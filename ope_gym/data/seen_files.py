@@ -61,11 +61,15 @@ class SeenFile:
             return self
         if is_store(self.path):
             with reading(self.path, self.name) as db:
-                mark = _identity(db)
-        else:
-            with self.open() as file:
-                mark = mark_of(file)
-        return dataclasses.replace(self, mark=mark, node=platform.node())
+                return self.seen(db)
+        with self.open() as file:
+            return dataclasses.replace(self, mark=mark_of(file), node=platform.node())
+
+    def seen(self, db: sqlite3.Connection) -> SeenFile:
+        """Return a file of ours, which is open, with its mark."""
+        if self.mark is not None:
+            return self
+        return dataclasses.replace(self, mark=_identity(db), node=platform.node())
 
     def open(self) -> BinaryIO:
         """Open a table, or raise if it is not the one that was seen."""

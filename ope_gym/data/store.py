@@ -110,6 +110,8 @@ class Store:
         if self._db is not None:
             return self._db
         require_regular(self.path)
+        if os.path.isdir(self.path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         if self._mark is not None:
             self._require_file()
         with explained(self.path):
@@ -127,7 +129,7 @@ class Store:
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the tables of a new file, or check those of an old one."""
-        if os.path.getsize(self.path) == 0:
+        if not db.execute("SELECT 1 FROM sqlite_master").fetchone():  # new, or hardly begun
             db.execute(f"PRAGMA application_id={APPLICATION}")
         require_ours(db, self.path)
         if self._whole:

@@ -73,6 +73,7 @@ class StoredEpisodes:
         file_schedules: Those in which policies change inside episodes.
         first: Number of the first episode.
         stop: Number behind the last one.
+        offsets: (n + 1,) number of the first step of each episode in the file, and behind the last.
         table: (n, 5) what `read_roster` returns; no rows in a part.
         recover: Whether damage ends the episodes with a warning, instead of an error.
     """
@@ -86,6 +87,7 @@ class StoredEpisodes:
     file_schedules: tuple[FileSchedule, ...]
     first: int
     stop: int
+    offsets: Ints
     table: Ints
     recover: bool = False
 
@@ -148,15 +150,18 @@ class StoredEpisodes:
         """Return blocks first:stop, to be read elsewhere; without the table of their episodes."""
         begin = self.first
         return dataclasses.replace(
-            self, first=begin + first, stop=begin + stop, table=self.table[:0]
+            self,
+            first=begin + first,
+            stop=begin + stop,
+            offsets=self.offsets[first : stop + 1],
+            table=self.table[:0],
         )
 
     def chunks(self, steps: int | None = None) -> Iterator[Chunk]:
         """Yield the episodes, about `steps` steps at a time; None yields all of them at once."""
         with self.file.reading() as db:
             table = self.table if len(self.table) else read_roster(db, self.first, self.stop)
-            ends = offsets_of(table[:, 1])
-            done = 0
+            ends, done = self.offsets, 0
             waiting: list[dict[str, Tree]] = []
             held = 0
             for part in self._steps(db, table):
@@ -178,12 +183,10 @@ class StoredEpisodes:
 
     def _steps(self, db: sqlite3.Connection, table: Ints) -> Iterator[dict[str, Tree]]:
         """Yield the columns of the chunks, as far as they belong to episodes of the table."""
-        (at,) = db.execute(
-            "SELECT min(first_step) FROM episodes WHERE id=?", (self.first,)
-        ).fetchone()
-        at = at or 0
-        end = at + int(table[:, 1].sum())
-        while len(table) and at < end:
+        if not np.array_equal(np.diff(self.offsets), table[:, 1]):
+            raise damaged(self.name, "lengths of episodes have changed since they were listed")
+        at, end = int(self.offsets[0]), int(self.offsets[-1])
+        while at < end:
             try:
                 found = db.execute(
                     f"{CHUNK} WHERE first_step <= ? ORDER BY first_step DESC LIMIT 1", (at,)
@@ -279,8 +282,8 @@ def read_stored(path: PathLike | SeenFile, *, recover: bool = False) -> StoredEp
         recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
     """
     file = path if isinstance(path, SeenFile) else SeenFile.unread(path)
-    file = file.marked()
     with file.reading() as db:
+        file = file.seen(db)
         db.execute("BEGIN")  # one state of the file, whatever a recorder does meanwhile
         try:
             observation_space, action_space, horizon, policies_crc, changes_crc = _environment(db)
@@ -300,6 +303,7 @@ def read_stored(path: PathLike | SeenFile, *, recover: bool = False) -> StoredEp
                 schedules,
                 0,
                 len(table),
+                offsets_of(table[:, 1]),
                 table,
                 recover,
             )

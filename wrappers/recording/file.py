@@ -158,6 +158,8 @@ class EpisodeFile:
 
     def _write(self) -> None:
         if self._store is None:
+            if not any(loop.buffer.policies for loop in self._loops):
+                return  # no file is made for nothing
             buffer = self._loops[0].buffer
             self._store = Store(
                 self._path, buffer.observation_space, buffer.action_space, buffer.horizon

@@ -105,7 +105,7 @@ class Settings:
         if not isinstance(self.held_out, Real) or not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
         if self.path is not None:
-            check_path(self.path, self.append, stacklevel=6)
+            check_path(self.path, self.append, stacklevel=5)
 
 
 class Session(ABC):

@@ -156,7 +156,7 @@ class OPECallback(EventCallback):
         self._record_training, self._epsilon = record_training, epsilon
         self._file = None
         if path is not None:  # an error now, not after hours of training
-            check_path(path, append, stacklevel=4)
+            check_path(path, append, stacklevel=3)
             self._file = EpisodeFile(path, patient=True)
         self._log_path = None if log_path is None else os.fspath(log_path)
         self._models = SavedModels(best_model_save_path)
