@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,7 @@ from ope_gym.arrays import FloatArray, step_numbers
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.chunks import Weighted
 from ope_gym.estimators.empirical_average import OneStep
-from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.run import Reduce, reduce_chunk, run
-from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Setting
-from ope_gym.inference.computed import Computed
+from ope_gym.estimators.run import Reduce, reduce_chunk
 from ope_gym.models import default_model
 from ope_gym.models.base import (
     Baseline,
@@ -31,26 +27,15 @@ from ope_gym.models.folds import cross_fit, cross_fit_targets, past_only
 from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked
+from ope_gym.scale.redraws import Held, Redraws, Scatter
 from ope_gym.scale.survey import Survey
 from ope_gym.scale.weighing import Recorded, Shared, Weighing, has_densities
 from ope_gym.weights.answers import Answers, ask_together
-from ope_gym.weights.behaviours import redrawn
 from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights
 
 _STEPS = 1 << 21  # steps times targets whose weights are held at a time
-_KEPT_DRAWS = 1 << 20  # steps up to which the mixtures of drawn policies are kept
 _PROBED = 64  # steps at which a policy is asked whether it is deterministic
-
-Scatter: TypeAlias = Callable[[Sequence[str], Setting, int, Sequence[Computed]], list[Computed]]
-
-
-class _Held(NamedTuple):
-    """A target's answers, the q model, and its values at every step."""
-
-    answers: Answers
-    model: QModel | Baseline | None
-    baseline: Baseline | None
 
 
 class Memory:
@@ -72,7 +57,7 @@ class Memory:
         self._survey, self._data, self._options, self._visits = survey, data, options, visits
         self._ids, self._shared = survey.behaviours.ids, Shared()
         self._defaults: dict[int, QModel | None] = {}  # q model by number of actions, 0: continuous
-        self._draws: dict[int, tuple[Trajectories, Shared]] = {}
+        self._redraws = Redraws(data, survey.behaviours, survey.draws)
 
     def policy(self, policy: Policy) -> Policy:
         """Return a policy as it can be asked."""
@@ -142,13 +127,13 @@ class Memory:
         values: list[Any] = [None] * len(answers)
         if model is not None:
             values = self._baselines(model, answers)
-        held = [_Held(one, model, v) for one, v in zip(answers, values, strict=True)]
+        held = [Held(one, model, v) for one, v in zip(answers, values, strict=True)]
         chunks = [self._weighed(weighing, one) for one in held]
         if self._options.compute.progress is not None:
             self._options.compute.progress(self._data.n_steps)
-        return reduce_chunk(chunks), partial(self._scatter, weighing, held)
+        return reduce_chunk(chunks), partial(self._redraws.scatter, weighing, held)
 
-    def _weighed(self, weighing: Weighing, held: _Held) -> Weighted:
+    def _weighed(self, weighing: Weighing, held: Held) -> Weighted:
         """Weigh the episodes for one target."""
         chunk = weighing.weigh(held.answers, self._ids, 0, held.baseline, self._shared)
         makers = {
@@ -206,56 +191,6 @@ class Memory:
         weights = stable_weights(recorded.own, rows, self._ids, offsets, gamma, start, residuals)
         kept = step_numbers(offsets) < np.diff(chunk.offsets).max()  # the steps within discount
         return dataclasses.replace(chunk, residuals=residuals[kept], start=start), weights
-
-    # Estimated propensities ------------------------------------------------------------------
-
-    def _scatter(
-        self,
-        weighing: Weighing,
-        held: Sequence[_Held],
-        names: Sequence[str],
-        setting: Setting,
-        i: int,
-        computed: Sequence[Computed],
-    ) -> list[Computed]:
-        """Add the estimation error of the propensities to each bias of the target `i`.
-
-        The estimators run anew with draws of the fitted models. The root mean square by which a
-        value moves holds both: how much it varies with the models, and how far the middle of its
-        values lies off, which plain weights do, because 1 / p is convex. In large samples a model
-        that learned from the weighed episodes moves against their own chance (Hirano, Imbens and
-        Ridder, 2003): the sum of both squares is on the safe side.
-        """
-        adjusted, draws = list(computed), self._survey.draws
-        moved = [j for j, n in enumerate(names) if ESTIMATORS[n].scheme and not ESTIMATORS[n].whole]
-        if not (draws and moved):
-            return adjusted
-        target, plain = held[i], dataclasses.replace(setting, draws=None)
-        off = np.empty((len(moved), draws))
-        for r in range(draws):
-            data, shared = self._drawn(r)
-            about = target.answers.about(data)
-            chunk = weighing.weigh(about, self._ids, 0, target.baseline, shared)
-            again = run([estimator(names[j], plain) for j in moved], reduce_chunk(chunk))
-            off[:, r] = [one.value - computed[j].value for one, j in zip(again, moved, strict=True)]
-        for j, row in zip(moved, off, strict=True):
-            seen = row[np.isfinite(row)]  # without any weight left there is no value
-            error = float(np.sqrt(np.mean(seen**2))) if seen.size else 0.0
-            adjusted[j] = dataclasses.replace(
-                computed[j],
-                bias=float(np.hypot(computed[j].bias, error)),
-                report={**computed[j].report, "propensities": error},
-            )
-        return adjusted
-
-    def _drawn(self, r: int) -> tuple[Trajectories, Shared]:
-        """Return the episodes as recorded by the draw r of estimated policies, and its mixtures."""
-        drawn = self._draws.get(r)
-        if drawn is None:
-            drawn = redrawn(self._data, self._survey.behaviours.policies, r), Shared()
-        if self._data.n_steps <= _KEPT_DRAWS:
-            self._draws[r] = drawn
-        return drawn
 
 
 def _not_one_step(data: Trajectories, target: Policy) -> str:
