@@ -133,6 +133,15 @@ def test_rooms_import_only_what_the_table_allows() -> None:
     assert list(trespasses()) == []
 
 
+def test_no_module_imports_more_than_twenty_of_ours() -> None:
+    """Commands and the list of public names aside: else nobody can hold it in mind."""
+    files = {module_of(path): path for path in sources("ope_gym")}
+    for module, path in files.items():
+        names = imported(path) & (files.keys() - {"ope_gym"})
+        inner = {x for x in names if not any(y.startswith(f"{x}.") for y in names)}
+        assert len(inner) <= 20 or room_of(module) in EVERYTHING, (module, sorted(inner))
+
+
 def test_recorders_and_agents_import_only_what_the_table_allows() -> None:
     """No recorder computes estimates, except in the loops of others, which show them."""
     for path in (*sources("agents"), *sources("wrappers")):
