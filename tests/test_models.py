@@ -475,7 +475,7 @@ def test_weights_of_an_episode_do_not_feel_those_before_it() -> None:
 def test_several_targets_are_fitted_as_one_is(model: Any) -> None:
     record = recorded(3, (20, 25))
     data, groups = record.trajectories, behaviours_of(record.trajectories).ids
-    tables = np.random.default_rng(3).dirichlet(np.ones(3), (3, 3))
+    tables = np.random.default_rng(3).dirichlet(np.ones(3), (7, 3))
     problems = [problem(Table(table), 0.9, 6) for table in tables]
     together = cross_fit_targets(model, data, groups, problems)
     for task, found in zip(problems, together, strict=True):

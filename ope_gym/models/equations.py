@@ -17,7 +17,8 @@ steps with the same number t have the same u, so where there are many of them
 
     sum u^k f_i times columns = sum_t u_t^k sum over the steps numbered t of f_i times columns
 
-takes about a (2 p + 1)th of the products.
+takes about a (2 p + 1)th of the products. Many targets are summed the other way round: products
+f_i f_j and f_i f_next,j are the same for all of them, and are the columns; weights are the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ from ope_gym.weights.answers import Answers
 
 _NUMBERS = 1 << 22  # elements of an array for which continuous actions are drawn at once
 _SORTED = 1 << 21  # elements of features that are put in order at once
+_TOGETHER = 1 << 24  # elements of the weights of all targets at once
+_SOLVED = 1 << 20  # elements of systems that are put together at once: large ones one by one
 _CACHED = 1 << 18  # of those that are read again at once and should stay in the cache
+_MANY = 6  # targets from which it pays to make products of features
+_NARROW = 40  # most features of which all products are made
 _AT_A_TIME = 12  # steps at the same time for which a matrix product of their own is worth its call
 
 
@@ -153,7 +158,8 @@ class NormalEquations:
         actions = max(phi.actions, 1)
         chosen = choices(data.actions, data.n_steps, actions) if phi.actions else 0
         group = fold[data.episode_ids] * actions + chosen
-        block = max(256, _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights)
+        block = _SORTED // phi.columns if phi.actions else _NUMBERS // phi.weights
+        block = max(256, min(block, _TOGETHER // (len(answers) * (1 + actions))))
         for begin in range(0, data.n_steps if weights else 0, block):
             rows = slice(begin, min(begin + block, data.n_steps))
             self._add(_Block.of(phi, data, rows, group[rows]), weights, answers, rngs)
@@ -211,33 +217,88 @@ class NormalEquations:
     ) -> None:
         """Add a block of steps to the sums of the targets that have weights, piece by piece."""
         _, folds, actions, high, wide = self.sums.shape
-        phi, rows, on = self.phi, block.rows, ~block.last
-        following = np.minimum(rows + 1, answers[0].data.n_steps - 1)
-        w, probs, means = {}, {}, {}
-        for i, own in weights.items():
-            w[i] = own.take(rows)
-            ahead: Any = answers[i].columns(following) if phi.actions else np.ones((1, rows.size))
-            probs[i] = ahead * (w[i] * on)
-            if not phi.actions:
-                ends = np.empty_like(block.last)
-                ends[block.order] = block.last
-                means[i] = phi.expected_next(answers[i], block.span, ends, rngs[i])
+        phi, targets, on = self.phi, len(weights), ~block.last
+        following = np.minimum(block.rows + 1, answers[0].data.n_steps - 1)
+        w, probs = np.empty((targets, on.size)), np.empty((targets, actions, on.size))
+        for own, ahead, (i, steps) in zip(w, probs, weights.items(), strict=True):
+            np.take(steps, block.rows, out=own)
+            chances: Any = answers[i].columns(following) if phi.actions else 1.0
+            np.multiply(chances, own * on, out=ahead)
+        drawn = [self._drawn(block, answers[i], rngs[i]) for i in weights if not phi.actions]
+        by_pairs = targets >= _MANY and not drawn and phi.columns <= _NARROW
+        add = self._of_pairs if by_pairs else self._of_columns
         cuts = np.searchsorted(block.group, np.arange(folds * actions + 1))
-        piece = max(64, _CACHED // (high + wide))
+        piece = max(64, _CACHED // (phi.columns**2 * 2 if by_pairs else high + targets * wide))
         for g in np.flatnonzero(np.diff(cuts)):
             for begin in range(cuts[g], cuts[g + 1], piece):
                 here = slice(begin, min(begin + piece, int(cuts[g + 1])))
-                now, after = block.features(here)
-                columns, products = len(now), _Products.of(phi, now, block.left[here])
-                right = np.empty((wide, now.shape[1]))
-                ahead_of = right[columns:-1].reshape(actions, columns, -1)
-                for i, own in w.items():
-                    if means:
-                        after = means[i].take(block.order[here], axis=1)
-                    np.multiply(now, own[here], out=right[:columns])
-                    np.multiply(after, probs[i][:, None, here], out=ahead_of)
-                    np.multiply(block.rewards[here], own[here], out=right[-1])
-                    self.sums[i, g // actions, g % actions] += products(right)
+                now, after = block.features(here, drawn)
+                sums = add(now, after, w[:, here], probs[:, :, here], block, here)
+                for i, own in zip(weights, sums, strict=True):
+                    self.sums[i, g // actions, g % actions] += own.reshape(high, wide)
+
+    def _of_columns(
+        self,
+        now: FloatArray,
+        after: FloatArray,
+        w: FloatArray,
+        probs: FloatArray,
+        block: _Block,
+        here: slice,
+    ) -> FloatArray:
+        """Return the sums (P, 2 p + 1, c, columns) of m steps, with the columns of each target.
+
+        Args:
+            now: (c, m) features.
+            after: those of the next steps, as `_Block.features` returns them.
+            w: (P, m) weights.
+            probs: (P, A, m) w pi(b|s_next), 0 after an end.
+            block: the block of the steps.
+            here: where they are in it.
+        """
+        (targets, actions, m), c = probs.shape, len(now)
+        right = np.empty((targets, (1 + actions) * c + 1, m))
+        np.multiply(now, w[:, None], out=right[:, :c])
+        ahead = right[:, c:-1].reshape(targets, actions, c, m)
+        np.multiply(after, probs[:, :, None], out=ahead)
+        np.multiply(block.rewards[here], w, out=right[:, -1])
+        sums = _moments(now, right.reshape(-1, m), block.left[here], 2 * self.phi.powers + 1)
+        return sums.reshape(len(sums), c, targets, -1).transpose(2, 0, 1, 3)
+
+    def _of_pairs(
+        self,
+        now: FloatArray,
+        after: FloatArray,
+        w: FloatArray,
+        probs: FloatArray,
+        block: _Block,
+        here: slice,
+    ) -> FloatArray:
+        """Return what `_of_columns` does, from products f_i f_j that are the same for all targets.
+
+        With 30 targets on CartPole a ranking takes 15 % less time.
+        """
+        (targets, actions, m), c = probs.shape, len(now)
+        left, count = block.left[here], 2 * self.phi.powers + 1
+        crossed = (now[:, None] * after).reshape(-1, m)
+        ahead = _moments(probs.reshape(-1, m), crossed, left, count)
+        first, second = np.triu_indices(c)
+        pairs = np.concatenate([now[first] * now[second], now * block.rewards[here]])
+        own = _moments(w, pairs, left, count).swapaxes(0, 1)
+        place = np.empty((c, c), dtype=np.int64)  # of f_i f_j among the products
+        place[first, second] = place[second, first] = np.arange(first.size)
+        sums = np.empty((targets, count, c, (1 + actions) * c + 1))
+        sums[..., :c] = own[:, :, place]
+        ahead = ahead.reshape(count, targets, actions, c, c).transpose(1, 0, 3, 2, 4)
+        sums[..., c:-1].reshape(targets, count, c, actions, c)[...] = ahead
+        sums[..., -1] = own[:, :, first.size :]
+        return sums
+
+    def _drawn(self, block: _Block, answers: Answers, rng: np.random.Generator) -> FloatArray:
+        """Return the mean features (c, n) of the next steps over actions that a target draws."""
+        ends = np.empty_like(block.last)
+        ends[block.order] = block.last
+        return self.phi.expected_next(answers, block.span, ends, rng)
 
     # Solve -----------------------------------------------------------------------------------
 
@@ -258,13 +319,16 @@ class NormalEquations:
 
     def values(self, target: int, without: Sequence[int | None]) -> list[LinearValues]:
         """Fit one q per entry of `without`, leaving that fold out; the last is None, for none."""
-        thetas = []
-        for fold in without:
-            kept = np.arange(self.bounds.shape[1]) != fold
-            system, right, scale = self._system(np.tensordot(kept, self.sums[target], 1))
-            thetas.append(_solved(system, right) * scale)
+        folds, thetas = range(self.bounds.shape[1]), list[FloatArray]()
+        at_once = max(1, _SOLVED // self.phi.weights**2)
+        for begin in range(0, len(without), at_once):
+            some = without[begin : begin + at_once]
+            kept = np.array([[float(k != fold) for k in folds] for fold in some])
+            systems, right, scales = self._systems(np.tensordot(kept, self.sums[target], 1))
+            thetas += [*(_solved(systems, right) * scales)]
         # A' alpha = sum of E_pi phi over the first steps, for the visits
-        dual = _solved(system.T, self.starts[target] * scale) * scale
+        scale = scales[-1]
+        dual = _solved(systems[-1:].swapaxes(1, 2), (self.starts[target] * scale)[None])[0] * scale
         shape = max(self.phi.actions, 1), -1
         nearness = self.model.nearness if self.near[target] else 0.0
         return [
@@ -272,39 +336,39 @@ class NormalEquations:
             for theta in thetas
         ]
 
-    def _system(self, sums: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return matrix (A d, A d) with penalty, right side (A d,) and scale (A d,).
+    def _systems(self, sums: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return matrices (m, A d, A d) with penalty, right sides (m, A d) and scales (m, A d).
 
         The features are first divided by the roots of their squares, so that one penalty serves
         features of any scale. `pull` is on the differences from the mean over the actions.
 
         Args:
-            sums: (A, (2 p + 1) c, (1 + A) c + 1).
+            sums: (m, A, (2 p + 1) c, (1 + A) c + 1).
         """
         c, powers, width = self.phi.columns, self.phi.powers + 1, self.phi.width
-        actions = len(sums)
-        sums = sums.reshape(actions, 2 * powers - 1, c, -1)
-        blocks, every = np.empty((actions, powers, c, actions, powers, c)), np.arange(actions)
+        m, actions = sums.shape[:2]
+        sums = sums.reshape(m, actions, 2 * powers - 1, c, -1)
+        blocks, every = np.empty((m, actions, powers, c, actions, powers, c)), np.arange(actions)
         for k in range(powers):
             for power in range(powers):
                 # of the next step, from powers of u to those of u_next
                 ahead = sum(
-                    share * sums[:, k + e, :, c:-1]
+                    share * sums[:, :, k + e, :, c:-1]
                     for e, share in enumerate(self._powers_ahead[power])
                 )
-                blocks[:, k, :, :, power] = -self.gamma * np.reshape(
-                    ahead, (actions, c, actions, c)
-                )
-                blocks[every, k, :, every, power] += sums[:, k + power, :, :c]
-        squares = np.einsum("akii->ki", sums[:, ::2, :, :c]).ravel() / actions
+                ahead = np.reshape(ahead, (m, actions, c, actions, c))
+                np.multiply(ahead, -self.gamma, out=blocks[:, :, k, :, :, power])
+                now = sums[:, :, k + power, :, :c].swapaxes(0, 1)
+                blocks[:, every, k, :, every, power] += now
+        squares = np.einsum("makii->mki", sums[:, :, ::2, :, :c]).reshape(m, -1) / actions
         scale = np.tile(1.0 / np.sqrt(np.where(squares > 0, squares, 1.0)), actions)
-        system = blocks.reshape(actions * width, actions * width)
-        system *= scale[:, None]
-        system *= scale
+        systems = blocks.reshape(m, actions * width, actions * width)
+        systems *= scale[:, :, None]
+        systems *= scale[:, None]
         penalty = (self.model.ridge + self.model.pull) * np.eye(actions) - self.model.pull / actions
         place = np.arange(width)
-        system.reshape(actions, width, actions, width)[:, place, :, place] += penalty
-        return system, sums[:, :powers, :, -1].ravel() * scale, scale
+        systems.reshape(m, actions, width, actions, width)[:, :, place, :, place] += penalty
+        return systems, sums[:, :, :powers, :, -1].reshape(m, -1) * scale, scale
 
     @cached_property
     def _powers_ahead(self) -> list[list[float]]:
@@ -364,11 +428,19 @@ class _Block:
         now = phi.plain(batch, count)
         return cls(span, order, rows, group[order], left, data.rewards[rows], last[rows], now)
 
-    def features(self, here: slice) -> tuple[FloatArray, FloatArray]:
-        """Return the features (c, m) of some steps in order, and of their next."""
+    def features(self, here: slice, drawn: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return the features (c, m) of some steps in order, and of their next.
+
+        Args:
+            here: the steps.
+            drawn: for each of P targets means (c, n) over its continuous actions, then the latter
+                features are (P, 1, c, m); else they are (c, m), the same for all.
+        """
         some = self.order[here]
-        after = np.take(self.now, some + 1, axis=1, mode="clip")
-        return np.take(self.now, some, axis=1), after
+        now = np.take(self.now, some, axis=1)
+        if drawn:
+            return now, np.stack([mean.take(some, axis=1)[None] for mean in drawn])
+        return now, np.take(self.now, some + 1, axis=1, mode="clip")
 
 
 def _by_group_and(numbers: IntArray, group: IntArray) -> IntArray:
@@ -378,49 +450,34 @@ def _by_group_and(numbers: IntArray, group: IntArray) -> IntArray:
     return np.argsort(small, kind="stable")
 
 
-@dataclass(frozen=True)
-class _Products:
-    """Sum the products of features times powers of time, and columns, over m steps of a group.
+def _moments(rows: FloatArray, columns: FloatArray, left: FloatArray, powers: int) -> FloatArray:
+    """Return sum u^k rows columns', (powers, r, c), over m steps with shares u of time left.
 
     Where many steps share a time, their products are summed first and multiplied with the powers
     of that time afterwards: far fewer products than of every step with every power.
 
     Args:
-        rows: (c, m) features, or ((2 p + 1) c, m) times the powers of each step.
-        cuts: where steps of another time begin, with 0 and m; None if the powers are in the rows.
-        powers: (2 p + 1, times) those of each time.
+        rows: (r, m).
+        columns: (c, m).
+        left: (m,) u, equal ones side by side.
+        powers: how many k = 0, 1, …
     """
-
-    rows: FloatArray
-    cuts: list[int] | None = None
-    powers: FloatArray | None = None
-
-    @classmethod
-    def of(cls, phi: Phi, features: FloatArray, left: FloatArray) -> _Products:
-        """Prepare the features (c, m) of steps sorted by the share of the horizon that is left."""
-        changes, count = (left[1:] != left[:-1]).nonzero()[0] + 1, 2 * phi.powers + 1
-        if changes.size * _AT_A_TIME > left.size:
-            return cls(phi.raised(features, left, count))
-        cuts = [0, *changes.tolist(), left.size]
-        powers = np.ones((count, len(cuts) - 1))
-        powers[1:] = left[cuts[:-1]]
-        return cls(features, cuts, np.multiply.accumulate(powers, axis=0))
-
-    def __call__(self, right: FloatArray) -> FloatArray:
-        """Return the sums ((2 p + 1) c, columns) with columns (columns, m)."""
-        columns = right.T
-        if self.cuts is None or self.powers is None:
-            return np.asarray(self.rows @ columns)
-        of_time = np.empty((len(self.cuts) - 1, len(self.rows), len(right)))
-        for own, begin, end in zip(of_time, self.cuts[:-1], self.cuts[1:], strict=True):
-            np.matmul(self.rows[:, begin:end], columns[begin:end], out=own)
-        sums = self.powers @ of_time.reshape(len(of_time), -1)
-        return np.asarray(sums.reshape(-1, len(right)))
+    exponents, shape = np.arange(powers)[:, None], (powers, len(rows), len(columns))
+    cuts = [0, *((left[1:] != left[:-1]).nonzero()[0] + 1).tolist(), left.size]
+    if len(cuts) * _AT_A_TIME > left.size:
+        raised = (left**exponents)[:, None] * rows
+        return np.asarray(raised.reshape(-1, left.size) @ columns.T).reshape(shape)
+    of_time = np.empty((len(cuts) - 1, *shape[1:]))
+    for own, begin, end in zip(of_time, cuts[:-1], cuts[1:], strict=True):
+        np.matmul(rows[:, begin:end], columns[:, begin:end].T, out=own)
+    sums = left[cuts[:-1]] ** exponents @ of_time.reshape(len(of_time), -1)
+    return np.asarray(sums.reshape(shape))
 
 
-def _solved(system: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve a system, by least squares if some features are always 0 without a penalty."""
+def _solved(systems: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve systems (m, d, d), by least squares if some features are always 0 without a penalty."""
     try:
-        return np.asarray(np.linalg.solve(system, right))
+        return np.asarray(np.linalg.solve(systems, right[:, :, None]))[:, :, 0]
     except np.linalg.LinAlgError:
-        return np.asarray(np.linalg.lstsq(system, right, rcond=None)[0])
+        pairs = zip(systems, right, strict=True)
+        return np.stack([np.linalg.lstsq(*pair, rcond=None)[0] for pair in pairs])
