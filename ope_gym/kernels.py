@@ -35,7 +35,7 @@ _ADD = {"contract", "reassoc"}
 
 _NEGLIGIBLE = -40.0  # log of a probability p below which p / (1 - p) is p in float64
 
-# Constants of `_exp`.
+# Constants of `_exp` and `log_sigmoids`.
 _BITS_700 = int(np.float64(700.0).view(np.int64))
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
@@ -52,6 +52,10 @@ def _polynomial(series: Iterable[float], low: float, high: float) -> list[float]
 # exp(r) = 1 + r + r^2 q(r) on [-ln 2 / 2, ln 2 / 2], within 3e-16
 _Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = _polynomial(
     (1 / math.factorial(i + 2) for i in range(16)), -_LN_2 / 2, _LN_2 / 2
+)
+# artanh(s) = s + s^3 a(s^2) for |s| <= 1/3, with a(z) = 1/3 + z/5 + z^2/7 + ..., in the same way
+_A0, _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8 = _polynomial(
+    (1 / (2 * i + 3) for i in range(40)), 0.0, 1 / 9
 )
 
 
@@ -154,6 +158,14 @@ def _exp(x: float) -> float:
     high = _Q4 + r * (_Q5 + r * (_Q6 + r * (_Q7 + r * _Q8)))
     p = 1.0 + (r + r * r * (_Q0 + r * (_Q1 + r * (_Q2 + r * (_Q3 + r * high)))))
     return _float(_bits(p) + (_bits(shifted) << 52))
+
+
+@njit(forceinline=True, fastmath=_CONTRACT)
+def _artanh(s: float) -> float:
+    """Return artanh(s) for |s| <= 1/3."""
+    z = s * s
+    high = _A4 + z * (_A5 + z * (_A6 + z * (_A7 + z * _A8)))
+    return s + s * z * (_A0 + z * (_A1 + z * (_A2 + z * (_A3 + z * high))))
 
 
 @njit(forceinline=True)  # without flags: simplified, it would be 0
@@ -567,3 +579,44 @@ def vote(values: Any, weights: Any) -> float:
         if lead < 0.0:
             winner, lead = values[i], -lead
     return winner
+
+
+# ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the
+# exponential cannot overflow. From artanh(s) = log((1 + s) / (1 - s)) / 2 with s = u / (2 + u),
+# (1 + s) / (1 - s) = 1 + u, so log1p(u) = 2 artanh(s) where s is at most 1/3: a quotient and a
+# polynomial in s^2, which vectorise, in place of library calls, which on most machines do not.
+
+
+@compiled(_CONTRACT, writes=("columns", "total", "out"))
+def log_sigmoids(theta: Any, x: Any, chosen: Any, columns: Any, total: Any, out: Any) -> None:
+    """Write ln σ(±θ_k·(x, 1)) of K policies and n steps, plus for action 1, within 1e-15.
+
+    Args:
+        theta: (K, d + 1).
+        x: (n, d).
+        chosen: (n,) actions 0 or 1.
+        columns: (d + 1, tile) scratch.
+        total: (tile,) scratch.
+        out: (K, n) written.
+    """
+    n, d, tile = x.shape[0], x.shape[1], total.size
+    for begin in range(0, n, tile):
+        width = tile if begin + tile <= n else n - begin
+        for j in range(width):
+            sign = 1.0 if chosen[begin + j] == 1 else -1.0
+            for i in range(d):
+                columns[i, j] = sign * x[begin + j, i]
+            columns[d, j] = sign
+        for k in range(theta.shape[0]):
+            factor = theta[k, d]
+            for j in range(width):
+                total[j] = factor * columns[d, j]
+            for i in range(d):
+                factor = theta[k, i]
+                for j in range(width):
+                    total[j] += factor * columns[i, j]
+            for j in range(width):
+                value = total[j]
+                u = _exp(-abs(value))
+                low = 0.0 if value >= 0.0 else value  # NaN stays NaN
+                out[k, begin + j] = low - 2.0 * _artanh(u / (2.0 + u))

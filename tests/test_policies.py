@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.policies import (
@@ -319,17 +317,6 @@ def _slice(observations: Any, rows: slice) -> Any:
     if isinstance(observations, tuple):
         return tuple(part[rows] for part in observations)
     return observations[rows]
-
-
-@given(
-    shape=st.tuples(st.integers(1, 300), st.integers(0, 5000)), depth=st.sampled_from([1, 3, 50])
-)
-def test_tiles_cover_every_element_once(shape: tuple[int, int], depth: int) -> None:
-    seen = np.zeros(shape, dtype=np.int8)
-    for block in numerics.tiles(*shape, depth=depth):
-        seen[block] += 1
-        assert seen[block].size <= numerics.BLOCK
-    assert (seen == 1).all()
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from ope_gym.policies.base import register_policy
 from ope_gym.policies.families import Finite, Gaussian
 from ope_gym.policies.numerics import (
     action_count,
+    cached_rows,
     cells,
     choices,
     epsilon_greedy,
@@ -31,33 +32,26 @@ from ope_gym.policies.numerics import (
     parameters,
     refuse_nan,
     same_shape,
-    tiles,
-    with_one,
     within,
 )
 
+_TILE = 256  # rows of which a compiled loop has the scores of one policy in the cache
 _SHOWN = 24  # actions that a repr lists
 
 
-class _Stacked(Finite):
-    """Base of policies that are asked many at a time; one of them is a stack of one."""
+def _log_sigmoids(theta: FloatArray, observations: Tree, actions: Tree) -> FloatArray:
+    """Return ln σ(±θ_k·(x, 1)), (K, n), plus for action 1: theta (K, d + 1)."""
+    from ope_gym import kernels  # numba takes a moment to load
 
-    @classmethod
-    def log_prob_stack(
-        cls, policies: Sequence[Any], observations: Tree, actions: Tree
-    ) -> FloatArray:
-        """Return `log_prob` of K policies of the class as one (K, n) array."""
-        raise NotImplementedError
-
-    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
-        """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
-        (log_probs,) = self.log_prob_stack([self], observations, actions)
-        return np.asarray(log_probs)
+    x = np.ascontiguousarray(features(observations, theta.shape[1] - 1))
+    out, scratch = np.empty((len(theta), len(x))), np.empty((theta.shape[1] + 1, _TILE))
+    kernels.log_sigmoids(theta, x, choices(actions, len(x), 2), scratch[:-1], scratch[-1], out)
+    return out
 
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearSigmoid(_Stacked):
+class LinearSigmoid(Finite):
     """Two actions, P(a = 1 | x) = σ(x·θ + bias).
 
     >>> LinearSigmoid(theta=[0.0, 1.0]).probs(np.array([[5.0, 0.0]]))
@@ -79,13 +73,12 @@ class LinearSigmoid(_Stacked):
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("theta", [policy.theta for policy in policies])
         theta = np.array([[*policy.theta, policy.bias] for policy in policies])
-        x = features(observations, theta.shape[1] - 1)
-        signs = 2.0 * choices(actions, len(x), 2) - 1.0
-        columns = with_one(x) * signs  # d + 1 signs a row instead of K
-        out = np.empty((len(theta), len(x)))
-        for k, rows in tiles(*out.shape):
-            out[k, rows] = log_sigmoid(theta[k] @ columns[:, rows])
-        return out
+        return _log_sigmoids(theta, observations, actions)
+
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return ln σ(±(x·θ + bias)), plus for action 1; shape (n,)."""
+        score = self._score(observations)
+        return log_sigmoid((2.0 * choices(actions, len(score), 2) - 1.0) * score)
 
     def log_table(self, observations: Tree) -> FloatArray:
         """Return [ln P(0), ln P(1)] for each row, shape (n, 2)."""
@@ -104,7 +97,7 @@ class LinearSigmoid(_Stacked):
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxLinear(_Stacked):
+class SoftmaxLinear(Finite):
     """A actions, P(a | x) = softmax(W x + bias)_a.
 
     >>> SoftmaxLinear(weights=[[0.0], [0.0]], bias=[0.0, np.log(3.0)]).probs(np.ones((1, 1)))
@@ -133,17 +126,21 @@ class SoftmaxLinear(_Stacked):
     ) -> FloatArray:
         """Return `log_prob` of K policies as one (K, n) array."""
         same_shape("weights", [policy.weights for policy in policies])
-        weights = np.stack([policy._joined() for policy in policies])  # (K, A, d + 1)
-        _, n_actions, width = weights.shape
-        x = features(observations, width - 1)
-        chosen, columns = choices(actions, len(x), n_actions), with_one(x)
-        out = np.empty((len(weights), len(x)))
-        for k, rows in tiles(*out.shape, depth=n_actions):
-            scores = weights[k].reshape(-1, width) @ columns[:, rows]
-            scores = scores.reshape(-1, n_actions, scores.shape[1])  # (k, A, rows)
+        weights = np.stack([policy.weights for policy in policies])  # (K, A, d)
+        biases = np.stack([np.asarray(policy.bias) for policy in policies])  # (K, A)
+        n_policies, n_actions, width = weights.shape
+        if n_actions == 2:  # a sigmoid of the difference
+            theta = np.column_stack([weights[:, 1] - weights[:, 0], biases[:, 1] - biases[:, 0]])
+            return _log_sigmoids(theta, observations, actions)
+        x = features(observations, width)
+        chosen = choices(actions, len(x), n_actions)
+        out = np.empty((n_policies, len(x)))
+        for rows in cached_rows(len(x), n_policies * n_actions):
+            scores = weights.reshape(-1, width) @ x[rows].T + biases.reshape(-1, 1)
+            scores = scores.reshape(n_policies, n_actions, -1)
             scores -= scores.max(axis=1, keepdims=True)
             picked = scores[:, chosen[rows], np.arange(scores.shape[2])]
-            out[k, rows] = picked - np.log(np.exp(scores, out=scores).sum(axis=1))
+            out[:, rows] = picked - np.log(np.exp(scores, out=scores).sum(axis=1))
         return out
 
     def log_table(self, observations: Tree) -> FloatArray:
@@ -151,13 +148,10 @@ class SoftmaxLinear(_Stacked):
         x = features(observations, self.weights.shape[1])
         return log_softmax(x @ self.weights.T + np.asarray(self.bias))
 
-    def _joined(self) -> FloatArray:
-        return np.column_stack([self.weights, np.asarray(self.bias)])
-
 
 @register_policy
 @dataclass(frozen=True, eq=False, repr=False)
-class EpsilonGreedyTable(_Stacked):
+class EpsilonGreedyTable(Finite):
     """A greedy action for every state; with probability ε, one of all A actions instead.
 
     States are the cells of a table: one Discrete space (observations an int array) or several
@@ -212,6 +206,10 @@ class EpsilonGreedyTable(_Stacked):
             # Looked up with the bool as a number: np.where waits for mispredicted branches.
             policy._log_levels.take(is_greedy.view(np.int8), out=row, mode="clip")
         return out
+
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
+        return np.asarray(self.log_prob_stack([self], observations, actions)[0])
 
     def probs(self, observations: Tree) -> FloatArray:
         """Return ε/A for each action, and 1 - ε more for the greedy one; shape (n, A)."""

@@ -1,7 +1,6 @@
-"""Check the arguments of policies, and compute their probabilities fast, in plain numpy.
+"""Check the arguments of policies, and compute their probabilities, in plain numpy.
 
-Shapes: K policies, n rows, d features, A actions. Large stacks are computed in tiles that stay in
-the processor's cache.
+Shapes: K policies, n rows, d features, A actions.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 
-BLOCK = 32_768  # elements of a (K, rows) tile: its few float64 temporaries stay in cache
 MOST_ACTIONS = 2**16  # a row of probabilities then takes half a mebibyte
+_CACHED = 32_768  # float64 numbers: a few temporaries of them are a mebibyte
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 # Arguments ------------------------------------------------------------------------------------
@@ -173,24 +172,11 @@ def moments_of(probs: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean, np.einsum("na,na,na->n", probs, logs, logs)
 
 
-def tiles(n_policies: int, n_rows: int, depth: int = 1) -> Iterator[tuple[slice, slice]]:
-    """Yield slices (policies, rows) that cover a (K, n) array in tiles of about BLOCK / depth."""
-    tall = max(1, min(n_policies, 64, BLOCK // (64 * depth)))
-    wide = max(64, BLOCK // (tall * depth))
-    for row in range(0, n_rows, wide):
-        for k in range(0, n_policies, tall):
-            yield slice(k, min(k + tall, n_policies)), slice(row, min(row + wide, n_rows))
-
-
-def with_one(rows: FloatArray) -> FloatArray:
-    """Transpose features (b, d) to (d + 1, b), with a last line of 1 for the bias.
-
-    The result is in C order, which is what a fast matrix product wants.
-    """
-    columns = np.empty((rows.shape[1] + 1, rows.shape[0]))
-    columns[:-1] = rows.T
-    columns[-1] = 1.0
-    return columns
+def cached_rows(n_rows: int, width: int) -> Iterator[slice]:
+    """Yield slices of rows of which `width` numbers each stay in the processor's cache."""
+    size = max(64, _CACHED // width)
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))
 
 
 def log_sigmoid(x: FloatArray) -> FloatArray:
