@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -112,9 +111,8 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
     good = path.read_bytes()
     at = good.index(data.rewards[:2].tobytes())
     path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-    with pytest.raises(DamagedFileError, match=r"run\.ope: the file is damaged") as caught:
+    with pytest.raises(DamagedFileError, match=r"run\.ope: the file is damaged"):
         evaluate(path, TARGET, compute=Compute(ray=True))
-    assert platform.node() in str(caught.value.__cause__) or "ray::" in str(caught.value.__cause__)
     path.write_bytes(good)
     with monkeypatch.context() as patch:
         patch.setattr(ray_tasks, "_versions", lambda: ("another", "one"))

@@ -54,19 +54,21 @@ def test_results_come_in_order(threads: bool) -> None:
 
 
 def _raises(i: int) -> int:
-    if i == 0:
-        warnings.warn("of item 0", UserWarning, stacklevel=1)
-        return i
-    Path(f"/missing/{i}.ope").read_bytes()
+    if i:
+        Path(f"/missing/{i}.ope").read_bytes()
+    return i
+
+
+def _warns(i: int) -> int:
+    warnings.warn("of an item", UserWarning, stacklevel=1)
     return i
 
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_errors_and_warnings_come_as_without_workers(threads: bool) -> None:
-    with (
-        pytest.warns(UserWarning, match="of item 0"),
-        pytest.raises(FileNotFoundError, match=r"directory: '/missing/1\.ope'") as caught,
-    ):
+    with pytest.warns(UserWarning, match="of an item"):
+        assert list(Workers(2).in_order(_warns, [0, 1], threads=threads)) == [0, 1]
+    with pytest.raises(FileNotFoundError, match=r"directory: '/missing/1\.ope'") as caught:
         list(Workers(2).in_order(_raises, [0, 1], threads=threads))
     assert caught.value.filename == "/missing/1.ope"
 

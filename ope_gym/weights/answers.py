@@ -34,17 +34,21 @@ class Answers:
     def __init__(self, target: Policy, data: Trajectories) -> None:
         self.target, self.data = target, data
         self.near: dict[float, FloatArray] = {}
+        self._log_probs: FloatArray | None = None
 
     def about(self, data: Trajectories) -> Answers:
         """Return the same answers about the same steps, whoever is said to have recorded them."""
         found = Answers(self.target, data)
-        found.__dict__["log_probs"] = self.log_probs
+        found._log_probs = self.log_probs
         return found
 
-    @cached_property
+    @property
     def log_probs(self) -> FloatArray:
         """(S,) log-probabilities of the recorded actions."""
-        return policy_log_probs(self.target, "target", self.data)
+        # before Python 3.12 a cached_property would have threads wait for each other
+        if self._log_probs is None:
+            self._log_probs = policy_log_probs(self.target, "target", self.data)
+        return self._log_probs
 
     def probs(self, rows: IntArray | slice) -> FloatArray:
         """Return the probabilities (n, A) of all actions at some steps, of a finite target."""
@@ -85,4 +89,4 @@ def ask_together(answers: Sequence[Answers]) -> None:
     with suppress(ValueError):
         table = stack_log_probs(targets, data.observations, data.actions, range(len(targets)))
         for one, log_probs in zip(answers, table, strict=True):
-            one.__dict__["log_probs"] = log_probs
+            one._log_probs = log_probs
