@@ -1,6 +1,7 @@
 """Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
 base         the protocols, storage by name and arrays, policies that cannot act
+families     what finite and normal policies have in common
 convert      policies of Stable-Baselines3 models, saved ones and torch modules
 closed_form  linear, tabular, uniform and Gaussian policies
 encoding     observations as rows of standardised numbers
