@@ -202,7 +202,9 @@ class Store:
         self._require_file()
         now = time.monotonic()
         due = now - self._synced > _SYNC_SECONDS and not self._whole
-        policies, loops, small = list(self._policies), dict(self._loops), self._small
+        policies, loops, small = self._policies, self._loops, self._small
+        if self._new_policies or self._new_changes:  # which count when they are in the file
+            policies, loops = list(policies), dict(loops)
         with explained(self.path):
             if due:
                 db.execute("PRAGMA synchronous=FULL")
@@ -314,11 +316,10 @@ class Store:
         ).fetchone()
         step = last[0] if last else 0
         starts = data.offsets[:-1]
-        numbers = np.array(policies)
         loop_of = np.array([*(loops.get(i, -1) for i in range(max(loops, default=-1) + 1)), -1])
         flags = data.terminated + 2 * data.truncated + 4 * data.held_out
         clocks, own = data.start_clock, loop_of[data.schedule_ids]
-        acted = numbers[data.policy_ids[starts]]
+        acted = [policies[k] for k in data.policy_ids[starts].tolist()]
         roster = np.array([acted, data.lengths, flags, clocks, own], dtype=np.int64).T
         returns = np.add.reduceat(data.rewards, starts)
         for begin in range(0, len(data), _ROWS):
@@ -342,7 +343,7 @@ def _write_chunks(
     width = sum(x[:1].nbytes if x.dtype != object else _OBJECT_BYTES for x in leaves)
     begins = np.arange(0, data.n_steps, max(1, _CHUNK_BYTES // width))
     ends = [*begins[1:].tolist(), data.n_steps]
-    firsts = np.searchsorted(data.offsets[:-1], begins).tolist()
+    firsts = data.offsets[:-1].searchsorted(begins).tolist()
     stops = [*firsts[1:], len(data)]
     small = 0
     for begin, end, first, stop in zip(begins.tolist(), ends, firsts, stops, strict=True):

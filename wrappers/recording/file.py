@@ -167,7 +167,9 @@ class EpisodeFile:
         self._note(self._store)
         while self._queue:
             loop, episodes = self._queue.pop(0)
-            ids = np.array(self._loops[loop].numbers, dtype=np.int32)[episodes.policy_ids]
+            ids = episodes.policy_ids
+            if len(self._loops) > 1:  # a session alone has the numbers of the store
+                ids = np.array(self._loops[loop].numbers, dtype=np.int32)[ids]
             own = np.where(episodes.start_clock < 0, -1, loop).astype(np.int32)
             self._store.append(dataclasses.replace(episodes, policy_ids=ids, schedule_ids=own))
         self._store.flush()
