@@ -118,7 +118,7 @@ def change_bytes(path: Path, rng: random.Random) -> None:
         elif kind == 4:
             other = rng.randrange(len(data))
             data[at : at + size] = data[other : other + size]
-        elif len(data) > 200:
+        elif len(data) > 5000:
             del data[at if rng.random() < 0.5 else len(data) - size :]
     path.write_bytes(data)
 
