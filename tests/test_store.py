@@ -613,8 +613,11 @@ def test_other_tables_views_and_triggers_are_refused(statement: str, saved: Path
         ("UPDATE episodes SET policy = 7", "rows 0 to 3 of episodes"),
         ("UPDATE episodes SET length = 'x'", "invalid literal"),
         ("DELETE FROM episodes WHERE id = 3", "rows 0 to 3 of episodes"),
-        ("INSERT INTO episodes SELECT 4, policy, length, return, 1, 0, 0, 9, 0, 10 FROM episodes "
-         "LIMIT 1", "5 episodes, but"),
+        (
+            "INSERT INTO episodes SELECT 4, policy, length, return, 1, 0, 0, 9, 0, 10 "
+            "FROM episodes LIMIT 1",
+            "5 episodes, but",
+        ),
         ("DELETE FROM chunks", "4 episodes, but chunks have 0 steps"),
         ("UPDATE chunks SET data = zeroblob(length(data))", "row 0 of chunks does not match"),
         ("UPDATE chunks SET data = substr(data, 2)", "row 0 of chunks does not match"),
@@ -630,7 +633,7 @@ def test_other_tables_views_and_triggers_are_refused(statement: str, saved: Path
         ("UPDATE environment SET horizon = 8", "environment does not match"),
         ("UPDATE environment SET horizon = 'long'", "environment does not match"),
     ],
-)  # fmt: skip
+)
 def test_rows_that_somebody_changed_are_named(statement: str, words: str, saved: Path) -> None:
     sql(saved, statement)
     refused(saved, words)
@@ -724,11 +727,14 @@ NETWORK = {
     ("kind", "arrays", "size"),
     [
         ("uniform", {}, "n_actions"),
-        ("epsilon-greedy-table",
-         {"greedy": np.zeros(5, np.int64), "epsilon": np.array(0.1)}, "n_actions"),
+        (
+            "epsilon-greedy-table",
+            {"greedy": np.zeros(5, np.int64), "epsilon": np.array(0.1)},
+            "n_actions",
+        ),
         ("softmax-mlp", NETWORK, "n_states"),
     ],
-)  # fmt: skip
+)
 def test_a_policy_does_not_ask_for_more_than_it_brings(
     kind: str,
     arrays: dict[str, Any],

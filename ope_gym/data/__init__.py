@@ -13,7 +13,6 @@ database      the SQLite file of recorded episodes: its schema, and one way to o
 encoding      the bytes of chunks of steps and of policies
 store         appending episodes to a file
 stored        the episodes of a file, read chunk by chunk
-seen_files    the same file, found by several processes
 minari        Minari datasets
 tables        tables with a row for each step, and Parquet files
 """

@@ -27,6 +27,7 @@ from ope_gym.data.checks import check_horizon
 from ope_gym.data.database import (
     CHUNK,
     ChunkRow,
+    SeenFile,
     crc_of_numbers,
     crc_of_policy,
     crc_of_text,
@@ -36,7 +37,6 @@ from ope_gym.data.database import (
 from ope_gym.data.paths import MALFORMED, DamagedFileError, PathLike
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule, check_schedules
 from ope_gym.data.schema import BATCHES, COLUMNS, Chunk, Columns, Ints, check_alike, space_of
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.policies import Policy, policy_from_arrays
 

@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.checks import checked
+from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import MALFORMED, PathLike, in_place_of
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Columns, Floats, Ints, join, latest_episodes, renumber, take
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.data.store import Store, require_closed
 from ope_gym.data.stored import StoredEpisodes, read_stored

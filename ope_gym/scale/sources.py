@@ -23,9 +23,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ope_gym.arrays import IntArray
+from ope_gym.data.database import SeenFile
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.stored import StoredEpisodes, read_stored
 from ope_gym.data.tables.layout import Layout, TableFiles
 from ope_gym.data.tables.rows import is_parquet

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from gymnasium import spaces
 
+from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.header import Header
 from ope_gym.policies import Policy

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import offsets_of
+from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import PathLike
 from ope_gym.data.schema import Ints
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.tables.cells import import_arrow
 from ope_gym.data.tables.header import KEY
 

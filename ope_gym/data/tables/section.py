@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import LOG_PROB_TOLERANCE, offsets_of
 from ope_gym.data import spaces
+from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule, check_schedules
 from ope_gym.data.schema import COLUMNS, Chunk, Columns, Ints, space_of
-from ope_gym.data.seen_files import SeenFile
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.cells import BadCell
