@@ -3,11 +3,12 @@
     python benchmarks/waiting.py [--against CHECKOUT] [--cases evaluate first rank ...]
 
 The episodes are those of `train.py --env CartPole-v1`: 10 policies, 300 held-out episodes, about
-39,000 steps. Each case runs in fresh processes that alternate between the two checkouts, with one
+39,000 steps. Each checkout records them itself, in its own format of files. Each case runs in fresh processes that alternate between the two checkouts, with one
 BLAS thread; a time is the least processor time over all of them, and a ratio divides two such
 times of one run. Without --against there is one column, and no ratio.
 
     evaluate  the default evaluate, once compiled code is there
+    values    the same without errors and intervals
     first     the first evaluate ever, with nothing compiled: the time beyond the second one
     rank      50 checkpoints by auto
     share     the same as a share of 50 calls of evaluate of the same checkout
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-CASES = ("evaluate", "first", "rank", "share", "train", "fresh", "memory")
+CASES = ("evaluate", "values", "first", "rank", "share", "train", "fresh", "memory")
 _CHECKPOINTS = 50
 _STEPS = 600_000
 
@@ -45,20 +46,23 @@ def main() -> None:
     if args.work:
         print(json.dumps(WORK[args.work[0]](args.work[1])))
         return
+    checkouts = [HERE] if args.against is None else [HERE, args.against.resolve()]
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "train.ope")
-        record(path)
+        recorded = {checkout: f"{folder}/{i}.ope" for i, checkout in enumerate(checkouts)}
+        steps = {in_process("record", path, checkout) for checkout, path in recorded.items()}
+        if len(steps) > 1:
+            print(f"the checkouts recorded different episodes: {steps} steps")
         for case in args.cases:
-            compare(case, path, args.against, 1 if case == "memory" else args.processes)
+            compare(case, recorded, 1 if case == "memory" else args.processes)
 
 
-def compare(case: str, path: str, against: Path | None, processes: int) -> None:
-    checkouts = [HERE] if against is None else [HERE, against.resolve()]
-    found: list[list[float]] = [[] for _ in checkouts]
+def compare(case: str, recorded: dict[Path, str], processes: int) -> None:
+    """Time a case in each checkout, with the episodes that it recorded."""
+    seconds: dict[Path, list[float]] = {checkout: [] for checkout in recorded}
     for _ in range(processes):
-        for times, checkout in zip(found, checkouts, strict=True):
-            times.append(in_process(case, path, checkout))
-    best = [min(times) for times in found]
+        for checkout, path in recorded.items():
+            seconds[checkout].append(in_process(case, path, checkout))
+    best = [min(times) for times in seconds.values()]
     unit = {"share": "of as many evaluates", "memory": "MB"}.get(case, "s")
     beside = f", {best[0] / best[1]:.2f} times {best[1]:.3f}" if len(best) > 1 else ""
     print(f"{case:10s} {best[0]:8.3f} {unit}{beside}", flush=True)
@@ -72,13 +76,15 @@ def in_process(case: str, path: str, checkout: Path) -> float:
         if case in ("first", "fresh"):
             environment["NUMBA_CACHE_DIR"] = cache
         command = [sys.executable, __file__, "--work", case, path]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return float(json.loads(done.stdout))
 
 
-def record(path: str) -> None:
-    """Record the episodes of train.py, held-out ones among them, and save them."""
-    sys.path.insert(0, str(HERE))
+# What a fresh process does -------------------------------------------------------------------
+
+
+def record(path: str) -> float:
+    """Record the episodes of train.py, held-out ones among them; return the number of steps."""
     import gymnasium as gym
     import numpy as np
 
@@ -96,9 +102,7 @@ def record(path: str) -> None:
         agent.learn(fresh.select(held_out=False))
     env.follow(agent.policy)
     env.buffer.save(path)
-
-
-# What a fresh process does -------------------------------------------------------------------
+    return env.buffer.view().n_steps
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -107,12 +111,17 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def evaluate_case(path: str) -> float:
+def evaluate_case(path: str, **options: Any) -> float:
     from ope_gym import Trajectories, evaluate
 
     data = Trajectories.load(path).select(held_out=True)
-    times = [seconds(lambda: evaluate(data, data.policies[-1], held_out=False)) for _ in range(8)]
+    options["held_out"] = False
+    times = [seconds(lambda: evaluate(data, data.policies[-1], **options)) for _ in range(8)]
     return min(times[1:])
+
+
+def values_case(path: str) -> float:
+    return evaluate_case(path, interval=None)
 
 
 def first_case(path: str) -> float:
@@ -183,7 +192,9 @@ def memory_case(path: str) -> float:
 
 
 WORK = {
+    "record": record,
     "evaluate": evaluate_case,
+    "values": values_case,
     "first": first_case,
     "rank": rank_case,
     "share": share_case,
