@@ -3,9 +3,10 @@
     python benchmarks/waiting.py [--against CHECKOUT] [--cases evaluate first rank ...]
 
 The episodes are those of `train.py --env CartPole-v1`: 10 policies, 300 held-out episodes, about
-39,000 steps. Each checkout records them itself, in its own format of files. Each case runs in fresh processes that alternate between the two checkouts, with one
-BLAS thread; a time is the least processor time over all of them, and a ratio divides two such
-times of one run. Without --against there is one column, and no ratio.
+39,000 steps. Each checkout records them itself, in its own format of files. Each case runs in
+fresh processes that alternate between the two checkouts, with one BLAS thread; a time is the least
+processor time over all of them, and a ratio divides two such times of one run. Without --against
+there is one column, and no ratio.
 
     evaluate  the default evaluate, once compiled code is there
     values    the same without errors and intervals

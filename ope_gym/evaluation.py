@@ -8,8 +8,8 @@ This is the only place where policies meet estimators. An evaluation goes one wa
     run       the estimators ask for sums over all episodes, a pass a round
     conclude  error, interval, diagnostics and verdict of each
 
-`ope_gym.scale.survey` surveys. Episodes in memory (`ope_gym.scale.memory`) and in files
-(`ope_gym.scale.files`) are fitted and weighed differently, and then answer the same requests;
+`ope_gym.preparing` surveys, fits and weighs, episodes in memory and in files differently; either
+then answers the same requests.
 `ope_gym.estimation` runs and concludes, here and for `ope_gym.log_probs`.
 """
 
@@ -40,13 +40,12 @@ from ope_gym.options import (
 )
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.convert import is_saved
+from ope_gym.preparing.files import Files
+from ope_gym.preparing.memory import Memory
+from ope_gym.preparing.survey import Gathering, Survey
+from ope_gym.preparing.weighing import Weighing
 from ope_gym.results import Evaluation
-from ope_gym.scale.facts import Gathering
-from ope_gym.scale.files import Files
-from ope_gym.scale.memory import Memory
 from ope_gym.scale.sources import Episodes, open_source
-from ope_gym.scale.survey import Survey
-from ope_gym.scale.weighing import Weighing
 from ope_gym.scale.workers import Workers
 
 if TYPE_CHECKING:

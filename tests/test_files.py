@@ -489,7 +489,7 @@ def test_basic_weights_need_no_mixture_of_many(monkeypatch: pytest.MonkeyPatch) 
     def never(*args: Any, **keywords: Any) -> Any:
         raise AssertionError("weights against one's own policy were taken against a group")
 
-    monkeypatch.setattr("ope_gym.scale.weighing.partial_log_weights", never)
+    monkeypatch.setattr("ope_gym.preparing.weighing.partial_log_weights", never)
     found = in_blocks(parts, r.target, names, weighting=Weighting(mixture=4))
     assert_equal(found, together)
     assert found.sample.mixture is None

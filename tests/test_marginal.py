@@ -42,7 +42,7 @@ from ope_gym.models import Baseline, TabularQ
 from ope_gym.models.base import Problem, Visits
 from ope_gym.models.folds import cross_fit
 from ope_gym.policies import LinearSigmoid
-from ope_gym.scale.weighing import past_columns
+from ope_gym.preparing.weighing import past_columns
 from ope_gym.verdict import Reason
 from studies.outside.finite import Setup, TablePolicy
 from studies.outside.problems import delayed, ring

@@ -35,7 +35,7 @@ from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.models import LinearQ, OneHot, TabularQ
 from ope_gym.policies import LinearSigmoid
-from ope_gym.scale.passes import Items
+from ope_gym.preparing.files import Items
 from ope_gym.scale.sources import Source, open_source
 from ope_gym.scale.workers import Workers
 from tests.builders import LogProbOnly, Recorded, Table, assert_same, recorded

@@ -23,9 +23,8 @@ from threadpoolctl import threadpool_info
 from ope_gym import Bootstrap, Compute, Evaluator, Trajectories, Weighting, evaluate
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
-from ope_gym.scale import passes
+from ope_gym.preparing.files import Item
 from ope_gym.scale import ray as ray_tasks
-from ope_gym.scale.passes import Item
 from ope_gym.scale.sources import open_source
 from ope_gym.scale.workers import Packed, Workers
 from ope_gym.weights.answers import Answers
@@ -245,7 +244,7 @@ def test_code_of_a_user_and_many_steps_with_a_q_model_take_processes(
 ) -> None:
     """Such code may hold the interpreter's lock, or change something as it runs."""
     if own == "many steps":
-        monkeypatch.setattr(passes, "_WORTH_STARTING", 1)
+        monkeypatch.setattr("ope_gym.preparing.files._WORTH_STARTING", 1)
     seen: dict[bool, set[bool]] = {True: set(), False: set()}  # by whether they are tasks: threads
     compute = Workers.in_order
 

@@ -242,7 +242,7 @@ class FoldSums(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
-    """What a model has learned for one target.
+    """Values that a model has learned for one target.
 
     Args:
         values: for each fold the values that it may use, learned from other episodes; None where

@@ -27,9 +27,16 @@ from ope_gym.models.folds import cross_fit, cross_fit_targets, past_only
 from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import asked
-from ope_gym.scale.redraws import Held, Redraws, Scatter
-from ope_gym.scale.survey import Survey
-from ope_gym.scale.weighing import Recorded, Shared, Weighing, has_densities
+from ope_gym.preparing.survey import Survey
+from ope_gym.preparing.weighing import (
+    Held,
+    Recorded,
+    Redraws,
+    Scatter,
+    Shared,
+    Weighing,
+    has_densities,
+)
 from ope_gym.weights.answers import Answers, ask_together
 from ope_gym.weights.reward_model import check_reward_model
 from ope_gym.weights.rounds import stable_weights

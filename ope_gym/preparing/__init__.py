@@ -1,0 +1,1 @@
+"""Recorded episodes prepared for estimators: surveyed, fitted and weighed."""
