@@ -88,35 +88,26 @@ class Contributions:
 
     def __str__(self) -> str:
         head = (
-            f"{self.estimator} {text.number(self.value)} ± "
-            f"{text.number(self.standard_error, 3)}, ESS {self.ess:.1f}; what each policy's "
-            "episodes bring"
+            f"{self.estimator} {text.number(self.value)} ± {text.number(self.standard_error, 3)}, "
+            f"ESS {self.ess:.1f}; what each policy's episodes bring"
         )
-        titles = [
-            "policy",
-            "episodes",
-            "weight",
-            "ESS",
-            "ESS share",
-            "variance",
-            "std.err without",
-            "ESS without",
-        ]
-        cells = [
-            [
-                row.name,
-                f"{row.episodes:,}",
-                text.share(row.weight_share),
-                f"{row.ess:.1f}",
-                text.share(row.ess_share),
-                text.share(row.variance_share),
-                text.number(row.standard_error_without, 3)
-                + (" " if row.ess_without >= _FEW else "?"),
-                f"{row.ess_without:.1f}",
-            ]
-            for row in self.rows
-        ]
-        lines = [head, *text.align([titles, *cells])]
+        table = text.table(
+            self.rows,
+            {
+                "policy": lambda row: row.name,
+                "episodes": lambda row: f"{row.episodes:,}",
+                "weight": lambda row: text.share(row.weight_share),
+                "ESS": lambda row: f"{row.ess:.1f}",
+                "ESS share": lambda row: text.share(row.ess_share),
+                "variance": lambda row: text.share(row.variance_share),
+                "std.err without": lambda row: (
+                    text.number(row.standard_error_without, 3)
+                    + (" " if row.ess_without >= _FEW else "?")
+                ),
+                "ESS without": lambda row: f"{row.ess_without:.1f}",
+            },
+        )
+        lines = [head, *table]
         if any(row.ess_without < _FEW for row in self.rows):
             lines.append(f"? with an ESS below {_FEW:g} a small error means little")
         return "\n".join(lines)

@@ -223,16 +223,22 @@ class Distribution:
     ) -> str:
         """Return a table of the numbers of `quantities`, and the verdict."""
         quantities = self.quantities(quantiles, tail, below)
-        rows = [["", "value", f"{100 * self.level:g} % interval", "rests on"]]
-        for q in quantities:
-            ends = text.interval(q.interval.low, q.interval.high)
-            few = " " if q.rests_on >= FEW else "?"
-            rows.append([q.name, text.number(q.value), ends, f"{q.rests_on:.1f}{few}"])
+        table = text.table(
+            quantities,
+            {
+                "": lambda q: q.name,
+                "value": lambda q: text.number(q.value),
+                f"{text.level(self.level)} interval": lambda q: text.interval(
+                    q.interval.low, q.interval.high
+                ),
+                "rests on": lambda q: text.effective(q.rests_on, FEW),
+            },
+        )
         head = (
             f"returns of the target, from {text.size(self.sample)}, gamma {self.sample.gamma:g}; "
             f"data: {label(self.sample.regime)}; ESS {self.ess:.1f}"
         )
-        lines = [head, *text.align(rows), text.wrap(str(self.verdict))]
+        lines = [head, *table, text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in quantities):
             lines.append(f"? rests on fewer than {FEW:g} effective episodes: a guess")
         return "\n".join([*lines, text.wrap(_OTHER_MEAN)])

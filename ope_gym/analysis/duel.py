@@ -8,32 +8,35 @@ have the argument.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ope_gym.arrays import annuity_of
+from ope_gym.analysis.duel_rules import Rules, RuleValues
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.intervals import Interval
 from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed
-from ope_gym.options import Options
 from ope_gym.policies import POLICY_KINDS, Policy, Target, check_target
+from ope_gym.policies.base import digest
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, Source, load_source
 from ope_gym.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     import gymnasium as gym
+    from typing_extensions import Unpack
 
 NAMES = ("a", "b")
-LIMIT = 1000
+_DECISIONS = {  # by the code of the reason
+    "a_better": "a",
+    "b_better": "b",
+    "too_close": "too close",
+    "duel_undecided": "too close",
+}
 _CERTAIN = 100.0  # log ratio of an episode that only one of the two could have played
 
 
@@ -42,49 +45,6 @@ class Played(NamedTuple):
 
     total: float
     log_ratio: float
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The terms of a duel, which stay as they are from the first round on.
-
-    Args:
-        bounds: lowest and highest possible return of an episode, if there are any.
-        deviation: largest standard deviation of the difference of a pair; without bounds and
-            deviation the difference of two independent returns is symmetric around its mean.
-        margin: difference that does not matter.
-        level: probability with which all statements hold.
-        gamma: discount.
-        limit: pairs of episodes after which a duel ends undecided, as "too close".
-        seed: seed of environments and actions.
-    """
-
-    bounds: tuple[float, float] | None
-    deviation: float | None
-    margin: float
-    level: float
-    gamma: float
-    limit: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        Options(gamma=self.gamma, level=self.level, seed=self.seed)  # raises
-        if not (np.isfinite(self.margin) and self.margin >= 0.0):
-            raise ValueError(f"margin is {self.margin!r}; give a difference of 0 or more")
-        if not self.limit >= 1 or self.limit % 1:
-            raise ValueError(f"limit is {self.limit!r}; give a whole number of pairs, at least 1")
-        if self.deviation is not None and not 0.0 < self.deviation < np.inf:
-            raise ValueError(f"deviation is {self.deviation!r}; give a standard deviation above 0")
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether symmetry is what the statements rest on."""
-        return self.bounds is None and self.deviation is None
-
-    @property
-    def slack(self) -> float:
-        """How far a return may be outside of the bounds, for rounding."""
-        return 0.0 if self.bounds is None else 1e-9 * max(map(abs, self.bounds))
 
 
 class Duel:
@@ -205,10 +165,10 @@ class Duel:
         return Played(total, float(np.clip(ratio, -_CERTAIN, _CERTAIN)))
 
     def _check_return(self, policy: str, total: float) -> None:
-        low, high = self.rules.bounds or (-np.inf, np.inf)
         if not np.isfinite(total):
             raise ValueError(f"the return of policy {policy!r} is {total}; give a finite one")
-        if not low - self.rules.slack <= total <= high + self.rules.slack:
+        if self.rules.bounds is not None and self.rules.outside(total):
+            low, high = self.rules.bounds
             raise ValueError(
                 f"the return {total:g} of policy {policy!r} is outside of bounds ({low:g}, "
                 f"{high:g}): a duel is valid only within bounds that hold for every episode; start "
@@ -252,21 +212,17 @@ class Duel:
         "too close" if they differ by at most the margin, or if the limit is reached and nothing is
         decided; print the duel to see which.
         """
-        wealth = self._sequence.wealth
-        if wealth.above[0, 0]:
-            return "a"
-        if wealth.below[0, 0]:
-            return "b"
-        return "too close" if self._within_margin or self._at_limit else None
+        return _DECISIONS.get(self.verdict.reasons[0].code)
 
     @property
     def verdict(self) -> Verdict:
         """The decision with its facts: green once something is certain, else amber."""
-        if self.decision == "a":
+        wealth = self._sequence.wealth
+        if wealth.above[0, 0]:
             reason = Reason("a_better")
-        elif self.decision == "b":
+        elif wealth.below[0, 0]:
             reason = Reason("b_better")
-        elif self._within_margin:
+        elif self.rules.margin and wealth.above[0, 1] and wealth.below[0, 2]:
             reason = Reason("too_close", margin=self.rules.margin)
         elif self._at_limit:
             reason = Reason("duel_undecided", pairs=self.rules.limit)
@@ -277,27 +233,21 @@ class Duel:
     @property
     def gate_verdict(self) -> Verdict:
         """Whether a may replace b: green if it is not worse, red if it is, else amber."""
-        allowed, low = self.rules.margin, self.interval.low
-        passed = self.not_worse()
-        if passed is None:
+        allowed, passed = self.rules.margin, self.not_worse()
+        if passed is None and self._at_limit:
+            reason = Reason("gate_undecided", pairs=self.rules.limit)
+        elif passed is None:
             reason = Reason("duel_open")
-            if self._at_limit:
-                reason = Reason("gate_undecided", pairs=self.rules.limit)
         elif not passed:
-            reason = Reason("gate_failed")
-            if allowed:
-                reason = Reason("gate_failed_beyond", allowed=allowed)
-        elif allowed and low < 0.0:
-            reason = Reason("gate_passed_within", worse=min(-low, allowed), allowed=allowed)
+            reason = (
+                Reason("gate_failed_beyond", allowed=allowed) if allowed else Reason("gate_failed")
+            )
+        elif allowed and self.interval.low < 0.0:
+            worse = min(-self.interval.low, allowed)
+            reason = Reason("gate_passed_within", worse=worse, allowed=allowed)
         else:
             reason = Reason("gate_passed")
         return Verdict.of([reason])
-
-    @property
-    def _within_margin(self) -> bool:
-        """Whether the two are certain to differ by at most the margin."""
-        wealth = self._sequence.wealth
-        return bool(self.rules.margin and wealth.above[0, 1] and wealth.below[0, 2])
 
     @property
     def _at_limit(self) -> bool:
@@ -339,22 +289,9 @@ class Duel:
         comma = "," if self.decision == "too close" else ""
         return (
             f"{self.verdict.reasons[0]}{comma} after {text.count(self.episodes, 'fresh episode')} "
-            f"({self.confidence()})\nvalue of a minus value of b: "
+            f"({self.rules})\nvalue of a minus value of b: "
             f"{text.number(self.difference, 4)}, within {text.interval(ends.low, ends.high, 4)}"
         )
-
-    def confidence(self) -> str:
-        """Return how sure the statements are, and what they rest on where there are no bounds."""
-        sure = (
-            f"{100 * self.rules.level:g} % confidence, valid even if you look after every episode"
-        )
-        if self.rules.bounds is not None:
-            return sure
-        if self.rules.symmetric:
-            return (
-                f"{sure}, if the difference of two independent returns is symmetric around its mean"
-            )
-        return f"{sure}, if the standard deviation of a round is at most {self.rules.deviation:g}"
 
     # Keep ------------------------------------------------------------------------------------
 
@@ -362,15 +299,15 @@ class Duel:
         """Return plain numbers and strings: terms, decision, and every round."""
         ends = self.interval
         return {
-            "rules": _plain(self.rules),
+            "rules": self.rules.to_dict(),
             "policies": {name: _digest(policy) for name, policy in self._policies.items()},
             "decision": self.decision,
             "verdict": self.verdict.to_dict(),
             "difference": self.difference if self._rounds else None,
             "interval": [x if np.isfinite(x) else None for x in (ends.low, ends.high)],
             "kind": self._kind,
-            "rounds": [_listed(played) for played in self._rounds],
-            "open": _listed(self._open),
+            "rounds": list(self._rounds),
+            "open": dict(self._open),
         }
 
     def save(self, path: str | Path) -> None:
@@ -382,7 +319,7 @@ class Duel:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         if not {"rules", "policies", "kind", "rounds", "open"} <= saved.keys():
             raise ValueError(f"{path} is not the state of a duel: give another file")
-        for name, value in _plain(self.rules).items():
+        for name, value in self.rules.to_dict().items():
             if saved["rules"][name] != value:
                 raise ValueError(
                     f"{name} is {value!r}, but {path} was begun with {saved['rules'][name]!r}: "
@@ -406,17 +343,8 @@ def duel(
     b: Target,
     *,
     data: Episodes | None = None,
-    bounds: tuple[float, float] | None = None,
-    reward_range: tuple[float, float] | None = None,
-    horizon: int | None = None,
-    deviation: float | None = None,
-    symmetric: bool = False,
-    margin: float = 0.0,
-    level: float = 0.95,
-    gamma: float = 1.0,
-    limit: int = LIMIT,
-    seed: int = 0,
     state: str | Path | None = None,
+    **rules: Unpack[RuleValues],
 ) -> Duel:
     """Set two policies against each other, to be decided with few fresh episodes.
 
@@ -425,48 +353,22 @@ def duel(
         b: the other.
         data: recorded episodes, as in `ope_gym.evaluate`: they hold policies and a time limit, and
             show whether bounds can hold. They are no evidence of which policy is better.
-        bounds: lowest and highest possible return of an episode.
-        reward_range: instead of bounds: lowest and highest possible reward of a step.
-        horizon: with reward_range: the longest possible episode; by default the recorded limit.
-        deviation: instead of bounds: the largest possible standard deviation of the difference of
-            two returns with the same seed. Valid for every such distribution, skewed or not; twice
-            the true number makes a duel four times as long.
-        symmetric: instead of bounds: assume that the difference of two independent returns is
-            symmetric around its mean, as it is if the returns of the two policies have the same
-            distribution except for a shift. All statements are then valid, even with heavy tails
-            and infinite variance. Every episode has a seed of its own, because with common seeds
-            equal distributions are not enough. If one policy fails rarely and badly, the assumption
-            is wrong, and the duel may be too.
-        margin: a difference that does not matter, 0 or more: with it, a duel between two policies
-            that are about equal ends as "too close" before the limit.
-        level: probability with which all statements hold, at every look.
-        gamma: discount of the returns.
-        limit: pairs of episodes, played together or alone, after which a duel ends undecided, as
-            "too close".
-        seed: seed of the environment and of the actions, round by round.
         state: file of a saved duel, to go on with it; the other arguments must be those that it
             was begun with.
+        rules: those of `ope_gym.analysis.duel_rules.Rules`: one of `bounds`, `reward_range` (with
+            `horizon`), `deviation` and `symmetric`, on which all statements rest; `margin`,
+            `level`, `gamma`, `limit` in pairs of episodes, `seed`.
     """
     source = None if data is None else load_source(data)
-    given = {
-        "bounds": bounds is not None or reward_range is not None,
-        "deviation": deviation is not None,
-        "symmetric": symmetric,
-    }
-    named = [name for name, is_given in given.items() if is_given]
-    if len(named) > 1:
-        raise ValueError(f"{' and '.join(named)} are given: a duel rests on one of them")
-    ends = None
-    if deviation is None and not symmetric:
-        recorded = None if source is None else source.roster.horizon
-        ends = _bounds(bounds, reward_range, horizon or recorded, gamma)
-    rules = Rules(ends, deviation, float(margin), float(level), float(gamma), limit, int(seed))
-    if source is not None and ends is not None:
-        _check_recorded(source, rules)
-    made = Duel((_policy(a, "a", source), _policy(b, "b", source)), rules)
+    if source is not None and rules.get("reward_range") is not None:
+        rules["horizon"] = rules.get("horizon") or source.roster.horizon
+    terms = Rules(**rules)
+    if source is not None and source.data is not None:
+        terms.check(source.data)
+    result = Duel((_policy(a, "a", source), _policy(b, "b", source)), terms)
     if state is not None and Path(state).exists():
-        made.restore(state)
-    return made
+        result.restore(state)
+    return result
 
 
 def _policy(target: Target, name: str, source: Source | None) -> Policy:
@@ -477,64 +379,6 @@ def _policy(target: Target, name: str, source: Source | None) -> Policy:
     return check_target(target, name)
 
 
-def _bounds(
-    bounds: tuple[float, float] | None,
-    reward_range: tuple[float, float] | None,
-    horizon: int | None,
-    gamma: float,
-) -> tuple[float, float]:
-    """Return lowest and highest return, or raise if they cannot be known."""
-    if bounds is not None:
-        name, given = "bounds", bounds
-    elif reward_range is None:
-        raise ValueError(
-            "a duel needs bounds, the lowest and highest possible return, such as (0, 500) for "
-            "CartPole-v1; or reward_range, with a recorded time limit or horizon. Without bounds "
-            "no number of episodes can exclude a rare return that is large enough to decide, "
-            "unless you can say more: give deviation, the largest standard deviation of the "
-            "difference of two returns, or symmetric=True"
-        )
-    elif horizon is None:
-        raise ValueError(
-            "reward_range needs horizon, the longest possible episode: no time limit is "
-            "recorded; or give bounds of the return"
-        )
-    else:
-        unit = annuity_of(gamma, horizon)  # an episode may also end at once
-        name = "reward_range"
-        given = min(reward_range[0], 0.0) * unit, max(reward_range[1], 0.0) * unit
-    low, high = (float(end) for end in given)
-    if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        raise ValueError(f"{name} is {given!r}; give finite (lowest, highest), lowest < highest")
-    return low, high
-
-
-def _check_recorded(source: Source, rules: Rules) -> None:
-    """Raise if a recorded return shows that the bounds do not hold."""
-    assert source.data is not None  # all of it is in memory
-    assert rules.bounds is not None
-    low, high = rules.bounds
-    returns = source.data.returns(rules.gamma)
-    outside = np.flatnonzero((returns < low - rules.slack) | (returns > high + rules.slack))
-    if outside.size:
-        i = int(outside[0])
-        raise ValueError(
-            f"bounds are ({low:g}, {high:g}), but the recorded episode {i} returned "
-            f"{returns[i]:g}: a duel is valid only within bounds that hold for every episode; give "
-            "wider ones"
-        )
-
-
-def _plain(rules: Rules) -> dict[str, Any]:
-    """Return rules as JSON gives them back."""
-    bounds = None if rules.bounds is None else list(rules.bounds)
-    return {**dataclasses.asdict(rules), "bounds": bounds}
-
-
-def _listed(played: dict[str, Played]) -> dict[str, list[float]]:
-    return {name: list(episode) for name, episode in played.items()}
-
-
 def _unlisted(saved: dict[str, list[float]]) -> dict[str, Played]:
     return {name: Played(*episode) for name, episode in saved.items()}
 
@@ -542,13 +386,7 @@ def _unlisted(saved: dict[str, list[float]]) -> dict[str, Played]:
 def _digest(policy: Policy) -> str | None:
     """Return a hash of a policy as a file would hold it; None if none can."""
     kind = getattr(policy, "kind", None)
-    if kind not in POLICY_KINDS:
-        return None
-    known = hashlib.blake2b(kind.encode(), digest_size=16)
-    for name, array in sorted(policy.arrays().items()):  # type: ignore[attr-defined]
-        known.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        known.update(array.tobytes())
-    return known.hexdigest()
+    return digest(kind, policy.arrays()) if kind in POLICY_KINDS else None  # type: ignore[attr-defined]
 
 
 def play_episode(

@@ -342,25 +342,21 @@ class Calibration(Mapping[int, Check]):
 
     def _table(self) -> list[str]:
         name = next(iter(self.values())).estimate.name
-        rows = [
-            ["policy", "episodes", "own mean", name, "difference", "z", "ESS", "agrees", "verdict"]
-        ]
-        for k, c in self.items():
-            e = c.estimate
-            rows.append(
-                [
-                    c.name or str(k),
-                    f"{c.episodes:,}",
-                    f"{text.number(c.own, 4)} ± {text.number(c.own_error, 2)}",
-                    f"{text.number(e.value, 4)} ± {text.number(e.standard_error, 2)}",
-                    text.number(c.difference, 3),
-                    "undefined" if math.isnan(c.z) else f"{c.z:+.1f}",
-                    f"{e.diagnostics.ess:.1f}",
-                    {True: "yes", False: "NO", None: "?"}[c.agrees],
-                    e.verdict.colour,
-                ]
-            )
-        return text.align(rows, left=(7, 8))
+        return text.table(
+            self.values(),
+            {
+                "policy": lambda c: c.name or str(c.policy),
+                "episodes": lambda c: f"{c.episodes:,}",
+                "own mean": lambda c: text.plus_minus(c.own, c.own_error, 4),
+                name: lambda c: text.plus_minus(c.estimate.value, c.estimate.standard_error, 4),
+                "difference": lambda c: text.number(c.difference, 3),
+                "z": lambda c: "undefined" if math.isnan(c.z) else f"{c.z:+.1f}",
+                "ESS": lambda c: f"{c.estimate.diagnostics.ess:.1f}",
+                "agrees": lambda c: {True: "yes", False: "NO", None: "?"}[c.agrees],
+                "verdict": lambda c: c.estimate.verdict.colour,
+            },
+            left=(7, 8),
+        )
 
     def _summary(self) -> list[str]:
         (agree, told), level = self.agreement, next(iter(self.values())).level

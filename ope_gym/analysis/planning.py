@@ -106,13 +106,18 @@ class Plan:
         )
         if self.standard_error <= self.wanted:
             return f"{head} nothing more is needed\n{other}"
-        rows = [["collect of", "episodes", "std.err then", "rests on ESS"]]
-        for need in self.needs:
-            many = f">{self.limit:,}" if need.episodes is None else f"{need.episodes:,}"
-            then = text.number(need.standard_error, 3)
-            rough = " " if need.ess >= GREEN_ESS else "?"
-            rows.append([need.name, many, then, f"{need.ess:.1f}{rough}"])
-        lines = [head, *text.align(rows)]
+        table = text.table(
+            self.needs,
+            {
+                "collect of": lambda need: need.name,
+                "episodes": lambda need: (
+                    f">{self.limit:,}" if need.episodes is None else f"{need.episodes:,}"
+                ),
+                "std.err then": lambda need: text.number(need.standard_error, 3),
+                "rests on ESS": lambda need: text.effective(need.ess, GREEN_ESS),
+            },
+        )
+        lines = [head, *table]
         if any(need.ess < GREEN_ESS for need in self.needs):
             lines.append(
                 f"? rough, because it rests on fewer than {GREEN_ESS:g} effective episodes; expect "
@@ -122,8 +127,8 @@ class Plan:
         lines.append(
             "none of them gets there"
             if best is None
-            else f"collect {best.episodes:,} more episode{'' if best.episodes == 1 else 's'} of "
-            f"{best.name} to reach a standard error of {self.wanted:.3g}"
+            else f"collect {text.count(best.episodes or 0, 'more episode')} of {best.name} to "
+            f"reach a standard error of {self.wanted:.3g}"
         )
         lines.append(other)
         return "\n".join(lines)
@@ -229,18 +234,11 @@ def _search(
     if not then <= wanted:
         return None, then
     low, high = 0, limit
-    step = 1
-    while step < high:  # brackets the answer within a factor of 4
-        then_step = predict(step)
-        if then_step <= wanted:
-            high, then = step, then_step
-            break
-        low, step = step, 4 * step
     while high - low > max(1, high // _PRECISION):
-        middle = (low + high) // 2
-        then_middle = predict(middle)
-        if then_middle <= wanted:
-            high, then = middle, then_middle
+        middle = max(low + 1, math.isqrt(low * high or high))  # of the logarithms
+        error = predict(middle)
+        if error <= wanted:
+            high, then = middle, error
         else:
             low = middle
     return high, then

@@ -53,6 +53,11 @@ def rank(
     they are. The probability of being best and the cautious choice allow for that; the rank does
     not.
 
+    Cost: 1,000 policies take by auto 0.4 of the time of as many evaluations, mostly for a q model
+    each, and by NFIS 0.09 of it. For more than a few hundred, rank by NFIS first and those with a
+    chance, at least the best 100, by auto. This is not done for you: NFIS may see nothing of what
+    a policy does that few episodes show, and its intervals seldom rule such a policy out.
+
     Args:
         episodes: recorded episodes, as in `ope_gym.evaluate`.
         targets: policies by name, or a list, which names them "target 0", "target 1", ... Each is

@@ -42,18 +42,18 @@ class Ranked:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""
         d, mixture = self.difference, self.estimate.sample.mixture
-        to_best = d and {
-            "value": finite(d.value),
-            "standard_error": finite(d.standard_error),
-            "low": finite(d.interval.low),
-            "high": finite(d.interval.high),
-        }
+        names = "value", "standard_error", "low", "high"
         return {
             **self.estimate.to_dict(),
             "mixture": dataclasses.asdict(mixture) if mixture else None,
             "probability_best": finite(self.probability_best),
-            "to_best": to_best,
+            "to_best": d and dict(zip(names, map(finite, _numbers(d)), strict=True)),
         }
+
+
+def _numbers(d: Difference) -> tuple[float, float, float, float]:
+    """Return value, standard error and the ends of the interval."""
+    return d.value, d.standard_error, d.interval.low, d.interval.high
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,20 +79,17 @@ class Pairwise:
     left_out: int = 0
 
     def __str__(self) -> str:
+        clear = (self.low > 0) | (self.high < 0)
         rows = [["row - column", *self.names]]
         for i, name in enumerate(self.names):
-            clear = (self.low[i] > 0) | (self.high[i] < 0)
+            numbers = zip(self.values[i], self.standard_errors[i], clear[i], strict=True)
             cells = [
-                ""
-                if i == j
-                else f"{text.number(self.values[i, j], 3)} ± "
-                f"{text.number(self.standard_errors[i, j], 2)}{'*' if clear[j] else ' '}"
-                for j in range(len(self.names))
+                text.plus_minus(d, error) + (" ", "*")[int(told)] for d, error, told in numbers
             ]
-            rows.append([name, *cells])
+            rows.append([name, *cells[:i], "", *cells[i + 1 :]])
         level = text.level(self.level)
-        note = f"* the {level} interval of this difference by itself does not contain 0"
-        lines = [*text.align(rows), note]
+        lines = text.align(rows)
+        lines.append(f"* the {level} interval of this difference by itself does not contain 0")
         if self.left_out:
             lines.append(f"left out: {text.count(self.left_out, 'policy', 'policies')} below these")
         return "\n".join(lines)
@@ -126,21 +123,17 @@ class Ranking(Mapping[str, Ranked]):
     def headline(self) -> str:
         """Return the answer in words: which policy is best, how sure that is, and its value."""
         best, size = self.best, len(self)
-        chance = best.probability_best
+        chance, who = best.probability_best, text.sentence(best.name)
         if size == 1 or not np.isfinite(best.estimate.value):
             return text.headline(best.estimate, best.name)
-        who = text.sentence(best.name)
         if np.isnan(chance):
-            first = f"{who} has the largest estimate of {size:,}; how sure that is cannot be known."
+            place = f"has the largest estimate of {size:,}; how sure that is cannot be known."
         elif chance < LIKELY:
-            first = (
-                f"{who} has the largest estimate of {size:,}, but others may be better: "
-                f"P(best) {text.chance(chance)}."
-            )
+            place = f"has the largest estimate of {size:,}, but {self._doubt}."
         else:
             likely = "" if chance > 0.95 else "probably "
-            first = f"{who} is {likely}the best of {size:,}: P(best) {text.chance(chance)}."
-        return f"{first} {text.headline(best.estimate, 'it')}"
+            place = f"is {likely}the best of {size:,}: P(best) {text.chance(chance)}."
+        return f"{who} {place} {text.headline(best.estimate, 'it')}"
 
     @property
     def safest(self) -> Ranked:
@@ -155,9 +148,13 @@ class Ranking(Mapping[str, Ranked]):
         if len(self) > 1 and np.isnan(best.probability_best):
             reasons.append(Reason("best_unknown"))
         elif best.probability_best < LIKELY:
-            reasons.append(Reason("best_doubtful", chance=best.probability_best))
+            reasons.append(self._doubt)
         of_best = best.estimate.verdict
         return Verdict.of([*of_best.reasons, *of_best.advice, *of_best.notes, *reasons])
+
+    @property
+    def _doubt(self) -> Reason:
+        return Reason("best_doubtful", chance=self.best.probability_best)
 
     def _notes(self) -> list[Reason]:
         """Return what a careful reader should know of the places."""
@@ -194,7 +191,7 @@ class Ranking(Mapping[str, Ranked]):
         for i, row in enumerate(names):
             for j, column in enumerate(names[:i]):
                 d = self.difference(row, column)
-                numbers[:, i, j] = d.value, d.standard_error, d.interval.low, d.interval.high
+                numbers[:, i, j] = _numbers(d)
                 numbers[:, j, i] = -d.value, d.standard_error, -d.interval.high, -d.interval.low
         values, errors, low, high = numbers
         level = self.best.estimate.interval.level
@@ -217,24 +214,25 @@ class Ranking(Mapping[str, Ranked]):
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row for each policy, best first; needs pandas."""
-        return text.to_frame(
-            [
+        rows = []
+        for name, r in self.items():
+            e, d = r.estimate, r.difference
+            rows.append(
                 {
                     "policy": name,
-                    "value": r.estimate.value,
-                    "standard_error": r.estimate.standard_error,
-                    "low": r.estimate.interval.low,
-                    "high": r.estimate.interval.high,
-                    "to_best": r.difference.value if r.difference else 0.0,
-                    "to_best_error": r.difference.standard_error if r.difference else 0.0,
+                    "value": e.value,
+                    "standard_error": e.standard_error,
+                    "low": e.interval.low,
+                    "high": e.interval.high,
+                    "to_best": d.value if d else 0.0,
+                    "to_best_error": d.standard_error if d else 0.0,
                     "probability_best": r.probability_best,
-                    "ess": r.estimate.diagnostics.ess,
-                    "verdict": r.estimate.verdict.colour,
-                    "regime": label(r.estimate.sample.regime),
+                    "ess": e.diagnostics.ess,
+                    "verdict": e.verdict.colour,
+                    "regime": label(e.sample.regime),
                 }
-                for name, r in self.items()
-            ]
-        )
+            )
+        return text.to_frame(rows)
 
     def plot(self, *, limit: int = 30) -> Figure:
         """Draw values with their intervals, and the probabilities of being best.
@@ -264,16 +262,18 @@ class Ranking(Mapping[str, Ranked]):
         lines += [*text.align(self.rows(verbose), self.words)]
         return "\n".join([*lines, *map(text.wrap, self._remarks(verbose))])
 
+    @property
     def _regimes(self) -> list[str]:
         return [label(r.estimate.sample.regime) for r in self.values()]
 
     def _head(self) -> str:
         """Return the line above the table."""
-        sample, regimes = self.sample, self._regimes()
+        sample, regimes = self.sample, self._regimes
+        data = f"; data: {regimes[0]}" if len(set(regimes)) == 1 else ""
         return (
             f"{text.count(len(self), 'policy', 'policies')} by {self.best.estimate.name}, from "
             f"{sample.trajectories:,} episodes of {text.actors(sample)}, gamma "
-            f"{sample.gamma:g}" + (f"; data: {regimes[0]}" if len(set(regimes)) == 1 else "")
+            f"{sample.gamma:g}{data}"
         )
 
     def rows(self, verbose: bool = False) -> list[list[str]]:
@@ -286,15 +286,13 @@ class Ranking(Mapping[str, Ranked]):
                 [
                     r.name,
                     *text.estimate_cells(e, self.best.estimate),
-                    f"{text.number(d.value, 3)} ± {text.number(d.standard_error, 2)}"
-                    if d
-                    else "best",
+                    text.plus_minus(d.value, d.standard_error) if d else "best",
                     text.chance(r.probability_best),
                     text.episodes(e.diagnostics.ess),
                     e.verdict.colour,
                 ]
             )
-        regimes = self._regimes()
+        regimes = self._regimes
         if len(set(regimes)) > 1:
             for row, regime in zip(rows, ["data", *regimes], strict=True):
                 row.append(regime)

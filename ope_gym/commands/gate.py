@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import ope_gym
+from ope_gym.analysis.duel_rules import Rules
 from ope_gym.commands.inputs import CommandResult, Output, Policy, Recorded, target_named
 from ope_gym.commands.signature import takes
 from ope_gym.commands.values import progress_bar
@@ -27,9 +28,9 @@ class Outcome(IntEnum):
 
 
 @takes(
-    lambda: ope_gym.duel,
+    lambda: Rules,
     *("bounds", "reward_range", "deviation", "symmetric", "margin", "limit"),
-    *("level", "horizon", "gamma", "seed", "state"),
+    *("level", "horizon", "gamma", "seed"),
 )
 def gate(
     recorded: Recorded,
@@ -37,6 +38,7 @@ def gate(
     env: Annotated[str, "ID"],
     new: Policy = "last",
     old: Policy = "previous",
+    state: str | None = None,
     json: Output | None = None,
     **options: Any,
 ) -> CommandResult:
@@ -64,6 +66,8 @@ def gate(
         new: The new policy: its number, as `info` lists them, or last; a saved model of
             Stable-Baselines3 (.zip); or package.module:function that returns a policy.
         old: The old policy, named in the same way (default: the last but one).
+        state: File in which the gate is kept, to go on with it; the other arguments must be those
+            that it was begun with.
         level: Probability with which a pass or fail is right, whenever you look.
         seed: Seed of the fresh episodes.
     """
@@ -72,8 +76,8 @@ def gate(
     source = recorded.load()
     policy = target_named(new, source, "new")
     rival = previous_policy(source) if old == "previous" else target_named(old, source, "old")
-    duel = ope_gym.duel(policy, rival, data=source, **options)
-    limit, state = 2 * duel.rules.limit, options["state"]
+    duel = ope_gym.duel(policy, rival, data=source, state=state, **options)
+    limit = 2 * duel.rules.limit
     try:
         made = gym.make(env)
     except gym.error.Error as error:
@@ -107,7 +111,7 @@ def _worded(duel: Duel, new: str, old: str) -> str:
     """Return the answer: the outcome, how sure it is, and the difference."""
     low, high = duel.interval.low, duel.interval.high
     return (
-        f"{duel.gate_verdict.reasons[0]} ({duel.confidence()})\n"
+        f"{duel.gate_verdict.reasons[0]} ({duel.rules})\n"
         f"{new} (new) - {old} (old): {duel.difference:.5g}, within [{low:.5g}, {high:.5g}], after "
         f"{text.count(duel.episodes, 'fresh episode')}"
     )

@@ -96,6 +96,15 @@ class StoredPolicy(Policy, Protocol):
         ...
 
 
+def digest(kind: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a hash of what a file holds of a policy."""
+    content = hashlib.blake2b(kind.encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        content.update(array.tobytes())
+    return content.hexdigest()
+
+
 class Snapshot:
     """Base of frozen dataclasses whose fields say everything: stored and compared by content."""
 
@@ -115,11 +124,7 @@ class Snapshot:
     @cached_property
     def _content(self) -> tuple[Any, ...]:
         """A digest of all arrays: their bytes would double the memory of many policies."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, array in sorted(self.arrays().items()):
-            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            digest.update(array.tobytes())
-        return self.kind, digest.digest()
+        return self.kind, digest(self.kind, self.arrays())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

@@ -6,9 +6,9 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ope_gym.arrays import finite
 from ope_gym.estimators.table import RECOMMENDED
@@ -16,6 +16,8 @@ from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.regimes import IN_SAMPLE
 from ope_gym.verdict import Reason, Verdict
 from ope_gym.verdict import chance as chance
+
+_Row = TypeVar("_Row")
 
 _LARGE = 1e9  # numbers from here on are written with an exponent
 
@@ -155,6 +157,22 @@ def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
     return lines
 
 
+def table(
+    rows: Iterable[_Row],
+    columns: Mapping[str, Callable[[_Row], str]],
+    left: Collection[int] = (0,),
+) -> list[str]:
+    """Return the lines of a table with one line for each row.
+
+    Args:
+        rows: What the lines show.
+        columns: By the head of each column, what turns a row into its cell.
+        left: Columns to align to the left.
+    """
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return align([list(columns), *cells], left)
+
+
 def markdown(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Return the lines of a Markdown table; the arguments are those of `align`."""
     rule = [":--" if column in left else "--:" for column in range(len(rows[0]))]
@@ -220,6 +238,20 @@ def wrap(text: str, indent: str = "    ") -> str:
 def number(value: float, digits: int = 5) -> str:
     """Return a number with so many significant digits, or "undefined"."""
     return "undefined" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def plus_minus(value: float, error: float, digits: int = 3) -> str:
+    """Return a value with so many digits, and its standard error with two."""
+    return f"{number(value, digits)} ± {number(error, 2)}"
+
+
+def effective(size: float, enough: float) -> str:
+    """Return an effective number of episodes, with a question mark if it is not enough.
+
+    >>> effective(12.34, 10.0), effective(4.0, 10.0)
+    ('12.3 ', '4.0?')
+    """
+    return f"{size:.1f}{' ' if size >= enough else '?'}"
 
 
 def interval(low: float, high: float, digits: int = 5) -> str:
