@@ -403,10 +403,10 @@ def test_an_episode_that_somebody_added() -> None:
     [
         (lambda meta: meta.update(version=2), "version 2 is not known; update"),
         (lambda meta: meta.pop("policies"), "'policies'"),
-        (lambda meta: meta["policies"].pop(), "policy_ids is 2"),
-        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(dtype="|O8"), "unknown dtype"),
-        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(base64="!"), "cannot be read"),
-        (lambda meta: meta["policies"][0]["arrays"]["theta"].update(shape=[9]), "reshape"),
+        (lambda meta: meta["policies"].pop(), "names policy 2"),
+        (lambda meta: meta["policies"][0]["arrays"].update(theta="AAAA"), "array cannot be read"),
+        (lambda meta: meta["policies"][0]["arrays"].update(theta="!"), "cannot be read"),
+        (lambda meta: meta.update(schedules=[5]), "cannot be read"),
         (lambda meta: meta.update(horizon=2), "horizon=2 is less"),
     ],
 )

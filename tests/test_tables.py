@@ -214,7 +214,7 @@ def test_labels_of_unknown_policies_are_kept(tmp_path: Path) -> None:
     data = Trajectories.from_arrays(
         twins, [0], [0.0], [-0.5], offsets=[0, 1], policies=[Uniform(2)], terminated=True
     )
-    with pytest.raises(ValueError, match=r"would be column 'observation\.a\.b': rename a key"):
+    with pytest.raises(ValueError, match=r"would be called 'observation\.a\.b': rename a key"):
         data.to_frame()
 
 
@@ -351,33 +351,32 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"reward": None},
         {},
         r"column 'reward' \(reward\) is missing from the table, which has episode, step, x, y, "
-        r"action: name the right one, reward=",
+        r"action; name the right one, reward=",
     ),
+    "misspelt": ({"rewrad": [0.0] * 6, "reward": None}, {}, "; did you mean 'rewrad'.*--column"),
     "missing step": ({"step": None}, {}, r"column 'step' \(step\) is missing.*step=None if"),
     "named and missing": ({}, {"log_prob": "logp"}, r"column 'logp' \(log_prob\) is missing"),
     "missing observation": ({}, {"observation": ["x", "z"]}, r"column 'z' \(observation\)"),
     "unsorted": (
         {"step": [0, 2, 1, 0, 1, 0]},
         {},
-        "row 1, column 'step': step 2 comes after step 0, without 1 between",
+        "row 1, column 'step': step 2 comes after step 0 of the same episode, expected 1: sort",
     ),
     "backwards": (
         {"step": [0, 1, 0, 0, 1, 0]},
         {},
-        "row 2, column 'step': step 0 comes after step 1 of the same episode: sort the table",
+        "row 2, column 'step': step 0 comes after step 1",
     ),
     "torn": (
-        {"episode": ["a", "a", "b", "b", "a", "c"], "step": [0, 1, 0, 1, 2, 0]},
+        {"episode": ["a", "a", "b", "b", "a", "c"], "step": [0, 1, 0, 1, 0, 0]},
         {},
         "row 4, column 'episode': episode 'a' begins again, it began at .*row 0",
     ),
-    "doubled": ({"step": [0, 1, 1, 0, 1, 0]}, {}, "row 2, column 'step': step 1 appears twice"),
-    "gap": (
-        {"step": [0, 1, 3, 0, 1, 0]},
+    "doubled": (
+        {"step": [0, 1, 1, 0, 1, 0]},
         {},
-        "row 2, .*step 3 comes after step 1, without 2",
+        "row 2, column 'step': step 1 comes after step 1",
     ),
-    "wide gap": ({"step": [0, 1, 5, 0, 1, 0]}, {}, "row 2, .*step 1, without 2 to 4 between"),
     "late start": ({"step": [0, 1, 2, 2, 3, 0]}, {}, "row 3, .*begins with step 2, expected 0"),
     "half a step": ({"step": [0, 1, 2, 0, 0.5, 0]}, {}, "row 4, .*'step': 0.5 is not a whole"),
     "time stamps": (
@@ -386,8 +385,16 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "row 0, column 'step': 2026-01-01 00:00:00 is a time stamp .*count the steps",
     ),
     "times seen": ({"x": TIMES}, {}, "row 0, column 'x': 2026-01-01 00:00:00 is a time stamp"),
-    "nan reward": ({"reward": [1, 2, np.nan, 4, 5, 6]}, {}, "row 2, column 'reward': is nan"),
-    "nan observation": ({"y": [1, 2, 3, 4, np.nan, 6]}, {}, "row 4, column 'y': is nan"),
+    "nan reward": (
+        {"reward": [1, 2, np.nan, 4, 5, 6]},
+        {},
+        "row 2, column 'reward': (is nan|has no value)",
+    ),
+    "nan observation": (
+        {"y": [1, 2, 3, 4, np.nan, 6]},
+        {},
+        "row 4, column 'y': (is nan|has no value)",
+    ),
     "inf observation": ({"y": [1, 2, 3, np.inf, 5, 6]}, {}, "row 3, column 'y': is inf"),
     "nan action": (
         {"action": [0, 1, None, 0, 1, 1]},
@@ -405,18 +412,26 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "row 0, column 'log_prob': is 0.5, above 0, .*take their logarithms",
     ),
     "no episode": ({"episode": ["a", "a", None, "b", "b", "c"]}, {}, "row 2, column 'episode'"),
-    "nan episode": ({"episode": [0, 0, 0, np.nan, 1, 2]}, {}, "row 3, column 'episode': is nan"),
+    "nan episode": (
+        {"episode": [0, 0, 0, np.nan, 1, 2]},
+        {},
+        "row 3, column 'episode': has no value",
+    ),
     "mixed": (
         {"reward": [1.0, 2.0, "three", 4.0, 5.0, 6.0]},
         {},
-        "row 2, column 'reward': 'three' is text, but the rows before it hold numbers",
+        "row 2, column 'reward': 'three' does not fit into a column with the cells before",
     ),
     "mixed lists": (
         {"x": [[1, 2], [1, 2], [1, 2, 3], [1, 2], [1, 2], [1, 2]]},
         {"observation": "x"},
         "row 2, column 'x': a list of 3, but the first row has one of 2",
     ),
-    "lists among columns": ({"x": [[1, 2]] * 6}, {}, "row 0, column 'x': holds lists, but is one"),
+    "lists among columns": (
+        {"x": [[1, 2]] * 6},
+        {},
+        "row 0, column 'x': holds lists, expected one",
+    ),
     "nan in lists": (
         {"x": [[1.0, 2.0]] * 4 + [[1.0, np.nan]] + [[1.0, 2.0]]},
         {"observation": "x"},
@@ -434,17 +449,16 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 0, column 'reward': the column is of type decimal.*cast it to a number type",
     ),
-    "mixed objects": (
-        {"reward": [True, [1], 3.0, 4.0, 5.0, 6.0]},
-        {},
-        "row 1, column 'reward': .* is lists, but the rows before it hold truth values",
-    ),
     "mixed with others": (
         {"reward": [1.0, {"a": 1}, 3.0, 4.0, 5.0, 6.0]},
         {},
-        "row 1, column 'reward': .* is dict objects, but the rows before it hold numbers",
+        "row 1, column 'reward': {'a': 1} does not fit",
     ),
-    "unreadable": ({"reward": [object()] * 6}, {}, "column 'reward' cannot be read: "),
+    "unreadable": (
+        {"reward": [object()] * 6},
+        {},
+        "row 0, column 'reward': <object .* does not fit",
+    ),
     "numbers as text": (
         {},
         {"observation": "x", "observation_space": spaces.Text(3)},
@@ -500,11 +514,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "observations must be a tuple of 1 batches",
     ),
     "too long": ({}, {"horizon": 2}, "episode 0 has 3 steps, horizon=2 is less"),
-    "labels without a column": ({}, {"policies": {"u": Uniform(2)}}, "no column has the labels"),
+    "labels without a column": ({}, {"policies": {"u": Uniform(2)}}, "no column says which acted"),
     "numbers without a column": (
         {},
         {"policies": [Uniform(2), Uniform(3)]},
-        "policies has 2 policies, but no column says which one acted",
+        "policies has several, but no column says which acted",
     ),
 }
 
@@ -522,7 +536,6 @@ def test_a_bad_log_is_refused_with_column_and_row(name: str, form: str, tmp_path
         table = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False)
         pq.write_table(table, tmp_path / "log.parquet", row_group_size=2)
         table = tmp_path / "log.parquet"
-        words = words.replace("is nan", "(is nan|has no value)")  # pandas makes NaN a null there
     with pytest.raises((ValueError, TypeError), match=words) as error:
         read(table, **names)
     if form == "parquet" and "row" in words:
@@ -726,7 +739,9 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     empty = tmp_path / "empty"
     empty.mkdir()
     assert command(["evaluate", str(empty)]) == 2
-    assert capsys.readouterr().err.endswith("holds no file with the ending .parquet\n")
+    assert capsys.readouterr().err.endswith(
+        "holds no file with the ending .parquet or .csv or .tsv\n"
+    )
     for i in range(5):
         (empty / f"run_{i}").mkdir()
         (empty / f"run_{i}" / "episodes.ope").touch()
@@ -741,8 +756,8 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_files_of_one_table_must_be_alike(tmp_path: Path) -> None:
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
     for other, words in (
-        (log(step=None), r"b.parquet has no column 'step', which .*a.parquet has"),
-        (log(reward=["1"] * 6), r"b.parquet: column 'reward' is of type .*string.*of type double"),
+        (log(step=None), r"b.parquet: column 'step' is missing, and in .*a.parquet it is int64"),
+        (log(reward=["1"] * 6), r"b.parquet: column 'reward' is .*string, and in .* it is double"),
     ):
         pq.write_table(pa.table(log()), paths[0])
         pq.write_table(pa.table(other), paths[1])

@@ -23,13 +23,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.data import encoding
-from ope_gym.data.paths import DamagedFileError, ForeignFileError, PathLike, require_regular
+from ope_gym.data.paths import (
+    DamagedFileError,
+    ForeignFileError,
+    PathLike,
+    file_system,
+    is_uri,
+    require_regular,
+)
 from ope_gym.data.schema import Ints
 
 SCHEMA = """
@@ -370,7 +377,8 @@ class SeenFile:
     @classmethod
     def unread(cls, path: PathLike) -> SeenFile:
         """Return a file at which nobody has looked yet."""
-        return cls(os.fspath(path), os.path.abspath(path), platform.node(), None)
+        name = os.fspath(path)
+        return cls(name, name if is_uri(name) else os.path.abspath(name), platform.node(), None)
 
     def marked(self) -> SeenFile:
         """Return the file with its mark, which this process takes if it is the first to see it."""
@@ -388,11 +396,15 @@ class SeenFile:
             return self
         return dataclasses.replace(self, mark=_identity(db), node=platform.node())
 
-    def open(self) -> BinaryIO:
+    def open(self) -> Any:
         """Open a table, or raise if it is not the one that was seen."""
         require_regular(self.path)
         try:
-            file = open(self.path, "rb")  # noqa: SIM115, the caller closes it
+            if is_uri(self.path):
+                system, path = file_system(self.path)
+                file = system.open_input_file(path)
+            else:
+                file = open(self.path, "rb")  # noqa: SIM115, the caller closes it
         except OSError as error:
             raise self._missing(error) from error
         if self.mark and self.mark.size and mark_of(file, self.mark.size) != self.mark:
@@ -414,7 +426,7 @@ class SeenFile:
         here, words = platform.node(), error.strerror or str(error)
         if self.mark is not None or here != self.node:
             words += f" on {here} at {self.path}; all nodes need the file at the same path"
-        return OSError(error.errno, words, self.name)
+        return OSError(error.errno or errno.EIO, words, self.name)
 
     def _another(self) -> ValueError:
         return ValueError(
@@ -424,9 +436,9 @@ class SeenFile:
         )
 
 
-def mark_of(file: BinaryIO, size: int | None = None) -> Mark:
+def mark_of(file: Any, size: int | None = None) -> Mark:
     """Return the mark of a table, or of its first `size` bytes; the file is then at its start."""
-    size = os.fstat(file.fileno()).st_size if size is None else size
+    size = file.seek(0, os.SEEK_END) if size is None else size
     file.seek(0)
     digest = hashlib.blake2b(file.read(min(size, _ENDS)), digest_size=16)
     file.seek(max(0, size - _ENDS))

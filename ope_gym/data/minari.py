@@ -8,11 +8,11 @@ limit are JSON under the key `ope_gym` of the dataset's metadata. There is no pi
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
-from ope_gym.data import space_json, spaces
+from ope_gym.data import spaces
 from ope_gym.data.paths import MALFORMED
-from ope_gym.data.schema import BY_EPISODE, read_only
+from ope_gym.data.schema import BY_EPISODE
 from ope_gym.data.spaces import Space
-from ope_gym.data.tables import header
+from ope_gym.data.tables.header import KEY, Header, header_from_json, header_to_json
 from ope_gym.data.trajectories import Trajectories, Viewable
 from ope_gym.policies import UnknownPolicy
 
@@ -75,7 +75,8 @@ def to_minari(
         raise ValueError("trajectories is empty: a Minari dataset has at least one episode")
     for name in ("observation_space", "action_space"):
         _require_storable(getattr(data, name), name)
-    metadata = _metadata(data)
+    header = header_to_json(data, "the dataset")
+    header |= {"last_observation": "repeated", "has_propensities": data.has_propensities}
     path = get_dataset_path(dataset_id)
     if os.path.exists(path):
         raise ValueError(
@@ -96,13 +97,66 @@ def to_minari(
                 jpeg_encoding=False,
             )
         columns = [getattr(data, name).tolist() for name in _BY_EPISODE.values()]
-        labels = (dict(zip(_BY_EPISODE, row, strict=True)) for row in zip(*columns, strict=True))
-        dataset.storage.update_episode_metadata(labels)
-        dataset.storage.update_metadata({header.KEY: metadata})
+        facts = (dict(zip(_BY_EPISODE, row, strict=True)) for row in zip(*columns, strict=True))
+        dataset.storage.update_episode_metadata(facts)
+        dataset.storage.update_metadata({KEY: header})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return dataset
+
+
+def _require_storable(space: Space | None, name: str) -> None:
+    if space is None:
+        raise ValueError(
+            f"{name} of the trajectories is unknown, and Minari needs it: give it to the buffer, "
+            f"or dataclasses.replace(trajectories, {name}=...)"
+        )
+    if type(space) not in _STORABLE:
+        raise ValueError(
+            f"{name} is {space}, which Minari cannot store; keep such trajectories in a file of "
+            "ope_gym, trajectories.save(path)"
+        )
+    parts: Any = getattr(space, "spaces", ())
+    for key, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+        if "/" in str(key) or key in ("", "."):
+            raise ValueError(
+                f"{name} has the key {key!r}, which cannot be the name of an HDF5 group: rename it "
+                "to a string without '/'"
+            )
+        _require_storable(part, f"{name}[{key!r}]")
+
+
+def _episodes(data: Trajectories) -> Iterator[Any]:
+    """Yield one `EpisodeBuffer` after the other, so that only one is in memory twice."""
+    from minari.data_collector import EpisodeBuffer
+
+    for i in range(len(data)):
+        first, last = int(data.offsets[i]), int(data.offsets[i + 1])
+        steps = slice(first, last)
+        seen = np.append(np.arange(first, last), last - 1)
+        ends = np.zeros((2, last - first), dtype=bool)
+        ends[:, -1] = data.terminated[i], data.truncated[i]
+        yield EpisodeBuffer(
+            observations=_to_lists(batches.take(data.observations, seen)),
+            actions=_to_lists(batches.take(data.actions, steps)),
+            rewards=data.rewards[steps],
+            terminations=ends[0],
+            truncations=ends[1],
+            infos={
+                "log_prob": np.append(np.nan, data.log_probs[steps]),
+                "policy_id": np.append(np.int32(-1), data.policy_ids[steps]),
+            },
+        )
+
+
+def _to_lists(tree: Tree) -> Any:
+    """Return columns as they are, but object columns (of Text) as lists."""
+    if isinstance(tree, tuple):
+        return tuple(map(_to_lists, tree))
+    if isinstance(tree, dict):
+        return {key: _to_lists(branch) for key, branch in tree.items()}
+    return tree.tolist() if tree.dtype == object else tree
 
 
 def from_minari(
@@ -128,22 +182,29 @@ def from_minari(
         held_out: Whether the learner of the policies that will be evaluated never saw these
             episodes; None for what `to_minari` wrote, and False for other datasets.
     """
-    if isinstance(dataset, str):
-        dataset = _import_minari().load_dataset(dataset)
-    stored = dataset.storage.metadata.get(header.KEY)
-    if stored is not None and log_prob is None:
-        try:
-            found = _ours(dataset, stored)
-        except MALFORMED as error:
-            raise ValueError(
-                f"{dataset.id}: what ope_gym wrote about it cannot be read: {error}; "
-                "from_minari(dataset, log_prob='log_prob') reads it without the policies"
-            ) from error
-    else:
-        found = _foreign(dataset, log_prob)
-    if held_out is None:
-        return found
-    return dataclasses.replace(found, held_out=read_only(np.full(len(found), held_out)))
+    name = dataset if isinstance(dataset, str) else dataset.id
+    with _explained(name):
+        if isinstance(dataset, str):
+            dataset = _import_minari().load_dataset(dataset)
+        stored = dataset.storage.metadata.get(KEY) if log_prob is None else None
+        if stored is not None:
+            arguments = _ours(dataset, header_from_json(stored, "its metadata"))
+        else:
+            arguments = _foreign(dataset, log_prob)
+        if held_out is not None:
+            arguments["held_out"] = held_out
+        return Trajectories.from_arrays(**arguments)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Name the dataset in errors, and turn those of forged contents into ours."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (*MALFORMED, AssertionError, OSError) as error:
+        raise ValueError(f"dataset {name} cannot be read: {error}") from error
 
 
 def _import_minari() -> Any:
@@ -156,149 +217,61 @@ def _import_minari() -> Any:
     return minari
 
 
-# Writing -------------------------------------------------------------------------------------
-
-
-def _require_storable(space: Space | None, name: str) -> None:
-    if space is None:
-        raise ValueError(
-            f"{name} of the trajectories is unknown, and Minari needs it: give it to the buffer, "
-            f"or dataclasses.replace(trajectories, {name}=...)"
-        )
-    if type(space) not in _STORABLE:
-        raise ValueError(
-            f"{name} is {space}, which Minari cannot store; keep such trajectories in a file of "
-            "ope_gym, trajectories.save(path)"
-        )
-    if isinstance(space, gym_spaces.Tuple):
-        for i, part in enumerate(space.spaces):
-            _require_storable(part, f"{name}[{i}]")
-    if isinstance(space, gym_spaces.Dict):
-        for key, part in space.spaces.items():
-            if "/" in str(key) or key in ("", "."):
-                raise ValueError(
-                    f"{name} has the key {key!r}, which cannot be the name of an HDF5 group: "
-                    "rename it to a string without '/'"
-                )
-            _require_storable(part, f"{name}[{key!r}]")
-
-
-def _metadata(data: Trajectories) -> dict[str, Any]:
-    return {
-        "version": header.VERSION,
-        **header.beside_columns(data, "the dataset"),
-        "last_observation": "repeated",
-        "has_propensities": data.has_propensities,
+def _ours(dataset: Any, header: Header) -> dict[str, Any]:
+    """Return the arguments of `Trajectories.from_arrays` for a dataset that `to_minari` wrote."""
+    facts = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
+    for i, fact in zip(dataset.episode_indices, facts, strict=True):
+        if not fact.keys() >= _BY_EPISODE.keys():
+            raise ValueError(
+                f"episode {i} was added to the dataset by somebody else; "
+                "from_minari(dataset, log_prob='log_prob') reads it without the policies"
+            )
+    columns, infos = _columns(dataset, header, ("log_prob", "policy_id"))
+    return columns | {
+        "log_probs": infos["log_prob"],
+        "policy_ids": infos["policy_id"],
+        **{name: np.array([fact[key] for fact in facts]) for key, name in _BY_EPISODE.items()},
+        "policies": header.policies,
+        "schedules": header.schedules,
+        "horizon": header.horizon,
     }
 
 
-def _episodes(data: Trajectories) -> Iterator[Any]:
-    """Yield one `EpisodeBuffer` after the other, so that only one is in memory twice."""
-    from minari.data_collector import EpisodeBuffer
-
-    for i in range(len(data)):
-        first, last = int(data.offsets[i]), int(data.offsets[i + 1])
-        steps = slice(first, last)
-        n = last - first
-        seen = np.append(np.arange(first, last), last - 1)
-        ends = np.zeros((2, n), dtype=bool)
-        ends[:, -1] = data.terminated[i], data.truncated[i]
-        yield EpisodeBuffer(
-            observations=_to_lists(batches.take(data.observations, seen)),
-            actions=_to_lists(batches.take(data.actions, steps)),
-            rewards=data.rewards[steps],
-            terminations=ends[0],
-            truncations=ends[1],
-            infos={
-                "log_prob": np.concatenate([[np.nan], data.log_probs[steps]]),
-                "policy_id": np.concatenate([[np.int32(-1)], data.policy_ids[steps]]),
-            },
-        )
-
-
-def _to_lists(tree: Tree) -> Any:
-    """Return columns as they are, but object columns (of Text) as lists."""
-    if isinstance(tree, tuple):
-        return tuple(_to_lists(branch) for branch in tree)
-    if isinstance(tree, dict):
-        return {key: _to_lists(branch) for key, branch in tree.items()}
-    return tree.tolist() if tree.dtype == object else tree
-
-
-# Reading -------------------------------------------------------------------------------------
-
-
-def _ours(dataset: Any, stored: Mapping[str, Any]) -> Trajectories:
-    header.check_version(stored)
-    seen = space_json.space_from_json(stored["observation_space"])
-    chosen = space_json.space_from_json(stored["action_space"])
-    labels = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
-    for i, label in zip(dataset.episode_indices, labels, strict=True):
-        if not label.keys() >= _BY_EPISODE.keys():
-            raise ValueError(f"episode {i} was added to the dataset by somebody else")
-    columns = _read_columns(dataset, seen, chosen, ("log_prob", "policy_id"))
-    return Trajectories.from_arrays(
-        **_arguments(columns),
-        log_probs=columns["log_prob"],
-        policy_ids=columns["policy_id"],
-        **{
-            name: np.array([label[key] for label in labels], dtype=np.int64)
-            for key, name in _BY_EPISODE.items()
-        },
-        policies=header.policies_from_json(stored),
-        schedules=header.schedules_from_json(stored),
-        observation_space=seen,
-        action_space=chosen,
-        horizon=stored["horizon"],
-    )
-
-
-def _foreign(dataset: Any, log_prob: str | None) -> Trajectories:
-    seen, chosen = dataset.observation_space, dataset.action_space
+def _foreign(dataset: Any, log_prob: str | None) -> dict[str, Any]:
+    """Return the arguments for a dataset of others."""
+    columns, infos = _columns(dataset, dataset, () if log_prob is None else (log_prob,))
     if log_prob is None:
-        _warn_of_lost_policies(dataset)
-    columns = _read_columns(dataset, seen, chosen, () if log_prob is None else (log_prob,))
-    steps = len(columns["rewards"])
+        infos["log_prob"] = np.full(len(columns["rewards"]), np.nan)
+        first = next(iter(dataset.iterate_episodes())).infos
+        if {"log_prob", "policy_id"} <= set(first or {}):
+            warnings.warn(
+                f"{dataset.id} has the infos that ope_gym writes, but not its policies: "
+                "minari.combine_datasets drops them. Read the parts instead, "
+                "from_minari(a).merge(from_minari(b)); or, for basic weights only, "
+                "from_minari(dataset, log_prob='log_prob')",
+                UserWarning,
+                stacklevel=3,
+            )
     limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
     if limit is not None and np.diff(columns["offsets"]).max() > limit:
         limit = None  # it was recorded without the time limit of its environment
-    return Trajectories.from_arrays(
-        **_arguments(columns),
-        log_probs=np.full(steps, np.nan) if log_prob is None else columns[log_prob],
-        policies=[UnknownPolicy()],
-        observation_space=seen,
-        action_space=chosen,
-        horizon=limit,
-    )
+    known = {"policies": [UnknownPolicy()], "horizon": limit}
+    return columns | known | {"log_probs": infos[log_prob or "log_prob"]}
 
 
-def _warn_of_lost_policies(dataset: Any) -> None:
-    infos = next(iter(dataset.iterate_episodes())).infos if dataset.total_episodes else None
-    if {"log_prob", "policy_id"} <= set(infos or {}):
-        warnings.warn(
-            f"{dataset.id} has the infos that ope_gym writes, but not its policies: "
-            "minari.combine_datasets drops them. Read the parts instead, "
-            "from_minari(a).merge(from_minari(b)); or, for basic weights only, "
-            "from_minari(dataset, log_prob='log_prob')",
-            UserWarning,
-            stacklevel=4,
-        )
+def _columns(
+    dataset: Any, described: Any, names: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what every dataset has, and the infos of these names, of all episodes.
 
-
-_ARGUMENTS = ("observations", "actions", "rewards", "offsets", "terminated", "truncated")
-
-
-def _arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: columns[name] for name in _ARGUMENTS}
-
-
-def _read_columns(
-    dataset: Any, seen: Space | None, chosen: Space | None, infos: Sequence[str]
-) -> dict[str, Any]:
-    """Return all episodes as columns by name, with the infos of these names."""
-    parts: dict[str, list[Any]] = {name: [] for name in ("observations", "actions", "rewards")}
-    parts |= {name: [] for name in infos}
-    ends, lengths = [], []
+    Args:
+        dataset: The dataset.
+        described: Has `observation_space` and `action_space`.
+        names: Names of infos.
+    """
+    seen, chosen = described.observation_space, described.action_space
+    rows: list[list[Any]] = []
+    lengths, ends = [], []
     for i, episode in zip(dataset.episode_indices, dataset.iterate_episodes(), strict=True):
         n = len(episode.rewards)
         if n == 0:
@@ -310,23 +283,35 @@ def _read_columns(
                 f"episode {i} has ended at step {step}, but goes on for {n} steps: cut it there "
                 "before you read it"
             )
-        ends.append(flags[:, -1])
         lengths.append(n)
-        parts["observations"].append(_rows(seen, episode.observations, n))
-        parts["actions"].append(_rows(chosen, episode.actions, n))
-        parts["rewards"].append(episode.rewards)
-        for name in infos:
-            parts[name].append(_info(episode.infos, name, n, i))
-    if not lengths:
+        ends.append(flags[:, -1])
+        rows.append(
+            [
+                _rows(seen, episode.observations, n),
+                _rows(chosen, episode.actions, n),
+                np.asarray(episode.rewards),
+                *(_info(episode.infos, name, n, i) for name in names),
+            ]
+        )
+    if not rows:
         raise ValueError("the dataset has no episode")
-    columns: dict[str, Any] = {name: batches.concatenate(part) for name, part in parts.items()}
-    columns["offsets"] = offsets_of(lengths)
-    columns["terminated"], columns["truncated"] = np.stack(ends, axis=1)
-    return columns
+    seen_rows, chosen_rows, rewards, *infos = map(batches.concatenate, zip(*rows, strict=True))
+    terminated, truncated = np.stack(ends, axis=1)
+    columns = {
+        "observations": seen_rows,
+        "actions": chosen_rows,
+        "rewards": rewards,
+        "offsets": offsets_of(lengths),
+        "terminated": terminated,
+        "truncated": truncated,
+        "observation_space": seen,
+        "action_space": chosen,
+    }
+    return columns, dict(zip(names, infos, strict=True))
 
 
 def _rows(space: Space | None, values: Any, n: int) -> Tree:
-    """Return the first `n` rows, without the observation after the last step.
+    """Return the first n rows, without the observation after the last step.
 
     Keys come in the order of the space.
     """
@@ -341,12 +326,13 @@ def _rows(space: Space | None, values: Any, n: int) -> Tree:
 
 def _info(infos: Mapping[str, Any] | None, name: str, n: int, episode: int) -> NDArray[Any]:
     """Return an info (n,) without the row of the reset."""
-    if name not in (infos or {}):
+    infos = infos or {}
+    if name not in infos:
         raise ValueError(
-            f"episode {episode} has no info {name!r}, only {sorted(infos or {})}: name the one "
-            "that holds the log-probabilities"
+            f"episode {episode} has no info {name!r}, only {sorted(infos)}: name the one that "
+            "holds the log-probabilities"
         )
-    values = np.asarray((infos or {})[name])
+    values = np.asarray(infos[name])
     if values.shape not in ((n,), (n + 1,)):
         raise ValueError(
             f"episode {episode}: info {name!r} has shape {values.shape}, expected ({n + 1},), a "

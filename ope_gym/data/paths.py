@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 PathLike: TypeAlias = str | os.PathLike[str]
 # Errors of code that takes data of the wrong shape apart.
@@ -23,6 +23,25 @@ class DamagedFileError(ValueError):
 
 class ForeignFileError(DamagedFileError):
     """Raised for a file that ope_gym did not write: nothing in it can be recovered."""
+
+
+def is_uri(path: PathLike) -> bool:
+    """Return whether a path names a file of another system, such as s3://bucket/log.parquet."""
+    return "://" in os.fspath(path)
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of Arrow that a full path or URI names, and the path in it."""
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if not is_uri(path):
+        return LocalFileSystem(), path
+    try:
+        system, inside = FileSystem.from_uri(path)
+        return system, inside
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be opened: {error}") from error
 
 
 def require_regular(path: PathLike) -> None:

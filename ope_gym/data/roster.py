@@ -57,17 +57,13 @@ class Roster:
     @classmethod
     def of(cls, data: Trajectories | StoredEpisodes | TableSection) -> Roster:
         """List the episodes of trajectories, of a section of a file or of a table."""
-        first = (
-            data.policy_ids[data.offsets[:-1]]
-            if isinstance(data, Trajectories)
-            else data.first_policies
-        )
+        episodes = data.episodes if isinstance(data, TableSection) else data
         return cls(
-            data.lengths,
-            first,
-            data.start_clock,
-            data.schedule_ids,
-            data.held_out,
+            episodes.lengths,
+            episodes.first_policies,
+            episodes.start_clock,
+            episodes.schedule_ids,
+            episodes.held_out,
             data.schedules,
             data.policies,
             data.observation_space,

@@ -23,8 +23,8 @@ from ope_gym.data.spaces import Space
 from ope_gym.data.store import Store, require_closed
 from ope_gym.data.stored import StoredEpisodes, read_stored
 from ope_gym.data.tables.layout import Layout, Spec
-from ope_gym.data.tables.rows import is_parquet
-from ope_gym.data.tables.section import TableSection, open_frame, open_parquet
+from ope_gym.data.tables.rows import is_table
+from ope_gym.data.tables.section import TableSection, open_frame, open_tables
 from ope_gym.data.tables.write import arrow_table, to_library, write_parquet
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
@@ -298,9 +298,9 @@ class Trajectories(Columns, Viewable):
         Trajectories(2 episodes, 3 steps, 1 policy, 0 held out, mean return 1.5, lengths 1-2)
 
         Args:
-            table: A pandas, polars or pyarrow table, a dict of columns; or the path of a Parquet
-                file or of a folder of them, or a list of paths. `ope_gym.tables.scan_parquet`
-                serves for files that do not fit into memory.
+            table: A pandas, polars or pyarrow table, a dict of columns; or the path or URI (s3://,
+                gs://) of a Parquet or CSV file or of a folder of them, or a list of these.
+                `ope_gym.tables.scan_parquet` serves for files that do not fit into memory.
             episode: Column with a name or number of the episode.
             step: Column that counts the steps of each episode, from 0 or all from 1; None if the
                 rows are in order and there is no such column.
@@ -349,7 +349,7 @@ class Trajectories(Columns, Viewable):
         )
         paths = table if isinstance(table, list | tuple) else [table]
         if paths and all(isinstance(path, str | os.PathLike) for path in paths):
-            return _joined(open_parquet(paths, layout))
+            return _joined(open_tables(paths, layout))
         return _joined([open_frame(table, layout)])
 
     def __repr__(self) -> str:
@@ -378,11 +378,11 @@ class Trajectories(Columns, Viewable):
         """Read the trajectories of a file that `save`, `to_parquet` or a recorder wrote.
 
         Args:
-            path: The file, or a folder of Parquet files.
+            path: The file, or a folder of tables.
             recover: Whether to read what precedes damage, instead of raising `DamagedFileError`;
-                not for Parquet files.
+                not for tables.
         """
-        if is_parquet(SeenFile.unread(path)):
+        if is_table(SeenFile.unread(path)):
             return cls.from_frame(path)
         return _joined([read_stored(path, recover=recover)])
 
@@ -390,6 +390,10 @@ class Trajectories(Columns, Viewable):
 def _joined(sections: Sequence[StoredEpisodes | TableSection]) -> Trajectories:
     """Return the episodes of all sections."""
     parts = [part for section in sections for part in read_chunks(section)]
+    if not parts and sections:
+        first = sections[0]
+        empty = nothing(first.observation_space, first.action_space, first.horizon)
+        return dataclasses.replace(empty, policies=first.policies, schedules=first.schedules)
     return parts[0].merge(*parts[1:]) if len(parts) > 1 else (parts or [nothing()])[0]
 
 

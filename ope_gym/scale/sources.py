@@ -24,12 +24,13 @@ import numpy as np
 
 from ope_gym.arrays import IntArray
 from ope_gym.data.database import SeenFile
+from ope_gym.data.paths import is_uri
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.stored import StoredEpisodes, read_stored
 from ope_gym.data.tables.layout import Layout, TableFiles
-from ope_gym.data.tables.rows import is_parquet
-from ope_gym.data.tables.section import TableSection, open_parquet
+from ope_gym.data.tables.rows import is_table
+from ope_gym.data.tables.section import TableSection, open_tables
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing, read_chunks
 from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
@@ -322,11 +323,11 @@ def _parts(numbered: tuple[int, Any]) -> list[_Part]:
 
 
 def _sections(one: SeenFile | TableFiles) -> Sequence[Section]:
-    """List the sections of a file of episodes, of a Parquet file, or of a folder of these."""
+    """List the sections of a file of episodes, of a table, or of a folder of tables."""
     if isinstance(one, TableFiles):
-        return open_parquet(one.paths, one.layout)
-    if is_parquet(one):
-        return open_parquet([one], Layout())
+        return open_tables(one.paths, one.layout)
+    if is_table(one):
+        return open_tables([one], Layout())
     return [read_stored(one)]
 
 
@@ -437,7 +438,7 @@ def _seen(i: int, one: Any) -> Any:
 def _check_there(files: Sequence[SeenFile]) -> None:
     """Refuse a path at which there is no file, or a word that is no path."""
     for file in files:
-        if not os.path.exists(file.path):
+        if not (is_uri(file.path) or os.path.exists(file.path)):
             hint = (
                 "it is the name of an environment; record episodes of it, with "
                 f"RecordTrajectories(gym.make({file.name!r}))"

@@ -1,14 +1,16 @@
 """Columns of Arrow tables as arrays, and back; errors name the column and the row.
 
-Arrow is what pandas, polars and Parquet have in common, so every table becomes an Arrow table
-first. A batch whose rows have a shape is a column of lists, nested as deep as the shape is long.
+Arrow is what pandas, polars, Parquet and CSV have in common, so every table becomes an Arrow table
+first. A batch whose rows have a shape is a column of lists, nested as deep as the shape is long. A
+missing number of a column of floats is NaN, as pandas has it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ from ope_gym.data.tables.layout import Spec
 
 Place = Callable[[int], str]
 """Names a row of a table in an error message ("log.parquet, row 17")."""
+
+
+_REMEDY = "fill it, or leave the episode out"
+_LARGEST = 2**63 - 1025  # the largest float below 2^63, and below it any integer of 64 bits
 
 
 def import_arrow() -> Any:
@@ -49,6 +55,13 @@ class BadCell(ValueError):
         super().__init__(f"{place}, column {column!r}: {problem}")
 
 
+def refuse(wrong: Flags, name: str, place: Place, problem: Callable[[int], str]) -> None:
+    """Raise for the first row that is wrong, with the problem of that row."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadCell(place(row), name, problem(row))
+
+
 # Tables of any library -----------------------------------------------------------------------
 
 
@@ -57,69 +70,45 @@ def to_table(frame: Any) -> Any:
     pa = import_arrow()
     if isinstance(frame, pa.Table):
         return frame
-    kind = type(frame).__module__.partition(".")[0]
-    if kind == "pandas" and hasattr(frame, "columns"):
+    if hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas
         columns = [(str(name), frame.iloc[:, i]) for i, name in enumerate(frame.columns)]
-        made = [_column_of(pa, name, series) for name, series in columns]
-        table = pa.Table.from_arrays(made, names=[name for name, _ in columns])
-        text = frame.attrs.get("ope_gym")
-        return table.replace_schema_metadata({"ope_gym": text}) if text else table
-    if kind == "polars":
-        return (frame.collect() if hasattr(frame, "collect") else frame).to_arrow()
-    if isinstance(frame, Mapping):
-        made = [_column_of(pa, name, values) for name, values in frame.items()]
-        return pa.Table.from_arrays(made, names=list(map(str, frame)))
-    if hasattr(frame, "__arrow_c_stream__"):
-        return pa.table(frame)
-    raise TypeError(
-        f"table is {type(frame).__name__}: give a pandas, polars or pyarrow table, a dict of "
-        "columns, or the path of a Parquet file or of a folder of them"
-    )
-
-
-def _column_of(pa: Any, name: str, values: Any) -> Any:
-    """Return a pandas column or a list as an Arrow array; NaN stays NaN."""
-    array = getattr(values, "array", values)
-    try:
-        if hasattr(array, "__arrow_array__"):
-            return pa.array(array)
-        if isinstance(values, np.ndarray) and values.ndim > 1:
-            return to_arrow(values, name)
-        return pa.array(
-            np.asarray(values) if hasattr(values, "iloc") else values, from_pandas=False
+        header = frame.attrs.get("ope_gym")
+    elif isinstance(frame, Mapping):
+        columns, header = [(str(name), values) for name, values in frame.items()], None
+    elif hasattr(frame, "collect") or hasattr(frame, "__arrow_c_stream__"):  # polars and others
+        return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
+    else:
+        raise TypeError(
+            f"table is {type(frame).__name__}: give a pandas, polars or pyarrow table, a dict of "
+            "columns, or the path of a Parquet or CSV file or of a folder of them"
         )
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise _mixed(name, list(values), error) from error
+    made = [_to_column(name, values) for name, values in columns]
+    table = pa.Table.from_arrays(made, names=[name for name, _ in columns])
+    return table.replace_schema_metadata({"ope_gym": header}) if header else table
 
 
-def _mixed(name: str, values: Sequence[Any], error: Exception) -> ValueError:
-    """Return the error for a column whose cells are of several kinds."""
-    first = next((value for value in values if not _is_missing(value)), None)
-    for row, value in enumerate(values):
-        if not _is_missing(value) and _kind(value) != _kind(first):
-            return BadCell(
-                f"row {row}",
-                name,
-                f"{value!r} is {_kind(value)}, but the rows before it hold {_kind(first)}: a "
-                "column holds values of one kind",
-            )
-    return ValueError(f"column {name!r} cannot be read: {error}")
+def _to_column(name: str, values: Any) -> Any:
+    """Return a pandas column, an array or a list as an Arrow array."""
+    pa = import_arrow()
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        return to_arrow(values, name)
 
+    cells = getattr(values, "iloc", values)  # by position
 
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
+    def problem(n: int) -> Exception | None:
+        """Return what keeps the first n cells from being a column."""
+        try:
+            pa.array(cells[:n], from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            return error
+        return None
 
-
-def _kind(value: Any) -> str:
-    if isinstance(value, str | bytes):
-        return "text"
-    if isinstance(value, bool | np.bool_):
-        return "truth values"
-    if isinstance(value, int | float | np.number):
-        return "numbers"
-    if isinstance(value, list | tuple | np.ndarray):
-        return "lists"
-    return f"{type(value).__name__} objects"
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        row = bisect_left(range(len(values)), True, key=lambda i: problem(i + 1) is not None)
+        reason = f"{cells[row]!r} does not fit into a column with the cells before it ({error})"
+        raise BadCell(f"row {row}", name, reason) from error
 
 
 # Columns as arrays ---------------------------------------------------------------------------
@@ -130,37 +119,27 @@ def plain(column: Any) -> Any:
     pa = import_arrow()
     array = column
     if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # as older versions of pyarrow return it
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return array
+    return array.cast("string") if str(array.type) == "string_view" else array
 
 
 def labels(column: Any, name: str, place: Place) -> Any:
     """Return a column of labels, of whatever kind, as an Arrow array without gaps."""
-    pa = import_arrow()
     array = plain(column)
     _require_values(array, name, place)
-    if pa.types.is_floating(array.type):
-        _require_finite(array.to_numpy(zero_copy_only=False), name, place)
     return array
 
 
 def whole_numbers(column: Any, name: str, place: Place) -> Ints:
     """Return a column of whole numbers, which may be stored as floats."""
-    array = numbers(column, name, place)
-    if array.ndim != 1:
-        raise BadCell(place(0), name, "holds lists, expected one whole number in each row")
-    if array.dtype.kind == "f":
-        _require_finite(array, name, place)
-        wrong = array != np.floor(array)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise BadCell(place(row), name, f"{array[row]:g} is not a whole number")
+    array = floats(column, name, place, as_stored=True)
+    if array.dtype.kind in "fu":
+        wrong = (array != np.floor(array)) | (abs(array) > _LARGEST)
+        refuse(wrong, name, place, lambda row: f"{array[row]:g} is not a whole number of 64 bits")
     return array.astype(np.int64)
 
 
@@ -168,111 +147,100 @@ def flags(column: Any, name: str, place: Place) -> Flags:
     """Return a column of truth values, which may be stored as 0 and 1."""
     array = whole_numbers(column, name, place)
     wrong = (array != 0) & (array != 1)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise BadCell(place(row), name, f"{array[row]} is not a truth value, expected 0 or 1")
+    refuse(wrong, name, place, lambda row: f"{array[row]} is not a truth value, expected 0 or 1")
     return array.astype(np.bool_)
 
 
-def floats(column: Any, name: str, place: Place, *, finite: bool = True) -> NDArray[np.float64]:
-    """Return a column of numbers as float64."""
-    array = numbers(column, name, place, gaps=not finite)
+def floats(
+    column: Any, name: str, place: Place, *, finite: bool = True, as_stored: bool = False
+) -> NDArray[Any]:
+    """Return a column of single numbers, as float64 or as they are stored."""
+    array = numbers(column, name, place)
     if array.ndim != 1:
         raise BadCell(place(0), name, "holds lists, expected one number in each row")
     if finite:
         _require_finite(array, name, place)
-    return array.astype(np.float64, copy=False)
+    return array if as_stored else array.astype(np.float64, copy=False)
 
 
-def numbers(column: Any, name: str, place: Place, *, gaps: bool = False) -> NDArray[Any]:
-    """Return a column of numbers, or of equally long lists of numbers, as an array.
-
-    Args:
-        column: An Arrow array.
-        name: Its name.
-        place: Names a row in messages.
-        gaps: Whether a missing float is NaN.
-    """
+def numbers(column: Any, name: str, place: Place) -> NDArray[Any]:
+    """Return a column of numbers, or of equally long lists of numbers, as an array."""
     pa = import_arrow()
     shape = getattr(column.type, "shape", None)  # tensors are flat lists with a shape
     if shape is not None:
         axes = getattr(column.type, "permutation", None)
         if axes is not None and list(axes) != sorted(axes):
             raise BadCell(place(0), name, "holds tensors with permuted axes: store them as lists")
-        flat = numbers(plain(column), name, place, gaps=gaps)
-        return flat.reshape(len(flat), *shape)
+        return numbers(plain(column), name, place).reshape(len(column), *shape)
     array = plain(column)
-    kind = array.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if _is_list(array.type):
         _require_values(array, name, place)
-        size = _list_size(array, name, place)
-        inner = numbers(array.flatten(), name, lambda i: place(i // max(size, 1)), gaps=gaps)
+        sizes = np.asarray(import_compute().list_value_length(array))
+        size = int(sizes[0]) if len(sizes) else getattr(array.type, "list_size", 0)
+        refuse(
+            *(sizes != size, name, place),
+            lambda row: (
+                f"a list of {sizes[row]}, but the first row has one of {size}: all rows "
+                "need the same length"
+            ),
+        )
+        inner = numbers(array.flatten(), name, lambda i: place(i // max(size, 1)))
         return inner.reshape(len(array), size, *inner.shape[1:])
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not numeric:
-        _refuse(pa, array, name, place)
-    if not (gaps and pa.types.is_floating(kind)):
+    is_float = pa.types.is_floating(array.type)
+    if not (is_float or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+        raise _not_numbers(array, name, place)
+    if not is_float:
         _require_values(array, name, place)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def _list_size(array: Any, name: str, place: Place) -> int:
-    import pyarrow.compute as pc
+def import_compute() -> Any:
+    """Return the functions of Arrow."""
+    import pyarrow.compute
 
-    sizes = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-    if not len(sizes):
-        return int(getattr(array.type, "list_size", 0))
-    wrong = sizes != sizes[0]
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise BadCell(
-            place(row),
-            name,
-            f"a list of {sizes[row]}, but the first row has one of {sizes[0]}: all rows need the "
-            "same length",
-        )
-    return int(sizes[0])
+    return pyarrow.compute
 
 
-def _refuse(pa: Any, array: Any, name: str, place: Place) -> None:
-    """Raise for a column that does not hold numbers."""
-    kind, first = array.type, 0
-    if array.null_count < len(array):
-        first = int(np.argmax(array.is_valid().to_numpy(zero_copy_only=False)))
-    if pa.types.is_null(kind):
-        raise BadCell(place(0), name, "has no value, and nor has any other row of the column")
-    if pa.types.is_temporal(kind):
-        problem = (
-            f"{array[first].as_py()} is a time stamp ({kind}), expected numbers; count the steps "
-            "of each episode from 0, or turn times into numbers (seconds since its start)"
-        )
-    elif _is_text(kind):
-        problem = (
-            f"{array[first].as_py()!r} is text, expected numbers; number the different values "
-            "from 0, or make a column of 0 and 1 for each"
-        )
-    else:
-        problem = f"the column is of type {kind}, expected numbers; cast it to a number type"
-    raise BadCell(place(first), name, problem)
+def _is_list(kind: Any) -> bool:
+    types = import_arrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
+    return str(kind) in ("string", "large_string")
+
+
+def _not_numbers(array: Any, name: str, place: Place) -> BadCell:
+    """Return the error for a column that does not hold numbers."""
+    kind = array.type
+    row = int(np.argmax(np.asarray(array.is_valid())))
+    if import_arrow().types.is_null(kind):
+        problem = "has no value, and nor has any other row of the column"
+    elif import_arrow().types.is_temporal(kind):
+        problem = (
+            f"{array[row]} is a time stamp ({kind}), expected numbers; count the steps of each "
+            "episode from 0, or turn times into numbers (seconds since its start)"
+        )
+    elif _is_text(kind):
+        problem = (
+            f"{array[row].as_py()!r} is text, expected numbers; number the different values from "
+            "0, or make a column of 0 and 1 for each"
+        )
+    else:
+        problem = f"the column is of type {kind}, expected numbers; cast it to a number type"
+    return BadCell(place(row), name, problem)
 
 
 def _require_values(array: Any, name: str, place: Place) -> None:
-    if array.null_count:
-        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise BadCell(place(row), name, "has no value; fill it, or leave the episode out")
+    wrong = np.asarray(array.is_null(nan_is_null=True))
+    refuse(wrong, name, place, lambda row: f"has no value; {_REMEDY}")
 
 
 def _require_finite(array: NDArray[Any], name: str, place: Place) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array))[0, 0])
-        value = array[row]
-        raise BadCell(
-            place(row), name, f"is {value}, it must be finite; fill it, or leave the episode out"
-        )
+    if array.dtype.kind == "f":
+        wrong = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        problem = f"it must be finite; {_REMEDY}"
+        refuse(wrong, name, place, lambda row: f"is {array[row]}, {problem}")
 
 
 # Batches -------------------------------------------------------------------------------------
@@ -293,36 +261,32 @@ def batch(table: Any, spec: Spec, space: Space | None, place: Place, *, finite: 
         known = isinstance(parts, tuple) and len(parts) == len(spec)
         inner = parts if known else (None,) * len(spec)
         return tuple(
-            batch(table, one, part, place, finite=finite)
-            for one, part in zip(spec, inner, strict=True)
+            batch(table, name, part, place, finite=finite)
+            for name, part in zip(spec, inner, strict=True)
         )
     if isinstance(spec, Mapping):
         by_key = dict(parts) if isinstance(space, gym_spaces.Dict) else {}
         return {
-            key: batch(table, one, by_key.get(key), place, finite=finite)
-            for key, one in spec.items()
+            key: batch(table, name, by_key.get(key), place, finite=finite)
+            for key, name in spec.items()
         }
-    if isinstance(spec, str):
-        if space is not None and not spaces.is_column(space):
-            return _elements(table[spec], spec, space, place)
-        found = numbers(table[spec], spec, place, gaps=not finite)
-        if finite:
-            _require_finite(found, spec, place)
-        row = getattr(space, "shape", None) or ()
-        if found.ndim == 2 and len(row) > 1 and math.prod(row) == found.shape[1]:
-            return found.reshape(len(found), *row)  # others store images as flat lists
-        return found
-    columns = [batch(table, name, None, place, finite=finite) for name in spec]
-    for name, column in zip(spec, columns, strict=True):
-        if column.ndim != 1:
-            raise BadCell(place(0), name, "holds lists, but is one of several columns of a vector")
-    return np.stack(columns, axis=1)
+    if not isinstance(spec, str):
+        columns = [floats(table[name], name, place, finite=finite, as_stored=True) for name in spec]
+        return np.stack(columns, axis=1)
+    if space is not None and not spaces.is_column(space):
+        return _elements(table[spec], spec, space, place)
+    values = numbers(table[spec], spec, place)
+    if finite:
+        _require_finite(values, spec, place)
+    row = getattr(space, "shape", None) or ()
+    if values.ndim == 2 and len(row) > 1 and math.prod(row) == values.shape[1]:
+        return values.reshape(len(values), *row)  # others store images as flat lists
+    return values
 
 
 def _elements(column: Any, name: str, space: Space, place: Place) -> NDArray[np.object_]:
     """Return elements of a space that is no column of numbers: texts, or JSON."""
-    array = plain(column)
-    _require_values(array, name, place)
+    array = labels(column, name, place)
     if not _is_text(array.type):
         raise BadCell(place(0), name, f"is of type {array.type}, expected text for {space}")
     texts = array.to_pylist()
@@ -331,8 +295,8 @@ def _elements(column: Any, name: str, space: Space, place: Place) -> NDArray[np.
     return space_json.elements_from_json(space, f"[{','.join(texts)}]".encode())
 
 
-def leaves_to_arrow(tree: Tree, spec: Spec, space: Space | None) -> dict[str, Any]:
-    """Return the columns of a batch by name."""
+def to_columns(tree: Tree, spec: Spec, space: Space | None) -> list[tuple[str, Any]]:
+    """Return the columns of a batch with their names."""
     parts: Any = getattr(space, "spaces", None)
     if isinstance(tree, tuple):
         inner = parts if isinstance(parts, tuple) else (None,) * len(tree)
@@ -340,26 +304,16 @@ def leaves_to_arrow(tree: Tree, spec: Spec, space: Space | None) -> dict[str, An
     elif isinstance(tree, dict):
         known = dict(parts) if isinstance(space, gym_spaces.Dict) else {}
         trees = [(branch, spec[key], known.get(key)) for key, branch in tree.items()]
+    elif tree.dtype != object:
+        return [(spec, to_arrow(tree, spec))]
+    elif space is None:
+        raise TypeError(f"{spec} holds Python objects; to store them, their space must be known")
+    elif isinstance(space, gym_spaces.Text):
+        return [(spec, import_arrow().array([str(text) for text in tree], "string"))]
     else:
-        return {spec: _leaf_to_arrow(tree, spec, space)}
-    found: dict[str, Any] = {}
-    for branch, names, part in trees:
-        for name, column in leaves_to_arrow(branch, names, part).items():
-            if name in found:
-                raise ValueError(f"two parts of a batch would be column {name!r}: rename a key")
-            found[name] = column
-    return found
-
-
-def _leaf_to_arrow(leaf: NDArray[Any], name: str, space: Space | None) -> Any:
-    if leaf.dtype != object:
-        return to_arrow(leaf, name)
-    if space is None:
-        raise TypeError(f"{name} holds Python objects; to store them, their space must be known")
-    if isinstance(space, gym_spaces.Text):
-        return import_arrow().array([str(text) for text in leaf], "string")
-    rows = json.loads(space_json.elements_to_json(space, leaf))
-    return import_arrow().array([json.dumps(row) for row in rows], "string")
+        rows = json.loads(space_json.elements_to_json(space, tree))
+        return [(spec, import_arrow().array([json.dumps(row) for row in rows], "string"))]
+    return [column for branch in trees for column in to_columns(*branch)]
 
 
 def to_arrow(values: NDArray[Any], name: str) -> Any:

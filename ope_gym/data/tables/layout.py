@@ -1,4 +1,4 @@
-"""The names of the columns of a table of steps."""
+"""The names of the columns of a table of steps, and of tables that are read when needed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from gymnasium import spaces
 
+from ope_gym.data.checks import check_horizon
 from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.header import Header
-from ope_gym.policies import Policy
+from ope_gym.policies import Policy, UnknownPolicy
 
 Spec: TypeAlias = Any
 """Columns of a batch: a name, a list of names that make a vector, a tuple or dict of these."""
 
 Policies: TypeAlias = Policy | Sequence[Policy] | Mapping[Any, Policy]
+
+_UNKNOWN = (UnknownPolicy(""),)
+NAMING = (
+    *("episode", "step", "observation", "action", "reward", "log_prob", "policy"),
+    *("terminated", "truncated", "held_out", "start_clock"),
+)
+"""Arguments that name columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +56,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """Parquet files of steps with the names of their columns, to be read when they are needed.
+    """Files of steps with the names of their columns, to be read when they are needed.
 
     Args:
-        paths: The files and folders.
-        layout: The names of the columns.
+        paths: Files and folders.
+        layout: Names of the columns.
     """
 
     paths: tuple[PathLike | SeenFile, ...]
@@ -64,85 +73,69 @@ class TableFiles:
 
 
 def scan_parquet(paths: PathLike | Sequence[PathLike], **names: Any) -> TableFiles:
-    """Describe Parquet files of steps, which `evaluate` then reads without loading them whole.
+    """Describe Parquet or CSV files of steps, which `evaluate` reads when it needs them.
+
+    Parquet files are never loaded whole, CSV files are.
 
     Args:
         paths: A file, a folder, or a list of them; episodes may go on in the next file.
         **names: The arguments of `Trajectories.from_frame`: names of columns, policies, spaces.
     """
+    known = Layout.__dataclass_fields__
+    for name in names.keys() - known.keys():
+        raise TypeError(
+            f"scan_parquet has no argument {name!r}{did_you_mean(name, list(known))}; "
+            f"it takes {', '.join(known)}"
+        )
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    unknown = sorted(names.keys() - Layout.__dataclass_fields__.keys())
-    if unknown:
-        known = ", ".join(Layout.__dataclass_fields__)
-        raise TypeError(f"scan_parquet has no argument {unknown[0]!r}; it takes {known}")
     return TableFiles(tuple(listed), Layout(**names))
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """The columns to read from one table.
+class Plan(Layout):
+    """A layout whose names are all in the table; those that are None still are not there.
 
     Args:
-        episode: Which episode a row belongs to.
-        step: The number of the step; None where rows are in order.
-        observation: Columns of the observations.
-        action: Columns of the actions.
-        reward: The rewards.
-        log_prob: Log-probabilities; None where nobody recorded them.
-        policy: Labels or numbers of the policies; None where one policy acted.
-        terminated: A column, or the value for all episodes.
-        truncated: A column, or the value for all episodes.
-        held_out: A column, or the value for all episodes.
-        start_clock: None if unknown.
-        schedule: Numbers of schedules; None where no policy changes inside episodes.
-        observation_space: None if unknown.
-        action_space: None if unknown.
+        schedule: Column with the numbers of schedules; None where no policy changes inside
+            episodes.
+        labels: Number of each label of the column `policy`; None where it has the numbers.
+        grows: Whether the labels are those found in the table.
         finite: Whether observations and log-probabilities must be finite: not where NaN was
             there when the table was written.
-        labels: The label of each policy; None where the column has numbers.
-        grows: Whether labels are those found in the table.
     """
 
-    episode: str
-    step: str | None
-    observation: Spec
-    action: Spec
-    reward: str
-    log_prob: str | None
-    policy: str | None
-    terminated: str | bool
-    truncated: str | bool
-    held_out: str | bool
-    start_clock: str | None
-    schedule: str | None
-    observation_space: Space | None
-    action_space: Space | None
-    finite: bool
-    labels: tuple[Any, ...] | None
-    grows: bool
+    terminated: str | bool = True
+    truncated: str | bool = False
+    held_out: str | bool = False
+    policies: tuple[Policy, ...] = ()
+    schedule: str | None = None
+    labels: dict[Any, int] | None = None
+    grows: bool = False
+    finite: bool = True
 
     @property
     def structure(self) -> list[str]:
-        """The columns that say which rows are which episode."""
+        """Columns that say which rows are which episode."""
         names = (self.episode, self.step, self.policy, self.terminated, self.truncated)
-        found = (*names, self.held_out, self.start_clock, self.schedule)
-        return list(dict.fromkeys(name for name in found if isinstance(name, str)))
+        listed = (*names, self.held_out, self.start_clock, self.schedule)
+        return list(dict.fromkeys(name for name in listed if isinstance(name, str)))
 
     @property
-    def columns(self) -> list[str]:
-        """All columns that are read."""
-        values = [*names_of(self.observation), *names_of(self.action), self.reward]
-        values += [] if self.log_prob is None else [self.log_prob]
-        return list(dict.fromkeys([*self.structure, *values]))
+    def values(self) -> list[str]:
+        """Columns that are read with the steps."""
+        names = [*names_of(self.observation), *names_of(self.action), self.reward]
+        return list(dict.fromkeys([*names, *filter(None, (self.log_prob, self.policy))]))
 
 
 def names_of(spec: Spec) -> Iterator[str]:
     """Yield the columns of a batch."""
     if isinstance(spec, str):
         yield spec
-    else:
+    elif isinstance(spec, Mapping | Sequence):
         for part in spec.values() if isinstance(spec, Mapping) else spec:
             yield from names_of(part)
+    elif not (spec is None or isinstance(spec, bool)):
+        raise TypeError(f"{spec!r} is no name of a column: give text, or a list of names")
 
 
 def spec_of(space: Space | None, name: str) -> Spec:
@@ -156,107 +149,77 @@ def spec_of(space: Space | None, name: str) -> Spec:
 
 def make_plan(layout: Layout, names: Sequence[str], header: Header | None) -> Plan:
     """Find the columns of a layout in a table with these names; raise if one is missing."""
-    seen = layout.observation_space or (header.observation_space if header else None)
-    chosen = layout.action_space or (header.action_space if header else None)
-    observation, action = layout.observation, layout.action
-    if observation is None:
-        observation = header.observation if header else spec_of(seen, "observation")
-    if action is None:
-        action = header.action if header else spec_of(chosen, "action")
-
-    def optional(given: str | bool | None, default: str) -> Any:
-        return default if given is None and default in names else given
-
-    terminated = optional(layout.terminated, "terminated")
-    truncated = optional(layout.truncated, "truncated")
-    policy = optional(layout.policy, "policy")
+    header = header or Header()
+    given = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+    for name in ("log_prob", "policy", "terminated", "truncated", "held_out", "start_clock"):
+        if given[name] is None and name in names:
+            given[name] = name
+    for name in ("observation_space", "action_space", "horizon", "schedules"):
+        given[name] = given[name] or getattr(header, name)
+    for name in ("observation", "action"):
+        if given[name] is None:
+            given[name] = getattr(header, name) or spec_of(given[f"{name}_space"], name)
+    if given["terminated"] is None:
+        given["terminated"] = given["truncated"] is None  # nothing tells of ends: all have ended
+    given["horizon"] = check_horizon(given["horizon"])
+    given["truncated"] = given["truncated"] or False
+    given["held_out"] = given["held_out"] or False
     if _is_policy(layout.policies):
-        policy = None
-    if terminated is None:
-        terminated = truncated is None  # nothing tells of ends: all episodes have ended
-    plan = Plan(
-        layout.episode,
-        layout.step,
-        observation,
-        action,
-        layout.reward,
-        optional(layout.log_prob, "log_prob"),
-        policy,
-        terminated=terminated,
-        truncated=False if truncated is None else truncated,
-        held_out=optional(layout.held_out, "held_out") or False,
-        start_clock=optional(layout.start_clock, "start_clock"),
-        schedule="schedule" if layout.schedules or (header and header.schedules) else None,
-        observation_space=seen,
-        action_space=chosen,
-        finite=header is None or header.finite,
-        **_labels(layout.policies, policy, header),
-    )
-    _check_names(plan, names)
+        given["policy"] = None
+    given |= _policies(layout.policies, given["policy"], header)
+    schedule = "schedule" if given["schedules"] else None
+    plan = Plan(**given, schedule=schedule, finite=header.finite)
+    for argument in (*NAMING, "schedule"):
+        for name in names_of(getattr(plan, argument)):
+            if names.count(name) != 1:
+                raise ValueError(_missing(argument, name, names))
     return plan
 
 
-def policies_of(layout: Layout, header: Header | None) -> tuple[Policy, ...]:
-    """Return the policies that are known before the table is read."""
-    given: Any = layout.policies
-    if given is None:
-        return header.policies if header else ()
-    if _is_policy(given):
-        return (given,)
-    return tuple(given.values() if isinstance(given, Mapping) else given)
+def _missing(argument: str, name: str, names: Sequence[str]) -> str:
+    """Return the message for a column that is not there, or there twice."""
+    what = f"appears {names.count(name)} times in" if name in names else "is missing from"
+    listed = ", ".join(dict.fromkeys(names[:30])) + (", ..." if len(names) > 30 else "")
+    remedy = (
+        "name it, step=..., or give step=None if the rows of each episode are in order"
+        if argument == "step"
+        else f"name the right one, {argument}=..."
+    )
+    return (
+        f"column {name!r} ({argument}) {what} the table, which has {listed}"
+        f"{did_you_mean(name, names)}; {remedy} (--column {argument}=... on the command line)"
+    )
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the known name that is spelt most alike; empty if none is."""
+    close = [] if name in known else get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _is_policy(given: Any) -> bool:
     return hasattr(given, "log_prob") and hasattr(given, "sample")
 
 
-def _labels(given: Any, policy: str | None, header: Header | None) -> dict[str, Any]:
-    """Return the labels of policies, and whether they are found in the table."""
-    if given is None and header is None:
-        return {"labels": (), "grows": True}
-    listed: Any = given.values() if isinstance(given, Mapping) else given
-    several = isinstance(given, Mapping | Sequence) and all(map(_is_policy, listed))
-    if given is not None and not _is_policy(given) and not several:
+def _policies(given: Any, column: str | None, header: Header) -> dict[str, Any]:
+    """Return the policies, the labels that the column has for them, and whether these grow."""
+    if given is None and header.version is not None:
+        return {"policies": header.policies}
+    if given is None:  # each label of the column is an unknown policy
+        return {"policies": (), "labels": {}, "grows": True} if column else {"policies": _UNKNOWN}
+    if _is_policy(given):
+        return {"policies": (given,)}
+    listed: list[Any] = [given]
+    if isinstance(given, Mapping | Sequence):
+        listed = list(given.values() if isinstance(given, Mapping) else given)
+    if not all(map(_is_policy, listed)):
         raise TypeError(
             f"policies is {given!r}: give a policy, a list of policies whose numbers the column "
             "policy=... has, or a dict from its labels to policies"
         )
-    if isinstance(given, Mapping):
-        if policy is None:
-            raise ValueError(
-                "policies is a dict from labels to policies, but no column has the labels: name "
-                "it, policy=..."
-            )
-        return {"labels": tuple(given), "grows": False}
-    if isinstance(given, Sequence) and policy is None and len(given) > 1:
+    if column is None and (isinstance(given, Mapping) or len(listed) > 1):
         raise ValueError(
-            f"policies has {len(given)} policies, but no column says which one acted: name it, "
-            "policy=..."
+            "policies has several, but no column says which acted: name it, policy=..."
         )
-    return {"labels": None, "grows": False}
-
-
-def _check_names(plan: Plan, names: Sequence[str]) -> None:
-    """Raise if a column is missing, or if a name stands for two columns."""
-    for argument in ("episode", "step", "observation", "action", "reward", "log_prob", "policy"):
-        _check_name(argument, getattr(plan, argument), names)
-    for argument in ("terminated", "truncated", "held_out", "start_clock", "schedule"):
-        value = getattr(plan, argument)
-        if not isinstance(value, bool):
-            _check_name(argument, value, names)
-
-
-def _check_name(argument: str, spec: Spec | None, names: Sequence[str]) -> None:
-    for name in names_of(() if spec is None else spec):
-        if names.count(name) != 1:
-            what = f"appears {names.count(name)} times in" if name in names else "is missing from"
-            listed = ", ".join(dict.fromkeys(names[:30])) + (", ..." if len(names) > 30 else "")
-            remedy = (
-                "name it, step=..., or give step=None if the rows of each episode are in order"
-                if argument == "step"
-                else f"name the right one, {argument}=... (for the command line: "
-                f"Trajectories.from_frame(file, {argument}=...).to_parquet(new_file))"
-            )
-            raise ValueError(
-                f"column {name!r} ({argument}) {what} the table, which has {listed}: {remedy}"
-            )
+    labels = {label: k for k, label in enumerate(given)} if isinstance(given, Mapping) else None
+    return {"policies": tuple(listed), "labels": labels}

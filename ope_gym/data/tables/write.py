@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ope_gym.batches import Tree
 from ope_gym.data.paths import PathLike, in_place_of
-from ope_gym.data.schema import COLUMNS, Columns
+from ope_gym.data.schema import COLUMNS, Columns, space_of
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.header import KEY, header_to_json
+from ope_gym.data.tables.layout import Spec
 
-NAMES = {
+_NAMES = {
     "observations": "observation",
     "actions": "action",
     "rewards": "reward",
@@ -31,30 +34,28 @@ _GROUP = 1 << 16  # steps of a row group
 def arrow_table(data: Columns) -> Any:
     """Return trajectories as an Arrow table, with a header in the metadata of its schema."""
     pa = cells.import_arrow()
-    columns: dict[str, Any] = {"episode": pa.array(data.episode_ids), "step": pa.array(data.steps)}
-    specs: dict[str, Any] = {}
+    columns = [("episode", pa.array(data.episode_ids)), ("step", pa.array(data.steps))]
+    header = header_to_json(data, "the table")
     for column in COLUMNS:
-        values, name = getattr(data, column.name), NAMES.get(column.name, column.name)
+        values, name = getattr(data, column.name), _NAMES.get(column.name, column.name)
         if column.dtype is None:
-            specs[name] = _spec(values, name)
-            space = getattr(data, f"{name}_space")
-            added = cells.leaves_to_arrow(values, specs[name], space)
-        elif column.per == "step":
-            added = {name: cells.to_arrow(values, name)}
-        else:
-            repeated = np.repeat(values, data.lengths)
-            if name in _AT_THE_END:
-                repeated[np.setdiff1d(np.arange(data.n_steps), data.offsets[1:] - 1)] = False
-            added = {name: cells.to_arrow(repeated, name)}
-        taken = columns.keys() & added.keys()
-        if taken:
-            raise ValueError(f"two columns would be called {min(taken)!r}: rename a key of a space")
-        columns |= added
-    text = header_to_json(data, specs["observation"], specs["action"])
-    return pa.table(columns).replace_schema_metadata({KEY: text})
+            header[name] = _spec(values, name)
+            columns += cells.to_columns(values, header[name], space_of(data, column.name))
+            continue
+        if column.per == "episode":
+            values = np.repeat(values, data.lengths)
+        if name in _AT_THE_END:
+            values[np.setdiff1d(np.arange(data.n_steps), data.offsets[1:] - 1)] = False
+        columns.append((name, cells.to_arrow(values, name)))
+    names = [name for name, _ in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two columns would be called {name!r}: rename a key of a space")
+    text = json.dumps(header, allow_nan=False)
+    return pa.table(dict(columns)).replace_schema_metadata({KEY: text})
 
 
-def _spec(tree: Tree, name: str) -> Any:
+def _spec(tree: Tree, name: str) -> Spec:
     """Return the columns of a batch, by the names of its parts."""
     if isinstance(tree, tuple):
         return tuple(_spec(part, f"{name}.{i}") for i, part in enumerate(tree))
@@ -77,7 +78,7 @@ def to_library(table: Any, library: str) -> Any:
         return module.from_arrow(table)
     if library == "pandas":
         frame = table.to_pandas()
-        frame.attrs["ope_gym"] = table.schema.metadata[KEY.encode()].decode()
+        frame.attrs[KEY] = table.schema.metadata[KEY.encode()].decode()
         return frame
     return table
 
@@ -87,29 +88,22 @@ def write_parquet(data: Columns, path: PathLike) -> None:
 
     Row groups end where episodes do, so that large files are read in blocks.
     """
-    cells.import_arrow()
-    import pyarrow.parquet as pq
-
     table = arrow_table(data)
+    from pyarrow.parquet import ParquetWriter
+
     small = ["episode", "step", "policy", "schedule", "start_clock"]
-    with (
-        in_place_of(path) as temporary,
-        open(temporary, "wb") as file,
-        pq.ParquetWriter(
+    with in_place_of(path) as temporary, open(temporary, "wb") as file:
+        with ParquetWriter(
             file,
             table.schema,
             compression="zstd",
             use_dictionary=small,  # numbers as they are: a dictionary may take -0.0 for 0.0
             write_page_checksum=True,
-        ) as writer,
-    ):
-        first = 0
-        while first < len(data):
-            stop = int(np.searchsorted(data.offsets, data.offsets[first] + _GROUP, side="right"))
-            last = max(stop - 1, first + 1)
-            begin, end = int(data.offsets[first]), int(data.offsets[last])
-            writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
-            first = last
-        writer.close()
+        ) as writer:
+            # episodes of one group: their first steps lie in one stretch of _GROUP steps
+            firsts = np.unique(data.offsets[:-1] // _GROUP, return_index=True)[1]
+            bounds = [*data.offsets[firsts].tolist(), data.n_steps]
+            for begin, end in pairwise(bounds):
+                writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
         file.flush()
         os.fsync(file.fileno())
