@@ -22,12 +22,13 @@ Further examples
   ope-gym evaluate episodes.ope --estimators NFIS FIS --json result.json
   ope-gym evaluate run_*.ope --workers 8            files larger than memory
   ope-gym evaluate table.parquet folder             tables, a row for a step
+  ope-gym evaluate log.csv --column episode=user reward=clicks
 
 `ope-gym COMMAND --help` explains a command, `ope-gym estimators` lists what
 --estimators takes, `ope-gym --version` tells the version; `python -m ope_gym`
 is the same as `ope-gym`. Files of episodes are written by train.py and by the
 recorders of the package wrappers, Parquet files by `Trajectories.to_parquet`;
-Parquet files from elsewhere need the documented column names.
+--column names the columns of Parquet and CSV files from elsewhere.
 """
 
 from __future__ import annotations

@@ -320,7 +320,8 @@ def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixtur
     table = pyarrow.table({**named, "reward": [1.0] * 3, "policy": who})
     parquet.write_table(table, plain)
     assert command(["info", str(plain)]) == 2
-    assert "Trajectories.from_frame(file, episode=...).to_parquet(" in capsys.readouterr().err
+    assert "--column episode=..." in capsys.readouterr().err
+    assert command(["info", str(plain), "--column", "episode=user"]) == 0
     Trajectories.from_frame(plain, episode="user").to_parquet(ours)
     assert command(["info", str(ours)]) == 0
     said = capsys.readouterr().out

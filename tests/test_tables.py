@@ -724,6 +724,97 @@ def test_the_commands_read_parquet(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said[0] == said[1] == said[2]
 
 
+@pytest.mark.parametrize("form", ["csv", "tsv", "file://"])
+def test_text_files_and_files_of_other_systems(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = made(1, episodes=30, length=20)
+    columns = dict(zip(["a", "b", "c"], data.observations.T, strict=True))
+    table = pd.DataFrame({"ep": data.episode_ids, "t": data.steps, **columns})
+    table["action"], table["r"], table["log_prob"] = data.actions, data.rewards, data.log_probs
+    path = str(tmp_path / f"log.{form}")
+    if form == "file://":
+        path = f"file://{tmp_path}/log.parquet"
+        table.to_parquet(tmp_path / "log.parquet")
+    else:
+        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",", float_format="%.17g")
+    names: dict[str, Any] = {"episode": "ep", "step": "t", "observation": ["a", "b", "c"]}
+    found = Trajectories.from_frame(path, **names, reward="r")
+    for name in ("observations", "actions", "rewards", "log_probs", "offsets"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(data, name))
+    words = ["--column", "episode=ep", "step=t", "--column", "observation=a,b,c", "--column"]
+    for block in ("100", "100000"):
+        wide = ["evaluate", path, "--estimators", "DM", "--block-steps", block]
+        assert command([*wide, "--target", "tests.test_tables:target", *words, "reward=r"]) == 0
+        assert "600 steps" in capsys.readouterr().out.replace(",", "")
+    assert command(["info", path, *words, "rewards=r"]) == 2
+    assert "--column rewards=: did you mean 'reward'?" in capsys.readouterr().err
+    assert command(["info", path, *words, "reward=rr"]) == 2
+    assert "column 'rr' (reward) is missing" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        Trajectories.from_frame(path.replace("log", "nothing"))
+    folder = f"file://{tmp_path}" if form == "file://" else tmp_path
+    assert len(Trajectories.from_frame(folder, **names, reward="r")) == 30
+
+
+def target() -> LinearSigmoid:
+    """Return a policy by the name of this function."""
+    return TARGET
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot be read as a CSV file: Empty CSV file"),
+        ("episode,step,observation,action,reward\n0,0,1,0,1\n0,1,1", "cannot be read as a CSV"),
+        ("episode,step,observation,action,reward\n0,0,1,0,a\n", "row 0, column 'reward': 'a' is"),
+        ("episode,step,observation,action,reward\n0,0,1,,1\n", "row 0, column 'action': has no"),
+        (
+            "episode;step\n0;1\n",
+            "column 'episode' .* is missing from the table",
+        ),
+        ("episode,episode,step,observation,action,reward\n0,0,0,1,0,1\n", "appears 2 times"),
+        ("episode,step,observation,action,reward\n0,1e30,1,0,1\n", "1e.30 is not a whole number"),
+        ("episode,step,observation,action,reward,policy\n0,0,1,0,1,\n", "'policy': has no value"),
+    ],
+)
+def test_bad_text_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        Trajectories.from_frame(tmp_path / "log.csv")
+
+
+HEADERS: list[dict[str, Any]] = [
+    {"observation": 5},
+    {"observation": ["observation", "observation"]},
+    {"observation": {"a": {"b": "reward"}}},
+    {"action": None, "action_space": {"type": "Dict"}},
+    {"policies": []},
+    {"policies": {}},
+    {"policies": [{"kind": "linear-sigmoid", "arrays": {"theta": "AAAA"}}]},
+    {"horizon": "5"},
+    {"horizon": -1},
+    {"schedules": [{"clocks": [], "policies": []}]},
+    {"schedules": [{"clocks": [0], "policies": [99]}]},
+    {"observation_space": {"type": "Box"}},
+    {"finite": None, "schedules": 3},
+    {"version": None},
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_forged_headers_are_refused(header: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    table = recording().to_frame("pyarrow")
+    forged = json.loads(table.schema.metadata[b"ope_gym"]) | header
+    pq.write_table(table.replace_schema_metadata({"ope_gym": json.dumps(forged)}), path)
+    with pytest.raises((ValueError, TypeError)):
+        Trajectories.load(path)
+    with pytest.raises((ValueError, TypeError)):
+        evaluate(path, TARGET, "BIS", compute=Compute(block_steps=2))
+    assert command(["info", str(path)]) == 2
+
+
 def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, copy = tmp_path / "a.parquet", tmp_path / "b.parquet"
     made(1, episodes=3).to_parquet(path)

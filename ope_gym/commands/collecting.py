@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import ope_gym
 from ope_gym.commands.inputs import (
     CommandResult,
+    File,
     Output,
     Policy,
     Recorded,
     Writes,
+    episodes_of,
     target_named,
 )
 from ope_gym.commands.signature import takes
@@ -21,8 +23,9 @@ from ope_gym.report import text
 
 @takes(lambda: ope_gym.fit_behaviour, "model", "by", "actions", "folds", "seed")
 def fit_behaviour(
-    files: list[Path],
+    files: list[File],
     *,
+    column: dict[str, str] | None = None,
     save: Output | None = None,
     target: Policy | None = None,
     json: Output | None = None,
@@ -43,7 +46,7 @@ def fit_behaviour(
         target: Policy, to say how well the loggers cover what it does: a saved model (.zip), or
             package.module:function that returns a policy.
     """
-    fit = ope_gym.fit_behaviour(files, **options)
+    fit = ope_gym.fit_behaviour(episodes_of(files, column), **options)
     lines = [str(fit)]
     if target is not None:
         lines.append(text.wrap(str(fit.overlap(target_named(target)))))

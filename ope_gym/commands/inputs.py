@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
+from ope_gym.data.paths import is_uri
+from ope_gym.data.tables.layout import NAMING, did_you_mean, scan_parquet
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
 from ope_gym.models import NAMED
 from ope_gym.options import Compute, Options, OptionValues, Weighting
@@ -28,8 +30,10 @@ _POLICY = (
 )
 # Parameters of several commands; those of an evaluation are described in ope_gym.options.
 SHARED = {
-    "files": "Files of recorded episodes, Parquet files with a row for each step, or folders of "
-    "Parquet files.",
+    "files": "Files of recorded episodes, Parquet or CSV files with a row for each step, or "
+    "folders of these; also s3://... and gs://...",
+    "column": "Names of the columns of a table that has others than ours, such as episode=user "
+    "observation=x,y (a vector of two columns) step=none (there is no such column).",
     "target": f"The policy to evaluate: {_POLICY}.",
     "policies": "Numbers as `info` lists them, ranges such as 5-8, last, or all; or saved models "
     "(.zip).",
@@ -80,6 +84,29 @@ def folder(word: str) -> Path:
     return path
 
 
+def _located(word: str) -> Path | str:
+    """Return a path, or a URI as it is."""
+    return word if is_uri(word) else Path(word)
+
+
+def column_names(words: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the names of columns that --column gives, as `Trajectories.from_frame` takes them."""
+    names: dict[str, Any] = {}
+    for name, word in (words or {}).items():
+        if name not in NAMING:
+            known = ", ".join(NAMING)
+            raise ValueError(f"--column {name}=: {did_you_mean(name, NAMING)}give one of {known}")
+        several = "," in word and name in ("observation", "action")
+        names[name] = word.split(",") if several else None if word == "none" else word
+    return names
+
+
+def episodes_of(files: Sequence[Path], column: Mapping[str, str] | None) -> Any:
+    """Return files, or the table that they are if its columns have names."""
+    return scan_parquet(files, **column_names(column)) if column else files
+
+
+File = Annotated[Path, _located]
 Output = Annotated[Path, _writable]
 Origin = Annotated[str, ("learned", "fixed")]
 Policy = Annotated[str, "K"]
@@ -100,7 +127,8 @@ class Recorded:
             architecture, or (module, forward); the stored numbers are put into it.
     """
 
-    files: list[Path]
+    files: list[File]
+    column: dict[str, str] | None = None
     data: Annotated[str, tuple(_HELD_OUT)] = "auto"
     policy: Annotated[str, "PACKAGE:FACTORY"] | None = None
 
@@ -109,11 +137,16 @@ class Recorded:
         """The Python option that `data` stands for."""
         return _HELD_OUT[self.data]
 
+    @property
+    def episodes(self) -> Any:
+        """The files, or the table that they are."""
+        return episodes_of(self.files, self.column)
+
     def load(self) -> Source:
         """Read all episodes into memory."""
         from ope_gym.scale.sources import load_source
 
-        return self._restored(load_source(self.files, self.held_out))
+        return self._restored(load_source(self.episodes, self.held_out))
 
     def open(self, compute: Compute) -> Source:
         """Open the files, which need not fit into memory."""
@@ -121,7 +154,9 @@ class Recorded:
         from ope_gym.scale.workers import Workers
 
         workers = Workers(compute.workers, compute.ray)
-        return self._restored(open_source(self.files, self.held_out, compute.block_steps, workers))
+        return self._restored(
+            open_source(self.episodes, self.held_out, compute.block_steps, workers)
+        )
 
     def _restored(self, source: Source) -> Source:
         """Put the module of --policy into stored torch policies."""

@@ -10,6 +10,7 @@ of its docstring. The type says how a value is read:
     tuple[float, float]        two values: low and high
     bool | str                 an option with or without a value
     str | None                 a word; none stands for None where that is not the default
+    dict[str, str]             any number of NAME=VALUE, also of several uses of the option
     Annotated[str, (a, b)]     one of these words
     Annotated[Path, function]  what the function makes of the word
     Annotated[str, "K"]        a word that the help calls K
@@ -194,6 +195,8 @@ def _declaration(hint: Any) -> dict[str, Any]:
         return {"type": _number_or_word if int in members else str} if str in members else {}
     if origin is list:
         return {**_declaration(members[0]), "nargs": "*"}
+    if origin is dict:
+        return {"action": _Gather, "nargs": "+", "metavar": "NAME=VALUE"}
     if origin is tuple:
         return {"type": members[0], "nargs": 2, "metavar": ("LOW", "HIGH")}
     if hint is bool:
@@ -236,6 +239,25 @@ def as_options(message: str, values: Mapping[str, Any]) -> str:
     typed = value if isinstance(value, list | tuple) else [value]
     words = " ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in typed)
     return f"--{named[1].replace('_', '-')} {words}: {message[named.end() :]}"
+
+
+class _Gather(argparse.Action):
+    """Gather the words NAME=VALUE of all uses of an option."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        gathered = dict(getattr(namespace, self.dest) or {})
+        for word in values:
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise argparse.ArgumentError(self, f"{word!r} is not of the form NAME=VALUE")
+            gathered[name] = value
+        setattr(namespace, self.dest, gathered)
 
 
 class _Parser(argparse.ArgumentParser):

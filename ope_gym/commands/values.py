@@ -11,12 +11,14 @@ import ope_gym
 from ope_gym.commands.inputs import (
     Choices,
     CommandResult,
+    File,
     Name,
     Origin,
     Output,
     Policy,
     Recorded,
     Writes,
+    column_names,
     target_named,
     targets_named,
 )
@@ -37,7 +39,7 @@ def progress_bar(unit: str, total: int | None = None) -> Any:
     return tqdm(total=total, unit=f" {unit}", unit_scale=scaled, disable=None, leave=False)
 
 
-def info(files: list[Path]) -> CommandResult:
+def info(files: list[File], *, column: dict[str, str] | None = None) -> CommandResult:
     """Describe files of recorded episodes: their size, and a line for each policy.
 
     The number of a policy is the one to give to the other commands. Policies are numbered across
@@ -45,7 +47,11 @@ def info(files: list[Path]) -> CommandResult:
     """
     from ope_gym.data.roster import Roster, join_rosters
 
-    loaded = [(str(path), ope_gym.Trajectories.load(path)) for path in files]
+    names = column_names(column)
+    read = ope_gym.Trajectories
+    loaded = [
+        (str(path), read.from_frame(path, **names) if names else read.load(path)) for path in files
+    ]
     if len(loaded) == 1:  # numbered as the file does
         ((_, data),) = loaded
         return CommandResult("\n".join(_described(data, range(len(data.policies)))))
@@ -221,11 +227,12 @@ def report(
     evaluation = ope_gym.Evaluator(source, estimators, **options).evaluate(policy, origin=origin)
     rivals = targets_named(policies, source)[-limit:]
     overlaps = ope_gym.overlap(source, policy, limit=limit) if source.roster.known else None
+    name = Path(recorded.files[0]).name  # a file is a path or a URI
     page = report_page(
         evaluation,
         ranking=ope_gym.rank(source, rivals, **options) if len(rivals) > 1 else None,
         overlap=overlaps,
-        title=f"{text.sentence(evaluation.target or 'the policy')} ({recorded.files[0].name})",
+        title=f"{text.sentence(evaluation.target or 'the policy')} ({name})",
     )
     html.write_text(page, encoding="utf-8")
     return CommandResult(f"{evaluation.headline}\npage: {html}", [(json, evaluation.to_json)])

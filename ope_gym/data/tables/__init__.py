@@ -1,4 +1,4 @@
-"""Tables of steps, one row a step: pandas, polars and Arrow tables, and Parquet files.
+"""Tables of steps, one row a step: pandas, polars and Arrow tables, Parquet and CSV files.
 
 layout   the names of the columns, as a person gives them and as a table has them
 header   what is beside the columns of our own tables: spaces, policies, schedules

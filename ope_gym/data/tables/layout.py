@@ -84,8 +84,8 @@ def scan_parquet(paths: PathLike | Sequence[PathLike], **names: Any) -> TableFil
     known = Layout.__dataclass_fields__
     for name in names.keys() - known.keys():
         raise TypeError(
-            f"scan_parquet has no argument {name!r}{did_you_mean(name, list(known))}; "
-            f"it takes {', '.join(known)}"
+            f"scan_parquet has no argument {name!r}; {did_you_mean(name, list(known))}it takes "
+            f"{', '.join(known)}"
         )
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     return TableFiles(tuple(listed), Layout(**names))
@@ -186,15 +186,15 @@ def _missing(argument: str, name: str, names: Sequence[str]) -> str:
         else f"name the right one, {argument}=..."
     )
     return (
-        f"column {name!r} ({argument}) {what} the table, which has {listed}"
-        f"{did_you_mean(name, names)}; {remedy} (--column {argument}=... on the command line)"
+        f"column {name!r} ({argument}) {what} the table, which has {listed}; "
+        f"{did_you_mean(name, names)}{remedy} (--column {argument}=... on the command line)"
     )
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return a hint at the known name that is spelt most alike; empty if none is."""
     close = [] if name in known else get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def _is_policy(given: Any) -> bool:
