@@ -276,17 +276,6 @@ def keep_freed_memory() -> None:
     np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
-def group_sums(groups: IntArray, values: FloatArray, size: int = 0) -> FloatArray:
-    """Count values (n,) by groups (n,), and sum them and their squares: (3, groups).
-
-    >>> group_sums(np.array([0, 1, 0]), np.array([1.0, 2.0, 4.0])).tolist()
-    [[2.0, 1.0], [5.0, 2.0], [17.0, 4.0]]
-    """
-    with np.errstate(over="ignore"):  # whoever takes the squares has small values
-        columns = (None, values, values * values)
-    return np.array([np.bincount(groups, x, minlength=size) for x in columns], np.float64)
-
-
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:
     """Cut episodes into ranges begin..end-1 of about so many steps, from the first to the last.
 

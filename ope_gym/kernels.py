@@ -189,8 +189,9 @@ def _rest(total: float, x: float) -> float:
 #
 # log_probs is (K, columns) with the steps of a behaviour side by side, so differences and
 # exponentials are taken of several steps at a time. The prefix sums cannot be: each needs the one
-# before. They are made for four behaviours at once, whose chains of additions the processor
-# overlaps, in a tile of (4, 256) numbers that stays in the first-level cache.
+# before. They are made for two behaviours at once, whose chains of additions the processor
+# overlaps, in a tile of (2, 256) numbers that stays in the first-level cache. With four at once the
+# constants of `_exp` would no longer fit the registers.
 
 
 @compiled(_CONTRACT, writes=("own", "out"))
@@ -216,6 +217,8 @@ def own_ratios(
             x = log_probs[k, np.uintp(first + j)]  # an unsigned index cannot count from the end
             own[np.uintp(j)] = x
             out[np.uintp(j)] = target[np.uintp(j)] - x
+    if ids.size == own.size:  # of one step each
+        return
     for i in range(offsets.size - 1):
         total, rest = 0.0, 0.0
         for j in range(offsets[i], offsets[i + 1]):
@@ -236,10 +239,9 @@ def relative_mixture(
         first: column of the first of the steps.
         own: (m,) log-probability of each step under the own behaviour, finite.
         starts: (m,) whether a trajectory begins at the step; (0,) if one begins at each.
-        rho: (padded,) share of the trajectories of each behaviour, 0 beyond the last, up to a
-            multiple of four.
+        rho: (K,) share of the trajectories of each behaviour, and a 0.
         limit: largest log-probability allowed.
-        rows: (4, tile) scratch.
+        rows: (2, tile) scratch.
         out: (m,) written.
 
     Returns:
@@ -248,13 +250,9 @@ def relative_mixture(
     last, size, tile, bad = log_probs.shape[0] - 1, own.size, rows.shape[1], first - first
     for j in range(size):
         out[j] = 0.0
-    for k in range(0, last + 1, 4):
-        # beyond the last behaviour: that one again, with a share of zero
-        k1 = k + 1 if k + 1 < last else last
-        k2 = k + 2 if k + 2 < last else last
-        k3 = k + 3 if k + 3 < last else last
-        share_a, share_b, share_c, share_d = rho[k], rho[k + 1], rho[k + 2], rho[k + 3]
-        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    for k in range(0, last + 1, 2):
+        k1 = k + 1 if k < last else last  # beyond the last: that one again, with a share of 0
+        share_a, share_b, a, b = rho[k], rho[k + 1], 0.0, 0.0
         for left in range(0, size, tile):
             width, column = tile, first + left
             if left + tile > size:
@@ -262,28 +260,19 @@ def relative_mixture(
             for j in range(width):
                 m = own[np.uintp(left + j)]
                 x, y = log_probs[k, np.uintp(column + j)], log_probs[k1, np.uintp(column + j)]
-                z, v = log_probs[k2, np.uintp(column + j)], log_probs[k3, np.uintp(column + j)]
-                bad += not ((x <= limit) & (y <= limit) & (z <= limit) & (v <= limit))
+                bad += not ((x <= limit) & (y <= limit))
                 rows[0, j] = x - m
                 rows[1, j] = y - m
-                rows[2, j] = z - m
-                rows[3, j] = v - m
             if starts.size > 0:
                 for j in range(width):
                     if starts[np.uintp(left + j)]:
-                        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+                        a, b = 0.0, 0.0
                     a += rows[0, j]
                     b += rows[1, j]
-                    c += rows[2, j]
-                    d += rows[3, j]
                     rows[0, j] = a
                     rows[1, j] = b
-                    rows[2, j] = c
-                    rows[3, j] = d
             for j in range(width):
-                out[np.uintp(left + j)] += (
-                    share_a * _exp(rows[0, j]) + share_b * _exp(rows[1, j])
-                ) + (share_c * _exp(rows[2, j]) + share_d * _exp(rows[3, j]))
+                out[np.uintp(left + j)] += share_a * _exp(rows[0, j]) + share_b * _exp(rows[1, j])
     return bad == 0
 
 
@@ -538,47 +527,25 @@ def segment_influence(
             out[j, i] = total
 
 
-@compiled(_ADD, writes=("out",))
-def ratio_sums(log_w: Any, offsets: Any, out: Any) -> None:
-    """Sum R - 1 over all steps, R = w_t / w_{t-1} and w_{-1} = 1, where w_{t-1} > 0.
-
-    Args:
-        log_w: (S,) log weights.
-        offsets: (n + 1,).
-        out: (4,) written: number of such steps, largest R, sum of R - 1 and of its square.
-    """
-    # the bits of floats above 0, as whole numbers, have their order, and loops that look for the
-    # largest whole number vectorise
-    steps, top, total, square = 0, 0, 0.0, 0.0
-    for i in range(offsets.size - 1):
-        start = offsets[i]
-        for j in range(start, offsets[i + 1]):
-            known, change = True, log_w[np.uintp(start)]
-            if j > start:
-                known = log_w[np.uintp(j - 1)] > -np.inf
-                change = log_w[np.uintp(j)] - log_w[np.uintp(j - 1)]
-            ratio = _exp(change if known else 0.0)  # a ratio of 1 adds nothing
-            bits: Any = _bits(ratio)  # type: ignore[call-arg]
-            top = bits if bits > top else top
-            steps += known
-            total += ratio - 1.0
-            square += (ratio - 1.0) * (ratio - 1.0)
-    out[0], out[1], out[2], out[3] = steps, _float(top), total, square  # type: ignore[call-arg]
-
-
-@compiled()
-def vote(values: Any, weights: Any) -> float:
-    """Return the value (n,) that has more than half of the weights (n,); some value if none has.
+@compiled(writes=("winners", "leads"))
+def vote(values: Any, weights: Any, winners: Any, leads: Any) -> None:
+    """Find the value of each column that has more than half of its weights; some value if none has.
 
     The vote of Boyer and Moore: different values cancel each other's weight, and what is left is of
-    the majority.
+    the majority. What the columns leave can vote in turn.
+
+    Args:
+        values: (rows, m).
+        weights: (rows, m).
+        winners: (m,) zeros; written: the values.
+        leads: (m,) zeros; written: their weights that were not cancelled.
     """
-    winner, lead = 0.0, 0.0
-    for i in range(values.size):
-        lead += weights[i] if values[i] == winner else -weights[i]
-        if lead < 0.0:
-            winner, lead = values[i], -lead
-    return winner
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            same = values[i, j] == winners[j]
+            left = leads[j] + weights[i, j] if same else leads[j] - weights[i, j]
+            winners[j] = values[i, j] if left < 0.0 else winners[j]
+            leads[j] = abs(left)
 
 
 # ln σ(x) = -log(1 + exp(-x)) = min(x, 0) - log1p(u) with u = exp(-|x|) <= 1: written with |x|, the

@@ -189,13 +189,14 @@ def _later(
     sample: Sample, known: Callable[..., Known], chunk: Weighted, scheme: str
 ) -> Steps[Facts]:
     """Collect the facts when somebody asks for them, from the weights of a scheme."""
-
-    def make() -> Known:
-        (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
-        return known(reasons)
-
     yield ()
-    return Facts(sample, make)
+    return Facts(sample, partial(_known_of, known, chunk, scheme))
+
+
+def _known_of(known: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
+    """Check the weights, and return the facts."""
+    (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
+    return known(reasons)
 
 
 def _known(

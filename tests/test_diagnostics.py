@@ -796,7 +796,7 @@ def test_rounding_is_no_spread() -> None:
     rng, n = np.random.default_rng(0), 60
     logs = np.log(rng.uniform(0.2, 0.8, (3, n)))
     found = evaluate_log_probs(
-        logs[0], logs[1:], np.arange(n) % 2, np.full(n, 0.7), np.arange(n + 1), "NFIS"
+        logs[0], logs[1:], np.arange(n) % 2, np.full(n, 0.9), np.arange(n + 1), "NFIS"
     )["NFIS"]
     assert found.influence.std() > 0.0
     assert found.standard_error == 0.0

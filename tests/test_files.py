@@ -616,8 +616,8 @@ def test_parts_may_be_merged_in_any_grouping(wanted: Any) -> None:
         np.testing.assert_allclose(found.columns.peak, whole.columns.peak, rtol=1e-14)
         np.testing.assert_allclose(found.columns.sums, whole.columns.sums, rtol=1e-13)
         np.testing.assert_allclose(found.psi, whole.psi, rtol=1e-13)
-        np.testing.assert_array_equal(found.log_last, whole.log_last)
-        assert found.capped_share == whole.capped_share
+        np.testing.assert_array_equal(found.weights.log_last, whole.weights.log_last)
+        assert found.weights.capped_share == whole.weights.capped_share
         assert found.clipped_share == whole.clipped_share
 
 

@@ -788,9 +788,10 @@ def test_room_for_the_unseen_is_left_beside_a_majority_alone() -> None:
     """Where the most common return holds 0.7 of the weight, 2 * 0.7 - 1 of it; where 0.4, none."""
     returns = np.array([1.0, 1.0, 0.0, 2.0, 3.0])
     outcomes = Outcomes(returns, (0.0, 3.0), (0.0, 5.0), True, 3.0)
-    found = outcomes.unseen(1.2, 8.0, np.array([4.0, 3.0, 1.0, 1.0, 1.0]))
-    assert found == pytest.approx((0.4 * 1.2 / 8, 0.4 * 1.8 / 8))
-    assert outcomes.unseen(1.2, 8.0, np.array([2.0, 2.0, 3.0, 2.0, 1.0])) == (0.0, 0.0)
+    share = outcomes.majority(np.array([4.0, 3.0, 1.0, 1.0, 1.0]))
+    assert outcomes.unseen(1.2, 8.0, share) == pytest.approx((0.4 * 1.2 / 8, 0.4 * 1.8 / 8))
+    share = outcomes.majority(np.array([2.0, 2.0, 3.0, 2.0, 1.0]))
+    assert outcomes.unseen(1.2, 8.0, share) == (0.0, 0.0)
 
 
 # --- paired differences -----------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_the_ends_are_the_direct_method_and_wdr() -> None:
     assert got.cuts[-1] == np.diff(data.offsets).max() - 1
     assert got.parts[-1] == pytest.approx(start.mean() + wdr.value)
     error = standard_error(start + wdr.influence, data.behaviour_ids)
-    want = ess_t(float(got.parts[-1]), error, float(wdr.ess.min()), 0.5)
+    want = ess_t(float(got.parts[-1]), error, float(wdr.weights.ess.min()), 0.5)
     assert (got.interval.low, got.interval.high) == pytest.approx((want.low, want.high))
 
 

@@ -36,7 +36,7 @@ from ope_gym.estimators.markov import (
 from ope_gym.estimators.reductions import Reduction
 from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
-from ope_gym.inference.computed import Computed
+from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.errors import cautious_error, standard_error
 from ope_gym.models import Baseline, TabularQ
 from ope_gym.models.base import Problem, Visits
@@ -397,7 +397,7 @@ def test_moving_an_estimate_towards_the_model_by_hand() -> None:
     nobody = np.zeros(n, dtype=np.int64)
     own, influence, further = rng.normal(size=(3, n)) * [[4.0], [1.0], [0.1]]
     ones = np.array([[float(n)], [float(n)], [0.0]])
-    weights = Computed(3.0, own - own.mean(), ones, np.zeros(n))
+    weights = Computed(3.0, own - own.mean(), Weights(ones, np.zeros(n)))
     start, gap = np.full(n, 1.0), further - further.mean() + 0.02
     model = Marginal(1.2, start, influence - influence.mean() + 1.1, gap[None], MarkovCheck(1e-9))
     steady = influence - influence.mean()
@@ -427,7 +427,9 @@ def test_resting_on_a_model_that_passed_by_hand() -> None:
     own, steady, returns = rng.normal(size=(3, n)) * [[1.5], [1.0], [0.6]]
     own, steady = own - own.mean(), steady - steady.mean()
     sums = np.array([[20.0], [20.0**2 / ess], [0.0]])
-    weights = Computed(1.3, own, sums, np.zeros(n), reasons=(Reason("blends_apart", errors=3.2),))
+    weights = Computed(
+        1.3, own, Weights(sums, np.zeros(n)), reasons=(Reason("blends_apart", errors=3.2),)
+    )
     model = Marginal(1.2, np.full(n, 1.2), steady + 1.2, np.zeros((1, n)), MarkovCheck(0.5))
     covariance = np.cov(np.stack([own, steady])) / n
     least, calm = standard_error(returns, nobody) * np.sqrt(n / ess), cautious_error(steady, nobody)

@@ -143,7 +143,7 @@ def contributions(
     def by_group(values: FloatArray) -> FloatArray:
         return np.bincount(group, values, groups.size).astype(np.float64)
 
-    total, square = by_group(current.last), by_group(current.last**2)
+    total, square = by_group(current.weights.last), by_group(current.weights.last**2)
     ess = np.divide(total**2, square, out=np.zeros(groups.size), where=square > 0)
     shares = map(_shares, (total, ess, by_group(_variance(current.influence, strata))))
     rows = []
@@ -153,7 +153,7 @@ def contributions(
         name, count = f"policy {starters[mine][0]}", int(mine.sum())
         numbers = (weight, float(ess[g]), effective, variance, *_without(fused, mine))
         rows.append(Contribution(name, count, *numbers))
-    error, least = standard_error(current.influence, strata), float(current.ess.min())
+    error, least = standard_error(current.influence, strata), float(current.weights.ess.min())
     return Contributions(tuple(rows), estimator, current.value, error, least)
 
 
@@ -183,7 +183,7 @@ def _without(fused: FusedWeights, left_out: NDArray[np.bool_]) -> tuple[float, f
     log_w, rewards = fused.log_e[rows] - log_m, data.rewards[rows]
     others = weigh_arrays(log_w, rewards, offsets, fused.gamma, normalised=fused.normalised)
     error = standard_error(others.influence, fused.behaviours.strata[kept])
-    return others.value, error, float(others.ess.min())
+    return others.value, error, float(others.weights.ess.min())
 
 
 def _subtracted(fused: FusedWeights, left_out: IntArray, rows: IntArray) -> FloatArray:

@@ -135,7 +135,8 @@ class Distribution:
         if w.known:
             shares = np.empty_like(w.shares)
             shares[w.order] = w.shares  # in the order of the data
-            ends = widened(ends, value, *self.outcomes.unseen(value, w.ess, shares))
+            majority = self.outcomes.majority(shares)
+            ends = widened(ends, value, *self.outcomes.unseen(value, w.ess, majority))
         ends = self.outcomes.shifted(ends, self.diagnostics.missing_mass or 0.0)
         return Quantity("mean", value, self.outcomes.cut(ends), self.ess)
 

@@ -176,7 +176,7 @@ def episodes_needed(
     for name, number, candidate in _candidates(fused, policy):
         predict = Prediction(fused, fused.prefix(candidate, name))
         needed, then = _search(predict, now, standard_error, limit)
-        effective = min(predict.ess, float(fused.current.ess.min()))
+        effective = min(predict.ess, float(fused.current.weights.ess.min()))
         needs.append(Need(name, number, needed, then, effective))
     needs.sort(
         key=lambda need: (

@@ -104,7 +104,7 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
         setting: of the evaluation.
     """
     own, steady = weights.influence, model.influence - model.value
-    value, ess = model.direct, float(np.min(weights.ess))
+    value, ess = model.direct, float(np.min(weights.weights.ess))
     share, bias, spread = _share(weights, model, returns, setting)
     drawn = setting.drawn(steady + value)
     if share == 1.0:  # nothing of the weights, which may be no numbers
@@ -132,7 +132,8 @@ def _share(
     weights: Computed, model: Marginal, returns: FloatArray, setting: Setting
 ) -> tuple[float, float, FloatArray]:
     """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
-    groups, ess, passed = setting.groups, float(np.min(weights.ess)), not model.markov.failed
+    groups, passed = setting.groups, not model.markov.failed
+    ess = float(np.min(weights.weights.ess))
     # in a unit by which squares stay within floats
     unit = _largest(weights.influence, model.influence, model.gaps, returns)
     own, steady = weights.influence / unit, (model.influence - model.value) / unit

@@ -17,7 +17,7 @@ from ope_gym.estimators.run import ask
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
 from ope_gym.inference.bootstrap import Resamples
-from ope_gym.inference.computed import Computed
+from ope_gym.inference.computed import Computed, Weights
 from ope_gym.verdict import Reason
 
 
@@ -79,8 +79,7 @@ def empirical_average(c: Composition, setting: Setting) -> Steps[Computed]:
     return Computed(
         value,
         influence,
-        np.array([[total / largest], [np.sum(weights**2) / largest**2], [0.0]]),
-        log_last,
+        Weights(np.array([[total / largest], [np.sum(weights**2) / largest**2], [0.0]]), log_last),
         spread=influence + (freedom[cell] - 1.0) * residual,
         replicates=replicates,
         reasons=tuple(reasons),

@@ -32,7 +32,7 @@ from ope_gym.estimators.reductions import Arrays, Starts
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
-from ope_gym.inference.computed import Computed
+from ope_gym.inference.computed import Computed, Weights
 from ope_gym.verdict import Reason
 
 MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
@@ -166,7 +166,6 @@ def _computed(value: float, influence: FloatArray, setting: Setting) -> Computed
     return Computed(
         value,
         influence,
-        np.array([[n], [n], [0.0]]),
-        np.zeros(influence.size),
+        Weights(np.array([[n], [n], [0.0]]), np.zeros(influence.size)),
         replicates=setting.drawn(influence),
     )

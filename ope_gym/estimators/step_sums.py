@@ -19,6 +19,7 @@ from ope_gym.arrays import FloatArray, IntArray, longest_of, step_numbers
 from ope_gym.estimators.chunks import Column, Weighted, discounts
 from ope_gym.estimators.reductions import Arrays
 from ope_gym.inference.bootstrap import ReplicateSums, Resamples
+from ope_gym.inference.computed import Weights
 
 _FAR = 1e300  # stands for infinity where that less itself would be NaN
 
@@ -34,13 +35,6 @@ class Columns:
 
     peak: FloatArray
     sums: FloatArray
-
-    @classmethod
-    def of_ended(cls, log_last: FloatArray) -> Columns:
-        """Sum the last weights (n,) of trajectories at one step after their ends."""
-        peak = np.array([log_last.max()])
-        w = _scaled(log_last, np.inf, float(peak[0]))
-        return cls(peak, np.array([[w.sum()], [np.sum(w * w)], [0.0]]))
 
     def value(self, gamma: float) -> float:
         """Return J = sum_t gamma^t (sum w r) / (sum w); NaN if some step has no weight."""
@@ -74,15 +68,13 @@ class StepTotals:
     Args:
         columns: sums of the weights at each step.
         psi: (n,) plain influence values sum_t gamma^t w r; NaN if all weights are zero.
-        log_last: (n,) log of each trajectory's last weight, after the cap.
-        capped_share: share of the steps whose weight was clipped by the cap.
+        weights: as an estimate hands them over.
         clipped_share: share of the steps whose weight was above the clip.
     """
 
     columns: Columns
     psi: FloatArray
-    log_last: FloatArray
-    capped_share: float
+    weights: Weights
     clipped_share: float
 
 
@@ -102,19 +94,20 @@ class StepSums:
     def part(self, chunk: Weighted) -> _StepState:
         """Sum over a chunk."""
         (log_w, pay, offsets), log_cap = self.column.of(chunk), self.column.log_cap
-        peak, sums, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        columns, ended, psi = _column_sums(log_w, pay, offsets, self.gamma, log_cap)
+        peak = columns.peak
         if peak.max() > 700.0:  # beyond float64: infinite, and the verdict says so
             psi = _overflowing(np.minimum(log_w, log_cap), pay, offsets, self.gamma)
         elif peak.max() == -np.inf:  # nothing here, but other chunks may have weights
             psi = np.zeros(psi.size)
-        last = np.minimum(log_w[offsets[1:] - 1], log_cap)
+        last = np.minimum(log_w.take(offsets[1:] - 1), log_cap)
         capped = clipped = 0
         if self.column.cap is not None:
             capped = int(np.count_nonzero(log_w > log_cap))
         if self.column.clip is not None:
             clipped = int(np.count_nonzero(chunk.log_weights[self.column.scheme] > log_w))
         counts = np.array([log_w.size, capped, clipped])
-        return _StepState(Columns(peak, sums), Arrays(psi), Arrays(last), counts)
+        return _StepState(columns, ended, Arrays(psi), Arrays(last), counts)
 
     def total(self, merged: _StepState) -> StepTotals:
         """Return the sums over all trajectories."""
@@ -122,7 +115,8 @@ class StepSums:
         if columns.peak.max() == -np.inf:  # no weight at all is no estimate, not one of 0
             psi = np.full(psi.size, np.nan)
         steps, capped, clipped = merged.counts.tolist()
-        return StepTotals(columns, psi, merged.log_last.joined(), capped / steps, clipped / steps)
+        weights = Weights(columns.sums, merged.log_last.joined(), capped / steps)
+        return StepTotals(columns, psi, weights, clipped / steps)
 
 
 @dataclass
@@ -131,27 +125,24 @@ class _StepState:
 
     Args:
         columns: sums at each step.
+        ended: sums at a step at which all trajectories have ended.
         psi: plain influence values.
         log_last: last log weights.
         counts: steps, steps whose weight was clipped by the cap, and by the clip.
-        ended: the sums at a step at which all trajectories have ended; made for the first merge.
     """
 
     columns: Columns
+    ended: Columns
     psi: Arrays
     log_last: Arrays
     counts: IntArray
-    ended: Columns | None = None
 
     def merge(self, other: _StepState) -> None:
         """Add the sums of later chunks."""
-        mine = self.ended or Columns.of_ended(self.log_last.joined())
-        theirs = other.ended or Columns.of_ended(other.log_last.joined())
         horizon = max(self.columns.peak.size, other.columns.peak.size)
-        self.columns = self.columns.extended(horizon, mine) + other.columns.extended(
-            horizon, theirs
-        )
-        self.ended = mine + theirs
+        parts = (x.columns.extended(horizon, x.ended) for x in (self, other))
+        self.columns = next(parts) + next(parts)
+        self.ended = self.ended + other.ended
         self.psi.merge(other.psi)
         self.log_last.merge(other.log_last)
         self.counts = self.counts + other.counts
@@ -159,28 +150,33 @@ class _StepState:
 
 def _column_sums(
     log_w: FloatArray, pay: FloatArray, offsets: IntArray, gamma: float, log_cap: float
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return peaks (T,), sums (3, T) and plain influence values (n,) of a chunk."""
+) -> tuple[Columns, Columns, FloatArray]:
+    """Return the sums of a chunk, those after all its ends, and plain influence values (n,)."""
     from ope_gym import kernels
 
     n, horizon = offsets.size - 1, longest_of(offsets)
     if horizon == 1:  # many bandits have a million of them, and need no loops over steps
         top = np.array([min(float(log_w.max()), log_cap)])
         w = _scaled(log_w, log_cap, top[0])
-        sums = np.array([[w.sum()], [np.sum(w * w)], [np.sum(w * pay)]])
-        return top, sums, w * pay * _exp_of(top)
+        total, square, paid = w.sum(), w @ w, w @ pay
+        ended = Columns(top, np.array([[total], [square], [0.0]]))
+        w *= pay
+        w *= _exp_of(top)
+        return Columns(top, np.array([[total], [square], [paid]])), ended, w
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     kernels.peaks(log_w, log_cap, offsets, peak, gone)
     peak = np.maximum(peak, np.maximum.accumulate(gone)[:-1])
-    sums, ended, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    sums, last, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
     paid, weight = discounts(gamma, horizon) * _exp_of(peak), np.empty(horizon)
-    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, ended, psi)
+    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, last, psi)
     # the trajectories that have ended by t keep their last weights
     power = np.array([[1.0], [2.0]])
     with np.errstate(divide="ignore"):
-        kept = np.logaddexp.accumulate(np.log(ended) + power * gone, axis=1)[:, :-1]
-    sums[:2] += np.exp(kept - power * np.maximum(peak, -_FAR))
-    return peak, sums, psi
+        kept = np.logaddexp.accumulate(np.log(last) + power * gone, axis=1)
+    sums[:2] += np.exp(kept[:, :-1] - power * np.maximum(peak, -_FAR))
+    top = gone.max(keepdims=True)
+    after = np.append(np.exp(kept[:, -1:] - power * np.maximum(top, -_FAR)), [[0.0]], axis=0)
+    return Columns(peak, sums), Columns(top, after), psi
 
 
 def _exp_of(peak: FloatArray) -> FloatArray:

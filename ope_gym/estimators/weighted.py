@@ -116,5 +116,4 @@ def normalise(
 
 
 def _computed(value: float, influence: FloatArray, totals: StepTotals) -> Computed:
-    sums = totals.columns.sums
-    return Computed(value, influence, sums, totals.log_last, totals.capped_share)
+    return Computed(value, influence, totals.weights)

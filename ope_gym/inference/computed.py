@@ -13,40 +13,18 @@ from ope_gym.verdict import Reason
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
-    """The numbers of an estimator; n trajectories, T the longest episode.
+class Weights:
+    """The weights of an estimate; those that are alike share this object, compared by identity.
 
     Args:
-        value: the estimate.
-        influence: (n,) psi_i. Plain: J is their mean. Normalised: they average to 0.
         sums: (3, T) sum w, sum w^2, sum w r at t, scaled so that the largest weight is 1.
         log_last: (n,) log of the last weight of each trajectory, after the cap.
         capped_share: share of the steps whose weight was clipped by the cap.
-        replicates: (R,) of the bootstrap; None without one.
-        bets: (2, n) sums for betting; None without it.
-        spread: (n,) the values whose spread is the error, where it is not the influence.
-        pooled: the error is that over all trajectories, not inside strata.
-        reasons: what the estimator found out about itself.
-        report: numbers of its own worth showing.
-        bias: bound on a bias that the influence values do not show; it widens the error.
-        by_model: whether it rests on a model more than on the weights.
-        freedom: effective number of trajectories for the interval; None for that of the weights.
     """
 
-    value: float
-    influence: FloatArray
     sums: FloatArray
     log_last: FloatArray
     capped_share: float = 0.0
-    replicates: FloatArray | None = None
-    bets: FloatArray | None = None
-    spread: FloatArray | None = None
-    pooled: bool = False
-    reasons: tuple[Reason, ...] = ()
-    report: Mapping[str, float] = field(default_factory=dict)
-    bias: float = 0.0
-    freedom: float | None = None
-    by_model: bool = False
 
     @cached_property
     def last(self) -> FloatArray:
@@ -64,3 +42,36 @@ class Computed:
         weight, square = self.sums[0], self.sums[1]
         ess: FloatArray = np.divide(weight**2, square, out=np.zeros_like(weight), where=square > 0)
         return ess
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """The numbers of an estimator; n trajectories, T the longest episode.
+
+    Args:
+        value: the estimate.
+        influence: (n,) psi_i. Plain: J is their mean. Normalised: they average to 0.
+        weights: those it rests on.
+        replicates: (R,) of the bootstrap; None without one.
+        bets: (2, n) sums for betting; None without it.
+        spread: (n,) the values whose spread is the error, where it is not the influence.
+        pooled: the error is that over all trajectories, not inside strata.
+        reasons: what the estimator found out about itself.
+        report: numbers of its own worth showing.
+        bias: bound on a bias that the influence values do not show; it widens the error.
+        by_model: whether it rests on a model more than on the weights.
+        freedom: effective number of trajectories for the interval; None for that of the weights.
+    """
+
+    value: float
+    influence: FloatArray
+    weights: Weights
+    replicates: FloatArray | None = None
+    bets: FloatArray | None = None
+    spread: FloatArray | None = None
+    pooled: bool = False
+    reasons: tuple[Reason, ...] = ()
+    report: Mapping[str, float] = field(default_factory=dict)
+    bias: float = 0.0
+    freedom: float | None = None
+    by_model: bool = False

@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
-from ope_gym.inference.computed import Computed
+from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.diagnostics import Diagnostics, weight_diagnostics
 from ope_gym.inference.errors import Spread, Tails, spread_of
 from ope_gym.inference.estimate import Estimate, Sample
@@ -32,6 +32,7 @@ from ope_gym.inference.judging import NOTED_LOSS, Facts, judge
 from ope_gym.inference.outcomes import Outcomes
 from ope_gym.verdict import Reason, Verdict
 
+T = TypeVar("T")
 _ROUNDING = 1e-12  # of the value: a smaller standard error is rounding
 
 
@@ -52,6 +53,7 @@ class Known:
         held_out: whether some of the episodes are held out.
         deterministic: whether the target is deterministic.
         sizes: how many trajectories each stratum of the sample has; None where nobody counted.
+        kept: what is known of weights already.
     """
 
     sample: Sample
@@ -66,6 +68,7 @@ class Known:
     held_out: bool = False
     deterministic: bool = False
     sizes: IntArray | None = None
+    kept: dict[tuple[Weights, str | None], Any] = field(default_factory=dict, init=False)
 
     def lost(self, scheme: str) -> float | None:
         """Return the share of the target's episodes that leave the support; None if unknown."""
@@ -89,16 +92,30 @@ class Known:
             reasons.append(Reason("support_unknown", steps=steps))
         return tuple(reasons)
 
-    def describe(self, computed: Computed, scheme: str) -> Diagnostics:
+    def describe(self, weights: Weights, scheme: str) -> Diagnostics:
         """Describe the weights of an estimate."""
-        return weight_diagnostics(
-            computed,
-            self.ids,
-            self.sample.counts.size,
-            self.support.get(scheme),
-            self.lost(scheme),
-            self.calibration,
+        return self._once(
+            (weights, scheme),
+            lambda: weight_diagnostics(
+                weights,
+                self.ids,
+                self.sample.counts.size,
+                self.support.get(scheme),
+                self.lost(scheme),
+                self.calibration,
+            ),
         )
+
+    def majority(self, weights: Weights) -> float:
+        """Return the share of the most common return, see `Outcomes.majority`."""
+        return self._once((weights, None), lambda: self.outcomes.majority(weights.last))
+
+    def _once(self, key: tuple[Weights, str | None], make: Callable[[], T]) -> T:
+        """Return what `make` does of weights, made once for all estimates that share them."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        value: T = self.kept[key]
+        return value
 
     def facts(
         self, computed: Computed, scheme: str, diagnostics: Diagnostics, error: float
@@ -145,7 +162,7 @@ def conclude(
     sample, scheme, value = known.sample, composition.scheme, computed.value
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
     influence = computed.influence if computed.spread is None else computed.spread
-    spread, described = spread_of(influence, strata), known.describe(computed, scheme)
+    spread, described = spread_of(influence, strata), known.describe(computed.weights, scheme)
     if spread.error <= _ROUNDING * abs(value):  # all trajectories agree
         spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
@@ -166,7 +183,7 @@ def conclude(
     if computed.bets is None and known.outcomes.allowed is None:
         room = _Room(undefined(level, kind.name))
     elif computed.bets is None:
-        room = _make_room(interval, evidence, computed.last, known, scheme)
+        room = _make_room(interval, evidence, computed.weights, known, scheme)
     ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
     fresh = ratio * ratio  # the power would raise an error where this is infinite
     facts = known.facts(computed, scheme, diagnostics, error)
@@ -203,11 +220,11 @@ class _Room:
 
 
 def _make_room(
-    interval: Interval, evidence: Evidence, weights: FloatArray, known: Known, scheme: str
+    interval: Interval, evidence: Evidence, weights: Weights, known: Known, scheme: str
 ) -> _Room:
     """Widen an interval by outcomes that may be unseen, and by episodes that leave the support."""
     outcomes = known.outcomes
-    unseen = outcomes.unseen(evidence.value, evidence.ess, weights)
+    unseen = outcomes.unseen(evidence.value, evidence.ess, known.majority(weights))
     interval = widened(interval, evidence.value, *unseen)
     shifted = outcomes.shifted(interval, known.lost(scheme) or 0.0)
     moved = interval.low - shifted.low, shifted.high - interval.high
@@ -276,7 +293,7 @@ def _judge_weights(
 ) -> tuple[Diagnostics, Verdict]:
     """Describe the weights of a value alone, and judge by them."""
     about = known()
-    diagnostics = about.describe(computed, scheme)
+    diagnostics = about.describe(computed.weights, scheme)
     facts = about.facts(computed, scheme, diagnostics, np.nan)
     return diagnostics, judge(dataclasses.replace(facts, error_wanted=False))
 
@@ -290,7 +307,7 @@ def with_deviation(known: Known, found: Mapping[str, Computed]) -> Known:
     capped_first = sorted(found, key=lambda name: not ESTIMATORS[name].capped)
     schemes = {ESTIMATORS[name].scheme: found[name] for name in capped_first}
     chosen = next((schemes[s] for s in ("fused", "optimal", "basic") if s in schemes), None)
-    weights = np.ones(known.ids.size) if chosen is None else chosen.last
+    weights = np.ones(known.ids.size) if chosen is None else chosen.weights.last
     deviation = known.outcomes.deviation(weights, known.sample.strata, known.sizes)
     return dataclasses.replace(known, deviation=deviation)
 

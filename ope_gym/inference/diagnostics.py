@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, finite, group_sums
-from ope_gym.inference.computed import Computed
+from ope_gym.arrays import FloatArray, IntArray, finite
+from ope_gym.inference.computed import Weights
 from ope_gym.inference.errors import spread_of
 from ope_gym.inference.intervals import ess_t
 
@@ -89,7 +89,7 @@ class Diagnostics:
 
 
 def weight_diagnostics(
-    computed: Computed,
+    weights: Weights,
     behaviour_ids: IntArray,
     behaviours: int,
     support_violations: int | None = None,
@@ -99,19 +99,19 @@ def weight_diagnostics(
     """Describe the weights of an estimate.
 
     Args:
-        computed: what the estimator computed.
+        weights: of the estimate.
         behaviour_ids: (n,) behaviour of each trajectory.
         behaviours: K.
         support_violations: Field of `Diagnostics`.
         missing_mass: Field of `Diagnostics`.
         calibration: Field of `Diagnostics`.
     """
-    ess_curve, log_last = computed.ess, computed.log_last
+    ess_curve, log_last = weights.ess, weights.log_last
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
-    top, last = computed.top, computed.last
-    _, total, square = group_sums(behaviour_ids, last, behaviours)
-    weight = computed.sums[0]
+    top, last = weights.top, weights.last
+    total, square = (np.bincount(behaviour_ids, x, behaviours) for x in (last, last * last))
+    weight = weights.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return Diagnostics(
             ess=least,
@@ -122,7 +122,7 @@ def weight_diagnostics(
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
             mean_weight=float(np.exp(top) * total.sum() / last.size),
             pareto_k=pareto_k(last),
-            capped_share=computed.capped_share,
+            capped_share=weights.capped_share,
             log_last=log_last,
             support_violations=support_violations,
             missing_mass=missing_mass,

@@ -67,10 +67,11 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
     # by the means first: sum x^2 - n mean^2 would lose all digits of a small spread; and over the
     # largest |psi|, since squares could overflow
     unit = max(float(np.abs(influence).max()), float(np.finfo(np.float64).tiny))
-    u = (influence - means[strata]) * (np.sqrt(sizes / (sizes - 1.0)) / unit)[strata]
+    u = influence - means.take(strata)
+    u *= (np.sqrt(sizes / (sizes - 1.0)) / unit).take(strata)
     second = u * u
     low, high = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
-    square, cube, fourth = (float(np.sum(x)) for x in (second, second * u, second * second))
+    square, cube, fourth = float(second.sum()), float(second @ u), float(second @ second)
     scale, largest = unit / n, max(-low, high) ** 2
     if not square > 0.0:
         return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN

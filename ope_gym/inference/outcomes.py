@@ -18,13 +18,13 @@ from ope_gym.arrays import (
     IntArray,
     annuity_of,
     ends_of,
-    group_sums,
     longest_of,
     step_numbers,
 )
 from ope_gym.inference.intervals import Interval
 
 EQUAL = 1e-9  # of the largest return: returns that differ by less are equal
+_PLACES = 512  # columns whose candidates stay in the first-level cache
 _PRIOR = 5.0  # effective episodes that the spread inside the behaviours counts for
 
 
@@ -113,7 +113,12 @@ class Outcomes:
         seen = float(ends.min()), float(ends.max())
         return cls(returns, seen, allowed if known else None, limited, max(-low, high))
 
-    def unseen(self, value: float, ess: float, weights: FloatArray) -> tuple[float, float]:
+    def majority(self, weights: FloatArray) -> float:
+        """Return the share s of the weights (n,) that the most common return has, if above 1/2."""
+        unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
+        return majority_share(self.returns, weights, unit)
+
+    def unseen(self, value: float, ess: float, share: float) -> tuple[float, float]:
         """Return by how much outcomes of a chance of 1 / ESS would lower and raise the value.
 
             max(0, 2 s - 1) |end - value| / ESS,   s the share of the most common return
@@ -124,12 +129,10 @@ class Outcomes:
         Args:
             value: the estimate.
             ess: effective sample size.
-            weights: (n,) of whole episodes, in any unit.
+            share: s, see `majority`.
         """
         if not (np.isfinite(value) and ess > 1.0):
             return 0.0, 0.0
-        unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
-        share = majority_share(self.returns, weights, unit)
         lump, (low, high) = max(0.0, 2.0 * share - 1.0) / ess, self.seen
         return lump * max(0.0, value - low), lump * max(0.0, high - value)
 
@@ -175,20 +178,18 @@ class Outcomes:
             unit = 1.0
         else:  # squares could overflow or underflow
             returns = returns / unit
-        if sizes is None:
-            counts, sums, _ = group_sums(strata, returns)
-        else:
-            counts, sums = sizes, np.bincount(strata, returns, minlength=sizes.size)
-        means = sums / np.maximum(counts, 1)
+        counts = np.bincount(strata) if sizes is None else sizes
+        means = np.bincount(strata, returns, minlength=counts.size) / np.maximum(counts, 1)
 
         freedom = max(returns.size - int(np.count_nonzero(counts)), 1)
-        inside = float(np.sum((returns - means[strata]) ** 2)) / freedom
-        total, square = float(weights.sum()), float(np.sum(weights**2))
+        apart = returns - means.take(strata)
+        inside = float(apart @ apart) / freedom
+        total, square = float(weights.sum()), float(weights @ weights)
         size = total**2 / square if total > 0.0 else 0.0
         if size <= 1.0 + 1e-9:
             return unit * float(np.sqrt(inside))
-        mean = np.sum(weights * returns) / total
-        weighted = float(np.sum(weights * (returns - mean) ** 2)) / total * size / (size - 1.0)
+        apart = returns - weights @ returns / total
+        weighted = float(weights @ np.square(apart, out=apart)) / total * size / (size - 1.0)
         return unit * float(np.sqrt((size * weighted + _PRIOR * inside) / (size + _PRIOR)))
 
 
@@ -201,10 +202,23 @@ def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> floa
     >>> majority_share(np.array([1.0, 3.0, 1.0]), np.array([0.3, 0.4, 0.3]), 1e-9)
     0.6
     """
-    from ope_gym.kernels import vote
-
     total = float(weights.sum())
     if not total > 0.0:
         return np.nan
-    kinds = np.round(values / unit)
-    return float(np.sum(weights, where=kinds == vote(kinds, weights))) / total
+    kinds = values / unit
+    np.round(kinds, out=kinds)
+    return float(weights @ (kinds == _majority(kinds, weights))) / total
+
+
+def _majority(values: FloatArray, weights: FloatArray) -> float:
+    """Return the value (n,) that has more than half of the weights; some value if none has."""
+    from ope_gym.kernels import vote
+
+    winners, leads = np.zeros((2, min(_PLACES, values.size)))  # columns vote side by side
+    whole = values.size // winners.size * winners.size
+    columns = values[:whole].reshape(-1, winners.size), weights[:whole].reshape(-1, winners.size)
+    vote(*columns, winners, leads)
+    left = np.append(winners, values[whole:]), np.append(leads, weights[whole:])
+    winner, lead = np.zeros((2, 1))
+    vote(left[0][:, None], left[1][:, None], winner, lead)
+    return float(winner[0])

@@ -12,7 +12,7 @@ import numpy as np
 from ope_gym import kernels
 from ope_gym.arrays import FloatArray, IntArray
 
-_TILE = 256  # steps whose prefixes under four behaviours stay in the first-level cache
+_TILE = 256  # steps whose prefixes under two behaviours stay in the first-level cache
 _NEGLIGIBLE = -40.0  # log of a p below which f(p) is p in float64
 _RANGE = 1e-280, 1e280  # sums of exponentials that have neither underflowed nor been cut off
 
@@ -68,11 +68,10 @@ class Prefixes:
         starts = np.zeros(0 if single else self.ratio.size, dtype=np.bool_)
         if not single:
             starts[self._offsets[:-1]] = True
-        padded = np.zeros(-(-self._rho.size // 4) * 4)
-        padded[: self._rho.size] = self._rho
-        sums, rows = np.empty(self.ratio.size), np.empty((4, _TILE))
+        rho = np.append(self._rho, 0.0)
+        sums, rows = np.empty(self.ratio.size), np.empty((2, _TILE))
         if not kernels.relative_mixture(
-            self._log_probs, self._first, self._own_steps, starts, padded, self._limit, rows, sums
+            self._log_probs, self._first, self._own_steps, starts, rho, self._limit, rows, sums
         ):
             raise BadEntryError
         if sums.min() > _RANGE[0] and sums.max() < _RANGE[1]:

@@ -86,13 +86,13 @@ class _RatioSums:
     """Sums of R - 1 over some steps, see `StepRatios`."""
 
     steps: int
-    top: float
+    log_top: float
     total: float
     square: float
 
     def merge(self, other: _RatioSums) -> None:
         self.steps += other.steps
-        self.top = max(self.top, other.top)
+        self.log_top = max(self.log_top, other.log_top)
         self.total += other.total
         self.square += other.square
 
@@ -116,19 +116,23 @@ class StepRatios:
 
     def part(self, chunk: Any) -> _RatioSums:
         """Sum over the weights of a chunk."""
-        from ope_gym.kernels import ratio_sums
-
-        sums = np.empty(4)
-        ratio_sums(chunk.log_weights[self.scheme], chunk.offsets, sums)
-        steps, top, total, square = sums.tolist()
-        return _RatioSums(int(steps), top, total, square)
+        log_w = chunk.log_weights[self.scheme]
+        before = one_step_earlier(log_w, chunk.offsets, 0.0)
+        known = before > -np.inf
+        change = np.subtract(log_w, before, out=np.zeros(log_w.size), where=known)
+        top = float(change.max())
+        excess = np.exp(np.minimum(change, _HUGE, out=change), out=change)
+        excess -= 1.0
+        return _RatioSums(
+            int(np.count_nonzero(known)), top, float(excess.sum()), float(excess @ excess)
+        )
 
     def total(self, merged: _RatioSums) -> tuple[Reason, ...]:
         """Return what speaks against the propensities; empty if nothing does."""
         total, square = merged.total, merged.square
-        if merged.steps == 0 or merged.top > np.exp(_HUGE):
+        if merged.steps == 0 or merged.log_top > _HUGE:
             return ()  # so large a ratio would decide alone
-        top, mean = merged.top - 1.0, 1.0 + total / merged.steps
+        top, mean = float(np.expm1(merged.log_top)), 1.0 + total / merged.steps
         if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
             return (Reason("ratios_high", mean=mean),)
         even = merged.steps >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
