@@ -17,6 +17,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -35,7 +36,7 @@ from ope_gym.data.schema import join
 from ope_gym.data.store import Store
 from ope_gym.data.stored import read_stored
 from ope_gym.data.trajectories import Trajectories, read_chunks
-from ope_gym.policies import LinearSigmoid, UnavailablePolicy, Uniform
+from ope_gym.policies import LinearSigmoid, UnavailablePolicy, Uniform, register_policy
 from tests.file_builders import assert_identical, constant_buffer, made, recording
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from wrappers import collect
@@ -71,6 +72,40 @@ def in_chunks(path: Path, steps: int = 3) -> Trajectories:
 def sql(path: Path, *statements: str) -> list[Any]:
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         return [db.execute(statement).fetchall() for statement in statements][-1]
+
+
+def raw(data: Trajectories) -> SimpleNamespace:
+    """Return episodes as a recorder has them before it asks the policy."""
+    names = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "held_out")
+    columns = {name: getattr(data, name) for name in (*names, "start_clock")}
+    return SimpleNamespace(**columns, log_probs=np.full(data.n_steps, np.nan))
+
+
+@contextlib.contextmanager
+def looping(path: Path, data: Trajectories) -> Iterator[Store]:
+    """Open a file for the episodes of one policy; at the end raw ones are still raw."""
+    file = Store(path)
+    file.change(0, 0, file.add_policy(data.policies[0]), mid_episode=False)
+    file.append(data.select(episodes=[0]))
+    yield file
+    file.close()
+
+
+@pytest.fixture
+def played() -> Trajectories:
+    """Six episodes of one policy in one loop."""
+    rng = np.random.default_rng(3)
+    seen, chosen = rng.standard_normal((12, 3)), rng.integers(2, size=12)
+    return Trajectories.from_arrays(
+        seen,
+        chosen,
+        rng.random(12),
+        SIGMOID.log_prob(seen, chosen),
+        policies=[SIGMOID],
+        offsets=np.arange(7) * 2,
+        terminated=True,
+        start_clock=np.arange(6) * 2,
+    )
 
 
 @pytest.fixture
@@ -836,3 +871,96 @@ def test_changes_stay_arrays(tmp_path: Path) -> None:
     with memory(6 * (tmp_path / "run").stat().st_size + stored._AT_ONCE * 200):
         section = read_stored(tmp_path / "run")
     assert_array_equal(section.schedules[0].clocks, np.arange(200_000))
+
+
+# Raw episodes, which the next append replaces ------------------------------------------------
+
+
+def test_raw_episodes_are_read_with_the_propensities_of_their_policy(
+    tmp_path: Path, played: Trajectories
+) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        assert file.append_raw(raw(played.select(episodes=[1, 2])), 0, 0)
+        assert file.append_raw(raw(played.select(episodes=[3])), 0, 0)
+        assert_identical(Trajectories.load(path), played.select(episodes=range(4)))
+    found = Trajectories.load(path)
+    assert_array_equal(found.log_probs, played.log_probs[:8])
+    assert sql(path, "SELECT count(*) FROM episodes") == [(4,)]
+
+
+def test_checked_episodes_take_the_place_of_raw_ones(tmp_path: Path, played: Trajectories) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        for i in (1, 2, 3):
+            assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
+        file.append(played.select(episodes=[1, 2, 3, 4]))
+        assert sql(path, "SELECT first_episode, episodes FROM chunks") == [(0, 1), (1, 4)]
+        assert file.append_raw(raw(played.select(episodes=[5])), 0, 0)
+    assert_identical(Trajectories.load(path), played)
+
+
+def test_invalid_raw_episodes_leave_the_file(tmp_path: Path, played: Trajectories) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        for i in (1, 2, 3):
+            assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
+        file.append(played.select(episodes=[1, 3]))
+        assert file.append_raw(raw(played.select(episodes=[4])), 0, 0)
+        file.append(played.select(episodes=[]))
+        file.append(played.select(episodes=[5]))
+        file.close()
+    assert_identical(Trajectories.load(path), played.select(episodes=[0, 1, 3, 5]))
+
+
+def test_raw_episodes_keep_their_numbers_if_another_recorder_has_written(
+    tmp_path: Path, played: Trajectories
+) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
+        with looping(path, played):
+            assert not file.append_raw(raw(played.select(episodes=[2])), 0, 0)
+        file.append(played.select(episodes=[1, 2]))
+        assert file.append_raw(raw(played.select(episodes=[3])), 0, 0)
+        file.append(played.select(episodes=[3]))
+        file.close()
+    found = Trajectories.load(path)
+    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 0, 2, 3]).rewards)
+    assert not np.isnan(found.log_probs).any()
+
+
+@register_policy
+class Foreign(Uniform):
+    kind = "test-store-foreign"
+
+
+def test_raw_episodes_need_a_policy_that_every_reader_knows(
+    tmp_path: Path, played: Trajectories
+) -> None:
+    data = dataclasses.replace(played, policies=(Foreign(2),))
+    with looping(tmp_path / "run", data) as file:
+        assert not file.append_raw(raw(data.select(episodes=[1])), 0, 0)
+        file.add_policy(SIGMOID)
+        file.flush()
+        assert file.append_raw(raw(data.select(episodes=[1])), 1, 0)
+
+
+def test_raw_episodes_stay_until_the_checked_ones_are_written(
+    tmp_path: Path, played: Trajectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "full")
+
+    with looping(path, played) as file:
+        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_write_chunks", fail)
+            with pytest.raises(OSError, match="full"):
+                file.append(played.select(episodes=[1, 2]))
+        assert len(Trajectories.load(path)) == 2  # as they were
+        assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
+        file.flush()
+        assert_identical(Trajectories.load(path), played.select(episodes=range(3)))

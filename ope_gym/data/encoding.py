@@ -13,6 +13,7 @@ import io
 import json
 import math
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,23 @@ _LENGTH = struct.Struct("<q")  # of a JSON list, before it
 MOST_JSON = 2**18  # characters of a layout: as Python objects they take up to forty times more
 
 
-def encode(data: Any, rows: slice = slice(None)) -> tuple[str, bytes]:
+def encode(data: Any, rows: slice = slice(None), described: Any = None) -> tuple[str, bytes]:
     """Return layout and bytes of some rows.
 
     Args:
-        data: Has the columns of `STORED` and both spaces.
+        data: Has the columns of `STORED`.
         rows: Rows to take.
+        described: Has both spaces, by default as `data` does.
     """
+    columns = [getattr(data, name) for name in STORED]
+    if all(type(x) is np.ndarray and x.dtype.str in NUMERIC_DTYPES for x in columns):
+        kinds = tuple((x.dtype.str, x.shape[1:]) for x in columns)
+        return _layout(kinds), b"".join([x[rows].tobytes() for x in columns])
+    described = data if described is None else described
     pieces: list[bytes] = []
     layout = {
-        name: _pack(getattr(data, name), _space(data, name), name, rows, pieces) for name in STORED
+        name: _pack(tree, _space(described, name), name, rows, pieces)
+        for name, tree in zip(STORED, columns, strict=True)
     }
     text = _ENCODER.encode(layout)
     if len(text) > MOST_JSON:
@@ -48,6 +56,13 @@ def encode(data: Any, rows: slice = slice(None)) -> tuple[str, bytes]:
             f"characters, a file may hold {MOST_JSON:,}; use a Box for what has a fixed number"
         )
     return text, b"".join(pieces)
+
+
+@lru_cache
+def _layout(kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    """Return the layout of plain arrays; those of a recorder are all alike."""
+    named = zip(STORED, kinds, strict=True)
+    return _ENCODER.encode({name: {"dtype": d, "shape": list(shape)} for name, (d, shape) in named})
 
 
 def decode(text: str, data: bytes, steps: int, described: Any) -> dict[str, Tree]:

@@ -4,6 +4,11 @@ Each `append` is a transaction in a write-ahead log (`file-wal` beside the file 
 at work): what it wrote survives the death of the process from then on. It is brought to the disk,
 safe from a power cut, by the first `append` that comes a second after the last time, and by
 `close`. Small chunks are joined from time to time, so that reading is fast.
+
+A recorder need not check each episode, and ask its policy for propensities, before the episode is
+safe. `append_raw` writes episodes as they came, with NaN for each log-probability that nobody gave;
+the next `append` has the same episodes, checked and complete, and takes their place in one
+transaction. If the process dies in between, readers find them and ask the policy in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +48,9 @@ from ope_gym.data.database import (
     require_ours,
 )
 from ope_gym.data.paths import MALFORMED, PathLike, require_regular
-from ope_gym.data.schema import Columns, Ints
+from ope_gym.data.schema import Columns, Flags, Floats, Ints, take
 from ope_gym.data.spaces import Space
-from ope_gym.policies import UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
+from ope_gym.policies import POLICY_KINDS, UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
 
 _CHUNK_BYTES = 2**22  # of a chunk, about: large enough to read fast, small enough for any memory
 _MERGE_ROWS = 1024  # small chunks that are joined at the latest
@@ -57,6 +62,58 @@ _LOG_PAGES = (
 )
 
 # Appending -----------------------------------------------------------------------------------
+
+
+class RawEpisodes(Protocol):
+    """Columns of n finished episodes with S steps, one after the other, which nobody checked."""
+
+    @property
+    def observations(self) -> batches.Tree:
+        """Batch of S rows."""
+
+    @property
+    def actions(self) -> batches.Tree:
+        """Batch of S rows."""
+
+    @property
+    def rewards(self) -> Floats:
+        """(S,)."""
+
+    @property
+    def log_probs(self) -> Floats:
+        """(S,), NaN where the policy is to be asked."""
+
+    @property
+    def lengths(self) -> Ints:
+        """(n,)."""
+
+    @property
+    def terminated(self) -> Flags:
+        """(n,)."""
+
+    @property
+    def truncated(self) -> Flags:
+        """(n,)."""
+
+    @property
+    def held_out(self) -> Flags:
+        """(n,)."""
+
+    @property
+    def start_clock(self) -> Ints:
+        """(n,)."""
+
+
+class _Raw(NamedTuple):
+    """Where the file has raw episodes that no `append` has replaced yet."""
+
+    episode: int  # number of the first
+    step: int  # number of its first step
+    rosters: list[Ints]  # rows of all of them, as `read_roster` returns them
+
+    def roster(self) -> Ints:
+        """Return (n, 5) the rows."""
+        return np.concatenate(self.rosters)
 
 
 class Store:
@@ -96,7 +153,10 @@ class Store:
         self._loops: dict[int, int] = {}
         self._new_policies: list[tuple[str, list[tuple[str, bytes]]]] = []
         self._new_changes: list[tuple[int, int, int, bool]] = []
-        self._waiting: list[Columns] = []
+        self._waiting: list[tuple[Columns, _Raw | None]] = []  # and what they replace
+        self._raw: _Raw | None = None
+        self._end: tuple[int, int] | None = None  # episodes and steps in the file, if only we wrote
+        self._can_answer: list[bool] = []  # whether the file holds all that a policy needs
         self._small = 0  # chunks that may be merged
         self._synced = time.monotonic()
         self._process = os.getpid()
@@ -163,6 +223,10 @@ class Store:
         kind, arrays = describe_policy(policy, self.path)
         npy = [(name, encoding.to_npy(array)) for name, array in sorted(arrays.items())]
         self._new_policies.append((kind, npy))
+        # a reader knows the kinds of this package, but not whether another package is there
+        module = type(policy).__module__
+        ours = module.startswith("ope_gym.policies.") and kind in POLICY_KINDS
+        self._can_answer.append(ours and kind != "torch")
         return self.policies - 1
 
     def change(self, loop: int, clock: int, policy: int, *, mid_episode: bool) -> None:
@@ -172,17 +236,70 @@ class Store:
     def append(self, episodes: Columns) -> None:
         """Append finished episodes, and all that was noted before.
 
+        They begin with those that were given to `append_raw` since the last call, without those
+        that turned out to be invalid, and take their place.
+
         Args:
             episodes: Their policies are numbers that `add_policy` returned, their schedules the
                 loops given to `change`.
         """
-        self._waiting.append(episodes)
+        self._waiting.append((episodes, self._raw))
+        self._raw = None
         self.flush()
+
+    def append_raw(self, episodes: RawEpisodes, policy: int, loop: int) -> bool:
+        """Write finished episodes as they came, in no time; the next `append` has them checked.
+
+        Args:
+            episodes: Their columns.
+            policy: Number of the policy that took all steps.
+            loop: Loop in which they were played, as given to `change`.
+
+        Returns:
+            Whether they are in the file. If not (something waits or fails, another recorder has
+            written, the file could not answer for the policy, or rows are no numbers), `append`
+            should follow at once.
+        """
+        db = self._db
+        if db is None or self.inherited or self._end is None or self._new_changes or self._waiting:
+            return False
+        if policy >= len(self._policies) or not self._can_answer[policy]:
+            return False
+        try:
+            layout, data = encoding.encode(episodes, described=self._spaces)
+        except MALFORMED:
+            return False
+        if len(data) > _CHUNK_BYTES:
+            return False
+        (episode, step), n, steps = self._end, len(episodes.lengths), len(episodes.rewards)
+        flags = episodes.terminated + 2 * episodes.truncated + 4 * episodes.held_out
+        roster = np.empty((n, 5), dtype=np.int64)
+        roster[:, 0], roster[:, 1] = self._policies[policy], episodes.lengths
+        roster[:, 2], roster[:, 3] = flags, episodes.start_clock
+        roster[:, 4] = self._loops.get(loop, -1)
+        ends = roster[:, 1].cumsum()
+        starts = ends - roster[:, 1]
+        returns = np.add.reduceat(episodes.rewards, starts)
+        if not np.isfinite(returns).all():
+            return False
+        try:
+            self._require_file()
+            with _transaction(db):
+                _insert_episodes(db, episode, roster, returns, starts + step)
+                _insert(db, ChunkRow(step, steps, episode, n, layout, 0, 0, data), roster)
+        except (OSError, sqlite3.Error):  # `append` tries again, and says what is wrong
+            self._end = None
+            return False
+        if self._raw is None:
+            self._raw = _Raw(episode, step, [])
+        self._raw.rosters.append(roster)
+        self._end = episode + n, step + steps
+        return True
 
     @property
     def waiting(self) -> int:
         """Number of episodes that are not in the file yet."""
-        return sum(map(len, self._waiting))
+        return sum(len(episodes) for episodes, _ in self._waiting)
 
     @property
     def inherited(self) -> bool:
@@ -202,7 +319,7 @@ class Store:
         self._require_file()
         now = time.monotonic()
         due = now - self._synced > _SYNC_SECONDS and not self._whole
-        policies, loops, small = self._policies, self._loops, self._small
+        policies, loops, small, end = self._policies, self._loops, self._small, self._end
         if self._new_policies or self._new_changes:  # which count when they are in the file
             policies, loops = list(policies), dict(loops)
         with explained(self.path):
@@ -212,16 +329,18 @@ class Store:
                 with _transaction(db):
                     if self._new_policies or self._new_changes:
                         self._write_changes(db, policies, loops)
-                    small += sum(self._write(db, x, policies, loops) for x in self._waiting)
+                    for episodes, raw in self._waiting:
+                        added, end = _write(db, episodes, raw, policies, loops)
+                        small += added
                     if small >= _MERGE_ROWS:
                         small = _merge(db, self.path, self._spaces)
             except (TypeError, ValueError):  # no later attempt would go better
-                self._waiting = []
+                self._waiting, self._end = [], None
                 raise
             finally:
                 if due:
                     db.execute("PRAGMA synchronous=NORMAL")
-        self._policies, self._loops, self._small = policies, loops, small
+        self._policies, self._loops, self._small, self._end = policies, loops, small, end
         self._new_policies, self._new_changes, self._waiting = [], [], []
         self._synced = now if due else self._synced
 
@@ -253,7 +372,7 @@ class Store:
         """Close the file without writing anything."""
         if not self.inherited and self._db is not None:
             self._db.close()
-            self._db = None
+            self._db = self._end = None
 
     def __enter__(self) -> Store:
         return self
@@ -302,37 +421,72 @@ class Store:
             "UPDATE environment SET policies_crc=?, changes_crc=?", (policies_crc, changes_crc)
         )
 
-    def _write(
-        self,
-        db: sqlite3.Connection,
-        data: Columns,
-        policies: list[int],
-        loops: dict[int, int],
-    ) -> int:
-        """Write episodes, and return the number of small chunks."""
-        (episode,) = db.execute("SELECT COALESCE(max(id) + 1, 0) FROM episodes").fetchone()
-        last = db.execute(
-            "SELECT first_step + steps FROM chunks ORDER BY first_step DESC LIMIT 1"
-        ).fetchone()
-        step = last[0] if last else 0
-        starts = data.offsets[:-1]
-        loop_of = np.array([*(loops.get(i, -1) for i in range(max(loops, default=-1) + 1)), -1])
-        flags = data.terminated + 2 * data.truncated + 4 * data.held_out
-        clocks, own = data.start_clock, loop_of[data.schedule_ids]
-        acted = [policies[k] for k in data.policy_ids[starts].tolist()]
-        roster = np.array([acted, data.lengths, flags, clocks, own], dtype=np.int64).T
-        returns = np.add.reduceat(data.rewards, starts)
-        for begin in range(0, len(data), _ROWS):
-            rows = slice(begin, begin + _ROWS)
-            first_steps = (starts[rows] + step).tolist()
-            columns = (*roster[rows].T.tolist(), returns[rows].tolist(), first_steps)
-            ids = range(episode + begin, episode + len(data))
-            db.executemany(
-                "INSERT INTO episodes VALUES (?1, ?2, ?3, ?7, ?4 & 1, ?4 / 2 & 1, ?4 / 4, "
-                "nullif(?5, -1), nullif(?6, -1), ?8)",
-                zip(ids, *columns, strict=False),
-            )
-        return _write_chunks(db, data, roster, episode, step)
+
+def _write(
+    db: sqlite3.Connection,
+    data: Columns,
+    raw: _Raw | None,
+    policies: list[int],
+    loops: dict[int, int],
+) -> tuple[int, tuple[int, int]]:
+    """Write episodes in place of raw ones, or behind all others.
+
+    Returns:
+        The number of small chunks that were added; episodes and steps in the file.
+    """
+    (episode,) = db.execute("SELECT COALESCE(max(id) + 1, 0) FROM episodes").fetchone()
+    last = db.execute(
+        "SELECT first_step + steps FROM chunks ORDER BY first_step DESC LIMIT 1"
+    ).fetchone()
+    step = last[0] if last else 0
+    known = 0
+    if raw is not None:
+        replaced = raw.roster()
+        begins = "SELECT 1 FROM chunks WHERE first_step=?"
+        if episode != raw.episode + len(replaced) or not db.execute(begins, (raw.step,)).fetchone():
+            # Another recorder has written since. The raw ones stay as they are, because episodes
+            # keep their numbers, and readers ask the policy; only later ones are written.
+            later = data.start_clock + data.lengths > (replaced[:, 1] + replaced[:, 3]).max()
+            data = take(data, np.flatnonzero(later))
+        else:
+            episode, step = raw.episode, raw.step
+            db.execute("DELETE FROM chunks WHERE first_step >= ?", (step,))
+            roster = _roster(data, policies, loops)
+            if np.array_equal(roster[: len(replaced)], replaced):
+                known = len(replaced)
+            else:  # one of them was invalid
+                db.execute("DELETE FROM episodes WHERE id >= ?", (episode,))
+    if not len(data):
+        return 0, (episode, step)
+    roster = _roster(data, policies, loops)
+    starts = data.offsets[:-1]
+    returns = np.add.reduceat(data.rewards, starts)
+    for begin in range(known, len(data), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        _insert_episodes(db, episode + begin, roster[rows], returns[rows], starts[rows] + step)
+    small = _write_chunks(db, data, roster, episode, step)
+    return small, (episode + len(data), step + data.n_steps)
+
+
+def _roster(data: Columns, policies: list[int], loops: dict[int, int]) -> Ints:
+    """Return (n, 5) the rows of episodes, as `read_roster` does."""
+    loop_of = np.array([*(loops.get(i, -1) for i in range(max(loops, default=-1) + 1)), -1])
+    flags = data.terminated + 2 * data.truncated + 4 * data.held_out
+    acted = [policies[k] for k in data.policy_ids[data.offsets[:-1]].tolist()]
+    columns = [acted, data.lengths, flags, data.start_clock, loop_of[data.schedule_ids]]
+    return np.array(columns, dtype=np.int64).T
+
+
+def _insert_episodes(
+    db: sqlite3.Connection, episode: int, roster: Ints, returns: Floats, first_steps: Ints
+) -> None:
+    """Insert rows of episodes, numbered from `episode`."""
+    columns = (*roster.T.tolist(), returns.tolist(), first_steps.tolist())
+    db.executemany(
+        "INSERT INTO episodes VALUES (?1, ?2, ?3, ?7, ?4 & 1, ?4 / 2 & 1, ?4 / 4, "
+        "nullif(?5, -1), nullif(?6, -1), ?8)",
+        zip(range(episode, episode + len(roster)), *columns, strict=True),
+    )
 
 
 def _write_chunks(

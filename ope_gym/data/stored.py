@@ -36,9 +36,24 @@ from ope_gym.data.database import (
 )
 from ope_gym.data.paths import MALFORMED, DamagedFileError, PathLike
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule, check_schedules
-from ope_gym.data.schema import BATCHES, COLUMNS, Chunk, Columns, Ints, check_alike, space_of
+from ope_gym.data.schema import (
+    BATCHES,
+    COLUMNS,
+    Chunk,
+    Columns,
+    Floats,
+    Ints,
+    check_alike,
+    space_of,
+)
 from ope_gym.data.spaces import Space
-from ope_gym.policies import Policy, policy_from_arrays
+from ope_gym.policies import (
+    Policy,
+    UnavailablePolicy,
+    UnknownPolicy,
+    acting_log_probs,
+    policy_from_arrays,
+)
 
 _AT_ONCE = 2**16  # rows that are read at once: as Python's numbers they take more room
 _HEADS = CHUNK.replace(", data", ", length(data)")
@@ -224,6 +239,8 @@ class StoredEpisodes:
             clocks = np.repeat(table[chosen, 3], lengths) + steps
             acted = self.file_schedules[s].schedule.policy_at(clocks)
             policy_ids[np.repeat(chosen, table[:, 1])] = acted
+        if np.isnan(columns["log_probs"].sum()):
+            columns["log_probs"] = self._propensities(columns, policy_ids)
         return Chunk(
             int(first),
             int(first),
@@ -243,6 +260,18 @@ class StoredEpisodes:
                 horizon=self.horizon,
             ),
         )
+
+    def _propensities(self, columns: dict[str, Tree], policy_ids: NDArray[np.int32]) -> Floats:
+        """Return the log-probabilities, of the policy where its recorder was killed before."""
+        log_probs: Floats = columns["log_probs"].copy()
+        silent = np.array([isinstance(p, UnknownPolicy | UnavailablePolicy) for p in self.policies])
+        rows = np.flatnonzero(np.isnan(log_probs) & ~silent[policy_ids])
+        seen, chosen = (batches.take(columns[name], rows) for name in BATCHES)
+        try:
+            log_probs[rows] = acting_log_probs(self.policies, policy_ids[rows], seen, chosen)
+        except Exception as error:  # of any policy, about rows that it did not choose
+            raise damaged(self.name, f"a policy cannot tell the propensities: {error}") from error
+        return log_probs
 
     def damaged(self, offset: int, error: Exception) -> DamagedFileError:
         """Return the error for contents that have the right checksums, but cannot be."""
