@@ -500,8 +500,8 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_of_one_time_may_be_summed_first(monkeypatch: pytest.MonkeyPatch, time: int) -> None:
     record = recorded(10, (300, 300))
     found = []
-    for least in (0, 10**9):  # each time by itself, and powers of time at every step
-        monkeypatch.setattr("ope_gym.models.equations._AT_A_TIME", least)
+    for call in (-(10**9), 10**9):  # each time by itself, and powers of time at every step
+        monkeypatch.setattr("ope_gym.models.equations._CALL", call)
         found.append(fitted(LinearQ(time=time), record).theta)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
 
@@ -582,6 +582,7 @@ def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
     [
         (20, 2, LinearQ()),
         (40, 2, LinearQ(Polynomial(1))),  # 861 monomials of degree 2 are too many to solve for
+        (10, 50, LinearQ(Polynomial(1), time=1)),
         (64, 16, None),
         (65, 2, None),
     ],

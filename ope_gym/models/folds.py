@@ -150,12 +150,12 @@ class _Evaluation:
         """Return the values of each target, fold by fold."""
         data, folds, targets = self.data, fitted[0].bounds.shape[1], range(len(fitted))
         part = fold[data.episode_ids]
-        # steps of one fold and one action are neighbours, which a model may take together
+        # steps of one fold and one action are neighbours: values are made and written in one piece
         order = np.lexsort((self.chosen, part))
         cuts = np.searchsorted(part[order], np.arange(folds + 1))
         q, v, ratio = np.zeros((3, len(fitted), part.size))
         residuals = np.full((len(fitted), part.size), np.nan)
-        visited = [fitted[0].visits] * len(fitted)
+        visited, averaged = [fitted[0].visits] * len(fitted), False
         direct: list[FloatArray | None] = [None] * len(fitted)
         for k, values in enumerate(zip(*(own.values for own in fitted), strict=True)):
             if values[0] is None or not part.size:
@@ -166,18 +166,27 @@ class _Evaluation:
                 continue
             block, bounds = type(values[0]).at_once(len(fitted)), fitted[0].possible(k)
             for begin in range(cuts[k], cuts[k + 1], block):
-                rows = order[begin : min(begin + block, cuts[k + 1])]
-                q[:, rows], v[:, rows], seen = self.at(values, rows, bounds, fitted[0].visits)
+                here = slice(begin, min(begin + block, int(cuts[k + 1])))
+                q[:, here], v[:, here], seen = self.at(
+                    values, order[here], bounds, fitted[0].visits
+                )
                 for i, visits in enumerate(seen):
                     if visits is None:
                         visited[i] = False
                         continue
-                    ratio[i, rows] = visits.ratio
+                    ratio[i, here] = visits.ratio
                     if visits.residuals is not None:
-                        residuals[i, rows] = visits.residuals
-        return [
-            Baseline(q[i], v[i], Visits(ratio[i], residuals[i]) if visited[i] else None, direct[i])
+                        residuals[i, here], averaged = visits.residuals, True
+        place = np.empty_like(order)
+        place[order] = np.arange(order.size)
+        visits_of = [
+            Visits(ratio[i].take(place), residuals[i].take(place) if averaged else None)
+            if visited[i]
+            else None
             for i in targets
+        ]
+        return [
+            Baseline(q[i].take(place), v[i].take(place), visits_of[i], direct[i]) for i in targets
         ]
 
     def at(

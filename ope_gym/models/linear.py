@@ -45,6 +45,7 @@ from ope_gym.policies import FinitePolicy, Policy
 
 _TOGETHER = 1 << 24  # elements of the sums of targets that are fitted together
 MOST_NUMBERS = 64  # in an observation, for a default
+_SLOW = 2000  # weights that take over a second to solve for, once for each fold
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 
 
@@ -257,10 +258,14 @@ def widest_fit(
     target: Policy,
     offered: Sequence[Map | Learned | None] = (None, Polynomial(1)),
 ) -> LinearQ | None:
-    """Return LinearQ with the first features that are not too many: of degree 2, or 1, or None."""
+    """Return LinearQ with the first features that are not too many: of degree 2, or 1, or None.
+
+    Where that would be slow to solve, as with 10 numbers and 50 actions, it has one power of time.
+    """
     for features in offered:
         survey = FeatureSurvey(LinearQ(features), target)
         survey.update(data)
-        if survey.phi(1).weights <= WIDEST:
-            return survey.model
+        weights = survey.phi(1).weights
+        if weights <= WIDEST:
+            return survey.model if weights <= _SLOW else replace(survey.model, time=1)
     return None

@@ -86,7 +86,7 @@ class LinearValues(ActionValues):
             weights = np.stack([own.dual[a] for own in values])
             dual[:, some] = phi.weigh(weights, plain[:, some], left[some])
         return everything, [
-            Visits(near_weights(asked, own.nearness)[rows] * row)
+            Visits(near_weights(asked, own.nearness).take(rows) * row)
             for asked, own, row in zip(answers, values, dual, strict=True)
         ]
 
